@@ -1,0 +1,68 @@
+"""Every .pyx below src/ is one extension; what is Linux alone is left out elsewhere.
+
+Build switches, all through the environment:
+    ALLOTMENT_TRACE=1       line tracing, for coverage; nothing is measured with such a build
+    ALLOTMENT_SANITIZE=...  a comma list for the compiler's -fsanitize (address,undefined or thread)
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+SOURCE = Path("src")
+LINUX_ONLY = {"allotment.backends.host", "allotment.backends.cuda"}
+TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
+SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
+
+
+def compile_flags() -> list[str]:
+    if sys.platform == "win32":
+        return ["/O2"]
+    if SANITIZERS:
+        return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}"]
+    return ["-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function"]
+
+
+def link_flags() -> list[str]:
+    return [f"-fsanitize={SANITIZERS}"] if SANITIZERS and sys.platform != "win32" else []
+
+
+def extensions() -> list[Extension]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.pyx")):
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        if name in LINUX_ONLY and sys.platform != "linux":
+            continue
+        found.append(
+            Extension(
+                name,
+                [str(path)],
+                extra_compile_args=compile_flags(),
+                extra_link_args=link_flags(),
+                define_macros=[("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")] if TRACED else [],
+            )
+        )
+    return found
+
+
+setup(
+    ext_modules=cythonize(
+        extensions(),
+        nthreads=os.cpu_count() or 1,
+        force=TRACED or bool(SANITIZERS),
+        show_all_warnings=False,
+        compiler_directives={
+            "language_level": "3",
+            "boundscheck": False,
+            "wraparound": False,
+            "cdivision": True,
+            "initializedcheck": False,
+            "embedsignature": True,
+            "linetrace": TRACED,
+        },
+    ),
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
+)

@@ -1,0 +1,153 @@
+"""Everything Allotment raises, as one tree.
+
+AllotmentError
+├── OutOfMemoryError        also a MemoryError: no room for this request, even after releasing the cache
+├── RequestError            also a ValueError: you broke a precondition; nothing has changed
+│   ├── SizeError           a size that no request can have
+│   ├── AddressError        an address that is not one of ours, or no longer
+│   ├── StreamError         a stream that is destroyed, or another device's
+│   ├── SettingsError       a settings string that cannot be read: which key, which value, what is allowed
+│   ├── PoolError           a private pool used in a way its state does not allow
+│   ├── CheckpointError     a pool state that cannot be taken or restored
+│   └── CaptureError        a graph capture begun, ended or replayed at the wrong time
+├── DeviceError             the device said no; `status`, `operation` and its own words
+│   └── UnsupportedError    this device cannot do that at all
+├── FormatError             also a ValueError: a file that is not what it should be
+└── InvariantError          a bug in Allotment: the rule that broke; nobody should catch this
+
+Facts are attributes; the message is built from them and says what to try.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allotment.texts import device_neutral_out_of_memory
+
+__all__ = [
+    "AddressError",
+    "AllotmentError",
+    "CaptureError",
+    "CheckpointError",
+    "DeviceError",
+    "FormatError",
+    "InvariantError",
+    "OutOfMemoryError",
+    "OutOfMemoryFacts",
+    "PoolError",
+    "RequestError",
+    "SettingsError",
+    "SizeError",
+    "StreamError",
+    "UnsupportedError",
+]
+
+
+class AllotmentError(Exception):
+    """The root: catch this to catch everything Allotment raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemoryFacts:
+    """What was known at the moment a request could not be served, after the last release."""
+
+    device: str
+    device_index: int
+    requested: int
+    rounded: int
+    segment_size: int
+    device_free: int
+    device_total: int
+    limit: int | None
+    allocated: int
+    reserved: int
+    private_free: int
+    largest_free: int
+    stream: int
+    absurd: bool = False
+    """The request was refused for its size alone (2**60 bytes or more); no other figure was gathered."""
+
+
+class OutOfMemoryError(AllotmentError, MemoryError):
+    """No room for a request, even after everything cached was released.
+
+    `facts` holds the figures; the message renders them.
+    """
+
+    def __init__(self, facts: OutOfMemoryFacts) -> None:
+        super().__init__(device_neutral_out_of_memory(facts))
+        self.facts = facts
+
+
+class RequestError(AllotmentError, ValueError):
+    """A precondition was broken; the allocator is as it was before the call."""
+
+
+class SizeError(RequestError):
+    """A size that no request can have."""
+
+    def __init__(self, message: str, size: int) -> None:
+        super().__init__(message)
+        self.size = size
+
+
+class AddressError(RequestError):
+    """An address that is not one of this allocator's, or no longer."""
+
+    def __init__(self, message: str, address: int) -> None:
+        super().__init__(message)
+        self.address = address
+
+
+class StreamError(RequestError):
+    """A stream that is destroyed, or that belongs to another device."""
+
+
+class SettingsError(RequestError):
+    """A settings string that cannot be read.
+
+    `key` and `value` name the place, `allowed` what could stand there.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, value: str | None = None, allowed: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+        self.value = value
+        self.allowed = allowed
+
+
+class PoolError(RequestError):
+    """A private pool used in a way its state does not allow."""
+
+
+class CheckpointError(RequestError):
+    """A pool state that cannot be taken or restored."""
+
+
+class CaptureError(RequestError):
+    """A graph capture begun, ended or replayed at the wrong time."""
+
+
+class DeviceError(AllotmentError):
+    """The device refused an operation for a reason other than memory."""
+
+    def __init__(self, message: str, *, operation: str = "", status: int = 0) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.status = status
+
+
+class UnsupportedError(DeviceError):
+    """This device cannot do that at all."""
+
+
+class FormatError(AllotmentError, ValueError):
+    """A file that is not what it should be."""
+
+
+class InvariantError(AllotmentError):
+    """A bug in Allotment: `rule` names the invariant that does not hold."""
+
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}")
+        self.rule = rule
