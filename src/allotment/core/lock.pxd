@@ -1,0 +1,93 @@
+"""The engine's mutex: one word, taken with one atomic exchange, given back with one plain store.
+
+A system mutex costs two atomic read-modify-writes a round, which is as much as the whole cache hit it
+protects; here the release is a store, and a thread that has to wait spins briefly, then yields, then
+sleeps in short steps. Waits are rare and long (somebody is in the driver), so a late wake-up costs nothing
+that matters.
+
+The owner is remembered, because code that runs under the lock (a callback, a backend written in Python)
+can come back on the same thread: such a call must be seen, not waited for.
+"""
+
+from libc.stdint cimport uint64_t
+
+cdef extern from *:
+    """
+    #ifndef ALLOTMENT_LOCK
+    #define ALLOTMENT_LOCK
+    #if defined(_MSC_VER)
+    #include <intrin.h>
+    #include <windows.h>
+    static __inline int allotment_lock_take(volatile long* word) { return _InterlockedExchange(word, 1) == 0; }
+    static __inline void allotment_lock_give(volatile long* word) { _InterlockedExchange(word, 0); }
+    static __inline int allotment_lock_is_free(volatile long* word) { return *word == 0; }
+    #define allotment_owner_set(place, value) (*(volatile unsigned __int64*)(place) = (value))
+    #define allotment_owner_get(place) (*(volatile unsigned __int64*)(place))
+    static __inline void allotment_lock_relax(int round) {
+        if (round < 64) YieldProcessor(); else if (round < 96) SwitchToThread(); else Sleep(1);
+    }
+    #else
+    #include <sched.h>
+    #include <time.h>
+    static inline int allotment_lock_take(volatile long* word) {
+        return __atomic_exchange_n(word, 1, __ATOMIC_ACQUIRE) == 0;
+    }
+    static inline void allotment_lock_give(volatile long* word) { __atomic_store_n(word, 0, __ATOMIC_RELEASE); }
+    static inline int allotment_lock_is_free(volatile long* word) {
+        return __atomic_load_n(word, __ATOMIC_RELAXED) == 0;
+    }
+    #define allotment_owner_set(place, value) __atomic_store_n(place, value, __ATOMIC_RELAXED)
+    #define allotment_owner_get(place) __atomic_load_n(place, __ATOMIC_RELAXED)
+    static inline void allotment_lock_relax(int round) {
+        if (round < 64) {
+    #if defined(__x86_64__) || defined(__i386__)
+            __builtin_ia32_pause();
+    #endif
+        } else if (round < 96) {
+            sched_yield();
+        } else {
+            struct timespec pause = {0, 20000};
+            nanosleep(&pause, 0);
+        }
+    }
+    #endif
+    #endif
+    """
+    bint allotment_lock_take(long* word) noexcept nogil
+    void allotment_lock_give(long* word) noexcept nogil
+    bint allotment_lock_is_free(long* word) noexcept nogil
+    void allotment_lock_relax(int round) noexcept nogil
+    void allotment_owner_set(uint64_t* place, uint64_t value) noexcept nogil
+    uint64_t allotment_owner_get(uint64_t* place) noexcept nogil
+
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident() noexcept
+
+cdef struct Lock:
+    long word           # 0 free, 1 held
+    uint64_t owner      # thread that holds it, 0 when free
+
+
+cdef inline bint lock_try(Lock* lock) noexcept nogil:
+    if allotment_lock_take(&lock.word):
+        allotment_owner_set(&lock.owner, PyThread_get_thread_ident())
+        return True
+    return False
+
+
+cdef inline void lock_wait(Lock* lock) noexcept nogil:
+    """Take the lock however long it takes. pre: not held by this thread, interpreter lock not held."""
+    cdef int round = 0
+    while not (allotment_lock_is_free(&lock.word) and lock_try(lock)):
+        allotment_lock_relax(round)
+        round += 1
+
+
+cdef inline void lock_give(Lock* lock) noexcept nogil:
+    allotment_owner_set(&lock.owner, 0)
+    allotment_lock_give(&lock.word)
+
+
+cdef inline bint lock_is_mine(Lock* lock) noexcept nogil:
+    """Whether the calling thread holds the lock: only this thread can have written its own name there."""
+    return allotment_owner_get(&lock.owner) == PyThread_get_thread_ident()

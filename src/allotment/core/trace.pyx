@@ -1,0 +1,114 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from allotment.core.trace cimport Trace, TraceRecord, tracker_t
+
+cdef extern from *:
+    """
+    #ifndef ALLOTMENT_CLOCK
+    #define ALLOTMENT_CLOCK
+    #include <stdint.h>
+    #if defined(_MSC_VER)
+    #include <windows.h>
+    #define ALLOTMENT_THREAD_LOCAL __declspec(thread)
+    static __inline int64_t allotment_now_us(void) {
+        FILETIME t; GetSystemTimePreciseAsFileTime(&t);
+        return (int64_t)((((uint64_t)t.dwHighDateTime << 32) | t.dwLowDateTime) / 10 - 11644473600000000ULL);
+    }
+    #else
+    #include <time.h>
+    #define ALLOTMENT_THREAD_LOCAL __thread
+    static inline int64_t allotment_now_us(void) {
+        struct timespec t; clock_gettime(CLOCK_REALTIME, &t);
+        return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+    }
+    #endif
+    static ALLOTMENT_THREAD_LOCAL uint32_t allotment_compile_context = 0;
+    static ALLOTMENT_THREAD_LOCAL uint32_t allotment_metadata = 0;
+    #endif
+    """
+    int64_t allotment_now_us() noexcept nogil
+    uint32_t allotment_compile_context
+    uint32_t allotment_metadata
+
+
+cdef void trace_init(Trace* trace) noexcept nogil:
+    memset(trace, 0, sizeof(Trace))
+    trace.most = 1
+
+
+cdef void trace_clear(Trace* trace) noexcept nogil:
+    free(trace.ring)
+    trace.ring = NULL
+    trace.stored = trace.room = trace.cursor = 0
+
+
+cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil:
+    trace.history = history
+    trace.most = max(most, <size_t> 1)
+    if trace.cursor >= trace.most:
+        trace.cursor %= trace.most
+    trace.on = history or trace.tracker != NULL
+
+
+cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil:
+    trace.tracker = tracker
+    trace.listener = listener
+    trace.on = trace.history or tracker != NULL
+
+
+cdef bint make_room(Trace* trace) noexcept nogil:
+    cdef size_t room = min(max(<size_t> 1024, 2 * trace.room), trace.most)
+    cdef TraceRecord* larger
+    if trace.stored < trace.room:
+        return True
+    larger = <TraceRecord*> realloc(trace.ring, room * sizeof(TraceRecord))
+    if larger == NULL:
+        return False
+    trace.ring = larger
+    trace.room = room
+    return True
+
+
+cdef void trace_append(Trace* trace, TraceRecord* record) noexcept nogil:
+    record.time_us = allotment_now_us()
+    record.compile_context = allotment_compile_context
+    record.metadata = allotment_metadata
+    if trace.tracker != NULL:
+        trace.tracker(trace.listener, record)
+    if not trace.history or (trace.skip >> record.action) & 1:
+        return
+    if not trace.attach_stacks:
+        record.stack = 0
+    if trace.stored < trace.most and make_room(trace):
+        trace.ring[trace.stored] = record[0]
+        trace.stored += 1
+    elif trace.stored > 0:
+        # Full, or the host has no memory for a longer history: the oldest entry makes way.
+        trace.ring[trace.cursor] = record[0]
+        trace.cursor += 1
+        if trace.cursor >= min(trace.most, trace.stored):
+            trace.cursor = 0
+
+
+cdef const TraceRecord* trace_nth(const Trace* trace, size_t n) noexcept nogil:
+    """The n-th record, oldest first. pre: n < stored"""
+    cdef size_t place = trace.cursor + n
+    return &trace.ring[place - trace.stored if place >= trace.stored else place]
+
+
+cdef uint32_t trace_set_compile_context(uint32_t context) noexcept nogil:
+    """Name what the calling thread compiles now; what stood there before."""
+    global allotment_compile_context
+    cdef uint32_t before = allotment_compile_context
+    allotment_compile_context = context
+    return before
+
+
+cdef uint32_t trace_set_metadata(uint32_t metadata) noexcept nogil:
+    global allotment_metadata
+    cdef uint32_t before = allotment_metadata
+    allotment_metadata = metadata
+    return before
