@@ -1,0 +1,227 @@
+"""Facts turned into words for people: sizes, the out-of-memory message, the memory summary.
+
+Each text has two renderings of the same facts: PyTorch's exact wording, which users' tools match on, and
+Allotment's own, which names no vendor and is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allotment.errors import OutOfMemoryFacts
+
+__all__ = [
+    "DEVICE_NEUTRAL_SUMMARY",
+    "PYTORCH_SUMMARY",
+    "SummaryWords",
+    "device_neutral_out_of_memory",
+    "format_size",
+    "memory_summary",
+    "pytorch_out_of_memory",
+]
+
+_KIB = 1 << 10
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+def format_size(n: int) -> str:
+    """`n` bytes with two decimals and a unit; a unit's exact bound still has the smaller unit ("1024.00 KiB")."""
+    if n <= _KIB:
+        return f"{n} bytes"
+    if n <= _MIB:
+        return f"{n / _KIB:.2f} KiB"
+    if n <= _GIB:
+        return f"{n / _MIB:.2f} MiB"
+    return f"{n / _GIB:.2f} GiB"
+
+
+# -- Out of memory ---------------------------------------------------------------------------------------------------
+
+_PYTORCH_ADVICE = (
+    " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid"
+    " fragmentation.  See documentation for Memory Management "
+    " (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+)
+
+
+def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "") -> str:
+    """The message PyTorch raises for these facts, to the letter.
+
+    `processes` says what each process holds on the device, one sentence each, every one ended by a blank;
+    only a device's own management library knows, so it is not part of the facts.
+    """
+    if facts.absurd:
+        return "CUDA out of memory. Tried to allocate more than 1EB memory."
+    in_pools = facts.private_free
+    limit = "" if facts.limit is None else f"{format_size(facts.limit)} allowed; "
+    pools = f"with {format_size(in_pools)} allocated in private pools (e.g., CUDA Graphs), " if in_pools else ""
+    return (
+        f"CUDA out of memory. Tried to allocate {format_size(facts.segment_size)}. GPU {facts.device_index}"
+        f" has a total capacity of {format_size(facts.device_total)}"
+        f" of which {format_size(facts.device_free)} is free. {processes}{limit}"
+        f"Of the allocated memory {format_size(facts.allocated + in_pools)} is allocated by PyTorch, {pools}"
+        f"and {format_size(facts.reserved - facts.allocated - in_pools)} is reserved by PyTorch but unallocated."
+        f"{_PYTORCH_ADVICE}"
+    )
+
+
+def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
+    """What was asked of which device, what stood in the way, and what to try."""
+    if facts.absurd:
+        return (
+            f"Out of memory on {facts.device}: {facts.requested} bytes were requested, more than any device has."
+            " Check how the size was computed."
+        )
+    limit = "no limit" if facts.limit is None else f"limit {format_size(facts.limit)}"
+    return (
+        f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream},"
+        f" for which a segment of {format_size(facts.segment_size)} was needed."
+        f" Device: {format_size(facts.device_free)} free of {format_size(facts.device_total)}."
+        f" Allocator: {format_size(facts.reserved)} reserved ({limit}), {format_size(facts.allocated)} in use,"
+        f" {format_size(facts.private_free)} free in private pools;"
+        f" largest free block {format_size(facts.largest_free)}."
+        f" Try: {'; '.join(_remedies(facts))}."
+    )
+
+
+def _remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
+    unused = facts.reserved - facts.allocated - facts.private_free
+    over_limit = facts.limit is not None and facts.reserved + facts.segment_size > facts.limit
+    fits_without_limit = facts.device_free >= facts.segment_size
+    if over_limit and fits_without_limit:
+        yield "raise the limit"
+    if unused >= facts.rounded:
+        yield "expandable_segments:True (enough is reserved and unused, but in pieces or for other streams)"
+    if facts.private_free >= facts.rounded:
+        yield "release private pools, or let them serve others with use_on_oom"
+    yield "free blocks that are no longer needed, or ask for less at a time"
+
+
+# -- Memory summary --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryWords:
+    """The words of a memory summary; its layout is the same in every wording."""
+
+    title: str
+    out_of_memory: str
+    retries: str
+    metrics: Mapping[str, str]
+    """Name of each counter's rows, by the counter's key in the statistics. Keys ending in "_bytes" are sizes."""
+
+
+DEVICE_NEUTRAL_SUMMARY = SummaryWords(
+    title="Allotment memory summary, device ",
+    out_of_memory="Out of memory: ",
+    retries="Device malloc retries: ",
+    metrics={
+        "allocated_bytes": "Allocated memory",
+        "active_bytes": "Active memory",
+        "requested_bytes": "Requested memory",
+        "reserved_bytes": "Reserved memory",
+        "inactive_split_bytes": "Non-releasable memory",
+        "allocation": "Allocations",
+        "active": "Active allocs",
+        "segment": "Reserved segments",
+        "inactive_split": "Non-releasable allocs",
+        "oversize_allocations": "Oversize allocations",
+        "oversize_segments": "Oversize segments",
+    },
+)
+
+PYTORCH_SUMMARY = SummaryWords(
+    title="PyTorch CUDA memory summary, device ID ",
+    out_of_memory="CUDA OOMs: ",
+    retries="cudaMalloc retries: ",
+    metrics={
+        **DEVICE_NEUTRAL_SUMMARY.metrics,
+        "reserved_bytes": "GPU reserved memory",
+        "segment": "GPU reserved segments",
+        "oversize_segments": "Oversize GPU segments",
+    },
+)
+
+_WIDTH = 75
+_COLUMNS = {"Cur Usage": "current", "Peak Usage": "peak", "Tot Alloc": "allocated", "Tot Freed": "freed"}
+_POOL_CLASSES = {"large_pool": "from large pool", "small_pool": "from small pool"}
+
+
+def memory_summary(
+    stats: Mapping[str, int],
+    device: str | int,
+    *,
+    abbreviated: bool = False,
+    words: SummaryWords = DEVICE_NEUTRAL_SUMMARY,
+) -> str:
+    """The statistics as a boxed table, every line ended by a newline.
+
+    `stats` is the flat form ("allocated_bytes.all.current", ...). `abbreviated` leaves out the lines of the
+    small and the large pool. With `PYTORCH_SUMMARY` and a device index it equals PyTorch's, to the letter.
+    """
+    double, single = "=" * _WIDTH, "-" * _WIDTH
+    left, right = 36, 38
+    lines = [
+        double,
+        _centred(words.title, device, _WIDTH),
+        single,
+        _centred(words.out_of_memory, stats["num_ooms"], left)
+        + "|"
+        + _centred(words.retries, stats["num_alloc_retries"], right),
+        double,
+        _row("Metric".center(20), list(_COLUMNS)),
+    ]
+    for metric, name in words.metrics.items():
+        lines.append(single)
+        lines.extend(_metric_rows(stats, metric, name, abbreviated))
+    lines.append(double)
+    return "".join(f"|{line}|\n" for line in lines)
+
+
+def _centred(label: str, value: str | int, width: int) -> str:
+    # A number counts as one digit, so that the label stays where it is when the number grows.
+    typical = label + (value if isinstance(value, str) else "0")
+    indent = typical.center(width).index(typical)
+    return f"{' ' * indent}{label}{value}".ljust(width)[:width]
+
+
+def _metric_rows(stats: Mapping[str, int], metric: str, name: str, abbreviated: bool) -> Iterator[str]:
+    cell = _size_cell if metric.endswith("_bytes") else _count_cell
+    by_pool_class = f"{metric}.all.current" in stats
+    whole = f"{metric}.all" if by_pool_class else metric
+    totals = [stats[f"{whole}.{column}"] for column in _COLUMNS.values()]
+    yield _row(name, [cell(total, total) for total in totals])
+    if abbreviated or not by_pool_class:
+        return
+    for pool_class, pool_name in _POOL_CLASSES.items():
+        values = [stats[f"{metric}.{pool_class}.{column}"] for column in _COLUMNS.values()]
+        yield _row("      " + pool_name, [cell(value, total) for value, total in zip(values, totals, strict=True)])
+
+
+def _row(name: str, cells: list[str]) -> str:
+    return " " + " | ".join([f"{name:<21}", *(f"{cell:<10}" for cell in cells)]) + " "
+
+
+def _size_cell(value: int, reference: int) -> str:
+    """`value` in the unit that suits `reference`, so that a column's parts can be compared with their sum."""
+    units = ["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    scaled, unit = _scale(value, reference, units, step=1024, enough=768 * 1024)
+    return f"{scaled:6d} {unit}"
+
+
+def _count_cell(value: int, reference: int) -> str:
+    scaled, unit = _scale(value, reference, [" ", "K", "M"], step=1000, enough=750 * 1000)
+    return f"{scaled:7d} {unit} "
+
+
+def _scale(value: int, reference: int, units: list[str], *, step: int, enough: int) -> tuple[int, str]:
+    power = 0
+    while reference >= enough and power < len(units) - 1:
+        value //= step
+        reference //= step
+        power += 1
+    return value, units[power]
