@@ -13,6 +13,7 @@ from libc.stdlib cimport free, malloc
 
 from allotment.core cimport backend as contract
 from allotment.core.backend cimport NOT_READY, OK, UNSUPPORTED, Backend, Device, share_t, status_t
+from allotment.core.raising cimport described, take_cause
 from allotment.core.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
 
@@ -74,7 +75,6 @@ OPERATIONS = (
 )
 
 cdef enum:
-    TEXT_CAPACITY = 1024
     HANDLE_CAPACITY = 256
 
 # What an out-parameter holds before a call; no device answers with it.
@@ -114,7 +114,7 @@ cdef class Probe:
             return 0
         if out != UNWRITTEN:
             raise AssertionError(f"{operation} answered {Status(status).name} and yet wrote its result")
-        raise StatusError(Status(status), operation, self.describe() if self.table.describe != NULL else "")
+        raise StatusError(Status(status), operation, described(self.table)) from take_cause(self.table, status)
 
     cdef bint is_ready(self, status_t status, str operation) except? True:
         if status == NOT_READY:
@@ -371,12 +371,8 @@ cdef class Probe:
         self.check(status, "clear_error")
 
     def describe(self):
-        cdef char[TEXT_CAPACITY] text
-        cdef size_t length
         self.require("describe")
-        with nogil:
-            length = self.table.describe(self.table.self, text, TEXT_CAPACITY)
-        return text[:min(length, <size_t> TEXT_CAPACITY)].decode("utf-8", "replace")
+        return described(self.table)
 
     # Moving and sharing.
 

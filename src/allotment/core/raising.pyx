@@ -1,0 +1,112 @@
+"""The one place that turns a status into an exception."""
+
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stddef cimport size_t
+
+from allotment.core.backend cimport (
+    DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Backend, Device, status_t)
+
+from allotment.errors import DeviceError, StreamError, UnsupportedError
+
+cdef enum:
+    TEXT_CAPACITY = 1024
+
+cdef dict STATUS_TEXTS = {
+    OUT_OF_MEMORY: "the device is out of memory",
+    NOT_READY: "there is unfinished work",
+    UNSUPPORTED: "this device cannot do that",
+    INVALID: "a handle or address is not, or no longer, one of this device's",
+    DEVICE_ERROR: "the device gave no reason",
+}
+
+# Operations whose only handle from outside is a stream. Events and chunks are the engine's own.
+cdef frozenset STREAM_OPERATIONS = frozenset((
+    "segment_allocate", "range_reserve", "stream_destroy", "stream_query", "stream_synchronize", "stream_wait",
+    "event_record", "capture_begin", "capture_end", "capture_status", "capture_terminals",
+))
+
+
+cdef class Failure:
+    """The last failure of a backend written in Python, as one thread saw it."""
+    cdef void* device
+    cdef status_t status
+    cdef str text
+    cdef object exception       # None once taken: a traceback keeps every frame of it alive
+
+
+cdef dict failures = {}         # thread identity -> its Failure
+
+
+cdef object device_error(Backend* table, status_t status, str operation):
+    assert status != OK
+    text = described(table) or STATUS_TEXTS.get(status, f"status {status}")
+    message = f"device {table.device}: {operation} failed: {text}"
+    if status == UNSUPPORTED:
+        error = UnsupportedError(message, operation=operation, status=status)
+    elif status == INVALID and operation in STREAM_OPERATIONS:
+        error = StreamError(message)
+    else:
+        error = DeviceError(message, operation=operation, status=status)
+    error.__cause__ = take_cause(table, status)
+    return error
+
+
+cdef object take_cause(Backend* table, status_t status):
+    cdef Failure failure = failures.get(PyThread_get_thread_ident())
+    if failure is None or failure.device != table.self or failure.status != status:
+        return None
+    exception, failure.exception = failure.exception, None
+    return exception
+
+
+cdef int keep_failure(void* device, status_t status, object exception) except -1:
+    cdef Failure failure = Failure.__new__(Failure)
+    failure.device = device
+    failure.status = status
+    failure.exception = exception
+    failure.text = text_of(exception)
+    cdef Failure replaced = failures.get(PyThread_get_thread_ident())
+    failures[PyThread_get_thread_ident()] = failure
+    if replaced is not None and is_interrupt(replaced.exception):
+        # Nobody has raised it yet, and a user's Ctrl-C must not vanish under the failure of a clean-up.
+        put_under(exception, replaced.exception)
+    return 0
+
+
+cdef str failure_text(void* device):
+    cdef Failure failure = failures.get(PyThread_get_thread_ident())
+    return failure.text if failure is not None and failure.device == device else ""
+
+
+cdef bint is_interrupt(object exception) except -1:
+    return isinstance(exception, BaseException) and not isinstance(exception, Exception)
+
+
+cdef int put_under(object exception, object first) except -1:
+    while exception is not first:
+        if exception.__context__ is None:
+            exception.__context__ = first
+        exception = exception.__context__
+    return 0
+
+
+cdef str text_of(object exception):
+    name = type(exception).__name__
+    try:
+        text = str(exception)
+    except BaseException:
+        return f"{name}, which cannot be shown"
+    return f"{name}: {text}" if text else name
+
+
+cdef str described(Backend* table):
+    cdef char[TEXT_CAPACITY] text
+    cdef size_t length = 0
+    if table.describe != NULL:
+        with nogil:
+            length = table.describe(table.self, text, TEXT_CAPACITY)
+    return text[:min(length, <size_t> TEXT_CAPACITY)].decode("utf-8", "replace")
+
+
+def error_for(Device device not None, status_t status, str operation not None):
+    return device_error(&device.table, status, operation)
