@@ -276,19 +276,15 @@ cdef status_t readiness(object result, str method) except -1:
 
 
 cdef int put_nodes(object result, node_t* nodes, size_t capacity, size_t* count, str method) except -1:
-    cdef list found
-    cdef node_t node
-    cdef size_t written = 0
+    cdef size_t at
     try:
-        found = list(result)
+        items = list(result)
     except TypeError:
         raise wrong_result(result, method, "a sequence of nodes") from None
-    for item in found:
-        node = number(item, method, "a node")
-        if written < capacity:
-            nodes[written] = node
-        written += 1
-    count[0] = written
+    cdef list found = [number(item, method, "a node") for item in items]
+    for at in range(min(<size_t> len(found), capacity)):
+        nodes[at] = found[at]
+    count[0] = len(found)
     return 0
 
 

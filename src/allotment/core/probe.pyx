@@ -13,7 +13,7 @@ from libc.stdlib cimport free, malloc
 
 from allotment.core cimport backend as contract
 from allotment.core.backend cimport NOT_READY, OK, UNSUPPORTED, Backend, Device, share_t, status_t
-from allotment.core.raising cimport described, take_cause
+from allotment.core.raising cimport described
 from allotment.core.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
 
@@ -114,7 +114,7 @@ cdef class Probe:
             return 0
         if out != UNWRITTEN:
             raise AssertionError(f"{operation} answered {Status(status).name} and yet wrote its result")
-        raise StatusError(Status(status), operation, described(self.table)) from take_cause(self.table, status)
+        raise StatusError(Status(status), operation, described(self.table))
 
     cdef bint is_ready(self, status_t status, str operation) except? True:
         if status == NOT_READY:
