@@ -1,0 +1,630 @@
+"""What every backend shows, tested through its contract table and nothing else.
+
+A backend runs all of it with a subclass in its own test file:
+
+    class TestHostContract(BackendContract):
+        @pytest.fixture
+        def device(self):
+            return HostDevice()
+
+        def hold(self, device, stream): ...
+
+What the contract itself has no operation for, the subclass supplies by overriding `write`, `read`, `hold` and
+`launch`. A test that needs what the device cannot do, or what its tests do not supply, is skipped, and says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+
+import pytest
+
+from allotment.core.backend import Device
+from allotment.core.probe import Capability, Probe, Share, Status, StatusError
+
+Busy = Callable[[int], Callable[[], object]]
+
+ABSURD_SIZE = 1 << 60
+
+OPERATIONS_OF = {
+    Capability.VIRTUAL: {
+        "range_reserve", "range_release", "chunk_create", "chunk_release", "map", "unmap", "set_access", "granularity",
+    },
+    Capability.EVENTS: {
+        "event_create", "event_destroy", "event_record", "event_query", "event_synchronize",
+        "stream_query", "stream_synchronize", "stream_wait", "device_synchronize",
+    },
+    Capability.CAPTURE: {
+        "capture_begin", "capture_end", "capture_status", "capture_terminals", "node_predecessors", "capture_relaxed",
+    },
+    Capability.COPY: {"copy"},
+    Capability.PEERS: {"peer_enable"},
+    Capability.PINNED: {"pinned_allocate", "pinned_free"},
+}  # fmt: skip
+SHARE_OPERATIONS = ({"segment_export", "segment_import", "segment_close"}, {"chunk_export", "chunk_import"})
+
+
+class BackendContract:
+    segment_size = 2 << 20
+    exact_memory_info = False
+    """Whether nobody else uses the device, and its free memory moves by exactly what is allocated and created."""
+
+    # What a backend's tests supply.
+
+    @pytest.fixture
+    def device(self) -> Device:
+        raise NotImplementedError("a contract test needs a `device` fixture")
+
+    def write(self, device: Device, address: int, data: bytes) -> None:
+        """Put bytes into device memory."""
+        need(Probe(device), Capability.HOST)
+        ctypes.memmove(address, data, len(data))
+
+    def read(self, device: Device, address: int, size: int) -> bytes:
+        """Bytes of device memory."""
+        need(Probe(device), Capability.HOST)
+        return ctypes.string_at(address, size)
+
+    def hold(self, device: Device, stream: int) -> Callable[[], object]:
+        """Give the stream work that is not done before the returned function is called (twice does no harm).
+
+        Waiting for the stream may itself be what finishes the work.
+        """
+        pytest.skip("these tests have no way to keep a stream of this device busy")
+
+    def launch(self, device: Device, stream: int) -> None:
+        """Give the stream one piece of work that ends by itself: one node, if the stream is being captured."""
+        pytest.skip("these tests have no way to give a stream of this device work")
+
+    @pytest.fixture
+    def probe(self, device: Device) -> Probe:
+        return Probe(device)
+
+    @pytest.fixture
+    def stream(self, probe: Probe) -> Iterator[int]:
+        with created_stream(probe) as stream:
+            yield stream
+
+    @pytest.fixture
+    def other_stream(self, probe: Probe) -> Iterator[int]:
+        with created_stream(probe) as stream:
+            yield stream
+
+    @pytest.fixture
+    def busy(self, device: Device, stream: int, other_stream: int) -> Iterator[Busy]:
+        """`hold`, for tests: a test that fails half-way leaves no stream waiting for ever."""
+        finishes = []
+
+        def keep_busy(stream: int) -> Callable[[], object]:
+            finishes.append(self.hold(device, stream))
+            return finishes[-1]
+
+        yield keep_busy
+        for finish in finishes:
+            finish()
+
+    @pytest.fixture
+    def event(self, probe: Probe) -> int:
+        need(probe, Capability.EVENTS)
+        return probe.event_create()
+
+    @pytest.fixture
+    def page(self, probe: Probe) -> int:
+        """Size of the chunks that virtual memory is tested with."""
+        need(probe, Capability.VIRTUAL)
+        granularity = probe.granularity()
+        assert granularity > 0
+        return -(-self.segment_size // granularity) * granularity
+
+    # The table.
+
+    def test_plain_memory_is_always_there(self, probe: Probe) -> None:
+        assert {"segment_allocate", "segment_free"} <= probe.operations
+
+    @pytest.mark.parametrize("capability", OPERATIONS_OF, ids=lambda capability: capability.name.lower())
+    def test_a_capability_stands_for_its_operations(self, probe: Probe, capability: Capability) -> None:
+        if capability in probe.capabilities:
+            assert OPERATIONS_OF[capability] - probe.operations == set()
+        elif capability is not Capability.EVENTS:
+            assert OPERATIONS_OF[capability] & probe.operations == set()
+        else:  # a device without events may still let one wait for it
+            assert "event_record" not in probe.operations
+
+    def test_sharing_is_of_segments_or_of_chunks_or_of_both(self, probe: Probe) -> None:
+        whole = [operations for operations in SHARE_OPERATIONS if operations <= probe.operations]
+        started = [operations for operations in SHARE_OPERATIONS if operations & probe.operations]
+        assert whole == started
+        assert bool(whole) == (Capability.SHARE in probe.capabilities)
+
+    # Plain memory.
+
+    def test_segments_do_not_overlap(self, probe: Probe) -> None:
+        addresses = sorted(probe.segment_allocate(self.segment_size) for _ in range(4))
+        assert addresses[0] > 0
+        for lower, upper in pairwise(addresses):
+            assert lower + self.segment_size <= upper
+        for address in addresses:
+            probe.segment_free(address, self.segment_size)
+
+    def test_segments_keep_what_was_written(self, device: Device, probe: Probe) -> None:
+        first, second = (probe.segment_allocate(self.segment_size) for _ in range(2))
+        self.write(device, first, b"first")
+        self.write(device, second, b"second")
+        last = second + self.segment_size - 4
+        self.write(device, last, b"last")
+        assert self.read(device, first, 5) == b"first"
+        assert self.read(device, second, 6) == b"second"
+        assert self.read(device, last, 4) == b"last"
+        probe.segment_free(first, self.segment_size)
+        assert self.read(device, second, 6) == b"second"
+        probe.segment_free(second, self.segment_size)
+
+    def test_a_segment_too_large_for_the_device_is_out_of_memory(self, probe: Probe) -> None:
+        assert refusal(probe.segment_allocate, ABSURD_SIZE) == Status.OUT_OF_MEMORY
+        probe.segment_free(probe.segment_allocate(self.segment_size), self.segment_size)
+
+    def test_a_segment_cannot_be_freed_twice(self, probe: Probe) -> None:
+        address = probe.segment_allocate(self.segment_size)
+        probe.segment_free(address, self.segment_size)
+        assert refusal(probe.segment_free, address, self.segment_size) in (Status.INVALID, Status.DEVICE_ERROR)
+
+    def test_threads_allocate_and_free_at_once(self, probe: Probe) -> None:
+        live: set[int] = set()
+        starting = threading.Barrier(4)
+
+        def allocate_and_free() -> None:
+            starting.wait()
+            for _ in range(20):
+                address = probe.segment_allocate(self.segment_size)
+                assert address not in live
+                live.add(address)
+                live.remove(address)
+                probe.segment_free(address, self.segment_size)
+
+        with ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(allocate_and_free) for _ in range(4)]:
+                done.result()
+
+    # The device as a whole.
+
+    def test_free_memory_is_part_of_the_total(self, probe: Probe) -> None:
+        need_operation(probe, "memory_info")
+        free, total = probe.memory_info()
+        assert 0 <= free <= total
+        assert total > 0
+
+    def test_memory_info_follows_segments(self, probe: Probe) -> None:
+        self.need_exact_memory_info(probe)
+        free, total = probe.memory_info()
+        address = probe.segment_allocate(self.segment_size)
+        assert probe.memory_info() == (free - self.segment_size, total)
+        assert refusal(probe.segment_allocate, ABSURD_SIZE) == Status.OUT_OF_MEMORY
+        assert probe.memory_info() == (free - self.segment_size, total)
+        probe.segment_free(address, self.segment_size)
+        assert probe.memory_info() == (free, total)
+
+    def test_memory_info_follows_chunks_and_not_ranges(self, probe: Probe, page: int) -> None:
+        self.need_exact_memory_info(probe)
+        free, total = probe.memory_info()
+        address = probe.range_reserve(4 * page)
+        assert probe.memory_info() == (free, total)
+        chunk = probe.chunk_create(page)
+        assert probe.memory_info() == (free - page, total)
+        self.map_with_access(probe, address, page, chunk)
+        assert probe.memory_info() == (free - page, total)
+        probe.unmap(address, page)
+        probe.chunk_release(chunk, page)
+        assert probe.memory_info() == (free, total)
+        probe.range_release(address, 4 * page)
+
+    def test_a_failure_is_described_to_the_thread_that_saw_it(self, probe: Probe) -> None:
+        need_operation(probe, "describe")
+        before = probe.describe()
+
+        def fail() -> str:
+            assert refusal(probe.segment_allocate, ABSURD_SIZE) == Status.OUT_OF_MEMORY
+            return probe.describe()
+
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(fail).result() != ""
+        assert probe.describe() == before
+
+    def test_an_error_can_be_cleared_when_there_is_none(self, probe: Probe) -> None:
+        need_operation(probe, "clear_error")
+        probe.clear_error()
+
+    # Virtual memory.
+
+    def test_ranges_do_not_overlap_and_start_at_the_granularity(self, probe: Probe, page: int) -> None:
+        size = 4 * page
+        addresses = sorted(probe.range_reserve(size) for _ in range(3))
+        assert all(address > 0 and address % probe.granularity() == 0 for address in addresses)
+        for lower, upper in pairwise(addresses):
+            assert lower + size <= upper
+        for address in addresses:
+            probe.range_release(address, size)
+
+    def test_mapped_memory_keeps_what_was_written(self, device: Device, probe: Probe, page: int) -> None:
+        address = probe.range_reserve(4 * page)
+        chunks = [probe.chunk_create(page) for _ in range(2)]
+        for at, chunk in enumerate(chunks):
+            self.map_with_access(probe, address + at * page, page, chunk)
+        across = b"across the border of two chunks"
+        self.write(device, address + page - 8, across)
+        assert self.read(device, address + page - 8, len(across)) == across
+        for at, chunk in enumerate(chunks):
+            probe.unmap(address + at * page, page)
+            probe.chunk_release(chunk, page)
+        probe.range_release(address, 4 * page)
+
+    def test_a_chunk_keeps_its_content_from_one_place_to_the_next(
+        self, device: Device, probe: Probe, page: int
+    ) -> None:
+        address = probe.range_reserve(2 * page)
+        chunk = probe.chunk_create(page)
+        self.map_with_access(probe, address, page, chunk)
+        self.write(device, address + 100, b"content")
+        probe.unmap(address, page)
+        self.map_with_access(probe, address + page, page, chunk)
+        assert self.read(device, address + page + 100, 7) == b"content"
+        self.unmap_and_release(probe, address + page, page, chunk)
+        probe.range_release(address, 2 * page)
+
+    def test_one_chunk_at_two_addresses_is_the_same_memory(self, device: Device, probe: Probe, page: int) -> None:
+        address = probe.range_reserve(4 * page)
+        chunk = probe.chunk_create(page)
+        self.map_with_access(probe, address, page, chunk)
+        self.map_with_access(probe, address + 2 * page, page, chunk)
+        self.write(device, address + 100, b"written once")
+        assert self.read(device, address + 2 * page + 100, 12) == b"written once"
+        probe.unmap(address, page)
+        assert self.read(device, address + 2 * page + 100, 12) == b"written once"
+        self.unmap_and_release(probe, address + 2 * page, page, chunk)
+        probe.range_release(address, 4 * page)
+
+    def test_unmapping_leaves_the_neighbours(self, device: Device, probe: Probe, page: int) -> None:
+        address = probe.range_reserve(4 * page)
+        chunks = [probe.chunk_create(page) for _ in range(3)]
+        for at, chunk in enumerate(chunks):
+            self.map_with_access(probe, address + at * page, page, chunk)
+            self.write(device, address + at * page, b"%d" % at)
+        probe.unmap(address + page, page)
+        assert self.read(device, address, 1) == b"0"
+        assert self.read(device, address + 2 * page, 1) == b"2"
+        self.map_with_access(probe, address + page, page, chunks[1])
+        assert self.read(device, address + page, 1) == b"1"
+        for at, chunk in enumerate(chunks):
+            self.unmap_and_release(probe, address + at * page, page, chunk)
+        probe.range_release(address, 4 * page)
+
+    def test_a_chunk_too_large_for_the_device_is_out_of_memory(self, probe: Probe, page: int) -> None:
+        assert refusal(probe.chunk_create, ABSURD_SIZE // page * page) == Status.OUT_OF_MEMORY
+        probe.chunk_release(probe.chunk_create(page), page)
+
+    def test_a_released_chunk_cannot_be_mapped_and_leaves_the_place_free(self, probe: Probe, page: int) -> None:
+        address = probe.range_reserve(page)
+        released = probe.chunk_create(page)
+        probe.chunk_release(released, page)
+        assert refusal(probe.map, address, page, released) in (Status.INVALID, Status.DEVICE_ERROR)
+        chunk = probe.chunk_create(page)
+        self.map_with_access(probe, address, page, chunk)
+        self.unmap_and_release(probe, address, page, chunk)
+        probe.range_release(address, page)
+
+    def test_mapping_over_a_mapping_fails_and_keeps_what_is_there(
+        self, device: Device, probe: Probe, page: int
+    ) -> None:
+        address = probe.range_reserve(page)
+        chunk, intruder = probe.chunk_create(page), probe.chunk_create(page)
+        self.map_with_access(probe, address, page, chunk)
+        self.write(device, address, b"first")
+        assert refusal(probe.map, address, page, intruder) in (Status.INVALID, Status.DEVICE_ERROR)
+        assert self.read(device, address, 5) == b"first"
+        probe.chunk_release(intruder, page)
+        self.unmap_and_release(probe, address, page, chunk)
+        probe.range_release(address, page)
+
+    def test_what_is_not_mapped_cannot_be_unmapped(self, probe: Probe, page: int) -> None:
+        address = probe.range_reserve(page)
+        assert refusal(probe.unmap, address, page) in (Status.INVALID, Status.DEVICE_ERROR)
+        probe.range_release(address, page)
+
+    # Streams and events.
+
+    def test_created_streams_are_new_and_idle(self, probe: Probe, stream: int, other_stream: int) -> None:
+        assert len({0, stream, other_stream}) == 3
+        assert probe.stream_query(stream)
+        assert probe.stream_query(other_stream)
+
+    def test_an_event_never_recorded_is_ready(self, probe: Probe, stream: int, event: int) -> None:
+        assert probe.event_query(event)
+        probe.event_synchronize(event)
+        probe.stream_wait(stream, event)
+        probe.stream_synchronize(stream)
+        probe.event_destroy(event)
+
+    def test_the_default_stream_takes_events(self, probe: Probe, event: int) -> None:
+        probe.event_record(event, 0)
+        probe.stream_synchronize(0)
+        assert probe.event_query(event)
+
+    def test_an_event_waits_for_the_work_before_it(self, probe: Probe, busy: Busy, stream: int, event: int) -> None:
+        finish = busy(stream)
+        probe.event_record(event, stream)
+        assert not probe.event_query(event)
+        assert not probe.stream_query(stream)
+        finish()
+        probe.event_synchronize(event)
+        assert probe.event_query(event)
+
+    def test_an_event_does_not_wait_for_the_work_after_it(
+        self, probe: Probe, busy: Busy, stream: int, event: int
+    ) -> None:
+        probe.event_record(event, stream)
+        probe.event_synchronize(event)
+        finish = busy(stream)
+        assert probe.event_query(event)
+        assert not probe.stream_query(stream)
+        finish()
+        probe.stream_synchronize(stream)
+
+    def test_an_event_recorded_again_stands_for_the_later_place(
+        self, probe: Probe, busy: Busy, stream: int, other_stream: int, event: int
+    ) -> None:
+        finish = busy(stream)
+        probe.event_record(event, stream)
+        probe.event_record(event, other_stream)
+        probe.event_synchronize(event)
+        assert probe.event_query(event)
+        assert not probe.stream_query(stream)
+        finish()
+        probe.stream_synchronize(stream)
+
+    def test_events_of_one_stream_become_ready_in_order(self, probe: Probe, busy: Busy, stream: int) -> None:
+        first, second = probe.event_create(), probe.event_create()
+        finish_first = busy(stream)
+        probe.event_record(first, stream)
+        finish_second = busy(stream)
+        probe.event_record(second, stream)
+        assert not probe.event_query(first)
+        assert not probe.event_query(second)
+        finish_first()
+        finish_second()
+        probe.event_synchronize(second)
+        assert probe.event_query(first)
+
+    def test_streams_do_not_wait_for_each_other(self, probe: Probe, busy: Busy, stream: int, other_stream: int) -> None:
+        finish = busy(stream)
+        probe.stream_synchronize(other_stream)
+        assert probe.stream_query(other_stream)
+        assert not probe.stream_query(stream)
+        finish()
+        probe.stream_synchronize(stream)
+        assert probe.stream_query(stream)
+
+    def test_a_stream_waits_for_an_event_of_another(
+        self, probe: Probe, busy: Busy, stream: int, other_stream: int, event: int
+    ) -> None:
+        finish = busy(stream)
+        probe.event_record(event, stream)
+        probe.stream_wait(other_stream, event)
+        behind = probe.event_create()
+        probe.event_record(behind, other_stream)
+        assert not probe.event_query(behind)
+        finish()
+        probe.stream_synchronize(other_stream)
+        assert probe.event_query(behind)
+        assert probe.event_query(event)
+
+    def test_a_wait_is_for_what_the_event_stood_for_then(
+        self, probe: Probe, busy: Busy, stream: int, other_stream: int, event: int
+    ) -> None:
+        probe.event_record(event, stream)
+        probe.stream_wait(other_stream, event)
+        finish = busy(stream)
+        probe.event_record(event, stream)
+        probe.stream_synchronize(other_stream)
+        assert probe.stream_query(other_stream)
+        assert not probe.event_query(event)
+        finish()
+        probe.stream_synchronize(stream)
+
+    def test_waiting_for_the_device_is_waiting_for_every_stream(
+        self, probe: Probe, busy: Busy, stream: int, other_stream: int
+    ) -> None:
+        finishes = [busy(stream), busy(other_stream)]
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(probe.device_synchronize)
+            for finish in finishes:
+                finish()
+            waiting.result()
+        assert probe.stream_query(stream)
+        assert probe.stream_query(other_stream)
+
+    def test_a_destroyed_stream_is_invalid_for_every_later_call(self, probe: Probe, stream: int, event: int) -> None:
+        probe.stream_destroy(stream)
+        assert refusal(probe.stream_query, stream) == Status.INVALID
+        assert refusal(probe.stream_synchronize, stream) == Status.INVALID
+        assert refusal(probe.stream_wait, stream, event) == Status.INVALID
+        assert refusal(probe.event_record, event, stream) == Status.INVALID
+        assert refusal(probe.stream_destroy, stream) == Status.INVALID
+        assert probe.event_query(event)
+
+    # Graph capture.
+
+    def test_a_stream_is_in_a_capture_from_begin_to_end(self, probe: Probe, stream: int) -> None:
+        need(probe, Capability.CAPTURE)
+        assert probe.capture_status(stream) == 0
+        first = probe.capture_begin(stream)
+        assert probe.capture_status(stream) == first != 0
+        probe.capture_end(stream)
+        assert probe.capture_status(stream) == 0
+        second = probe.capture_begin(stream)
+        probe.capture_end(stream)
+        assert second != first
+
+    def test_a_capture_that_was_not_begun_cannot_be_ended(self, probe: Probe, stream: int) -> None:
+        need(probe, Capability.CAPTURE)
+        assert refusal(probe.capture_end, stream) in (Status.INVALID, Status.DEVICE_ERROR)
+        assert probe.capture_status(stream) == 0
+
+    def test_captured_work_is_a_chain_of_nodes(self, device: Device, probe: Probe, stream: int) -> None:
+        need(probe, Capability.CAPTURE)
+        probe.capture_begin(stream)
+        assert probe.capture_terminals(stream) == ()
+        self.launch(device, stream)
+        (first,) = probe.capture_terminals(stream)
+        self.launch(device, stream)
+        (second,) = probe.capture_terminals(stream)
+        assert second != first
+        assert probe.node_predecessors(first) == ()
+        assert probe.node_predecessors(second) == (first,)
+        probe.capture_end(stream)
+
+    def test_a_stream_that_waits_for_a_captured_event_joins_the_capture(
+        self, device: Device, probe: Probe, stream: int, other_stream: int, event: int
+    ) -> None:
+        need(probe, Capability.CAPTURE)
+        capture = probe.capture_begin(stream)
+        self.launch(device, stream)
+        fork = probe.capture_terminals(stream)
+        probe.event_record(event, stream)
+        probe.stream_wait(other_stream, event)
+        assert probe.capture_status(other_stream) == capture
+        self.launch(device, other_stream)
+        self.launch(device, stream)
+        (ours,) = probe.capture_terminals(stream)
+        (theirs,) = probe.capture_terminals(other_stream)
+        assert probe.node_predecessors(ours) == probe.node_predecessors(theirs) == fork
+
+        join = probe.event_create()
+        probe.event_record(join, other_stream)
+        probe.stream_wait(stream, join)
+        assert set(probe.capture_terminals(stream)) == {ours, theirs}
+        probe.capture_end(stream)
+        assert probe.capture_status(other_stream) == 0
+
+    def test_memory_can_be_allocated_in_a_relaxed_capture(self, probe: Probe, stream: int) -> None:
+        need(probe, Capability.CAPTURE)
+        probe.capture_begin(stream)
+        probe.capture_relaxed(True)
+        address = probe.segment_allocate(self.segment_size, stream)
+        probe.capture_relaxed(False)
+        probe.capture_end(stream)
+        probe.segment_free(address, self.segment_size)
+
+    # Moving and sharing.
+
+    def test_a_copy_arrives(self, device: Device, probe: Probe) -> None:
+        need(probe, Capability.COPY)
+        source, destination = (probe.segment_allocate(self.segment_size) for _ in range(2))
+        self.write(device, source, b"before copied after")
+        self.write(device, destination, b"................")
+        probe.copy(destination + 3, source + 7, 6, device.index)
+        self.wait_for(probe, 0)
+        assert self.read(device, destination, 12) == b"...copied..."
+        for address in (source, destination):
+            probe.segment_free(address, self.segment_size)
+
+    def test_a_copy_takes_its_turn_on_the_stream(self, device: Device, probe: Probe, busy: Busy, stream: int) -> None:
+        need(probe, Capability.COPY)
+        source, destination = (probe.segment_allocate(self.segment_size) for _ in range(2))
+        self.write(device, source, b"early")
+        finish = busy(stream)
+        probe.copy(destination, source, 5, device.index, stream)
+        assert not probe.stream_query(stream)
+        self.write(device, source, b"later")
+        finish()
+        self.wait_for(probe, stream)
+        assert self.read(device, destination, 5) == b"later"
+        for address in (source, destination):
+            probe.segment_free(address, self.segment_size)
+
+    def test_segments_have_handles_of_their_own(self, probe: Probe) -> None:
+        need_operation(probe, "segment_export")
+        addresses = [probe.segment_allocate(self.segment_size) for _ in range(2)]
+        handles = [probe.segment_export(address) for address in addresses]
+        assert len(set(handles)) == 2
+        assert all(0 < len(handle) <= 64 for handle in handles)
+        for address in addresses:
+            probe.segment_free(address, self.segment_size)
+
+    def test_a_chunk_imported_by_descriptor_is_the_same_memory(self, device: Device, probe: Probe) -> None:
+        need_operation(probe, "chunk_export")
+        page = probe.granularity()
+        chunk = probe.chunk_create(page)
+        try:
+            handle = probe.chunk_export(chunk, Share.DESCRIPTOR)
+        except StatusError as error:
+            assert error.status == Status.UNSUPPORTED
+            pytest.skip("this device does not share chunks by descriptor")
+        imported = probe.chunk_import(Share.DESCRIPTOR, handle, page)
+        os.close(int.from_bytes(handle, sys.byteorder))
+        address = probe.range_reserve(2 * page)
+        self.map_with_access(probe, address, page, chunk)
+        self.map_with_access(probe, address + page, page, imported)
+        self.write(device, address, b"shared")
+        assert self.read(device, address + page, 6) == b"shared"
+        self.unmap_and_release(probe, address, page, chunk)
+        self.unmap_and_release(probe, address + page, page, imported)
+        probe.range_release(address, 2 * page)
+
+    def test_pinned_memory_is_memory_of_this_process(self, probe: Probe) -> None:
+        need(probe, Capability.PINNED)
+        address = probe.pinned_allocate(4096)
+        ctypes.memset(address, 7, 4096)
+        assert ctypes.string_at(address, 4096) == b"\7" * 4096
+        probe.pinned_free(address)
+
+    # Steps that several tests share.
+
+    def map_with_access(self, probe: Probe, address: int, size: int, chunk: int) -> None:
+        probe.map(address, size, chunk)
+        probe.set_access(address, size, probe.device.index)
+
+    def unmap_and_release(self, probe: Probe, address: int, size: int, chunk: int) -> None:
+        probe.unmap(address, size)
+        probe.chunk_release(chunk, size)
+
+    def wait_for(self, probe: Probe, stream: int) -> None:
+        if "stream_synchronize" in probe.operations:
+            probe.stream_synchronize(stream)
+
+    def need_exact_memory_info(self, probe: Probe) -> None:
+        need_operation(probe, "memory_info")
+        if not self.exact_memory_info:
+            pytest.skip("the free memory of this device also moves for other reasons")
+
+
+def need(probe: Probe, capability: Capability) -> None:
+    if capability not in probe.capabilities:
+        pytest.skip(f"{probe.device.name} lacks the capability {capability.name}")
+
+
+def need_operation(probe: Probe, operation: str) -> None:
+    if operation not in probe.operations:
+        pytest.skip(f"{probe.device.name} lacks the operation {operation}")
+
+
+@contextmanager
+def created_stream(probe: Probe) -> Iterator[int]:
+    need(probe, Capability.EVENTS)
+    need_operation(probe, "stream_create")
+    stream = probe.stream_create()
+    yield stream
+    with suppress(StatusError):  # the test may have destroyed it
+        probe.stream_destroy(stream)
+
+
+def refusal(call: Callable[..., object], *arguments: object) -> Status:
+    """The status with which a call that must fail does fail."""
+    with pytest.raises(StatusError) as caught:
+        call(*arguments)
+    return caught.value.status

@@ -1,0 +1,158 @@
+"""How a status becomes an exception, and how what a Python device raised becomes its cause."""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from allotment.backends.python import Backend
+from allotment.core.backend import Device
+from allotment.core.probe import Probe, Status, StatusError
+from allotment.core.raising import error_for
+from allotment.errors import DeviceError, RequestError, StreamError, UnsupportedError
+
+
+class Failing(Backend):
+    """Raises what it is told to."""
+
+    allocate_raises: BaseException | None = None
+    free_raises: BaseException | None = None
+
+    def allocate(self, size, stream):
+        if self.allocate_raises is not None:
+            raise self.allocate_raises
+        return 4096
+
+    def free(self, address, size):
+        if self.free_raises is not None:
+            raise self.free_raises
+
+
+def fail(device, error):
+    device.allocate_raises = error
+    with pytest.raises(StatusError) as caught:
+        Probe(device).segment_allocate(1)
+    return caught.value.status
+
+
+def fail_to_free(device, error):
+    device.free_raises = error
+    with pytest.raises(StatusError):
+        Probe(device).segment_free(4096, 1)
+
+
+def test_a_status_without_words_gets_some():
+    error = error_for(Device(), Status.DEVICE_ERROR, "map")
+    assert type(error) is DeviceError
+    assert (error.operation, error.status) == ("map", Status.DEVICE_ERROR)
+    assert str(error) == "device 0: map failed: the device gave no reason"
+
+
+def test_unsupported_has_a_class_of_its_own():
+    error = error_for(Device(), Status.UNSUPPORTED, "peer_enable")
+    assert type(error) is UnsupportedError
+    assert error.operation == "peer_enable"
+
+
+def test_an_invalid_stream_is_a_broken_precondition():
+    error = error_for(Device(), Status.INVALID, "event_record")
+    assert type(error) is StreamError
+    assert isinstance(error, RequestError)
+
+
+def test_an_invalid_handle_of_the_engine_is_a_device_error():
+    assert type(error_for(Device(), Status.INVALID, "unmap")) is DeviceError
+
+
+def test_an_unknown_status_is_a_device_error_that_names_it():
+    assert "status 77" in str(error_for(Device(), 77, "copy"))
+
+
+def test_the_exception_of_a_method_is_the_cause_once():
+    device, error = Failing(), OSError("gone")
+    status = fail(device, error)
+    assert error_for(device, status, "segment_allocate").__cause__ is error
+    assert error_for(device, status, "segment_allocate").__cause__ is None
+
+
+def test_the_words_stay_when_the_exception_was_taken():
+    device = Failing()
+    status = fail(device, OSError("gone"))
+    error_for(device, status, "segment_allocate")
+    assert Probe(device).describe() == "OSError: gone"
+
+
+def test_a_call_that_succeeds_in_between_leaves_the_cause():
+    device, error = Failing(), OSError("gone")
+    status = fail(device, error)
+    Probe(device).segment_free(4096, 1)
+    assert error_for(device, status, "segment_allocate").__cause__ is error
+
+
+def test_the_cause_is_that_of_the_same_device():
+    device, other = Failing(), Failing()
+    status = fail(device, OSError("gone"))
+    assert error_for(other, status, "segment_allocate").__cause__ is None
+    assert Probe(other).describe() == ""
+
+
+def test_the_cause_is_that_of_the_same_status():
+    device = Failing()
+    fail(device, MemoryError())
+    assert error_for(device, Status.DEVICE_ERROR, "map").__cause__ is None
+
+
+def test_the_cause_is_that_of_the_same_thread():
+    device = Failing()
+    with ThreadPoolExecutor(1) as thread:
+        status = thread.submit(fail, device, OSError("gone")).result()
+        assert error_for(device, status, "segment_allocate").__cause__ is None
+        assert Probe(device).describe() == ""
+        elsewhere = thread.submit(error_for, device, status, "segment_allocate").result()
+    assert str(elsewhere.__cause__) == "gone"
+
+
+def test_an_interrupt_is_not_lost_under_the_failure_of_a_clean_up():
+    device, interrupt, in_clean_up = Failing(), KeyboardInterrupt(), OSError("gone")
+    status = fail(device, interrupt)
+    fail_to_free(device, in_clean_up)
+    error = error_for(device, status, "segment_allocate")
+    assert error.__cause__ is in_clean_up
+    assert in_clean_up.__context__ is interrupt
+
+
+def test_an_interrupt_goes_below_what_the_clean_up_already_names():
+    device, interrupt, in_clean_up, deeper = Failing(), KeyboardInterrupt(), OSError("gone"), ValueError()
+    in_clean_up.__context__ = deeper
+    fail(device, interrupt)
+    fail_to_free(device, in_clean_up)
+    assert deeper.__context__ is interrupt
+
+
+def test_an_interrupt_that_was_raised_is_not_named_again():
+    device, in_clean_up = Failing(), OSError("gone")
+    error_for(device, fail(device, KeyboardInterrupt()), "segment_allocate")
+    fail_to_free(device, in_clean_up)
+    assert in_clean_up.__context__ is None
+
+
+def test_refusals_that_were_overcome_are_not_chained_to_each_other():
+    device, second = Failing(), MemoryError("second")
+    fail(device, MemoryError("first"))
+    fail(device, second)
+    assert second.__context__ is None
+
+
+def test_nothing_of_a_taken_exception_is_kept_alive():
+    class Payload:
+        pass
+
+    device, payload = Failing(), Payload()
+    alive = weakref.ref(payload)
+    status = fail(device, OSError(payload))
+    device.allocate_raises = None
+    error_for(device, status, "segment_allocate")
+    del payload
+    gc.collect()
+    assert alive() is None
