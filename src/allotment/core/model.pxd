@@ -261,7 +261,9 @@ cdef struct Engine:
     Stats stats
     Trace trace
 
+    bint uncached               # requests go straight to the device
     PointerMap blocks           # address -> allocated Block
+    PointerMap direct           # address -> size, of what was allocated while caching was off
     PointerMap streams          # handle + 1 -> StreamRecord
     StreamRecord* recent_stream
     StreamRecord* known_streams

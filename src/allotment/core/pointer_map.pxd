@@ -39,13 +39,16 @@ cdef inline void* map_get(const PointerMap* map, uint64_t key) noexcept nogil:
     return map.slots[place].value
 
 
-cdef inline bint map_reserve(PointerMap* map) noexcept nogil:
-    """Make sure that the next map_put cannot fail; False if there is no memory for it."""
-    return 2 * (map.count + 1) <= map.mask + 1 or map_grow(map)
+cdef inline bint map_reserve(PointerMap* map, size_t more=1) noexcept nogil:
+    """Make sure that the next `more` map_put cannot fail; False if there is no memory for that."""
+    while 2 * (map.count + more) > map.mask + 1:
+        if not map_grow(map):
+            return False
+    return True
 
 
 cdef inline void map_put(PointerMap* map, uint64_t key, void* value) noexcept nogil:
-    """pre: key != 0, map_reserve succeeded since the last map_put. Overwrites."""
+    """pre: key != 0, a place is reserved. Overwrites."""
     cdef size_t place = map_home(map, key)
     while map.slots[place].key != 0:
         if map.slots[place].key == key:

@@ -20,3 +20,4 @@ from allotment.core.types cimport bytes_t
 cdef bint policy_splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil
 cdef Block* policy_hit(Engine* engine, Request* request) noexcept nogil
 cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil
+cdef bytes_t largest_free_block(Engine* engine) noexcept nogil

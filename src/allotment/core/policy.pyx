@@ -5,9 +5,9 @@ from allotment.core.backend cimport OK, OUT_OF_MEMORY
 from allotment.core.expandable cimport grow_in_place
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.free_index cimport index_below, index_best_fit, index_largest, index_next, index_prev
-from allotment.core.late_frees cimport finish_late_frees
+from allotment.core.frees cimport finish_late_frees
 from allotment.core.model cimport (
-    FAILED_DEVICE, FAILED_HOST_MEMORY, FAILED_OUT_OF_MEMORY, FILTER_THREAD, NO_FAILURE, Block, BlockPool, Engine,
+    FAILED_DEVICE, FAILED_OUT_OF_MEMORY, FILTER_THREAD, NO_FAILURE, Block, BlockPool, Engine,
     Failure, Filter, FreeMemoryCallback, PoolOwner, Request, Shelf)
 from allotment.core.pool cimport (
     is_plain, is_split, pool_for_size, pool_release, route_begin, route_end, route_find, shelf_for, unshelve)
@@ -15,7 +15,6 @@ from allotment.core.reclaim cimport BlockList, list_append, list_sort, release_e
 from allotment.core.segment cimport segment_obtain, segment_release
 from allotment.core.sizes cimport MIN_BLOCK, SMALL_SIZE
 from allotment.core.stats cimport SMALL, tally_now
-from allotment.core.streams cimport stream_for
 from allotment.core.trace cimport ACTION_OOM, trace_report
 from allotment.core.types cimport bytes_t
 
@@ -260,7 +259,6 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     """Step 8: gather the facts, as they are after the last release."""
     cdef Failure* failure = &request.failure
     cdef PoolOwner* owner = request.shelf.pool.owner
-    cdef bytes_t largest = 0
     if engine.backend.memory_info(engine.backend.self, &failure.device_free, &failure.device_total) != OK:
         failure.device_free = 0
         failure.device_total = engine.total_memory

@@ -19,3 +19,4 @@ cdef void list_sort(BlockList* list) noexcept nogil
 cdef bint release_segments(Engine* engine, BlockList* list, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_one_pool(Engine* engine, PoolOwner* owner, uint32_t context, Failure* failure) noexcept nogil
+cdef bint drop_ranges(Engine* engine, PoolOwner* owner, Failure* failure) noexcept nogil

@@ -4,7 +4,7 @@ from libc.stdlib cimport free, qsort, realloc
 
 from allotment.core.expandable cimport give_back_if_empty, unmap_block
 from allotment.core.failure cimport host_memory_failed
-from allotment.core.free_index cimport index_first, index_next, tree_first
+from allotment.core.free_index cimport index_first, index_next, tree_first, tree_next
 from allotment.core.model cimport Block, BlockPool, Engine, Failure, PoolOwner, Shelf
 from allotment.core.pool cimport is_plain, pool_delete, route_find
 from allotment.core.reclaim cimport BlockList
@@ -94,13 +94,22 @@ cdef bint release_pool(Engine* engine, BlockPool* pool, uint32_t context, Failur
     return ok
 
 
-cdef bint drop_ranges(Engine* engine, BlockPool* pool, Failure* failure) noexcept nogil:
-    """Give back the ranges that a pool without memory still has reserved."""
-    cdef Shelf* shelf = pool.shelves
+cdef bint drop_ranges(Engine* engine, PoolOwner* owner, Failure* failure) noexcept nogil:
+    """Give back the ranges that a pool has reserved without any memory in them (their first map was refused)."""
+    return (drop_ranges_of(engine, owner.small.shelves, failure)
+            and drop_ranges_of(engine, owner.large.shelves, failure))
+
+
+cdef bint drop_ranges_of(Engine* engine, Shelf* shelf, Failure* failure) noexcept nogil:
+    cdef Block* block
+    cdef Block* following
     while shelf != NULL:
-        while shelf.unmapped != NULL:
-            if not give_back_if_empty(engine, tree_first(shelf.unmapped), failure):
+        block = tree_first(shelf.unmapped) if shelf.unmapped != NULL else NULL
+        while block != NULL:
+            following = tree_next(block)
+            if not give_back_if_empty(engine, block, failure):
                 return False
+            block = following
         shelf = shelf.next
     return True
 
@@ -114,7 +123,7 @@ cdef bint release_freeable(Engine* engine, PoolOwner* owner, uint32_t context, F
         return True
     if route_find(engine, owner.first, owner.second) != NULL:
         return True
-    if not (drop_ranges(engine, &owner.small, failure) and drop_ranges(engine, &owner.large, failure)):
+    if not drop_ranges(engine, owner, failure):
         return False
     pool_delete(engine, owner)
     return True

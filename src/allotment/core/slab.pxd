@@ -20,8 +20,11 @@ cdef bint slab_grow(Slab* slab) noexcept nogil
 
 
 cdef inline bint slab_reserve(Slab* slab, size_t count) noexcept nogil:
-    """Make sure that `count` slab_take calls cannot fail. pre: count <= 64"""
-    return slab.spare_count >= count or slab_grow(slab)
+    """Make sure that `count` slab_take calls cannot fail."""
+    while slab.spare_count < count:
+        if not slab_grow(slab):
+            return False
+    return True
 
 
 cdef inline void* slab_take(Slab* slab) noexcept nogil:

@@ -1,0 +1,212 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport realloc
+
+from allotment.core.block cimport complete_free, hand_out, take_back
+from allotment.core.checkpoint cimport AddressList
+from allotment.core.failure cimport host_memory_failed
+from allotment.core.frees cimport free_used_block
+from allotment.core.model cimport (
+    FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
+    Failure, PoolOwner, Range)
+from allotment.core.pointer_map cimport (
+    PointerMap, map_clear, map_get, map_init, map_put, map_reserve)
+from allotment.core.pool cimport pool_find, unshelve
+from allotment.core.slab cimport slab_reserve
+from allotment.core.streams cimport flush_deferred
+from allotment.core.types cimport address_t, bytes_t
+from allotment.core.walk cimport (
+    STATE_ALLOCATED, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
+    walk_ranges)
+
+
+cdef PoolOwner* find_in_use(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
+    cdef PoolOwner* owner = pool_find(engine, first, second)
+    if owner == NULL:
+        failure.reason = FAILED_POOL_UNKNOWN
+        return NULL
+    if owner.freeable:
+        failure.reason = FAILED_POOL_FREEABLE
+        return NULL
+    return owner
+
+
+cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint32_t context, Arrangement* state,
+                          Failure* failure) noexcept nogil:
+    cdef size_t i
+    if find_in_use(engine, first, second, failure) == NULL or not flush_deferred(engine, context, failure):
+        return False
+    if not walk_ranges(engine, first, second, state):
+        arrangement_clear(state)
+        return host_memory_failed(failure)
+    for i in range(state.block_count):
+        if state.blocks[i].state == STATE_PENDING_FREE:
+            arrangement_clear(state)
+            failure.reason = FAILED_CHECKPOINT_EVENTS
+            return False
+    return True
+
+
+cdef bint list_address(AddressList* list, address_t address) noexcept nogil:
+    cdef size_t room = max(<size_t> 64, 2 * list.room)
+    cdef address_t* larger
+    if list.count == list.room:
+        larger = <address_t*> realloc(list.addresses, room * sizeof(address_t))
+        if larger == NULL:
+            return False
+        list.addresses = larger
+        list.room = room
+    list.addresses[list.count] = address
+    list.count += 1
+    return True
+
+
+cdef bint ranges_by_base(Engine* engine, PoolOwner* owner, PointerMap* by_base) noexcept nogil:
+    cdef Range* range_ = engine.first_range
+    if not map_init(by_base):
+        return False
+    while range_ != NULL:
+        if range_.shelf.pool.owner == owner and range_.head != NULL:
+            if not map_reserve(by_base):
+                return False
+            map_put(by_base, range_.base, range_)
+        range_ = range_.next
+    return True
+
+
+cdef bint same_memory(const Range* range_, const Arrangement* state, const SegmentCopy* segment) noexcept nogil:
+    """Whether a range is mapped exactly where it was, block boundaries aside."""
+    cdef const BlockCopy* then = &state.blocks[segment.first_block]
+    cdef const BlockCopy* end = then + segment.block_count
+    cdef Block* now = range_.head
+    cdef address_t now_until, then_until
+    while now != NULL and then < end:
+        now_until = now.address + now.size
+        then_until = then.address + then.size
+        if now.mapped != (then.state != STATE_UNMAPPED):
+            return False
+        # Step over whichever ends first; over both where both end.
+        if now_until <= then_until:
+            now = now.next
+        if then_until <= now_until:
+            then += 1
+    return now == NULL and then == end
+
+
+cdef bint nothing_waits_in(const Range* range_) noexcept nogil:
+    cdef Block* block = range_.head
+    while block != NULL:
+        if block.uses != NULL or block.event_count != 0:
+            return False
+        block = block.next
+    return True
+
+
+cdef bint is_restorable(const PointerMap* by_base, const Arrangement* state, Failure* failure) noexcept nogil:
+    cdef Range* range_
+    cdef size_t i
+    for i in range(state.segment_count):
+        range_ = <Range*> map_get(by_base, state.segments[i].address)
+        if range_ == NULL or not same_memory(range_, state, &state.segments[i]):
+            failure.reason = FAILED_CHECKPOINT_MISMATCH
+            failure.address = state.segments[i].address
+            return False
+        if not nothing_waits_in(range_):
+            failure.reason = FAILED_CHECKPOINT_EVENTS
+            failure.address = state.segments[i].address
+            return False
+    return True
+
+
+cdef bint free_all(Engine* engine, PoolOwner* owner, uint32_t context, AddressList* freed,
+                   Failure* failure) noexcept nogil:
+    """Free every block of a pool that is in use, in its own range's order."""
+    cdef size_t i
+    cdef Block* block
+    if not pool_addresses(engine, owner.first, owner.second, freed, failure):
+        return False
+    for i in range(freed.count):
+        block = <Block*> map_get(&engine.blocks, freed.addresses[i])
+        if block.uses != NULL:
+            if not free_used_block(engine, block, context, failure):
+                return False
+        else:
+            take_back(engine, block, context)
+            complete_free(engine, block, context)
+    return True
+
+
+cdef void cut_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, const BlockCopy* end,
+                          uint32_t context) noexcept nogil:
+    """Hand out every recorded block of a range, in order."""
+    cdef Block* block = range_.head
+    while then < end:
+        if then.state != STATE_UNMAPPED:
+            unshelve(block)
+            block = hand_out(engine, block, then.size, then.size, block.size > then.size, context)
+        block = block.next
+        then += 1
+
+
+cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, const BlockCopy* end,
+                           uint32_t context, AddressList* created) noexcept nogil:
+    """Free what was free. pre: `created` has room for all that was in use"""
+    cdef Block* block = range_.head
+    while then < end:
+        if then.state == STATE_ALLOCATED:
+            created.addresses[created.count] = block.address
+            created.count += 1
+        elif then.state != STATE_UNMAPPED:
+            take_back(engine, block, context)
+            complete_free(engine, block, context)
+        block = block.next
+        then += 1
+
+
+cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state,
+                             uint32_t context, AddressList* freed, AddressList* created,
+                             Failure* failure) noexcept nogil:
+    cdef PoolOwner* owner = find_in_use(engine, first, second, failure)
+    cdef PointerMap by_base
+    cdef const SegmentCopy* segment
+    cdef const BlockCopy* blocks
+    cdef Range* range_
+    cdef size_t i
+    cdef bint ok
+    if owner == NULL:
+        return False
+    created.addresses = <address_t*> realloc(created.addresses, (state.block_count + 1) * sizeof(address_t))
+    created.room = state.block_count + 1
+    ok = (created.addresses != NULL and ranges_by_base(engine, owner, &by_base)
+          and slab_reserve(&engine.block_slab, state.block_count) and map_reserve(&engine.blocks, state.block_count))
+    if not ok:
+        host_memory_failed(failure)
+    ok = ok and is_restorable(&by_base, state, failure) and free_all(engine, owner, context, freed, failure)
+    if ok:
+        for i in range(state.segment_count):
+            segment = &state.segments[i]
+            blocks = &state.blocks[segment.first_block]
+            range_ = <Range*> map_get(&by_base, segment.address)
+            cut_as_recorded(engine, range_, blocks, blocks + segment.block_count, context)
+            free_as_recorded(engine, range_, blocks, blocks + segment.block_count, context, created)
+    map_clear(&by_base)
+    return ok
+
+
+cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, AddressList* out,
+                         Failure* failure) noexcept nogil:
+    """The addresses of a pool that are in use, range by range."""
+    cdef PoolOwner* owner = pool_find(engine, first, second)
+    cdef Range* range_ = engine.first_range
+    cdef Block* block
+    if owner == NULL:
+        failure.reason = FAILED_POOL_UNKNOWN
+        return False
+    while range_ != NULL:
+        block = range_.head if range_.shelf.pool.owner == owner else NULL
+        while block != NULL:
+            if block.allocated and not list_address(out, block.address):
+                return host_memory_failed(failure)
+            block = block.next
+        range_ = range_.next
+    return True

@@ -1,0 +1,77 @@
+"""The engine's operations, for whoever holds one: the Python API, the C entry points, replay.
+
+Between `engine_enter` and `engine_leave` the caller holds the lock. Each operation returns whether it
+worked, with the reason in a Failure otherwise; a failed operation has left the engine whole, and as it
+was but for memory that it released or mapped on the way.
+
+A request is three steps, so that a caller can let go of the interpreter lock only for the second:
+
+    request_begin     complete what has finished, round, choose pool and shelf     device: events only
+    policy_hit/_miss  find a block                                                 device: on a miss
+    request_deliver   split it and hand it out                                     device: never
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from allotment.core.backend cimport Backend
+from allotment.core.frees cimport finish_late_frees, free_address
+from allotment.core.lock cimport lock_give, lock_is_mine, lock_try, lock_wait
+from allotment.core.model cimport Block, Engine, Failure, Request
+from allotment.core.policy cimport policy_hit, policy_miss
+from allotment.core.sizes cimport Tuning
+from allotment.core.streams cimport anything_waits
+from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
+
+cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* failure) noexcept nogil
+cdef bint engine_destroy(Engine* engine) noexcept nogil
+
+cdef bint request_begin(Engine* engine, Request* request) noexcept nogil
+cdef Block* request_deliver(Engine* engine, Request* request, Block* block) noexcept nogil
+cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
+
+cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil
+cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
+                             Failure* failure) noexcept nogil
+cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,
+                      Failure* failure) noexcept nogil
+cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
+cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noexcept nogil
+
+
+cdef inline bint engine_try_enter(Engine* engine) noexcept nogil:
+    return lock_try(&engine.lock)
+
+
+cdef inline void engine_enter(Engine* engine) noexcept nogil:
+    """pre: the calling thread is not inside, and does not hold the interpreter lock"""
+    if not lock_try(&engine.lock):
+        lock_wait(&engine.lock)
+
+
+cdef inline void engine_leave(Engine* engine) noexcept nogil:
+    if engine.late_free_count > 0:
+        finish_late_frees(engine)
+    lock_give(&engine.lock)
+
+
+cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:
+    return lock_is_mine(&engine.lock)
+
+
+cdef inline bint asks_nobody(const Engine* engine) noexcept nogil:
+    """Whether a request that hits the cache is served without a call to the device or anybody's function."""
+    return (not anything_waits(engine) or engine.routes != NULL and not engine.tuning.stream_reuse) \
+        and engine.impure_routes == 0
+
+
+cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
+    """A request from beginning to end; NULL with the reason in request.failure. pre: size > 0"""
+    cdef Block* block
+    if not request_begin(engine, request):
+        return NULL
+    block = policy_hit(engine, request)
+    if block == NULL:
+        block = policy_miss(engine, request)
+        if block == NULL:
+            return NULL
+    return request_deliver(engine, request, block)

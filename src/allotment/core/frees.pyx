@@ -1,0 +1,84 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport realloc
+
+from allotment.core.backend cimport OK, status_t
+from allotment.core.block cimport complete_free, take_back
+from allotment.core.failure cimport device_failed
+from allotment.core.model cimport FAILED_ADDRESS, Block, Engine, Failure, Markers
+from allotment.core.pointer_map cimport map_get, map_pop
+from allotment.core.streams cimport defer, events_attach, markers_gather
+from allotment.core.types cimport address_t, bytes_t
+
+
+cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
+    """Free a block that other streams used. What can fail comes first: on failure it is still allocated."""
+    cdef Markers* markers = NULL
+    if engine.routes == NULL:
+        if not events_attach(engine, block, failure):
+            return False
+        take_back(engine, block, context)
+        if block.event_count == 0:
+            complete_free(engine, block, context)
+        return True
+    if engine.tuning.stream_reuse and not markers_gather(engine, block, &markers, failure):
+        return False
+    take_back(engine, block, context)
+    defer(engine, block, markers)
+    return True
+
+
+cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexcept nogil:
+    """Free what was allocated past the cache."""
+    cdef void* size = map_get(&engine.direct, address)
+    cdef status_t status
+    if size == NULL:
+        failure.reason = FAILED_ADDRESS
+        failure.address = address
+        return False
+    status = engine.backend.segment_free(engine.backend.self, address, <bytes_t> <size_t> size)
+    if status != OK:
+        return device_failed(failure, status, b"segment_free")
+    map_pop(&engine.direct, address)
+    return True
+
+
+cdef bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
+    """pre: address != 0"""
+    cdef Block* block = <Block*> map_get(&engine.blocks, address)
+    if block == NULL:
+        return free_direct(engine, address, failure)
+    if block.uses != NULL:
+        return free_used_block(engine, block, context, failure)
+    take_back(engine, block, context)
+    complete_free(engine, block, context)
+    return True
+
+
+cdef bint free_later(Engine* engine, address_t address) noexcept nogil:
+    """pre: called on the thread that is inside the engine. False without host memory to remember it."""
+    cdef size_t room
+    cdef address_t* larger
+    if engine.late_free_count == engine.late_free_room:
+        room = max(<size_t> 64, 2 * engine.late_free_room)
+        larger = <address_t*> realloc(engine.late_frees, room * sizeof(address_t))
+        if larger == NULL:
+            return False
+        engine.late_frees = larger
+        engine.late_free_room = room
+    engine.late_frees[engine.late_free_count] = address
+    engine.late_free_count += 1
+    return True
+
+
+cdef void finish_late_frees(Engine* engine) noexcept nogil:
+    """Do what was put off, in order. What the device refuses stays on the list for the next time."""
+    cdef size_t done = 0
+    cdef size_t kept = 0
+    cdef Failure failure
+    while done < engine.late_free_count:
+        if not free_address(engine, engine.late_frees[done], 0, &failure) and failure.reason != FAILED_ADDRESS:
+            engine.late_frees[kept] = engine.late_frees[done]
+            kept += 1
+        done += 1
+    engine.late_free_count = kept
