@@ -1,0 +1,41 @@
+"""Choose a device by name, and load its backend only then."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from allotment.config import parse_size
+from allotment.errors import RequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from allotment.core.backend import Device
+
+__all__ = ["open_device"]
+
+_SIMULATED = re.compile(r"sim:(?P<capacity>[^#]+)(#(?P<index>\d+))?")
+_CUDA = re.compile(r"cuda(:(?P<index>\d+))?")
+
+
+def open_device(name: str) -> Device:
+    """The device that a name stands for: "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1"."""
+    if match := _SIMULATED.fullmatch(name):
+        from allotment.backends.simulated import SimulatedDevice
+
+        return SimulatedDevice(parse_size(match["capacity"]), int(match["index"] or 0))
+    if name == "host" or (match := _CUDA.fullmatch(name)):
+        return _open_native(name, int(match["index"] or 0) if match else 0)
+    raise RequestError(f'{name!r} names no device; use "host", "cuda", "cuda:1", "sim:80GiB" or a device object')
+
+
+def _open_native(name: str, index: int) -> Device:
+    try:
+        if name == "host":
+            from allotment.backends.host import HostDevice
+
+            return HostDevice()
+        from allotment.backends.cuda import CudaDevice
+
+        return CudaDevice(index)
+    except ImportError as error:
+        raise UnsupportedError(f"this build of allotment has no {name} device: {error}") from error

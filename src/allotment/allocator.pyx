@@ -1,0 +1,867 @@
+"""The object users hold: one engine on one device, made safe and pleasant for Python.
+
+The interpreter lock and the engine's lock are never waited for in a circle: code that holds the
+interpreter lock only *tries* the engine's; if that fails it lets the interpreter go first. A request
+that hits the cache keeps the interpreter lock throughout; one that has to ask the device lets it go.
+"""
+
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong, PyLong_CheckExact
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from allotment.core.backend cimport CAN_VIRTUAL, OK, Backend, Device, status_t
+from allotment.core.block cimport complete_free, take_back
+from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
+from allotment.core.engine cimport (
+    allocate_direct, asks_nobody, engine_add_peer, engine_base, engine_create, engine_destroy, engine_empty_cache,
+    engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_try_enter,
+    policy_hit, policy_miss, request_begin, request_deliver, serve)
+from allotment.core.frees cimport free_address, free_later
+from allotment.core.history cimport capture_stack
+from allotment.core.invariants cimport check_engine
+from allotment.core.model cimport (
+    FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine,
+    Failure, Filter, FreeMemoryCallback, PendingEvent, PoolOwner, Range, RawAllocator, Request, StreamRecord)
+from allotment.core.outcome cimport failure_error
+from allotment.core.pointer_map cimport map_get
+from allotment.core.policy cimport largest_free_block
+from allotment.core.pool cimport (
+    pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
+from allotment.core.raising cimport device_error
+from allotment.core.sizes cimport Tuning
+from allotment.core.snapshot cimport action_name, action_number, segment_dicts, trace_dict
+from allotment.core.stats cimport SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak
+from allotment.core.trace cimport (
+    TraceRecord, trace_clear, trace_listen, trace_nth, trace_track)
+from allotment.core.tuning cimport fill_tuning
+from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
+from allotment.core.walk cimport (
+    STATE_ALLOCATED, STATE_INACTIVE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
+    walk_segments)
+
+import operator
+import time
+
+from allotment import config, texts
+from allotment.backends import open_device
+from allotment.buffer import Buffer
+from allotment.errors import (
+    CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError)
+from allotment.pools import BlockState, Pool, PoolState, SegmentState
+
+cdef enum:
+    ABSURD_POWER = 60           # requests of 2**60 bytes and up are refused unseen
+
+cdef enum Level:                # contexts are gathered for
+    NEVER                       # nothing
+    STATE                       # blocks, as snapshots show them
+    ALLOC                       # and entries of the history
+    EVERYTHING                  # and frees in their own right
+
+cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
+cdef size_t NO_END = <size_t> 1 << 62
+
+
+# --- functions of the user's, called from inside the engine --------------------------------------------------
+
+cdef void report_unraisable(object who) noexcept:
+    """An exception that has nowhere to go: the engine cannot carry it. pre: inside an except clause"""
+    import sys
+    kind, error, traceback = sys.exc_info()
+    sys.unraisablehook(sys.UnraisableHookArgs((kind, error, traceback, None, who)))
+
+
+cdef bint call_free_memory(void* callback) noexcept with gil:
+    try:
+        return bool((<object> callback)())
+    except BaseException:
+        report_unraisable(<object> callback)
+        return False
+
+
+cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil:
+    try:
+        return bool((<object> accepts)(stream))
+    except BaseException:
+        report_unraisable(<object> accepts)
+        return False
+
+
+cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with gil:
+    for tracker in <list> trackers:
+        try:
+            tracker(action_name(record.action), record.address, record.size, record.stream,
+                    (record.pool_first, record.pool_second))
+        except BaseException:
+            report_unraisable(tracker)
+
+
+cdef address_t call_raw_alloc(void* allocator, bytes_t size, stream_t stream) noexcept with gil:
+    try:
+        return (<object> allocator).raw_alloc(size, stream) or 0
+    except MemoryError:
+        return 0
+    except BaseException:
+        report_unraisable(<object> allocator)
+        return 0
+
+
+cdef void call_raw_delete(void* allocator, address_t address) noexcept with gil:
+    try:
+        (<object> allocator).raw_delete(address)
+    except BaseException:
+        report_unraisable(<object> allocator)
+
+
+cdef extern from "Python.h":
+    void Py_INCREF(object)
+    void Py_DECREF(object)
+
+
+cdef void drop_reference(void* owned) noexcept with gil:
+    Py_DECREF(<object> owned)
+
+
+# --- the allocator -------------------------------------------------------------------------------------------
+
+cdef class Allocator:
+    def __cinit__(self, device="host", *, settings=None, limit=None):
+        cdef Tuning tuning
+        cdef Failure failure
+        self.observers = []
+        self.callbacks = []
+        self.trackers = []
+        self.annotations = []
+        self.most_annotations = 1
+        if settings is None:
+            settings = config.from_environment()
+        elif isinstance(settings, str):
+            settings = config.parse(settings)
+        self.device = device if isinstance(device, Device) else open_device(device)
+        self.current_settings = settings
+        fill_tuning(&tuning, settings)
+        with nogil:
+            self.engine = engine_create(&self.device.table, &tuning, &failure)
+        if self.engine == NULL:
+            raise failure_error(self.device, &failure)
+        if settings.per_process_memory_fraction < 1.0:
+            self.memory_fraction = settings.per_process_memory_fraction
+        if limit is not None:
+            self.limit = limit
+
+    def __dealloc__(self):
+        cdef Engine* engine = self.engine
+        if engine == NULL or self.shared_by_pointer:
+            return
+        with nogil:
+            trace_track(&engine.trace, NULL, NULL)
+            engine_destroy(engine)
+
+    def __repr__(self):
+        return f"<Allocator on {self.device.name}>"
+
+    # The lock rule: see the top of this file.
+    cdef int enter(self) except -1:
+        cdef Engine* engine = self.engine
+        if engine_try_enter(engine):
+            return 0
+        if engine_is_inside(engine):
+            raise RequestError("the allocator was called from inside itself; a callback may only free")
+        with nogil:
+            engine_enter(engine)
+        return 0
+
+    cdef object failed(self, const Failure* failure):
+        return failure_error(self.device, failure)
+
+    cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
+        """The handle of a stream given as a number, which is trusted, or as an object, which is checked."""
+        if PyLong_CheckExact(stream):
+            try:
+                return PyLong_AsUnsignedLongLong(stream)
+            except OverflowError:
+                raise StreamError(f"{stream} is no stream handle") from None
+        if hasattr(stream, "__cuda_stream__"):
+            return stream.__cuda_stream__()[1]
+        try:
+            device, handle = stream.device, stream.handle
+        except AttributeError:
+            try:
+                return operator.index(stream)
+            except TypeError:
+                raise TypeError(f"a stream is a Stream or its handle, not {type(stream).__name__}") from None
+        if device is not self.device:
+            raise StreamError(f"the stream belongs to {device.name}, not to {self.device.name}")
+        return handle
+
+    # --- allocating and freeing ---
+
+    def malloc(self, size, stream=0):
+        return self.malloc_as(size, stream, 0)
+
+    def free(self, address):
+        cdef address_t value
+        if PyLong_CheckExact(address):
+            try:
+                value = PyLong_AsUnsignedLongLong(address)
+            except OverflowError:
+                value = 1
+        else:
+            value = operator.index(address)
+        if value != 0:
+            self.release_address(value)
+
+    def empty(self, size, stream=0):
+        return Buffer(self, self.malloc(size, stream), size, stream)
+
+    def record_stream(self, block, stream):
+        cdef address_t address = getattr(block, "address", block)
+        cdef stream_t handle = self.stream_handle(stream)
+        cdef Failure failure
+        cdef bint ok
+        if address == 0:
+            return
+        self.enter()
+        ok = engine_record_stream(self.engine, address, handle, &failure)
+        engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    def empty_cache(self, pool=(0, 0)):
+        cdef uint64_t first, second
+        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef Failure failure
+        cdef bint ok
+        first, second = pool
+        self.enter()
+        with nogil:
+            ok = engine_empty_cache(self.engine, first, second, context, &failure)
+            engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    def malloc_as(self, size, stream, thread):
+        cdef Engine* engine = self.engine
+        cdef Request request
+        cdef Block* block = NULL
+        cdef address_t address = 0
+        cdef long long wanted
+        cdef int overflow = 0
+        if not PyLong_CheckExact(size):
+            size = operator.index(size)
+        wanted = PyLong_AsLongLongAndOverflow(size, &overflow)
+        if wanted <= 0 or (wanted >> ABSURD_POWER) != 0 or overflow != 0:
+            if wanted == 0:
+                return 0
+            self.refuse_size(size)
+        request.size = wanted
+        request.stream = self.stream_handle(stream)
+        request.thread = thread
+        request.context = capture_stack() if self.level >= STATE else 0
+        if not engine_try_enter(engine):
+            self.enter()
+        if engine.uncached:
+            with nogil:
+                address = allocate_direct(engine, &request)
+        else:
+            if asks_nobody(engine):
+                if request_begin(engine, &request):
+                    block = policy_hit(engine, &request)
+                    if block == NULL:
+                        with nogil:
+                            block = policy_miss(engine, &request)
+                    if block != NULL:
+                        block = request_deliver(engine, &request, block)
+            else:
+                with nogil:
+                    block = serve(engine, &request)
+            if block != NULL:
+                address = block.address
+        engine_leave(engine)
+        if address == 0:
+            self.raise_out_of_memory(self.failed(&request.failure))
+        return address
+
+    def refuse_size(self, size):
+        """Raise for a size that no request can have."""
+        if size < 0:
+            raise SizeError(f"a request cannot have {size} bytes", size)
+        raise OutOfMemoryError(OutOfMemoryFacts(
+            device=self.device.name, device_index=self.device.table.device, requested=size, rounded=size,
+            segment_size=size, device_free=0, device_total=self.engine.total_memory, limit=None, allocated=0,
+            reserved=0, private_free=0, largest_free=0, stream=0, absurd=True))
+
+    cdef int raise_out_of_memory(self, object error) except -1:
+        """Tell the observers first, if that is what it is."""
+        if isinstance(error, OutOfMemoryError):
+            for observer in self.observers:
+                observer(error.facts)
+        raise error
+
+    cdef int release_address(self, address_t address) except -1:
+        """pre: address != 0"""
+        cdef Engine* engine = self.engine
+        cdef Failure failure
+        cdef Block* block
+        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef bint ok = True
+        if not engine_try_enter(engine):
+            if engine_is_inside(engine):
+                if not free_later(engine, address):
+                    raise MemoryError("the host has no memory to remember a free")
+                return 0
+            with nogil:
+                engine_enter(engine)
+        block = <Block*> map_get(&engine.blocks, address)
+        if block != NULL and block.uses == NULL:
+            take_back(engine, block, context)
+            complete_free(engine, block, context)
+        else:
+            with nogil:
+                ok = free_address(engine, address, context, &failure)
+        engine_leave(engine)
+        if not ok:
+            raise self.failed(&failure)
+        return 0
+
+    # --- figures ---
+
+    def nested_stats(self):
+        self.enter()
+        try:
+            return stats_nested(&self.engine.stats)
+        finally:
+            engine_leave(self.engine)
+
+    def stats(self):
+        cdef dict flat = {}
+        flatten(flat, "", self.nested_stats())
+        return dict(sorted(flat.items()))
+
+    def reset_peak_stats(self):
+        self.enter()
+        stats_reset_peak(&self.engine.stats)
+        engine_leave(self.engine)
+
+    def reset_accumulated_stats(self):
+        self.enter()
+        stats_reset_accumulated(&self.engine.stats)
+        engine_leave(self.engine)
+
+    def summary(self, abbreviated=False):
+        return texts.memory_summary(self.stats(), self.device.name, abbreviated=abbreviated)
+
+    def memory_info(self):
+        cdef Backend* table = &self.device.table
+        cdef bytes_t free_bytes = 0
+        cdef bytes_t total = 0
+        cdef status_t status
+        with nogil:
+            status = table.memory_info(table.self, &free_bytes, &total)
+        if status != OK:
+            raise device_error(table, status, "memory_info")
+        return free_bytes, total
+
+    def base_allocation(self, address):
+        cdef Failure failure
+        cdef address_t base = 0
+        cdef bytes_t size = 0
+        cdef address_t wanted = address
+        cdef bint ok
+        self.enter()
+        ok = engine_base(self.engine, wanted, &base, &size, &failure)
+        engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+        return base, size
+
+    def cache_info(self, largest=0):
+        cdef bytes_t found
+        if largest == 0:
+            largest = self.memory_info()[0]
+        self.enter()
+        found = largest_free_block(self.engine)
+        engine_leave(self.engine)
+        return max(largest, found)
+
+    def expandable_segment_sizes(self):
+        cdef Range* range_
+        cdef list sizes = []
+        self.enter()
+        range_ = self.engine.first_range
+        while range_ != NULL:
+            if range_.page != 0 and range_.shelf.stream.handle != 0:
+                sizes.append((range_.shelf.stream.handle, range_.shelf.pool.size_class == SMALL, range_.mapped))
+            range_ = range_.next
+        engine_leave(self.engine)
+        return sizes
+
+    # --- limits and settings ---
+
+    @property
+    def memory_fraction(self):
+        if not self.engine.limited:
+            return 1.0
+        return <double> self.engine.limit / <double> self.engine.total_memory
+
+    @memory_fraction.setter
+    def memory_fraction(self, fraction):
+        cdef double part = fraction
+        if not 0.0 <= part <= 1.0:
+            raise RequestError(f"a memory fraction lies between 0 and 1, which {fraction} does not")
+        self.enter()
+        self.engine.limited = part < 1.0
+        self.engine.limit = <bytes_t> (part * <double> self.engine.total_memory)
+        engine_leave(self.engine)
+
+    @property
+    def limit(self):
+        return self.engine.limit if self.engine.limited else None
+
+    @limit.setter
+    def limit(self, limit):
+        cdef bytes_t most = 0 if limit is None else config.parse_size(limit)
+        self.enter()
+        self.engine.limited = limit is not None
+        self.engine.limit = most
+        engine_leave(self.engine)
+
+    @property
+    def caching(self):
+        return not self.engine.uncached
+
+    @caching.setter
+    def caching(self, on):
+        self.engine.uncached = not on
+
+    @property
+    def settings(self):
+        return self.current_settings
+
+    def configure(self, text, *, lenient=False):
+        cdef Tuning tuning
+        error = None
+        if lenient:
+            settings, error = config.parse_leniently(text, self.current_settings)
+        else:
+            settings = config.parse(text, self.current_settings)
+        fill_tuning(&tuning, settings)
+        self.enter()
+        self.engine.tuning = tuning
+        engine_leave(self.engine)
+        self.current_settings = settings
+        if error is not None:
+            raise error
+
+    # --- listening ---
+
+    def add_free_memory_callback(self, callback):
+        cdef FreeMemoryCallback* added = <FreeMemoryCallback*> malloc(sizeof(FreeMemoryCallback))
+        cdef FreeMemoryCallback** link
+        if added == NULL:
+            raise MemoryError("the host has no memory for the allocator's own records")
+        added.run = call_free_memory
+        added.self = <void*> callback
+        added.next = NULL
+        self.callbacks.append(callback)
+        self.enter()
+        link = &self.engine.callbacks
+        while link[0] != NULL:
+            link = &link[0].next
+        link[0] = added
+        engine_leave(self.engine)
+
+    def remove_free_memory_callback(self, callback):
+        cdef FreeMemoryCallback** link
+        cdef FreeMemoryCallback* removed
+        if callback not in self.callbacks:
+            raise RequestError(f"{callback!r} is not among the free-memory callbacks")
+        callback = self.callbacks.pop(self.callbacks.index(callback))
+        self.enter()
+        link = &self.engine.callbacks
+        while link[0].self != <void*> callback:
+            link = &link[0].next
+        removed = link[0]
+        link[0] = removed.next
+        engine_leave(self.engine)
+        free(removed)
+
+    def attach_out_of_memory_observer(self, observer):
+        self.observers.append(observer)
+
+    def attach_trace_tracker(self, tracker):
+        self.enter()
+        # The engine points at this list, which lives as long as it does; a new one leaves a running call its own.
+        self.trackers.append(tracker)
+        trace_track(&self.engine.trace, call_trackers, <void*> self.trackers)
+        engine_leave(self.engine)
+
+    def record_history(self, enabled="all", context="all", *, stacks="python", max_entries=None,
+                       clear_history=False, skip_actions=None):
+        cdef Engine* engine = self.engine
+        cdef size_t most = NO_END if max_entries is None else min(max(max_entries, 1), NO_END)
+        cdef uint32_t skip = 0
+        if enabled not in (None, "state", "all"):
+            raise RequestError(f"expected state to be 'state', 'all' or None, not {enabled!r}")
+        if context not in CONTEXT_LEVELS:
+            raise RequestError(f"expected context to be 'state', 'alloc', 'all' or None, not {context!r}")
+        if stacks not in ("python", "all"):
+            raise RequestError(f"expected stacks to be 'python' or 'all', not {stacks!r}")
+        for name in skip_actions or ():
+            if action_number(name) < 0:
+                raise RequestError(f"unknown trace action {name!r}")
+            skip |= (<uint32_t> 1) << action_number(name)
+        if enabled == "state":
+            most = 1
+        self.enter()
+        if enabled is None or clear_history:
+            trace_clear(&engine.trace)
+            self.annotations.clear()
+        engine.trace.skip = skip
+        self.level = CONTEXT_LEVELS[context] if enabled is not None else NEVER
+        engine.trace.attach_stacks = self.level >= ALLOC
+        trace_listen(&engine.trace, enabled is not None, most)
+        self.most_annotations = most
+        engine_leave(engine)
+
+    def record_annotation(self, **pairs):
+        if self.engine.trace.history:
+            self.annotations.append({**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000})
+            del self.annotations[:-self.most_annotations]
+
+    # --- snapshots ---
+
+    def segments(self, pool=(0, 0)):
+        cdef Arrangement arrangement
+        cdef uint64_t first, second
+        cdef bint ok
+        first, second = pool
+        self.enter()
+        with nogil:
+            ok = walk_segments(self.engine, first, second, &arrangement)
+            engine_leave(self.engine)
+        try:
+            if not ok:
+                raise MemoryError("the host has no memory for a snapshot")
+            return segment_dicts(&arrangement, self.device.table.device)
+        finally:
+            arrangement_clear(&arrangement)
+
+    cdef list history(self):
+        """The trace as dictionaries, oldest first."""
+        cdef TraceRecord* copies
+        cdef size_t count, i
+        self.enter()
+        count = self.engine.trace.stored
+        copies = <TraceRecord*> malloc((count + 1) * sizeof(TraceRecord))
+        if copies != NULL:
+            for i in range(count):
+                copies[i] = trace_nth(&self.engine.trace, i)[0]
+        engine_leave(self.engine)
+        if copies == NULL:
+            raise MemoryError("the host has no memory for a snapshot")
+        try:
+            return [trace_dict(&copies[i]) for i in range(count)]
+        finally:
+            free(copies)
+
+    def snapshot(self, pool=(0, 0), include_traces=True):
+        annotations = [dict(annotation) for annotation in self.annotations]
+        traces = self.history() if include_traces else []
+        return {
+            "segments": self.segments(pool),
+            "device_traces": [[] for _ in range(self.device.table.device)] + [traces],
+            "allocator_settings": self.current_settings.as_pytorch_dict(),
+            "external_annotations": annotations,
+        }
+
+    # --- private pools ---
+
+    def pool(self, *, use_on_oom=False, no_split=False, allocator=None):
+        return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator)
+
+    def create_or_incref_pool(self, pool, allocator=None):
+        cdef uint64_t first, second
+        cdef RawAllocator raw
+        cdef Failure failure
+        cdef bint ok
+        first, second = pool
+        raw.allocate = call_raw_alloc
+        raw.free = call_raw_delete
+        raw.drop = drop_reference
+        raw.self = <void*> allocator
+        self.enter()
+        ok = pool_create_or_incref(self.engine, first, second, NULL if allocator is None else &raw, &failure)
+        if ok and allocator is not None:
+            Py_INCREF(allocator)
+        engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    def release_pool(self, pool):
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef bint ok
+        first, second = pool
+        self.enter()
+        ok = pool_release(self.engine, first, second, &failure)
+        engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    cdef PoolOwner* owner_of(self, pool) except NULL:
+        """pre: inside the engine, which is left again if there is no such pool"""
+        cdef PoolOwner* owner = pool_find(self.engine, pool[0], pool[1])
+        if owner == NULL:
+            engine_leave(self.engine)
+            raise PoolError(f"there is no pool {pool} on {self.device.name}")
+        return owner
+
+    def pool_use_count(self, pool):
+        self.enter()
+        count = self.owner_of(pool).use_count
+        engine_leave(self.engine)
+        return count
+
+    def pool_reserved_bytes(self, pool):
+        self.enter()
+        reserved = self.engine.defaults.reserved_bytes if pool == (0, 0) else self.owner_of(pool).reserved_bytes
+        engine_leave(self.engine)
+        return reserved
+
+    def set_use_on_oom(self, pool, on):
+        cdef uint64_t first, second
+        cdef bint wanted = on
+        cdef Failure failure
+        cdef bint ok
+        first, second = pool
+        self.enter()
+        ok = pool_set_use_on_oom(self.engine, first, second, wanted, &failure)
+        engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    def set_no_split(self, pool):
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef bint ok
+        first, second = pool
+        self.enter()
+        ok = pool_set_no_split(self.engine, first, second, &failure)
+        engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    def begin_allocate_to_pool(self, pool, *, stream=None, thread=None, capture=None, accepts=None):
+        cdef uint64_t first, second
+        cdef Filter filter
+        cdef Failure failure
+        cdef bint ok
+        first, second = pool
+        given = [kind for kind in (stream, thread, capture, accepts) if kind is not None]
+        if len(given) > 1:
+            raise RequestError("a route has one condition: stream, thread, capture or accepts")
+        memset(&filter, 0, sizeof(Filter))
+        filter.kind = FILTER_ALL
+        if stream is not None:
+            filter.kind = FILTER_STREAM
+            filter.value = self.stream_handle(stream)
+        elif thread is not None:
+            filter.kind = FILTER_THREAD
+            filter.value = thread
+        elif capture is not None:
+            filter.kind = FILTER_CAPTURE
+            filter.value = capture
+        elif accepts is not None:
+            filter.kind = FILTER_FUNCTION
+            filter.accepts = call_filter
+            filter.drop = drop_reference
+            filter.self = <void*> accepts
+        self.enter()
+        ok = route_begin(self.engine, first, second, filter, &failure)
+        if ok and accepts is not None:
+            Py_INCREF(accepts)
+        engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    def end_allocate_to_pool(self, pool):
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef bint ok
+        first, second = pool
+        self.enter()
+        with nogil:
+            ok = engine_end_routing(self.engine, first, second, &failure)
+            engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    def check_pool_live_allocations(self, pool, addresses):
+        cdef uint64_t first, second
+        cdef AddressList found
+        cdef Failure failure
+        cdef bint ok
+        cdef size_t i
+        first, second = pool
+        memset(&found, 0, sizeof(AddressList))
+        self.enter()
+        ok = pool_addresses(self.engine, first, second, &found, &failure)
+        engine_leave(self.engine)
+        live = {found.addresses[i] for i in range(found.count)}
+        free(found.addresses)
+        if not ok:
+            raise self.failed(&failure)
+        return live == set(addresses)
+
+    def checkpoint_pool(self, pool):
+        cdef uint64_t first, second
+        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef Arrangement arrangement
+        cdef Failure failure
+        cdef bint ok
+        first, second = pool
+        self.enter()
+        with nogil:
+            ok = checkpoint_take(self.engine, first, second, context, &arrangement, &failure)
+            engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+        try:
+            return PoolState(self, (first, second), state_of_segments(&arrangement))
+        finally:
+            arrangement_clear(&arrangement)
+
+    def restore_pool(self, state):
+        cdef Arrangement arrangement
+        cdef AddressList freed, created
+        cdef uint64_t first, second
+        cdef uint32_t context = capture_stack() if self.level >= STATE else 0
+        cdef Failure failure
+        cdef bint ok
+        cdef size_t i
+        if not isinstance(state, PoolState):
+            raise CheckpointError(f"a pool is restored from a PoolState, not from {type(state).__name__}")
+        if state.allocator is not self:
+            raise CheckpointError("the state was taken from another allocator's pool")
+        first, second = state.pool
+        memset(&freed, 0, sizeof(AddressList))
+        memset(&created, 0, sizeof(AddressList))
+        arrange_state(&arrangement, state.segments)
+        try:
+            self.enter()
+            with nogil:
+                ok = checkpoint_restore(
+                    self.engine, first, second, &arrangement, context, &freed, &created, &failure)
+                engine_leave(self.engine)
+            if not ok:
+                raise self.failed(&failure)
+            return ([freed.addresses[i] for i in range(freed.count)],
+                    [created.addresses[i] for i in range(created.count)])
+        finally:
+            arrangement_clear(&arrangement)
+            free(freed.addresses)
+            free(created.addresses)
+
+    # --- peers ---
+
+    def enable_peer_access(self, peer):
+        cdef device_t other = peer
+        cdef Backend* table = &self.device.table
+        cdef Failure failure
+        cdef status_t status = OK
+        cdef bint ok
+        if table.peer_enable == NULL:
+            raise RequestError(f"{self.device.name} has no peers")
+        with nogil:
+            status = table.peer_enable(table.self, other)
+        if status != OK:
+            raise device_error(table, status, "peer_enable")
+        self.enter()
+        with nogil:
+            ok = engine_add_peer(self.engine, other, &failure)
+            engine_leave(self.engine)
+        if not ok:
+            raise self.failed(&failure)
+
+    # --- for tools and tests ---
+
+    def pending_events(self):
+        cdef StreamRecord* stream
+        cdef PendingEvent* pending
+        cdef bint inside = engine_is_inside(self.engine)
+        cdef list events = []
+        if not inside:
+            self.enter()
+        stream = self.engine.first_waiting
+        while stream != NULL:
+            pending = stream.first
+            while pending != NULL:
+                events.append((stream.handle, pending.event, pending.block.address))
+                pending = pending.next
+            stream = stream.next_waiting
+        if not inside:
+            engine_leave(self.engine)
+        return events
+
+    def check_invariants(self):
+        self.enter()
+        try:
+            check_engine(self.engine)
+        finally:
+            engine_leave(self.engine)
+
+
+cdef int flatten(dict flat, str prefix, dict nested) except -1:
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flatten(flat, f"{prefix}{key}.", value)
+        else:
+            flat[prefix + key] = value
+    return 0
+
+
+cdef tuple state_of_segments(const Arrangement* arrangement):
+    """A pool's arrangement as records that people can read."""
+    cdef const SegmentCopy* segment
+    cdef const BlockCopy* block
+    cdef size_t i, j
+    cdef list segments = []
+    for i in range(arrangement.segment_count):
+        segment = &arrangement.segments[i]
+        blocks = []
+        for j in range(segment.block_count):
+            block = &arrangement.blocks[segment.first_block + j]
+            blocks.append(BlockState(
+                block.address, block.size, block.state == STATE_ALLOCATED, block.state != STATE_UNMAPPED))
+        segments.append(SegmentState(
+            segment.address, segment.stream, bool(segment.is_small), bool(segment.is_expandable), tuple(blocks)))
+    return tuple(segments)
+
+
+cdef int arrange_state(Arrangement* arrangement, tuple segments) except -1:
+    """The other way: what `restore_pool` hands to the engine."""
+    cdef SegmentCopy* segment
+    cdef BlockCopy* block
+    memset(arrangement, 0, sizeof(Arrangement))
+    arrangement.segments = <SegmentCopy*> calloc(len(segments) + 1, sizeof(SegmentCopy))
+    arrangement.blocks = <BlockCopy*> calloc(sum(len(state.blocks) for state in segments) + 1, sizeof(BlockCopy))
+    if arrangement.segments == NULL or arrangement.blocks == NULL:
+        arrangement_clear(arrangement)
+        raise MemoryError("the host has no memory for a pool's state")
+    for state in segments:
+        segment = &arrangement.segments[arrangement.segment_count]
+        arrangement.segment_count += 1
+        segment.address = state.address
+        segment.first_block = arrangement.block_count
+        segment.block_count = len(state.blocks)
+        for recorded in state.blocks:
+            block = &arrangement.blocks[arrangement.block_count]
+            arrangement.block_count += 1
+            block.address = recorded.address
+            block.size = recorded.size
+            block.state = (STATE_UNMAPPED if not recorded.mapped
+                           else STATE_ALLOCATED if recorded.in_use else STATE_INACTIVE)
+    return 0
