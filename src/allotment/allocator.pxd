@@ -1,6 +1,6 @@
 from allotment.core.backend cimport Device
 from allotment.core.model cimport Engine, Failure, PoolOwner
-from allotment.core.types cimport address_t, stream_t
+from allotment.core.types cimport address_t, stream_t, thread_t
 
 cdef class Allocator:
     cdef Engine* engine
@@ -13,6 +13,7 @@ cdef class Allocator:
     cdef object __weakref__
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef object allocate(self, object size, object stream, thread_t thread)
     cdef int enter(self) except -1
     cdef int raise_out_of_memory(self, object error) except -1
     cdef object failed(self, const Failure* failure)

@@ -36,7 +36,7 @@ from allotment.core.stats cimport SMALL, stats_nested, stats_reset_accumulated, 
 from allotment.core.trace cimport (
     TraceRecord, trace_clear, trace_listen, trace_nth, trace_track)
 from allotment.core.tuning cimport fill_tuning
-from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
+from allotment.core.types cimport address_t, bytes_t, device_t, stream_t, thread_t
 from allotment.core.walk cimport (
     STATE_ALLOCATED, STATE_INACTIVE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_segments)
@@ -48,7 +48,7 @@ from allotment import config, texts
 from allotment.backends import open_device
 from allotment.buffer import Buffer
 from allotment.errors import (
-    CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError)
+    AddressError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError)
 from allotment.pools import BlockState, Pool, PoolState, SegmentState
 
 cdef enum:
@@ -199,7 +199,7 @@ cdef class Allocator:
     # --- allocating and freeing ---
 
     def malloc(self, size, stream=0):
-        return self.malloc_as(size, stream, 0)
+        return self.allocate(size, stream, 0)
 
     def free(self, address):
         cdef address_t value
@@ -207,7 +207,7 @@ cdef class Allocator:
             try:
                 value = PyLong_AsUnsignedLongLong(address)
             except OverflowError:
-                value = 1
+                raise AddressError(f"invalid device pointer: {address} is no address", address) from None
         else:
             value = operator.index(address)
         if value != 0:
@@ -242,7 +242,7 @@ cdef class Allocator:
         if not ok:
             raise self.failed(&failure)
 
-    def malloc_as(self, size, stream, thread):
+    cdef object allocate(self, object size, object stream, thread_t thread):
         cdef Engine* engine = self.engine
         cdef Request request
         cdef Block* block = NULL
@@ -787,6 +787,9 @@ cdef class Allocator:
             raise self.failed(&failure)
 
     # --- for tools and tests ---
+
+    def malloc_as(self, size, stream, thread):
+        return self.allocate(size, stream, thread)
 
     def pending_events(self):
         cdef StreamRecord* stream
