@@ -61,9 +61,9 @@ def test_the_size_of_a_block_in_use_is_never_stale():
 
 
 RECORDED = (
-    "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 1.00 GiB is free. "
-    "Process 1160 has 1.51 GiB memory in use. Including non-PyTorch memory, this process has 1.51 GiB memory in use. "
-    "{limit}Of the allocated memory 1.00 MiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
+    "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 1.00 GiB "
+    "is free. Process 1160 has 1.51 GiB memory in use. Including non-PyTorch memory, this process has 1.51 GiB memory "
+    "in use. {limit}Of the allocated memory 1.00 MiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
     "unallocated. If reserved ..."
 )
 

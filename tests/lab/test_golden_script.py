@@ -80,6 +80,12 @@ def test_free_memory_is_that_of_the_next_refusal():
     assert script.free_memory() == 12345
 
 
+def test_without_a_trace_free_memory_is_what_the_text_tells():
+    script = GoldenScript([], total_memory=GIB)
+    script.begin_op({"op": "alloc", "size": 1, "oom": "... of which 120.48 GiB is free. Process 7 has ..."})
+    assert f"{script.free_memory() / GIB:.2f}" == "120.48"
+
+
 def test_an_event_has_finished_if_its_block_completes_now():
     script = script_of(Entry("free_completed", 512, 100, 0), Entry("alloc", 512, 100, 0))
     script.allocator = Queues((1, 71, 512), (1, 72, 1024), (2, 73, 2048))

@@ -25,7 +25,17 @@ SIZE_END = 1 << 64
 TOTAL_MEMORY_END = 1 << 50
 
 ACTIONS = frozenset(
-    "alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap snapshot oom".split()
+    [
+        "alloc",
+        "free_completed",
+        "free_requested",
+        "oom",
+        "segment_alloc",
+        "segment_free",
+        "segment_map",
+        "segment_unmap",
+        "snapshot",
+    ]
 )
 
 Op = dict[str, Any]

@@ -8,6 +8,7 @@ stays sound and the difference shows in the comparison.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -115,6 +116,8 @@ class GoldenScript:
         return False
 
     def free_memory(self) -> int:
+        if not self._traced:
+            return _free_memory_told(self._op.get("oom", ""))
         oom = self.tape.find(lambda entry: entry.action == "oom")
         return oom.address if oom else 0
 
@@ -162,6 +165,16 @@ class GoldenScript:
         address = self._made_up
         self._made_up += -(-size // PAGE) * PAGE
         return address
+
+
+_FREE_MEMORY = re.compile(r"of which (\d{1,9}(?:\.\d\d)?) (bytes|KiB|MiB|GiB) is free\. ")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _free_memory_told(text: str) -> int:
+    """A number of bytes that reads like the one in the text of an out-of-memory error."""
+    told = _FREE_MEMORY.search(text)
+    return round(float(told[1]) * _UNITS[told[2]]) if told else 0
 
 
 class _Range:
