@@ -10,7 +10,7 @@ import pytest
 
 from allotment.cli import main
 from allotment.errors import UnsupportedError
-from allotment.lab import golden_file, golden_ops
+from allotment.lab import golden_file, golden_ops, golden_world
 from allotment.lab.conformance import check_file
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -404,7 +404,7 @@ class TestCommand:
 
     def test_invariants_are_checked_after_every_op_when_asked(self, monkeypatch):
         checks = []
-        original = golden_ops.world_of
+        original = golden_world.world_of
 
         class Watched:
             def __init__(self, allocator: Any) -> None:
@@ -416,7 +416,7 @@ class TestCommand:
             def check_invariants(self) -> None:
                 checks.append(self._allocator.check_invariants())
 
-        def watched(recording: golden_file.Recording) -> golden_ops.World:
+        def watched(recording: golden_file.Recording) -> golden_world.World:
             world = original(recording)
             world.allocator = Watched(world.allocator)
             return world

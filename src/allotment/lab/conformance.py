@@ -14,8 +14,9 @@ from typing import Any, Literal
 from allotment.errors import AllotmentError, FormatError, InvariantError, UnsupportedError
 from allotment.lab.golden_compare import Difference, compare, compare_segments, compare_stats
 from allotment.lab.golden_file import Entry, Op, Recording, read_recording
-from allotment.lab.golden_ops import OPERATIONS, SHAPES, World, world_of
+from allotment.lab.golden_ops import OPERATIONS, SHAPES
 from allotment.lab.golden_trace import TraceMismatch
+from allotment.lab.golden_world import World, world_of
 
 Status = Literal["equal", "different", "not_yet", "bad"]
 
