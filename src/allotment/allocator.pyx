@@ -526,7 +526,7 @@ cdef class Allocator:
         self.most_annotations = most
         engine_leave(engine)
 
-    def record_annotation(self, **pairs):
+    def record_annotation(self, pairs):
         if self.engine.trace.history:
             self.annotations.append({**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000})
             del self.annotations[:-self.most_annotations]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from allotment.core.history import set_user_metadata
 from allotment.errors import (
     AllotmentError,
     DeviceError,
@@ -104,13 +105,18 @@ def attempt(
 # Requests and frees.
 
 
+def thread_number(recorded: int) -> int:
+    """A recording counts threads from 0, which stands for "the calling one" in the allocator."""
+    return recorded + 1
+
+
 @operation(
     id=NUMBER, size=SIZE, stream=STREAM, addr=optional(ADDRESS), oom=optional(TEXT), thread=optional(THREAD)
 )
 def alloc(world: World, op: Op) -> None:
     try:
         address = attempt(
-            op, lambda: world.allocator.malloc_as(op["size"], world.stream(op), op.get("thread", 0)), PoolError
+            op, lambda: world.allocator.malloc_as(op["size"], world.stream(op), thread_number(op.get("thread", 0))), PoolError
         )
     except OutOfMemoryError as error:
         text = pytorch_out_of_memory(error.facts)
@@ -199,7 +205,7 @@ def pool_begin(world: World, op: Op) -> None:
     stream = thread = None
     match op.get("filter", "all"):
         case "thread":
-            thread = required(op, "thread")
+            thread = thread_number(required(op, "thread"))
         case "stream":
             stream = world.streams[required(op, "stream")]
         case "all":
@@ -418,7 +424,7 @@ def history(world: World, op: Op) -> None:
 
 @operation(text=TEXT)
 def metadata(world: World, op: Op) -> None:
-    world.allocator.set_user_metadata(op["text"])
+    set_user_metadata(op["text"])
 
 
 @operation(name=TEXT)

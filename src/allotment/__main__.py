@@ -1,0 +1,5 @@
+"""`python -m allotment` is the command `allotment`."""
+
+from allotment.cli import main
+
+main()
