@@ -5,6 +5,8 @@ interpreter lock only *tries* the engine's; if that fails it lets the interprete
 that hits the cache keeps the interpreter lock throughout; one that has to ask the device lets it go.
 """
 
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong, PyLong_CheckExact
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -30,6 +32,7 @@ from allotment.core.policy cimport largest_free_block
 from allotment.core.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
 from allotment.core.raising cimport device_error
+from allotment.core.sharing cimport SharedHandle, share_block
 from allotment.core.sizes cimport Tuning
 from allotment.core.snapshot cimport action_name, action_number, segment_dicts, trace_dict
 from allotment.core.stats cimport SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak
@@ -42,6 +45,7 @@ from allotment.core.walk cimport (
     walk_segments)
 
 import operator
+import os
 import time
 
 from allotment import config, texts
@@ -66,18 +70,25 @@ cdef size_t NO_END = <size_t> 1 << 62
 
 # --- functions of the user's, called from inside the engine --------------------------------------------------
 
-cdef void report_unraisable(object who) noexcept:
-    """An exception that has nowhere to go: the engine cannot carry it. pre: inside an except clause"""
+cdef extern from "Python.h":
+    void Py_INCREF(object)
+    void Py_DECREF(object)
+
+
+cdef int write_unraisable(object who) except -1:
+    """An exception that the engine cannot carry. pre: inside an except clause"""
     import sys
-    kind, error, traceback = sys.exc_info()
-    sys.unraisablehook(sys.UnraisableHookArgs((kind, error, traceback, None, who)))
+    import traceback
+    print(f"Exception ignored in {who!r}, which the allocator called:", file=sys.stderr)
+    traceback.print_exc()
+    return 0
 
 
 cdef bint call_free_memory(void* callback) noexcept with gil:
     try:
         return bool((<object> callback)())
     except BaseException:
-        report_unraisable(<object> callback)
+        write_unraisable(<object> callback)
         return False
 
 
@@ -85,7 +96,7 @@ cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil:
     try:
         return bool((<object> accepts)(stream))
     except BaseException:
-        report_unraisable(<object> accepts)
+        write_unraisable(<object> accepts)
         return False
 
 
@@ -95,29 +106,26 @@ cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with
             tracker(action_name(record.action), record.address, record.size, record.stream,
                     (record.pool_first, record.pool_second))
         except BaseException:
-            report_unraisable(tracker)
+            write_unraisable(tracker)
 
 
 cdef address_t call_raw_alloc(void* allocator, bytes_t size, stream_t stream) noexcept with gil:
     try:
-        return (<object> allocator).raw_alloc(size, stream) or 0
+        return (<object> allocator).allocate(size, stream) or 0
     except MemoryError:
         return 0
     except BaseException:
-        report_unraisable(<object> allocator)
+        write_unraisable(<object> allocator)
         return 0
 
 
-cdef void call_raw_delete(void* allocator, address_t address) noexcept with gil:
+cdef void call_raw_delete(void* allocator, address_t address, bytes_t size, stream_t stream) noexcept with gil:
     try:
-        (<object> allocator).raw_delete(address)
+        (<object> allocator).free(address, size, stream)
     except BaseException:
-        report_unraisable(<object> allocator)
+        write_unraisable(<object> allocator)
 
 
-cdef extern from "Python.h":
-    void Py_INCREF(object)
-    void Py_DECREF(object)
 
 
 cdef void drop_reference(void* owned) noexcept with gil:
@@ -126,6 +134,7 @@ cdef void drop_reference(void* owned) noexcept with gil:
 
 # --- the allocator -------------------------------------------------------------------------------------------
 
+@cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
 cdef class Allocator:
     def __cinit__(self, device="host", *, settings=None, limit=None):
         cdef Tuning tuning
@@ -765,7 +774,24 @@ cdef class Allocator:
             free(freed.addresses)
             free(created.addresses)
 
-    # --- peers ---
+    # --- peers and sharing ---
+
+    def share(self, address):
+        cdef SharedHandle handle
+        cdef Failure failure
+        cdef address_t wanted = address
+        cdef long pid = os.getpid()
+        cdef bint ok
+        self.enter()
+        with nogil:
+            ok = share_block(self.engine, wanted, pid, &handle, &failure)
+            engine_leave(self.engine)
+        try:
+            if not ok:
+                raise self.failed(&failure)
+            return handle.offset, PyBytes_FromStringAndSize(<char*> handle.bytes, handle.length)
+        finally:
+            free(handle.bytes)
 
     def enable_peer_access(self, peer):
         cdef device_t other = peer

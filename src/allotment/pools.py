@@ -66,8 +66,8 @@ class Pool:
     """Memory of its own: inside `with pool:`, this thread's requests are served from it and nowhere else.
 
     `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
-    `allocator` (an object with raw_alloc(size, stream) and raw_delete(address)) is where its segments
-    come from. Its cached memory goes back when the pool is closed or forgotten; blocks still in use then
+    `allocator` (an object with allocate(size, stream) and free(address, size, stream)) is where its segments
+    come from; address 0, None or a MemoryError of `allocate` means that it is out of memory. Its cached memory goes back when the pool is closed or forgotten; blocks still in use then
     keep theirs until they are freed and the cache is emptied.
     """
 

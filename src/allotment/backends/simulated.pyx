@@ -7,19 +7,22 @@ twice. A script (see the stub) can answer instead: addresses, refusals and event
 Nothing here needs the interpreter lock unless there is a script.
 """
 
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset, strlen
 
 from allotment.core.backend cimport (
-    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PEERS, CAN_VIRTUAL, DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY,
-    Backend, Device, status_t)
+    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PEERS, CAN_SHARE, CAN_VIRTUAL, DEVICE_ERROR, INVALID, NOT_READY, OK,
+    OUT_OF_MEMORY, SHARE_DESCRIPTOR, Backend, Device, share_t, status_t)
 from allotment.core.lock cimport lock_give, lock_try, lock_wait
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
-from allotment.core.raising cimport device_error
+from allotment.core.raising cimport device_error, keep_failure
 from allotment.core.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
+
+import sys
 
 from allotment.errors import RequestError
 
@@ -78,7 +81,6 @@ cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil:
 cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t* answer) noexcept with gil:
     """Ask the script, with the device's lock held; NOT_READY if it leaves this to the device, OUT_OF_MEMORY if it says None or False."""
     try:
-        answerer = None
         answerer = getattr(<object> device.script, method, None)
         if answerer is None:
             return NOT_READY
@@ -87,9 +89,8 @@ cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t
             return OUT_OF_MEMORY
         answer[0] = said
         return OK
-    except BaseException as error:
-        import sys
-        sys.unraisablehook(sys.UnraisableHookArgs((type(error), error, error.__traceback__, None, answerer)))
+    except BaseException:
+        keep_failure(device, DEVICE_ERROR, sys.exc_info()[1])
         return DEVICE_ERROR
 
 
@@ -655,6 +656,28 @@ cdef status_t peer_enable(void* self, device_t other) noexcept nogil:
     return OK
 
 
+cdef status_t segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
+                             size_t* length) noexcept nogil:
+    """Handles have the driver's form; nobody can open one, since there is nothing behind it."""
+    cdef Simulation* device = <Simulation*> self
+    if size_at(&device.segments, base) == 0 or capacity < 64:
+        return INVALID
+    memset(handle, 0, 64)
+    memcpy(handle, &base, sizeof(address_t))
+    length[0] = 64
+    return OK
+
+
+cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
+                           size_t* length) noexcept nogil:
+    cdef Simulation* device = <Simulation*> self
+    if map_get(&device.chunks, chunk) == NULL or kind != SHARE_DESCRIPTOR or capacity < 4:
+        return INVALID
+    memcpy(handle, &chunk, 4)
+    length[0] = 4
+    return OK
+
+
 cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
     cdef const char* words = b"the simulated device refused"
     cdef size_t length = min(strlen(words), capacity)
@@ -662,6 +685,7 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
     return length
 
 
+@cython.no_gc_clear     # an allocator that is collected with the device gives its memory back to it
 cdef class SimulatedDevice(Device):
     def __cinit__(self, capacity, index=0, script=None):
         cdef Backend* table = &self.table
@@ -680,7 +704,7 @@ cdef class SimulatedDevice(Device):
             raise MemoryError("no memory for a simulated device's records")
         self.name = f"sim:{capacity}" + (f"#{index}" if index else "")
         table.device = index
-        table.capabilities = CAN_VIRTUAL | CAN_EVENTS | CAN_CAPTURE | CAN_PEERS | CAN_COPY
+        table.capabilities = CAN_VIRTUAL | CAN_EVENTS | CAN_CAPTURE | CAN_PEERS | CAN_SHARE | CAN_COPY
         table.segment_allocate = segment_allocate
         table.segment_free = segment_free
         table.range_reserve = range_reserve
@@ -711,6 +735,8 @@ cdef class SimulatedDevice(Device):
         table.memory_info = memory_info
         table.copy = copy
         table.peer_enable = peer_enable
+        table.segment_export = segment_export
+        table.chunk_export = chunk_export
         table.describe = describe
 
     def __dealloc__(self):

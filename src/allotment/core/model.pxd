@@ -129,7 +129,7 @@ cdef struct BlockPool:
 cdef struct RawAllocator:
     # Where a private pool gets its segments from, if not from the device. A refusal is address 0.
     address_t (*allocate)(void* self, bytes_t size, stream_t stream) noexcept nogil
-    void (*free)(void* self, address_t address) noexcept nogil
+    void (*free)(void* self, address_t address, bytes_t size, stream_t stream) noexcept nogil
     void (*drop)(void* self) noexcept nogil     # the pool is gone and needs it no more
     void* self
 

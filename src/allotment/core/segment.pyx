@@ -92,7 +92,7 @@ cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failur
     cdef int size_class = block.shelf.pool.size_class
     cdef status_t status
     if owner.allocator.free != NULL:
-        owner.allocator.free(owner.allocator.self, block.address)
+        owner.allocator.free(owner.allocator.self, block.address, block.size, block.shelf.stream.handle)
     else:
         status = backend.segment_free(backend.self, block.address, block.size)
         if status != OK:

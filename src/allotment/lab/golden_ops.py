@@ -277,7 +277,7 @@ def required(op: Op, name: str) -> Any:
 def capture_begin(world: World, op: Op) -> None:
     stream = world.stream(op)
     if not world.graphs:
-        world.generator_state = [world.allocator.malloc_as(8, stream, 0) for _ in range(2)]
+        world.generator_state = [world.allocator.malloc_as(8, stream, thread_number(0)) for _ in range(2)]
     if op["mempool_id"] is None:
         world.graph_ids += 1
         pool = (world.graph_ids, 0)
