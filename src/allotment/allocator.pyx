@@ -7,7 +7,7 @@ that hits the cache keeps the interpreter lock throughout; one that has to ask t
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong, PyLong_CheckExact
+from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -20,14 +20,15 @@ from allotment.core.engine cimport (
     allocate_direct, asks_nobody, engine_add_peer, engine_base, engine_create, engine_destroy, engine_empty_cache,
     engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_try_enter,
     policy_hit, policy_miss, request_begin, request_deliver, serve)
-from allotment.core.frees cimport free_address, free_later
+from allotment.core.frees cimport free_later, free_special, is_freed_at_once
 from allotment.core.history cimport capture_stack
 from allotment.core.invariants cimport check_engine
 from allotment.core.model cimport (
     FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine,
     Failure, Filter, FreeMemoryCallback, PendingEvent, PoolOwner, Range, RawAllocator, Request, StreamRecord)
+from allotment.core.numbers cimport int_value, is_plain_int
 from allotment.core.outcome cimport failure_error
-from allotment.core.pointer_map cimport map_get
+from allotment.core.pointer_map cimport map_pop
 from allotment.core.policy cimport largest_free_block
 from allotment.core.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
@@ -64,6 +65,7 @@ cdef enum Level:                # contexts are gathered for
     ALLOC                       # and entries of the history
     EVERYTHING                  # and frees in their own right
 
+cdef object DEFAULT_STREAM = 0
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
 
@@ -135,6 +137,7 @@ cdef void drop_reference(void* owned) noexcept with gil:
 # --- the allocator -------------------------------------------------------------------------------------------
 
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
+@cython.final
 cdef class Allocator:
     def __cinit__(self, device="host", *, settings=None, limit=None):
         cdef Tuning tuning
@@ -187,7 +190,9 @@ cdef class Allocator:
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         """The handle of a stream given as a number, which is trusted, or as an object, which is checked."""
-        if PyLong_CheckExact(stream):
+        if stream is DEFAULT_STREAM:
+            return 0
+        if is_plain_int(stream):
             try:
                 return PyLong_AsUnsignedLongLong(stream)
             except OverflowError:
@@ -210,15 +215,13 @@ cdef class Allocator:
     def malloc(self, size, stream=0):
         return self.allocate(size, stream, 0)
 
-    def free(self, address):
-        cdef address_t value
-        if PyLong_CheckExact(address):
-            try:
-                value = PyLong_AsUnsignedLongLong(address)
-            except OverflowError:
-                raise AddressError(f"invalid device pointer: {address} is no address", address) from None
-        else:
-            value = operator.index(address)
+    def free(self, address, /):
+        cdef long long value = 0
+        if not is_plain_int(address):
+            address = operator.index(address)
+        if not int_value(address, &value) or value < 0:
+            # No device of ours has addresses in the upper half.
+            raise AddressError(f"invalid device pointer: {address} is no address", address)
         if value != 0:
             self.release_address(value)
 
@@ -256,12 +259,10 @@ cdef class Allocator:
         cdef Request request
         cdef Block* block = NULL
         cdef address_t address = 0
-        cdef long long wanted
-        cdef int overflow = 0
-        if not PyLong_CheckExact(size):
+        cdef long long wanted = -1
+        if not is_plain_int(size):
             size = operator.index(size)
-        wanted = PyLong_AsLongLongAndOverflow(size, &overflow)
-        if wanted <= 0 or (wanted >> ABSURD_POWER) != 0 or overflow != 0:
+        if not int_value(size, &wanted) or wanted <= 0 or (wanted >> ABSURD_POWER) != 0:
             if wanted == 0:
                 return 0
             self.refuse_size(size)
@@ -323,13 +324,13 @@ cdef class Allocator:
                 return 0
             with nogil:
                 engine_enter(engine)
-        block = <Block*> map_get(&engine.blocks, address)
-        if block != NULL and block.uses == NULL:
+        block = <Block*> map_pop(&engine.blocks, address)
+        if is_freed_at_once(block):
             take_back(engine, block, context)
             complete_free(engine, block, context)
         else:
             with nogil:
-                ok = free_address(engine, address, context, &failure)
+                ok = free_special(engine, block, address, context, &failure)
         engine_leave(engine)
         if not ok:
             raise self.failed(&failure)

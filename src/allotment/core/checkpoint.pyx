@@ -5,12 +5,12 @@ from libc.stdlib cimport realloc
 from allotment.core.block cimport complete_free, hand_out, take_back
 from allotment.core.checkpoint cimport AddressList
 from allotment.core.failure cimport host_memory_failed
-from allotment.core.frees cimport free_used_block
+from allotment.core.frees cimport free_address
 from allotment.core.model cimport (
     FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
     Failure, PoolOwner, Range)
 from allotment.core.pointer_map cimport (
-    PointerMap, map_clear, map_get, map_init, map_put, map_reserve)
+    PointerMap, map_clear, map_get, map_init, map_pop, map_put, map_reserve)
 from allotment.core.pool cimport pool_find, unshelve
 from allotment.core.slab cimport slab_reserve
 from allotment.core.streams cimport flush_deferred
@@ -122,17 +122,11 @@ cdef bint free_all(Engine* engine, PoolOwner* owner, uint32_t context, AddressLi
                    Failure* failure) noexcept nogil:
     """Free every block of a pool that is in use, in its own range's order."""
     cdef size_t i
-    cdef Block* block
     if not pool_addresses(engine, owner.first, owner.second, freed, failure):
         return False
     for i in range(freed.count):
-        block = <Block*> map_get(&engine.blocks, freed.addresses[i])
-        if block.uses != NULL:
-            if not free_used_block(engine, block, context, failure):
-                return False
-        else:
-            take_back(engine, block, context)
-            complete_free(engine, block, context)
+        if not free_address(engine, freed.addresses[i], context, failure):
+            return False
     return True
 
 
@@ -157,6 +151,7 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
             created.addresses[created.count] = block.address
             created.count += 1
         elif then.state != STATE_UNMAPPED:
+            map_pop(&engine.blocks, block.address)
             take_back(engine, block, context)
             complete_free(engine, block, context)
         block = block.next

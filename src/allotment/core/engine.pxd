@@ -13,20 +13,23 @@ A request is three steps, so that a caller can let go of the interpreter lock on
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment.core.backend cimport Backend
+from allotment.core.backend cimport CAN_VIRTUAL, Backend
+from allotment.core.block cimport hand_out
+from allotment.core.failure cimport host_memory_failed
 from allotment.core.frees cimport finish_late_frees, free_address
 from allotment.core.lock cimport lock_give, lock_is_mine, lock_try, lock_wait
-from allotment.core.model cimport Block, Engine, Failure, Request
-from allotment.core.policy cimport policy_hit, policy_miss
-from allotment.core.sizes cimport Tuning
-from allotment.core.streams cimport anything_waits
+from allotment.core.model cimport NO_FAILURE, Block, Engine, Failure, PoolOwner, Request, StreamRecord
+from allotment.core.pointer_map cimport map_reserve
+from allotment.core.policy cimport policy_hit, policy_miss, policy_splits
+from allotment.core.pool cimport pool_for_size, route_request, shelf_for, shelve
+from allotment.core.sizes cimport Tuning, round_size
+from allotment.core.slab cimport slab_reserve
+from allotment.core.streams cimport anything_waits, poll_events, reuse_in_capture, stream_for
 from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
 
 cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* failure) noexcept nogil
 cdef bint engine_destroy(Engine* engine) noexcept nogil
 
-cdef bint request_begin(Engine* engine, Request* request) noexcept nogil
-cdef Block* request_deliver(Engine* engine, Request* request, Block* block) noexcept nogil
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
 
 cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil
@@ -62,6 +65,40 @@ cdef inline bint asks_nobody(const Engine* engine) noexcept nogil:
     """Whether a request that hits the cache is served without a call to the device or anybody's function."""
     return (not anything_waits(engine) or engine.routes != NULL and not engine.tuning.stream_reuse) \
         and engine.impure_routes == 0
+
+
+cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
+    cdef PoolOwner* owner = &engine.defaults
+    cdef StreamRecord* stream
+    request.failure.reason = NO_FAILURE
+    if engine.routes == NULL:
+        if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
+            return False
+    else:
+        if engine.tuning.stream_reuse and not reuse_in_capture(
+                engine, request.stream, request.context, &request.failure):
+            return False
+        owner = route_request(engine, request)
+    request.rounded = round_size(&engine.tuning, request.size)
+    stream = stream_for(engine, request.stream)
+    if stream == NULL:
+        return host_memory_failed(&request.failure)
+    request.shelf = shelf_for(engine, pool_for_size(owner, request.rounded), stream)
+    if request.shelf == NULL:
+        return host_memory_failed(&request.failure)
+    request.expandable = (engine.tuning.expandable and owner.allocator.allocate == NULL
+                          and engine.backend.capabilities & CAN_VIRTUAL != 0)
+    return True
+
+
+cdef inline Block* request_deliver(Engine* engine, Request* request, Block* block) noexcept nogil:
+    """Hand a block out that was found for a request. pre: on no shelf"""
+    if not (slab_reserve(&engine.block_slab, 1) and map_reserve(&engine.blocks)):
+        shelve(block)
+        host_memory_failed(&request.failure)
+        return NULL
+    return hand_out(engine, block, request.rounded, request.size,
+                    policy_splits(engine, block, request.rounded, request.expandable), request.context)
 
 
 cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:

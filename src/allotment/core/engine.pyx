@@ -2,25 +2,22 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from allotment.core.backend cimport CAN_VIRTUAL, OK, OUT_OF_MEMORY, Backend, status_t
-from allotment.core.block cimport hand_out
+from allotment.core.backend cimport OK, OUT_OF_MEMORY, Backend, status_t
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
     PEERS_MOST, Block, Chunk, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route, StreamRecord,
     StreamUse)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
-from allotment.core.policy cimport policy_splits
 from allotment.core.pool cimport (
-    is_plain, owner_clear, owner_init, pool_delete, pool_find, pool_for_size, route_end, route_find, route_request,
-    shelf_for, shelve)
+    is_plain, owner_clear, owner_init, pool_delete, pool_find, route_end, route_find)
 from allotment.core.ranges cimport grant_access
 from allotment.core.reclaim cimport drop_ranges, release_everything, release_one_pool
-from allotment.core.sizes cimport Tuning, round_size, segment_size
-from allotment.core.slab cimport slab_clear, slab_init, slab_reserve
+from allotment.core.sizes cimport Tuning
+from allotment.core.slab cimport slab_clear, slab_init
 from allotment.core.stats cimport stats_init
 from allotment.core.streams cimport (
-    anything_waits, forget_capture, poll_events, reuse_in_capture, stream_for, streams_clear, use_record)
+    forget_capture, stream_for, streams_clear, use_record)
 from allotment.core.trace cimport trace_clear, trace_init
 from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
 
@@ -103,41 +100,6 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
 
 
 # --- requests ----------------------------------------------------------------------------------------------
-
-cdef bint request_begin(Engine* engine, Request* request) noexcept nogil:
-    cdef PoolOwner* owner = &engine.defaults
-    cdef StreamRecord* stream
-    request.failure.reason = NO_FAILURE
-    if engine.routes == NULL:
-        if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
-            return False
-    else:
-        if engine.tuning.stream_reuse and not reuse_in_capture(
-                engine, request.stream, request.context, &request.failure):
-            return False
-        owner = route_request(engine, request)
-    request.rounded = round_size(&engine.tuning, request.size)
-    request.segment = segment_size(&engine.tuning, request.rounded)
-    stream = stream_for(engine, request.stream)
-    if stream == NULL:
-        return host_memory_failed(&request.failure)
-    request.shelf = shelf_for(engine, pool_for_size(owner, request.rounded), stream)
-    if request.shelf == NULL:
-        return host_memory_failed(&request.failure)
-    request.expandable = (engine.tuning.expandable and owner.allocator.allocate == NULL
-                          and engine.backend.capabilities & CAN_VIRTUAL != 0)
-    return True
-
-
-cdef Block* request_deliver(Engine* engine, Request* request, Block* block) noexcept nogil:
-    """Hand a block out that was found for a request. pre: on no shelf"""
-    if not (slab_reserve(&engine.block_slab, 1) and map_reserve(&engine.blocks)):
-        shelve(block)
-        host_memory_failed(&request.failure)
-        return NULL
-    return hand_out(engine, block, request.rounded, request.size,
-                    policy_splits(engine, block, request.rounded, request.expandable), request.context)
-
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
     """Past the cache: a device allocation of exactly the request. No counter moves."""

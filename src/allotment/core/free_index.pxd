@@ -99,7 +99,10 @@ cdef inline void index_remove(Shelf* shelf, Block* block) noexcept nogil:
         tree_remove(&shelf.tree, block)
         return
     bin = block.size // MIN_BLOCK - 1
-    tree_remove(&shelf.bins[bin], block)
+    if shelf.bins[bin] == block and block.left == NULL and block.right == NULL:
+        shelf.bins[bin] = NULL
+    else:
+        tree_remove(&shelf.bins[bin], block)
     if shelf.bins[bin] == NULL:
         shelf.words[bin >> 6] &= ~((<uint64_t> 1) << (bin & 63))
         if shelf.words[bin >> 6] == 0:

@@ -7,10 +7,28 @@ left: never inside the other operation.
 
 from libc.stdint cimport uint32_t
 
+from allotment.core.block cimport complete_free, take_back
 from allotment.core.model cimport Block, Engine, Failure
+from allotment.core.pointer_map cimport map_pop
 from allotment.core.types cimport address_t
 
 cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
-cdef bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil
+cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t context,
+                       Failure* failure) noexcept nogil
 cdef bint free_later(Engine* engine, address_t address) noexcept nogil
 cdef void finish_late_frees(Engine* engine) noexcept nogil
+
+
+cdef inline bint is_freed_at_once(const Block* block) noexcept nogil:
+    """Whether freeing what was found at an address asks nobody."""
+    return block != NULL and block.uses == NULL
+
+
+cdef inline bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
+    """pre: address != 0"""
+    cdef Block* block = <Block*> map_pop(&engine.blocks, address)
+    if not is_freed_at_once(block):
+        return free_special(engine, block, address, context, failure)
+    take_back(engine, block, context)
+    complete_free(engine, block, context)
+    return True

@@ -5,14 +5,18 @@ from libc.stdlib cimport realloc
 from allotment.core.backend cimport OK, status_t
 from allotment.core.block cimport complete_free, take_back
 from allotment.core.failure cimport device_failed
+from allotment.core.frees cimport free_address
 from allotment.core.model cimport FAILED_ADDRESS, Block, Engine, Failure, Markers
-from allotment.core.pointer_map cimport map_get, map_pop
+from allotment.core.pointer_map cimport map_get, map_pop, map_put
 from allotment.core.streams cimport defer, events_attach, markers_gather
 from allotment.core.types cimport address_t, bytes_t
 
 
 cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Free a block that other streams used. What can fail comes first: on failure it is still allocated."""
+    """Free a block that other streams used. What can fail comes first: on failure it is still allocated.
+
+    pre: out of the address map, to which the caller returns it on failure
+    """
     cdef Markers* markers = NULL
     if engine.routes == NULL:
         if not events_attach(engine, block, failure):
@@ -43,16 +47,15 @@ cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexc
     return True
 
 
-cdef bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
-    """pre: address != 0"""
-    cdef Block* block = <Block*> map_get(&engine.blocks, address)
+cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t context,
+                       Failure* failure) noexcept nogil:
+    """What was not a block of ours, or is one that other streams used. pre: a block is out of the address map"""
     if block == NULL:
         return free_direct(engine, address, failure)
-    if block.uses != NULL:
-        return free_used_block(engine, block, context, failure)
-    take_back(engine, block, context)
-    complete_free(engine, block, context)
-    return True
+    if free_used_block(engine, block, context, failure):
+        return True
+    map_put(&engine.blocks, address, block)
+    return False
 
 
 cdef bint free_later(Engine* engine, address_t address) noexcept nogil:

@@ -60,8 +60,17 @@ cdef extern from *:
     void allotment_owner_set(uint64_t* place, uint64_t value) noexcept nogil
     uint64_t allotment_owner_get(uint64_t* place) noexcept nogil
 
-cdef extern from "pythread.h" nogil:
-    unsigned long PyThread_get_thread_ident() noexcept
+cdef extern from *:
+    """
+    #include <pythread.h>
+    #if defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+    /* With glibc this is what pthread_self, and so Python's thread ident, returns; without the calls. */
+    #define allotment_this_thread() ((unsigned long) __builtin_thread_pointer())
+    #else
+    #define allotment_this_thread() PyThread_get_thread_ident()
+    #endif
+    """
+    uint64_t this_thread "allotment_this_thread"() noexcept nogil
 
 cdef struct Lock:
     long word           # 0 free, 1 held
@@ -70,7 +79,7 @@ cdef struct Lock:
 
 cdef inline bint lock_try(Lock* lock) noexcept nogil:
     if allotment_lock_take(&lock.word):
-        allotment_owner_set(&lock.owner, PyThread_get_thread_ident())
+        allotment_owner_set(&lock.owner, this_thread())
         return True
     return False
 
@@ -90,4 +99,4 @@ cdef inline void lock_give(Lock* lock) noexcept nogil:
 
 cdef inline bint lock_is_mine(Lock* lock) noexcept nogil:
     """Whether the calling thread holds the lock: only this thread can have written its own name there."""
-    return allotment_owner_get(&lock.owner) == PyThread_get_thread_ident()
+    return allotment_owner_get(&lock.owner) == this_thread()

@@ -14,10 +14,61 @@ block is found:
     8  out of memory
 """
 
-from allotment.core.model cimport Block, Engine, Request
+from allotment.core.free_index cimport index_best_fit
+from allotment.core.model cimport Block, Engine, Request, Shelf
+from allotment.core.pool cimport is_plain, unshelve
+from allotment.core.sizes cimport MIN_BLOCK, SMALL_SIZE
+from allotment.core.stats cimport SMALL
 from allotment.core.types cimport bytes_t
 
-cdef bint policy_splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil
-cdef Block* policy_hit(Engine* engine, Request* request) noexcept nogil
+cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil
+cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil
 cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil
 cdef bytes_t largest_free_block(Engine* engine) noexcept nogil
+
+
+cdef inline bint collects_garbage(const Engine* engine) noexcept nogil:
+    return engine.limited and engine.tuning.gc_threshold > 0
+
+
+cdef inline bint is_oversize_mismatch(const Engine* engine, const Block* block, bytes_t size) noexcept nogil:
+    """Oversize blocks serve oversize requests alone, and those that waste little of them."""
+    if size < engine.tuning.max_split:
+        return block.size >= engine.tuning.max_split
+    return block.size >= size + engine.tuning.max_non_split_rounding
+
+
+cdef inline Block* search(Engine* engine, Shelf* shelf, bytes_t size, bint expandable) noexcept nogil:
+    """Best fit, taken off its shelf; NULL if the best fit will not do (no second-best is looked for)."""
+    cdef Block* block
+    if collects_garbage(engine):
+        shelf.pool.search_count += 1
+    block = index_best_fit(shelf, size)
+    if block == NULL:
+        return NULL
+    if not is_plain(block):
+        if expandable:
+            block = prefer_closed_fit(shelf, block)
+        else:
+            block = skip_expandable(shelf, block)
+            if block == NULL:
+                return NULL
+    if is_oversize_mismatch(engine, block, size):
+        return NULL
+    unshelve(block)
+    return block
+
+
+cdef inline Block* policy_hit(Engine* engine, Request* request) noexcept nogil:
+    """Step 1: a block from the cache, off its shelf, or NULL."""
+    return search(engine, request.shelf, request.rounded, request.expandable)
+
+
+cdef inline bint policy_splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil:
+    """Whether a block gives only its front to a request of `size`. `expandable` is the request's, not the block's."""
+    cdef bytes_t rest = block.size - size
+    if block.shelf.pool.owner.no_split:
+        return False
+    if block.shelf.pool.size_class == SMALL or expandable:
+        return rest >= MIN_BLOCK
+    return size < engine.tuning.max_split and rest > SMALL_SIZE

@@ -10,20 +10,16 @@ from allotment.core.model cimport (
     FAILED_DEVICE, FAILED_OUT_OF_MEMORY, FILTER_THREAD, NO_FAILURE, Block, BlockPool, Engine,
     Failure, Filter, FreeMemoryCallback, PoolOwner, Request, Shelf)
 from allotment.core.pool cimport (
-    is_plain, is_split, pool_for_size, pool_release, route_begin, route_end, route_find, shelf_for, unshelve)
+    is_plain, is_split, pool_for_size, pool_release, route_begin, route_end, route_find, shelf_for)
 from allotment.core.reclaim cimport BlockList, list_append, list_sort, release_everything, release_segments
 from allotment.core.segment cimport segment_obtain, segment_release
-from allotment.core.sizes cimport MIN_BLOCK, SMALL_SIZE
-from allotment.core.stats cimport SMALL, tally_now
+from allotment.core.sizes cimport segment_size
+from allotment.core.stats cimport tally_now
 from allotment.core.trace cimport ACTION_OOM, trace_report
 from allotment.core.types cimport bytes_t
 
 
-# --- which block -------------------------------------------------------------------------------------------
-
-cdef inline bint collects_garbage(const Engine* engine) noexcept nogil:
-    return engine.limited and engine.tuning.gc_threshold > 0
-
+# --- which block: the expandable cases --------------------------------------------------------------------------
 
 cdef inline bytes_t size_with_room_to_grow(const Block* block) noexcept nogil:
     if block.next != NULL and not block.next.mapped:
@@ -46,49 +42,6 @@ cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil:
     while block != NULL and not is_plain(block):
         block = index_next(shelf, block)
     return block
-
-
-cdef inline bint is_oversize_mismatch(const Engine* engine, const Block* block, bytes_t size) noexcept nogil:
-    """Oversize blocks serve oversize requests alone, and those that waste little of them."""
-    if size < engine.tuning.max_split:
-        return block.size >= engine.tuning.max_split
-    return block.size >= size + engine.tuning.max_non_split_rounding
-
-
-cdef Block* search(Engine* engine, Shelf* shelf, bytes_t size, bint expandable) noexcept nogil:
-    """Best fit, taken off its shelf; NULL if the best fit will not do (no second-best is looked for)."""
-    cdef Block* block
-    if collects_garbage(engine):
-        shelf.pool.search_count += 1
-    block = index_best_fit(shelf, size)
-    if block == NULL:
-        return NULL
-    if not is_plain(block):
-        if expandable:
-            block = prefer_closed_fit(shelf, block)
-        else:
-            block = skip_expandable(shelf, block)
-            if block == NULL:
-                return NULL
-    if is_oversize_mismatch(engine, block, size):
-        return NULL
-    unshelve(block)
-    return block
-
-
-cdef Block* policy_hit(Engine* engine, Request* request) noexcept nogil:
-    """Step 1: a block from the cache, off its shelf, or NULL."""
-    return search(engine, request.shelf, request.rounded, request.expandable)
-
-
-cdef bint policy_splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil:
-    """Whether a block gives only its front to a request of `size`. `expandable` is the request's, not the block's."""
-    cdef bytes_t rest = block.size - size
-    if block.shelf.pool.owner.no_split:
-        return False
-    if block.shelf.pool.size_class == SMALL or expandable:
-        return rest >= MIN_BLOCK
-    return size < engine.tuning.max_split and rest > SMALL_SIZE
 
 
 # --- when to grow ------------------------------------------------------------------------------------------
@@ -223,6 +176,7 @@ cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil:
     """Steps 2 to 8: a block off its shelf, or NULL with the reason in request.failure."""
     cdef Block* block
     cdef bint enough
+    request.segment = segment_size(&engine.tuning, request.rounded)
     if engine.callbacks != NULL and run_callbacks(engine):
         finish_late_frees(engine)
         block = policy_hit(engine, request)

@@ -3,7 +3,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from allotment.core.backend cimport OK
-from allotment.core.lock cimport PyThread_get_thread_ident
+from allotment.core.lock cimport this_thread
 from allotment.core.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_HOST_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
     FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, BlockPool,
@@ -227,7 +227,7 @@ cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexce
         return filter.value == request.stream
     if filter.kind == FILTER_THREAD:
         if request.thread == 0:
-            request.thread = PyThread_get_thread_ident()
+            request.thread = this_thread()
         return filter.value == request.thread
     if filter.kind == FILTER_CAPTURE:
         if engine.backend.capture_status == NULL:

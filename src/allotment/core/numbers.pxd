@@ -1,0 +1,37 @@
+"""Numbers out of Python objects, on the hot path.
+
+Sizes and addresses are ints of one or two digits; those are read in place. The C API's own functions take
+as long as the allocation they are for.
+"""
+
+cdef extern from *:
+    """
+    #ifndef ALLOTMENT_NUMBERS
+    #define ALLOTMENT_NUMBERS
+    static inline int allotment_int_value(PyObject* number, long long* value) {
+    #if PY_VERSION_HEX >= 0x030C0000
+        if (PyUnstable_Long_IsCompact((PyLongObject*) number)) {
+            *value = (long long) PyUnstable_Long_CompactValue((PyLongObject*) number);
+            return 1;
+        }
+    #else
+        const digit* digits = ((PyLongObject*) number)->ob_digit;
+        switch (Py_SIZE(number)) {
+            case 0: *value = 0; return 1;
+            case 1: *value = (long long) digits[0]; return 1;
+            case 2: *value = (long long) digits[0] | ((long long) digits[1] << PyLong_SHIFT); return 1;
+            default: break;
+        }
+    #endif
+        int overflow = 0;
+        long long read = PyLong_AsLongLongAndOverflow(number, &overflow);
+        if (overflow) return 0;
+        *value = read;
+        return 1;
+    }
+    #define allotment_is_plain_int(object) PyLong_CheckExact(object)
+    #endif
+    """
+    bint is_plain_int "allotment_is_plain_int"(object something) noexcept
+    # Whether an int fits; if not, `value` is left alone. pre: an int, exactly
+    bint int_value "allotment_int_value"(object number, long long* value) noexcept
