@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_any
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 
@@ -436,17 +437,27 @@ class BackendContract:
         finish()
         probe.stream_synchronize(stream)
 
-    def test_waiting_for_the_device_is_waiting_for_every_stream(
+    def test_waiting_for_an_event_lasts_until_it_is_ready(
+        self, probe: Probe, busy: Busy, stream: int, event: int
+    ) -> None:
+        finish = busy(stream)
+        probe.event_record(event, stream)
+        self.assert_lasts(lambda: probe.event_synchronize(event), lambda: probe.event_query(event), finish)
+
+    def test_waiting_for_a_stream_lasts_until_it_is_idle(self, probe: Probe, busy: Busy, stream: int) -> None:
+        finish = busy(stream)
+        self.assert_lasts(lambda: probe.stream_synchronize(stream), lambda: probe.stream_query(stream), finish)
+
+    def test_waiting_for_the_device_lasts_until_every_stream_is_idle(
         self, probe: Probe, busy: Busy, stream: int, other_stream: int
     ) -> None:
-        finishes = [busy(stream), busy(other_stream)]
-        with ThreadPoolExecutor(1) as thread:
-            waiting = thread.submit(probe.device_synchronize)
-            for finish in finishes:
-                finish()
-            waiting.result()
-        assert probe.stream_query(stream)
-        assert probe.stream_query(other_stream)
+        finish, finish_other = busy(stream), busy(other_stream)
+        finish()
+        self.assert_lasts(
+            probe.device_synchronize,
+            lambda: probe.stream_query(stream) and probe.stream_query(other_stream),
+            finish_other,
+        )
 
     def test_a_destroyed_stream_is_invalid_for_every_later_call(self, probe: Probe, stream: int, event: int) -> None:
         probe.stream_destroy(stream)
@@ -596,6 +607,19 @@ class BackendContract:
     def wait_for(self, probe: Probe, stream: int) -> None:
         if "stream_synchronize" in probe.operations:
             probe.stream_synchronize(stream)
+
+    def assert_lasts(
+        self, wait: Callable[[], None], is_ready: Callable[[], bool], finish: Callable[[], object]
+    ) -> None:
+        def is_ready_after_waiting() -> bool:
+            wait()
+            return is_ready()
+
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(is_ready_after_waiting)
+            wait_for_any([waiting], timeout=0.05)  # the time for a wait that does not wait to show itself
+            finish()
+            assert waiting.result()
 
     def need_exact_memory_info(self, probe: Probe) -> None:
         need_operation(probe, "memory_info")
