@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Protocol, TypeVarTuple, Unpack
+from typing import Protocol, TypeVarTuple
 
 from allotment.core.backend import Device
 
@@ -28,9 +28,7 @@ class Stream:
     def device(self) -> Device: ...
     @property
     def handle(self) -> int: ...
-    def submit(
-        self, function: Callable[[Unpack[Arguments]], object], /, *arguments: Unpack[Arguments]
-    ) -> None:
+    def submit(self, function: Callable[[*Arguments], object], /, *arguments: *Arguments) -> None:
         """Run a function when everything submitted before is done (host device).
 
         An exception in it is raised by the next `synchronize` of this stream or of one of its events. Of several

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from contracts.backend_contract import BackendContract
 
 from allotment.backends.host import HostDevice
+from contracts.backend_contract import BackendContract
 
 
 class TestHostContract(BackendContract):

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.forked import goes_well_in_child
 
 from allotment.backends.cgroups import memory_groups
 from allotment.backends.host import HostDevice
 from allotment.core.probe import Probe, Status, StatusError
+from helpers.forked import goes_well_in_child
 
 MIB = 1 << 20
 
@@ -113,7 +113,8 @@ def test_version_1_groups_are_found_on_the_mount_of_the_memory_controller(tmp_pa
     process = process_files(
         tmp_path,
         groups="5:cpuset:/elsewhere\n4:memory:/job\n0::/\n",
-        mounts=f"32 31 0:29 / {tmp_path} rw - cgroup cgroup rw,cpu\n35 31 0:32 / {place} rw - cgroup cgroup rw,memory\n",
+        mounts=f"32 31 0:29 / {tmp_path} rw - cgroup cgroup rw,cpu\n"
+        f"35 31 0:32 / {place} rw - cgroup cgroup rw,memory\n",
     )
     assert [group.limit.parent for group in memory_groups(process)] == [place / "job"]
 

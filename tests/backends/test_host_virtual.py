@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
-from helpers.forked import goes_well_in_child
 
 from allotment.backends.host import HostDevice
 from allotment.core.probe import Probe, Status, StatusError
+from helpers.forked import goes_well_in_child
 
 MIB = 1 << 20
 PAGE = 2 * MIB

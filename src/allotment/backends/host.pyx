@@ -3,7 +3,7 @@
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free as free_memory
 from libc.string cimport memset
 
 from allotment.backends cimport host_memory, host_streams, host_virtual
@@ -50,7 +50,7 @@ cdef class HostDevice(Device):
         if self.is_open:
             arena_close(&self.host.arena)
             memory_close(&self.host.memory)
-        free(self.host)
+        free_memory(self.host)
 
     @property
     def used(self):

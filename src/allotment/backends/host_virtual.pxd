@@ -55,8 +55,9 @@ cdef struct Range:
     address_t base
     bytes_t size
     uint64_t views
-    uint32_t* view_at               # index of the view on each page, 0 where there is none. Address space like the
-                                    # range itself: only where something is mapped it costs memory, 4 bytes a page.
+    # Index of the view on each page, 0 where there is none. It is address space like the range itself: only where
+    # something is mapped it costs memory, 4 bytes a page.
+    uint32_t* view_at
 
 cdef struct Shelf:                  # places in the arena for chunks of one size
     bytes_t size
