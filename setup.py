@@ -13,7 +13,19 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 SOURCE = Path("src")
-LINUX_ONLY = {"allotment.backends.host", "allotment.backends.cuda"}
+LINUX_ONLY = {
+    "allotment.backends.cuda",
+    "allotment.backends.forking",
+    "allotment.backends.handles",
+    "allotment.backends.host",
+    "allotment.backends.host_capture",
+    "allotment.backends.host_memory",
+    "allotment.backends.host_streams",
+    "allotment.backends.host_virtual",
+    "allotment.backends.host_work",
+    "allotment.backends.host_workers",
+    "allotment.backends.refusal",
+}
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
 
