@@ -114,10 +114,9 @@ def thread_number(recorded: int) -> int:
     id=NUMBER, size=SIZE, stream=STREAM, addr=optional(ADDRESS), oom=optional(TEXT), thread=optional(THREAD)
 )
 def alloc(world: World, op: Op) -> None:
+    thread = thread_number(op.get("thread", 0))
     try:
-        address = attempt(
-            op, lambda: world.allocator.malloc_as(op["size"], world.stream(op), thread_number(op.get("thread", 0))), PoolError
-        )
+        address = attempt(op, lambda: world.allocator.malloc_as(op["size"], world.stream(op), thread), PoolError)
     except OutOfMemoryError as error:
         text = pytorch_out_of_memory(error.facts)
         if "oom" not in op:
@@ -248,16 +247,16 @@ def own_fail(world: World, op: Op) -> None:
 
 
 class OwnAllocator:
-    """The custom allocator of a private pool; what it gives is in the recording."""
+    """The custom allocator of private pools; what it gives is in the recording."""
 
     def __init__(self, script: GoldenScript) -> None:
         self._script = script
 
-    def allocate(self, size: int, stream: int) -> int:
+    def raw_alloc(self, size: int, stream: int) -> int:
         return self._script.own_allocate(size, stream)
 
-    def free(self, address: int, size: int, stream: int) -> None:
-        self._script.own_free(address, size, stream)
+    def raw_delete(self, address: int) -> None:
+        self._script.own_free(address)
 
 
 def pool_id(numbers: list[int]) -> PoolId:
