@@ -51,6 +51,8 @@ Operation = Callable[[World, Op], None]
 
 OPERATIONS: dict[str, Operation] = {}
 SHAPES: dict[str, Shape] = {}
+QUESTIONS: set[str] = set()
+"""Ops that change nothing: where the engine cannot answer one, all others can still be compared."""
 
 _OWN_CALL = Kind(
     "calls of a custom allocator",
@@ -72,6 +74,16 @@ def operation(**shape: Kind) -> Callable[[Operation], Operation]:
         OPERATIONS[function.__name__] = function
         SHAPES[function.__name__] = {**shape, **_COMMON}
         return function
+
+    return register
+
+
+def question(**shape: Kind) -> Callable[[Operation], Operation]:
+    """Like `operation`, for an op that changes nothing."""
+
+    def register(function: Operation) -> Operation:
+        QUESTIONS.add(function.__name__)
+        return operation(**shape)(function)
 
     return register
 
@@ -236,7 +248,7 @@ def pool_delete(world: World, op: Op) -> None:
     world.allocator.empty_cache(pool)
 
 
-@operation(pool=NUMBER, value=NUMBER)
+@question(pool=NUMBER, value=NUMBER)
 def use_count(world: World, op: Op) -> None:
     compare("use count", op["value"], world.allocator.pool_use_count(world.pool(op)))
 
@@ -341,7 +353,7 @@ def restore(world: World, op: Op) -> None:
     world.live.update(op["revived"])
 
 
-@operation(pool=NUMBER, addresses=list_of(ADDRESS), value=FLAG)
+@question(pool=NUMBER, addresses=list_of(ADDRESS), value=FLAG)
 def check_live(world: World, op: Op) -> None:
     result = world.allocator.check_pool_live_allocations(world.pool(op), op["addresses"])
     compare("result", op["value"], result)
@@ -380,7 +392,7 @@ def reset_accumulated(world: World, op: Op) -> None:
     world.allocator.reset_accumulated_stats()
 
 
-@operation(abbreviated=FLAG, text=TEXT)
+@question(abbreviated=FLAG, text=TEXT)
 def summary(world: World, op: Op) -> None:
     stats, device = world.allocator.stats(), world.device.index
     text = memory_summary(stats, device, abbreviated=op["abbreviated"], words=PYTORCH_SUMMARY)
@@ -394,7 +406,7 @@ def snapshot(world: World, op: Op) -> None:
     world.noted |= compare_segments("segments", op["segments"], world.allocator.segments(pool), reordered)
 
 
-@operation(id=NUMBER, offset=SIZE, handle_length=NUMBER, handle_start=list_of(BYTE, length=2))
+@question(id=NUMBER, offset=SIZE, handle_length=NUMBER, handle_start=list_of(BYTE, length=2))
 def share(world: World, op: Op) -> None:
     offset, handle = world.allocator.share(world.live_block(op))
     compare("offset", op["offset"], offset)
