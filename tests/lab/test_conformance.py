@@ -1,7 +1,9 @@
 """Recorded ground truth against the engine, and what a wrong recording gets."""
 
+import gc
 import gzip
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -408,6 +410,22 @@ class TestCommand:
         monkeypatch.setitem(golden_ops.OPERATIONS, "settings", lambda world, op: op.no_such_thing())
         with pytest.raises(AttributeError):
             check_file(SETTINGS)
+
+    def test_a_replay_leaves_nothing_to_the_garbage_collector(self, monkeypatch):
+        scripts = []
+
+        def watched(recording: golden_file.Recording) -> golden_world.World:
+            world = golden_world.world_of(recording)
+            scripts.append(weakref.ref(world.script))
+            return world
+
+        monkeypatch.setattr("allotment.lab.conformance.world_of", watched)
+        gc.disable()
+        try:
+            check_file(LIMITED)
+            assert scripts[0]() is None
+        finally:
+            gc.enable()
 
     def test_without_files_is_a_mistake_in_usage(self, capsys):
         assert command(capsys)[0] == 2

@@ -56,6 +56,8 @@ def check_file(path: Path, *, check_invariants: bool = False) -> Result:
         return Result(str(path), "not_yet", error.op, error.trace_index, str(error))
     except FormatError as error:
         return Result(str(path), "bad", run.op, what=f"ops[{run.op}] ({run.op_name}): {error}")
+    finally:
+        run.close()
     return Result(str(path), "equal", order_dependent=run.noted())
 
 
@@ -78,6 +80,9 @@ class _Run:
         self._world: World = world_of(recording)
         self._tape = self._world.script.tape
         self._unanswered: _NotYet | None = None
+
+    def close(self) -> None:
+        self._world.close()
 
     @property
     def op_name(self) -> str:
