@@ -14,7 +14,7 @@ from typing import Any, Literal
 from allotment.errors import AllotmentError, FormatError, InvariantError, UnsupportedError
 from allotment.lab.golden_compare import Difference, compare, compare_segments, compare_stats
 from allotment.lab.golden_file import Entry, Op, Recording, read_recording
-from allotment.lab.golden_ops import OPERATIONS, SHAPES
+from allotment.lab.golden_ops import OPERATIONS, QUESTIONS, SHAPES
 from allotment.lab.golden_trace import TraceMismatch
 from allotment.lab.golden_world import World, world_of
 
@@ -52,15 +52,22 @@ def check_file(path: Path, *, check_invariants: bool = False) -> Result:
         return Result(
             str(path), "different", run.op, where, difference.what, difference.expected, difference.got, run.noted()
         )
-    except (_NotYet, UnsupportedError, NotImplementedError) as error:
-        return Result(str(path), "not_yet", run.op, run.trace_index, f"{run.op_name} ({error})")
+    except _NotYet as error:
+        return Result(str(path), "not_yet", error.op, error.trace_index, str(error))
     except FormatError as error:
         return Result(str(path), "bad", run.op, what=f"ops[{run.op}] ({run.op_name}): {error}")
+    finally:
+        run.close()
     return Result(str(path), "equal", order_dependent=run.noted())
 
 
 class _NotYet(Exception):
-    """The engine has no such method."""
+    """The engine cannot do what this op asks for."""
+
+    def __init__(self, what: str, op: int, trace_index: int | None) -> None:
+        super().__init__(what)
+        self.op = op
+        self.trace_index = trace_index
 
 
 class _Run:
@@ -72,6 +79,10 @@ class _Run:
         self._check_invariants = check_invariants
         self._world: World = world_of(recording)
         self._tape = self._world.script.tape
+        self._unanswered: _NotYet | None = None
+
+    def close(self) -> None:
+        self._world.close()
 
     @property
     def op_name(self) -> str:
@@ -94,9 +105,16 @@ class _Run:
                 point = next(points, None)
             if op is not None:
                 self.op = index
-                self._one_op(op)
+                try:
+                    self._one_op(op)
+                except _NotYet as missing:
+                    if op["op"] not in QUESTIONS:
+                        raise
+                    self._unanswered = self._unanswered or missing
         self.op = None
         self._end_state()
+        if self._unanswered is not None:
+            raise self._unanswered
 
     def _one_op(self, op: Op) -> None:
         script = self._world.script
@@ -108,12 +126,14 @@ class _Run:
             _compare_own_calls(op.get("own", []), script.own_calls)
         except Difference as difference:
             outcome = difference
-        except (InvariantError, UnsupportedError, FormatError):
+        except (InvariantError, FormatError):
             raise
+        except (UnsupportedError, NotImplementedError) as error:
+            raise self._not_yet(str(error)) from None
         except AttributeError as error:
             if error.obj is not self._world.allocator:
                 raise
-            raise _NotYet(f"no {error.name}") from None
+            raise self._not_yet(f"no {error.name}") from None
         except AllotmentError as error:
             outcome = Difference("outcome", "no error", f"{type(error).__name__}: {error}")
         # What an op decided shows in the trace before it shows in what it returned.
@@ -122,6 +142,10 @@ class _Run:
             raise outcome
         if self._check_invariants:
             self._world.allocator.check_invariants()
+
+    def _not_yet(self, reason: str) -> _NotYet:
+        assert self.op is not None
+        return _NotYet(f"{self.op_name} ({reason})", self.op, self.trace_index)
 
     def _compare_trace(self) -> None:
         world = self._world

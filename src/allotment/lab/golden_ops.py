@@ -51,6 +51,8 @@ Operation = Callable[[World, Op], None]
 
 OPERATIONS: dict[str, Operation] = {}
 SHAPES: dict[str, Shape] = {}
+QUESTIONS: set[str] = set()
+"""Ops that change nothing: where the engine cannot answer one, all others can still be compared."""
 
 _OWN_CALL = Kind(
     "calls of a custom allocator",
@@ -72,6 +74,16 @@ def operation(**shape: Kind) -> Callable[[Operation], Operation]:
         OPERATIONS[function.__name__] = function
         SHAPES[function.__name__] = {**shape, **_COMMON}
         return function
+
+    return register
+
+
+def question(**shape: Kind) -> Callable[[Operation], Operation]:
+    """Like `operation`, for an op that changes nothing."""
+
+    def register(function: Operation) -> Operation:
+        QUESTIONS.add(function.__name__)
+        return operation(**shape)(function)
 
     return register
 
@@ -114,10 +126,9 @@ def thread_number(recorded: int) -> int:
     id=NUMBER, size=SIZE, stream=STREAM, addr=optional(ADDRESS), oom=optional(TEXT), thread=optional(THREAD)
 )
 def alloc(world: World, op: Op) -> None:
+    thread = thread_number(op.get("thread", 0))
     try:
-        address = attempt(
-            op, lambda: world.allocator.malloc_as(op["size"], world.stream(op), thread_number(op.get("thread", 0))), PoolError
-        )
+        address = attempt(op, lambda: world.allocator.malloc_as(op["size"], world.stream(op), thread), PoolError)
     except OutOfMemoryError as error:
         text = pytorch_out_of_memory(error.facts)
         if "oom" not in op:
@@ -237,7 +248,7 @@ def pool_delete(world: World, op: Op) -> None:
     world.allocator.empty_cache(pool)
 
 
-@operation(pool=NUMBER, value=NUMBER)
+@question(pool=NUMBER, value=NUMBER)
 def use_count(world: World, op: Op) -> None:
     compare("use count", op["value"], world.allocator.pool_use_count(world.pool(op)))
 
@@ -248,16 +259,16 @@ def own_fail(world: World, op: Op) -> None:
 
 
 class OwnAllocator:
-    """The custom allocator of a private pool; what it gives is in the recording."""
+    """The custom allocator of private pools; what it gives is in the recording."""
 
     def __init__(self, script: GoldenScript) -> None:
         self._script = script
 
-    def allocate(self, size: int, stream: int) -> int:
+    def raw_alloc(self, size: int, stream: int) -> int:
         return self._script.own_allocate(size, stream)
 
-    def free(self, address: int, size: int, stream: int) -> None:
-        self._script.own_free(address, size, stream)
+    def raw_delete(self, address: int) -> None:
+        self._script.own_free(address)
 
 
 def pool_id(numbers: list[int]) -> PoolId:
@@ -342,7 +353,7 @@ def restore(world: World, op: Op) -> None:
     world.live.update(op["revived"])
 
 
-@operation(pool=NUMBER, addresses=list_of(ADDRESS), value=FLAG)
+@question(pool=NUMBER, addresses=list_of(ADDRESS), value=FLAG)
 def check_live(world: World, op: Op) -> None:
     result = world.allocator.check_pool_live_allocations(world.pool(op), op["addresses"])
     compare("result", op["value"], result)
@@ -381,7 +392,7 @@ def reset_accumulated(world: World, op: Op) -> None:
     world.allocator.reset_accumulated_stats()
 
 
-@operation(abbreviated=FLAG, text=TEXT)
+@question(abbreviated=FLAG, text=TEXT)
 def summary(world: World, op: Op) -> None:
     stats, device = world.allocator.stats(), world.device.index
     text = memory_summary(stats, device, abbreviated=op["abbreviated"], words=PYTORCH_SUMMARY)
@@ -395,7 +406,7 @@ def snapshot(world: World, op: Op) -> None:
     world.noted |= compare_segments("segments", op["segments"], world.allocator.segments(pool), reordered)
 
 
-@operation(id=NUMBER, offset=SIZE, handle_length=NUMBER, handle_start=list_of(BYTE, length=2))
+@question(id=NUMBER, offset=SIZE, handle_length=NUMBER, handle_start=list_of(BYTE, length=2))
 def share(world: World, op: Op) -> None:
     offset, handle = world.allocator.share(world.live_block(op))
     compare("offset", op["offset"], offset)

@@ -50,6 +50,10 @@ class World:
     noted: set[str] = field(default_factory=set)
     """What differs and may."""
 
+    def close(self) -> None:
+        """Untie allocator, device and script, which hold each other and much memory."""
+        self.script.allocator = None
+
     def live_block(self, op: Op) -> int:
         if op["id"] not in self.live:
             raise FormatError(f"there is no block {op['id']} at this point")
