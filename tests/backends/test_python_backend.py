@@ -7,7 +7,7 @@ import pytest
 from allotment.backends.python import Backend
 from allotment.core.probe import OPERATIONS, Capability, Probe, Share, Status, StatusError
 from allotment.core.raising import error_for
-from allotment.errors import AddressError, StreamError, UnsupportedError
+from allotment.errors import AddressError, RequestError, StreamError, UnsupportedError
 from contracts.backend_contract import BackendContract
 from helpers.examples import load_example
 from helpers.queue_device import QueueDevice
@@ -236,6 +236,7 @@ class Unprintable(Exception):
         (UnsupportedError("cannot"), Status.UNSUPPORTED, "UnsupportedError: cannot"),
         (StreamError("which?"), Status.INVALID, "StreamError: which?"),
         (AddressError("where?", 5), Status.INVALID, "AddressError: where?"),
+        (RequestError("from inside itself"), Status.DEVICE_ERROR, "RequestError: from inside itself"),
         (NotImplementedError(), Status.DEVICE_ERROR, "NotImplementedError"),
         (StopIteration(), Status.DEVICE_ERROR, "StopIteration"),
         (OSError(5, "broken"), Status.DEVICE_ERROR, "OSError: [Errno 5] broken"),

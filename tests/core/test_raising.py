@@ -130,11 +130,25 @@ def test_an_interrupt_goes_below_what_the_clean_up_already_names():
     assert deeper.__context__ is interrupt
 
 
+def test_an_interrupt_is_told_with_the_next_error_whatever_that_is():
+    device, interrupt = Failing(), KeyboardInterrupt()
+    fail(device, interrupt)
+    assert error_for(device, Status.OUT_OF_MEMORY, "chunk_create").__cause__ is interrupt
+
+
 def test_an_interrupt_that_was_raised_is_not_named_again():
     device, in_clean_up = Failing(), OSError("gone")
     error_for(device, fail(device, KeyboardInterrupt()), "segment_allocate")
     fail_to_free(device, in_clean_up)
     assert in_clean_up.__context__ is None
+
+
+def test_a_refusal_that_was_overcome_is_nobodys_cause():
+    device = Failing()
+    status = fail(device, MemoryError("first"))
+    device.allocate_raises = None
+    Probe(device).segment_allocate(1)
+    assert error_for(device, status, "segment_allocate").__cause__ is None
 
 
 def test_refusals_that_were_overcome_are_not_chained_to_each_other():

@@ -20,11 +20,11 @@ from allotment.core cimport backend as contract
 from allotment.core.backend cimport (
     CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PEERS, CAN_PINNED, CAN_SHARE, CAN_VIRTUAL, DEVICE_ERROR, INVALID,
     IS_HOST, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Device, share_t, status_t)
-from allotment.core.raising cimport failure_text, keep_failure
+from allotment.core.raising cimport failure_text, forget_refusal, keep_failure
 from allotment.core.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
 
-from allotment.errors import RequestError, UnsupportedError
+from allotment.errors import AddressError, StreamError, UnsupportedError
 
 
 cdef class Backend(Device):
@@ -314,7 +314,7 @@ cdef status_t failed(void* self, object error) noexcept:
         status = OUT_OF_MEMORY
     elif isinstance(error, UnsupportedError):
         status = UNSUPPORTED
-    elif isinstance(error, RequestError):
+    elif isinstance(error, (AddressError, StreamError)):
         status = INVALID
     try:
         keep_failure(self, status, error)
@@ -339,6 +339,7 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept with gil:
 cdef status_t call_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept with gil:
     try:
         address[0] = memory((<Backend> self).allocate(size, stream), size, "allocate")
+        forget_refusal(self)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -371,6 +372,7 @@ cdef status_t call_range_release(void* self, address_t address, bytes_t size) no
 cdef status_t call_chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept with gil:
     try:
         chunk[0] = number((<Backend> self).chunk_create(size), "chunk_create", "a chunk")
+        forget_refusal(self)
         return OK
     except BaseException as error:
         return failed(self, error)

@@ -18,8 +18,8 @@ from allotment.core.backend cimport Backend, status_t
 # take_cause.
 cdef object device_error(Backend* table, status_t status, str operation)
 
-# The exception that stands behind this thread's last failure if it was this device's and this status, else
-# None; a second call gives None.
+# The exception that stands behind this thread's last failure, if that was this device's and had this status or
+# was an interrupt, which is told at the next opportunity; else None. A second call gives None.
 cdef object take_cause(Backend* table, status_t status)
 
 # The device's own words on this thread's last failure; "" if it has none.
@@ -27,6 +27,10 @@ cdef str described(Backend* table)
 
 # For backends written in Python: `exception` is why the current call on `device` fails with `status`.
 cdef int keep_failure(void* device, status_t status, object exception) except -1
+
+# For backends written in Python: `device` has just found memory, so that what it last refused on this thread for
+# want of memory will not be raised.
+cdef int forget_refusal(void* device) except -1
 
 # The words of this thread's last failure on `device`, for its `describe`; "" if there was none.
 cdef str failure_text(void* device)

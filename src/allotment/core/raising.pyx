@@ -53,7 +53,9 @@ cdef object device_error(Backend* table, status_t status, str operation):
 
 cdef object take_cause(Backend* table, status_t status):
     cdef Failure failure = failures.get(PyThread_get_thread_ident())
-    if failure is None or failure.device != table.self or failure.status != status:
+    if failure is None or failure.device != table.self:
+        return None
+    if failure.status != status and not is_interrupt(failure.exception):
         return None
     exception, failure.exception = failure.exception, None
     return exception
@@ -70,6 +72,13 @@ cdef int keep_failure(void* device, status_t status, object exception) except -1
     if replaced is not None and is_interrupt(replaced.exception):
         # Nobody has raised it yet, and a user's Ctrl-C must not vanish under the failure of a clean-up.
         put_under(exception, replaced.exception)
+    return 0
+
+
+cdef int forget_refusal(void* device) except -1:
+    cdef Failure failure = failures.get(PyThread_get_thread_ident())
+    if failure is not None and failure.device == device and failure.status == OUT_OF_MEMORY:
+        failure.exception = None
     return 0
 
 
