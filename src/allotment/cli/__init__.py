@@ -16,7 +16,7 @@ import typer
 
 from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
 
-COMMANDS = ("conformance",)
+COMMANDS = ("bench", "conformance")
 
 
 class ExitCode(IntEnum):
