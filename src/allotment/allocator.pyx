@@ -47,6 +47,7 @@ from allotment.core.walk cimport (
 
 import operator
 import os
+import pickle
 import time
 
 from allotment import config, texts
@@ -586,6 +587,10 @@ cdef class Allocator:
             "allocator_settings": self.current_settings.as_pytorch_dict(),
             "external_annotations": annotations,
         }
+
+    def dump_snapshot(self, path):
+        with open(path, "wb") as file:
+            pickle.dump(self.snapshot(), file)
 
     # --- private pools ---
 

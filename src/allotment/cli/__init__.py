@@ -16,7 +16,7 @@ import typer
 
 from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
 
-COMMANDS = ("bench", "conformance")
+COMMANDS = ("bench", "conformance", "demo")
 
 
 class ExitCode(IntEnum):

@@ -1,0 +1,1 @@
+"""Pictures of memory. Computes nothing about it: that is the lab's business."""
