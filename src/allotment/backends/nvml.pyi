@@ -1,0 +1,2 @@
+def processes(pci_bus_id: str) -> list[tuple[int, int]]:
+    """(process id, bytes) of every process with memory on a GPU; empty where that cannot be known."""

@@ -1,0 +1,20 @@
+"""Tests that need an NVIDIA GPU; without one they are skipped, and say why."""
+
+import os
+
+import pytest
+
+from allotment.errors import DeviceError
+
+# Streams share hardware queues beyond this many, and then one that is held can hold others. Read by the driver
+# when it is initialized.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+@pytest.fixture(scope="session")
+def cuda_device():
+    cuda = pytest.importorskip("allotment.backends.cuda", reason="the CUDA backend is built on Linux alone")
+    try:
+        return cuda.CudaDevice(0)
+    except DeviceError as error:
+        pytest.skip(str(error))

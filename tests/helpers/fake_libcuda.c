@@ -1,0 +1,753 @@
+/* A CUDA driver made of host memory: as much of libcuda as the CUDA backend calls, so that it can be tested
+ * without a GPU.
+ *
+ * "Device" addresses are addresses of this process. A stream is a queue that moves whenever anybody looks, up to
+ * the first step that has to wait; so a stream that is held stays held, and nothing happens by chance. Where the
+ * real driver is strict (a current context, captures, mappings), so is this one; where the real one crashes, this
+ * one aborts.
+ *
+ * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_VERSION (13000), FAKE_CUDA_INIT (0: what cuInit answers),
+ * FAKE_CUDA_WITHOUT (a comma list: "descriptors" and "fabric" are refused when a chunk is made with them).
+ * Compiled with -DOLD_DRIVER, functions that came after CUDA 12.2 are missing.
+ */
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long Handle;
+
+enum {
+    SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_STATE = 401, NOT_READY = 600, PEER_ALREADY_ENABLED = 704,
+    NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
+    CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908
+};
+enum { MAX_DEVICES = 4, MAX_NODES = 64, PAGE = 2 << 20 };
+enum { CAPTURE_NONE, CAPTURE_ACTIVE, CAPTURE_INVALID };
+enum { MODE_GLOBAL, MODE_THREAD_LOCAL, MODE_RELAXED };
+static const size_t TOTAL = (size_t)1 << 30;
+
+typedef struct Context { int ordinal; int can_access[MAX_DEVICES]; } Context;
+
+typedef struct Event {
+    long references, recorded, completed;
+    struct Capture* capture;                /* of the last record, with the nodes it stood for */
+    struct Node* nodes[MAX_NODES];
+    size_t node_count;
+} Event;
+
+typedef struct Step {
+    enum { FILL, COPY, WAIT_VALUE, WRITE_VALUE, RECORD, WAIT_EVENT, RUN_GRAPH } kind;
+    CUdeviceptr to, from;
+    size_t size;
+    uint32_t value;
+    Event* event;
+    long ticket;
+    struct Graph* graph;
+    struct Step* next;
+} Step;
+
+typedef struct Node { Step step; struct Node* before[MAX_NODES]; size_t before_count; struct Node* next; } Node;
+typedef struct Graph { Node* first; Node* last; size_t count; } Graph;
+
+typedef struct Capture {
+    uint64_t id;
+    int is_invalid;
+    struct Stream* origin;
+    pthread_t thread;
+    Graph* graph;
+} Capture;
+
+typedef struct Stream {
+    long magic;
+    Step* first;
+    Capture* capture;
+    Node* last[MAX_NODES];                  /* what the next captured node comes after */
+    size_t last_count;
+    struct Stream* next;
+} Stream;
+
+typedef struct Area {                       /* an allocation, a reservation, a mapping or an import */
+    enum { PLAIN, PINNED, RESERVED, MAPPED, IMPORTED } kind;
+    CUdeviceptr base;
+    size_t size;
+    int descriptor;
+    struct Chunk* chunk;
+    struct Area* next;
+} Area;
+
+typedef struct Chunk { long magic, references; int descriptor, handle_types; size_t size; } Chunk;
+
+enum { STREAM_MAGIC = 0x57EA, CHUNK_MAGIC = 0xC4A2 };
+
+static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static Context contexts[MAX_DEVICES];
+static Stream* streams;
+static Stream default_stream = {.magic = STREAM_MAGIC};
+static Area* areas;
+static size_t used;
+static uint64_t captures_begun;
+static int is_initialized;
+static __thread Context* stack[32];
+static __thread int depth;
+static __thread int thread_mode = MODE_GLOBAL;
+
+#define EXPORT __attribute__((visibility("default")))
+#define LOCKED __attribute__((cleanup(unlock))) pthread_mutex_t* held = lock(); (void)held
+#define NEED_CONTEXT if (!is_initialized) return NOT_INITIALIZED; if (depth == 0) return INVALID_CONTEXT; LOCKED
+
+static pthread_mutex_t* lock(void) { pthread_mutex_lock(&mutex); return &mutex; }
+static void unlock(pthread_mutex_t** held) { pthread_mutex_unlock(*held); }
+
+static long setting(const char* name, long otherwise) {
+    const char* text = getenv(name);
+    return text ? atol(text) : otherwise;
+}
+static int device_count(void) { return (int)setting("FAKE_CUDA_DEVICES", 1); }
+static int is_without(const char* what) {
+    const char* text = getenv("FAKE_CUDA_WITHOUT");
+    return text && strstr(text, what);
+}
+
+/* The library and its devices. */
+
+EXPORT CUresult cuGetErrorName(CUresult error, const char** text) {
+    static __thread char name[32];
+    snprintf(name, sizeof name, "CUDA_ERROR_%d", error);
+    *text = error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : name;
+    return SUCCESS;
+}
+EXPORT CUresult cuGetErrorString(CUresult error, const char** text) {
+    *text = error == OUT_OF_MEMORY ? "out of memory" : "as the fake driver sees it";
+    return SUCCESS;
+}
+EXPORT CUresult cuInit(unsigned int flags) {
+    CUresult answer = (CUresult)setting("FAKE_CUDA_INIT", 0);
+    is_initialized = answer == SUCCESS;
+    for (int i = 0; i < MAX_DEVICES; i++) contexts[i].ordinal = i;
+    return flags ? INVALID_VALUE : answer;
+}
+EXPORT CUresult cuDriverGetVersion(int* version) {
+    *version = (int)setting("FAKE_CUDA_VERSION", 13000);
+    return SUCCESS;
+}
+EXPORT CUresult cuDeviceGetCount(int* count) { *count = device_count(); return SUCCESS; }
+EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+    if (ordinal < 0 || ordinal >= device_count()) return INVALID_DEVICE;
+    *device = ordinal;
+    return SUCCESS;
+}
+EXPORT CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
+    snprintf(name, length, "Fake GPU %d", device);
+    return SUCCESS;
+}
+EXPORT CUresult cuDeviceGetUuid_v2(char* uuid, CUdevice device) {
+    for (int i = 0; i < 16; i++) uuid[i] = (char)(16 * device + i);
+    return SUCCESS;
+}
+EXPORT CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
+    snprintf(text, length, "0000:%02X:00.0", device + 1);
+    return SUCCESS;
+}
+EXPORT CUresult cuDeviceTotalMem_v2(size_t* size, CUdevice device) { (void)device; *size = TOTAL; return SUCCESS; }
+EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
+    (void)device;
+    switch (attribute) {
+    case 41: case 102: case 103: case 110: case 128: *value = 1; return SUCCESS;
+    case 75: *value = 9; return SUCCESS;
+    case 76: *value = 0; return SUCCESS;
+    default: return INVALID_VALUE;
+    }
+}
+EXPORT CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+    *can = device != peer;
+    return SUCCESS;
+}
+
+/* Contexts. */
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(Context** context, CUdevice device) {
+    if (!is_initialized) return NOT_INITIALIZED;
+    *context = &contexts[device];
+    return SUCCESS;
+}
+EXPORT CUresult cuCtxGetCurrent(Context** context) {
+    if (!is_initialized) return NOT_INITIALIZED;
+    *context = depth ? stack[depth - 1] : NULL;
+    return SUCCESS;
+}
+EXPORT CUresult cuCtxPushCurrent_v2(Context* context) {
+    if (depth == 32) abort();
+    stack[depth++] = context;
+    return SUCCESS;
+}
+EXPORT CUresult cuCtxPopCurrent_v2(Context** context) {
+    if (depth == 0) return INVALID_CONTEXT;
+    *context = stack[--depth];
+    return SUCCESS;
+}
+EXPORT CUresult cuCtxSetCurrent(Context* context) {
+    if (depth) depth--;
+    if (context) stack[depth++] = context;
+    return SUCCESS;
+}
+EXPORT CUresult cuCtxEnablePeerAccess(Context* peer, unsigned int flags) {
+    NEED_CONTEXT;
+    Context* here = stack[depth - 1];
+    if (peer == here || flags) return INVALID_CONTEXT;
+    if (here->can_access[peer->ordinal]) return PEER_ALREADY_ENABLED;
+    here->can_access[peer->ordinal] = 1;
+    return SUCCESS;
+}
+
+/* Streams and events: queues that move when somebody looks. */
+
+static void run(const Step* step) {
+    if (step->kind == FILL) memset((void*)step->to, (int)step->value, step->size);
+    if (step->kind == COPY) memmove((void*)step->to, (void*)step->from, step->size);
+    if (step->kind == WRITE_VALUE) __atomic_store_n((uint32_t*)step->to, step->value, __ATOMIC_RELEASE);
+    if (step->kind == RECORD && step->event->completed < step->ticket) step->event->completed = step->ticket;
+    if (step->kind == RUN_GRAPH)
+        for (Node* node = step->graph->first; node; node = node->next) run(&node->step);
+}
+static int has_to_wait(const Step* step) {
+    if (step->kind == WAIT_VALUE)
+        return (int32_t)(__atomic_load_n((uint32_t*)step->to, __ATOMIC_ACQUIRE) - step->value) < 0;
+    return step->kind == WAIT_EVENT && step->event->completed < step->ticket;
+}
+static void let_go(Event* event) { if (event && --event->references == 0) free(event); }
+
+static int move_stream(Stream* stream) {
+    int has_moved = 0;
+    while (stream->first && !has_to_wait(stream->first)) {
+        Step* step = stream->first;
+        stream->first = step->next;
+        run(step);
+        let_go(step->event);
+        free(step);
+        has_moved = 1;
+    }
+    return has_moved;
+}
+static void move_all(void) {
+    int has_moved = 1;
+    while (has_moved) {
+        has_moved = move_stream(&default_stream);
+        for (Stream* stream = streams; stream; stream = stream->next) has_moved |= move_stream(stream);
+    }
+}
+static Stream* stream_of(Stream* given) {
+    if (given == NULL || given == (Stream*)1) return &default_stream;
+    if (given->magic != STREAM_MAGIC) abort();
+    return given;
+}
+static void add_last(Stream* stream, Node* node) {
+    for (size_t i = 0; i < stream->last_count; i++) if (stream->last[i] == node) return;
+    stream->last[stream->last_count++] = node;
+}
+static CUresult enqueue(Stream* stream, Step step) {
+    if (stream->capture) {
+        if (stream->capture->is_invalid) return CAPTURE_INVALIDATED;
+        Node* node = calloc(1, sizeof *node);
+        Graph* graph = stream->capture->graph;
+        node->step = step;
+        memcpy(node->before, stream->last, sizeof stream->last);
+        node->before_count = stream->last_count;
+        if (graph->last) graph->last->next = node; else graph->first = node;
+        graph->last = node;
+        graph->count++;
+        stream->last[0] = node;
+        stream->last_count = 1;
+        return SUCCESS;
+    }
+    Step* queued = malloc(sizeof *queued);
+    *queued = step;
+    queued->next = NULL;
+    if (step.event) step.event->references++;
+    Step** end = &stream->first;
+    while (*end) end = &(*end)->next;
+    *end = queued;
+    move_all();
+    return SUCCESS;
+}
+/* What a capture forbids this thread spoils the capture. */
+static CUresult spoil(void) {
+    CUresult result = SUCCESS;
+    for (Stream* stream = streams; stream; stream = stream->next)
+        if (thread_mode != MODE_RELAXED && stream->capture && pthread_equal(stream->capture->thread, pthread_self())) {
+            stream->capture->is_invalid = 1;
+            result = CAPTURE_UNSUPPORTED;
+        }
+    return result;
+}
+static CUresult wait_until_idle(Stream* only) {
+    for (;;) {
+        {
+            LOCKED;
+            move_all();
+            int is_idle = only ? only->first == NULL : default_stream.first == NULL;
+            for (Stream* stream = streams; stream && !only; stream = stream->next) is_idle &= stream->first == NULL;
+            if (is_idle) return SUCCESS;
+        }
+        usleep(200);
+    }
+}
+
+EXPORT CUresult cuCtxSynchronize(void) {
+    { NEED_CONTEXT; if (spoil()) return CAPTURE_UNSUPPORTED; }
+    return wait_until_idle(NULL);
+}
+EXPORT CUresult cuStreamCreate(Stream** stream, unsigned int flags) {
+    NEED_CONTEXT;
+    if (flags != 1) return INVALID_VALUE;
+    *stream = calloc(1, sizeof **stream);
+    (*stream)->magic = STREAM_MAGIC;
+    (*stream)->next = streams;
+    streams = *stream;
+    return SUCCESS;
+}
+EXPORT CUresult cuStreamQuery(Stream* given) {
+    NEED_CONTEXT;
+    Stream* stream = stream_of(given);
+    if (stream->capture) { stream->capture->is_invalid = 1; return CAPTURE_UNSUPPORTED; }
+    if (spoil()) return CAPTURE_UNSUPPORTED;
+    move_all();
+    return stream->first ? NOT_READY : SUCCESS;
+}
+EXPORT CUresult cuStreamSynchronize(Stream* given) {
+    { NEED_CONTEXT; if (stream_of(given)->capture) { given->capture->is_invalid = 1; return CAPTURE_UNSUPPORTED; } }
+    return wait_until_idle(stream_of(given));
+}
+EXPORT CUresult cuEventCreate(Event** event, unsigned int flags) {
+    NEED_CONTEXT;
+    if (flags != 2) return INVALID_VALUE;
+    *event = calloc(1, sizeof **event);
+    (*event)->references = 1;
+    return SUCCESS;
+}
+EXPORT CUresult cuEventDestroy_v2(Event* event) { NEED_CONTEXT; let_go(event); return SUCCESS; }
+EXPORT CUresult cuEventRecord(Event* event, Stream* given) {
+    NEED_CONTEXT;
+    Stream* stream = stream_of(given);
+    event->capture = stream->capture;
+    if (stream->capture) {
+        memcpy(event->nodes, stream->last, sizeof stream->last);
+        event->node_count = stream->last_count;
+        return SUCCESS;
+    }
+    event->recorded++;
+    return enqueue(stream, (Step){.kind = RECORD, .event = event, .ticket = event->recorded});
+}
+EXPORT CUresult cuEventQuery(Event* event) {
+    NEED_CONTEXT;
+    if (event->capture) return CAPTURED_EVENT;
+    move_all();
+    return event->completed < event->recorded ? NOT_READY : SUCCESS;
+}
+EXPORT CUresult cuEventSynchronize(Event* event) {
+    CUresult result = NOT_READY;
+    while ((result = cuEventQuery(event)) == NOT_READY) usleep(200);
+    return result;
+}
+EXPORT CUresult cuStreamWaitEvent(Stream* given, Event* event, unsigned int flags) {
+    NEED_CONTEXT;
+    Stream* stream = stream_of(given);
+    if (flags) return INVALID_VALUE;
+    if (!event->capture) return enqueue(stream, (Step){.kind = WAIT_EVENT, .event = event, .ticket = event->recorded});
+    if (stream->capture && stream->capture != event->capture) return 902;
+    stream->capture = event->capture;
+    for (size_t i = 0; i < event->node_count; i++) add_last(stream, event->nodes[i]);
+    return SUCCESS;
+}
+EXPORT CUresult cuStreamWaitValue32_v2(Stream* stream, CUdeviceptr address, uint32_t value, unsigned int flags) {
+    NEED_CONTEXT;
+    return flags ? INVALID_VALUE
+                 : enqueue(stream_of(stream), (Step){.kind = WAIT_VALUE, .to = address, .value = value});
+}
+EXPORT CUresult cuStreamWriteValue32_v2(Stream* stream, CUdeviceptr address, uint32_t value, unsigned int flags) {
+    NEED_CONTEXT;
+    return flags ? INVALID_VALUE
+                 : enqueue(stream_of(stream), (Step){.kind = WRITE_VALUE, .to = address, .value = value});
+}
+
+/* Capture and graphs. */
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+    int before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return SUCCESS;
+}
+EXPORT CUresult cuStreamBeginCapture_v2(Stream* given, int mode) {
+    NEED_CONTEXT;
+    Stream* stream = stream_of(given);
+    if (stream == &default_stream) return CAPTURE_UNSUPPORTED;
+    if (stream->capture || mode != MODE_THREAD_LOCAL) return ILLEGAL_STATE;
+    Capture* capture = calloc(1, sizeof *capture);
+    *capture = (Capture){.id = ++captures_begun, .origin = stream, .thread = pthread_self()};
+    capture->graph = calloc(1, sizeof *capture->graph);
+    stream->capture = capture;
+    stream->last_count = 0;
+    return SUCCESS;
+}
+static int is_before(const Node* early, const Node* late) {
+    if (early == late) return 1;
+    for (size_t i = 0; i < late->before_count; i++) if (is_before(early, late->before[i])) return 1;
+    return 0;
+}
+static int is_joined(const Stream* stream, const Stream* origin) {
+    for (size_t i = 0; i < stream->last_count; i++) {
+        int found = 0;
+        for (size_t j = 0; j < origin->last_count; j++) found |= is_before(stream->last[i], origin->last[j]);
+        if (!found) return 0;
+    }
+    return 1;
+}
+EXPORT CUresult cuStreamEndCapture(Stream* given, Graph** graph) {
+    NEED_CONTEXT;
+    Stream* origin = stream_of(given);
+    Capture* capture = origin->capture;
+    CUresult result = SUCCESS;
+    if (!capture) return ILLEGAL_STATE;
+    if (capture->origin != origin) return CAPTURE_UNMATCHED;
+    if (!pthread_equal(capture->thread, pthread_self())) return CAPTURE_WRONG_THREAD;
+    for (Stream* stream = streams; stream; stream = stream->next)
+        if (stream->capture == capture && !is_joined(stream, origin)) result = CAPTURE_UNJOINED;
+    if (capture->is_invalid) result = CAPTURE_INVALIDATED;
+    for (Stream* stream = streams; stream; stream = stream->next)
+        if (stream->capture == capture) { stream->capture = NULL; stream->last_count = 0; }
+    *graph = result == SUCCESS ? capture->graph : NULL;
+    return result;
+}
+static int status_of(const Stream* stream) {
+    return !stream->capture ? CAPTURE_NONE : stream->capture->is_invalid ? CAPTURE_INVALID : CAPTURE_ACTIVE;
+}
+EXPORT CUresult cuStreamIsCapturing(Stream* stream, int* status) {
+    NEED_CONTEXT;
+    *status = status_of(stream_of(stream));
+    return SUCCESS;
+}
+EXPORT CUresult cuStreamGetCaptureInfo_v2(Stream* given, int* status, uint64_t* id, Graph** graph, Node*** nodes,
+                                          size_t* count) {
+    NEED_CONTEXT;
+    Stream* stream = stream_of(given);
+    *status = status_of(stream);
+    if (*status != CAPTURE_ACTIVE) return SUCCESS;
+    if (id) *id = stream->capture->id;
+    if (graph) *graph = stream->capture->graph;
+    if (nodes) *nodes = stream->last;
+    if (count) *count = stream->last_count;
+    return SUCCESS;
+}
+EXPORT CUresult cuGraphNodeGetDependencies(Node* node, Node** nodes, size_t* count) {
+    LOCKED;
+    size_t room = nodes ? *count : 0;
+    for (size_t i = 0; i < room; i++) nodes[i] = i < node->before_count ? node->before[i] : NULL;
+    *count = nodes && room < node->before_count ? room : node->before_count;
+    return SUCCESS;
+}
+#ifndef OLD_DRIVER
+EXPORT CUresult cuStreamGetCaptureInfo_v3(Stream* stream, int* status, uint64_t* id, Graph** graph, Node*** nodes,
+                                          const void** edges, size_t* count) {
+    if (edges && !nodes) return INVALID_VALUE;
+    if (nodes && !edges) return 402;        /* as though the edges had data */
+    if (edges) *edges = NULL;
+    return cuStreamGetCaptureInfo_v2(stream, status, id, graph, nodes, count);
+}
+EXPORT CUresult cuGraphNodeGetDependencies_v2(Node* node, Node** nodes, char (*edges)[8], size_t* count) {
+    if (edges && !nodes) return INVALID_VALUE;
+    if (nodes && !edges) return 402;
+    if (edges) memset(edges, 0, 8 * *count);
+    return cuGraphNodeGetDependencies(node, nodes, count);
+}
+#endif
+EXPORT CUresult cuGraphGetNodes(Graph* graph, Node** nodes, size_t* count) {
+    if (nodes) abort();
+    *count = graph->count;
+    return SUCCESS;
+}
+EXPORT CUresult cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long flags) {
+    NEED_CONTEXT;
+    *executable = calloc(1, sizeof **executable);
+    **executable = *graph;
+    return flags ? INVALID_VALUE : SUCCESS;
+}
+EXPORT CUresult cuGraphLaunch(Graph* executable, Stream* stream) {
+    NEED_CONTEXT;
+    return enqueue(stream_of(stream), (Step){.kind = RUN_GRAPH, .graph = executable});
+}
+EXPORT CUresult cuGraphExecDestroy(Graph* executable) { NEED_CONTEXT; memset(executable, 0, sizeof *executable); return SUCCESS; }
+EXPORT CUresult cuGraphDestroy(Graph* graph) { NEED_CONTEXT; graph->count = 0; return SUCCESS; }
+
+/* Memory. */
+
+static Area* add_area(int kind, void* base, size_t size, int descriptor) {
+    Area* area = calloc(1, sizeof *area);
+    *area = (Area){.kind = kind, .base = (CUdeviceptr)base, .size = size, .descriptor = descriptor, .next = areas};
+    areas = area;
+    return area;
+}
+static Area* find_area(unsigned kind, CUdeviceptr base) {
+    for (Area* area = areas; area; area = area->next) if (area->kind == kind && area->base == base) return area;
+    return NULL;
+}
+static void remove_area(Area* gone) {
+    Area** place = &areas;
+    while (*place != gone) place = &(*place)->next;
+    *place = gone->next;
+    free(gone);
+}
+/* Shared memory of this size, counted; NULL if the device is full. */
+static void* take_memory(size_t size, int* descriptor) {
+    if (size > TOTAL - used) return NULL;
+    *descriptor = memfd_create("fake cuda memory", MFD_CLOEXEC);
+    if (*descriptor < 0 || ftruncate(*descriptor, (off_t)size)) abort();
+    used += size;
+    return mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+    NEED_CONTEXT;
+    *free_bytes = TOTAL - used;
+    *total_bytes = TOTAL;
+    return SUCCESS;
+}
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
+    NEED_CONTEXT;
+    int descriptor;
+    if (spoil()) return CAPTURE_UNSUPPORTED;
+    void* base = take_memory(size, &descriptor);
+    if (!base) return OUT_OF_MEMORY;
+    *address = add_area(PLAIN, base, size, descriptor)->base;
+    return SUCCESS;
+}
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
+    NEED_CONTEXT;
+    Area* area = find_area(PLAIN, address);
+    if (spoil()) return CAPTURE_UNSUPPORTED;
+    if (!area) return INVALID_VALUE;
+    munmap((void*)area->base, area->size);
+    close(area->descriptor);
+    used -= area->size;
+    remove_area(area);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemHostAlloc(void** address, size_t size, unsigned int flags) {
+    NEED_CONTEXT;
+    if (flags != 1) return INVALID_VALUE;
+    *address = calloc(1, size);
+    if (!*address) return OUT_OF_MEMORY;
+    add_area(PINNED, *address, size, -1);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemFreeHost(void* address) {
+    NEED_CONTEXT;
+    Area* area = find_area(PINNED, (CUdeviceptr)address);
+    if (!area) return INVALID_VALUE;
+    free(address);
+    remove_area(area);
+    return SUCCESS;
+}
+
+typedef struct { char text[64]; } IpcHandle;
+
+EXPORT CUresult cuIpcGetMemHandle(IpcHandle* handle, CUdeviceptr address) {
+    NEED_CONTEXT;
+    Area* area = find_area(PLAIN, address);
+    if (!area) return INVALID_VALUE;
+    memset(handle, 0, sizeof *handle);
+    snprintf(handle->text, sizeof handle->text, "/proc/%d/fd/%d %zu", getpid(), area->descriptor, area->size);
+    return SUCCESS;
+}
+EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, IpcHandle handle, unsigned int flags) {
+    NEED_CONTEXT;
+    char path[64];
+    size_t size;
+    int owner;
+    if (flags != 1 || sscanf(handle.text, "%63s %zu", path, &size) != 2) return INVALID_VALUE;
+    if (sscanf(path, "/proc/%d/", &owner) != 1 || owner == getpid()) return INVALID_CONTEXT;
+    int descriptor = open(path, O_RDWR | O_CLOEXEC);
+    if (descriptor < 0) return INVALID_HANDLE;
+    void* base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    *address = add_area(IMPORTED, base, size, descriptor)->base;
+    return SUCCESS;
+}
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    NEED_CONTEXT;
+    Area* area = find_area(IMPORTED, address);
+    if (!area) return INVALID_VALUE;
+    munmap((void*)area->base, area->size);
+    close(area->descriptor);
+    remove_area(area);
+    return SUCCESS;
+}
+
+/* Virtual memory. */
+
+typedef struct {
+    int type, handle_types, location_type, location_id;
+    void* unused;
+    unsigned char compression, rdma;
+    unsigned short usage;
+    unsigned char reserved[4];
+} Properties;
+typedef struct { int location_type, location_id, flags; } Access;
+
+static int is_page_multiple(unsigned long long number) { return number % PAGE == 0; }
+static int are_valid(const Properties* properties) {
+    return properties->type == 1 && properties->location_type == 1 && properties->location_id < device_count()
+        && !properties->unused && !properties->compression && properties->rdma <= 1 && !properties->usage;
+}
+static Chunk* chunk_of(Handle handle) {
+    if (((Chunk*)handle)->magic != CHUNK_MAGIC) abort();
+    return (Chunk*)handle;
+}
+static void let_chunk_go(Chunk* chunk) {
+    if (--chunk->references > 0) return;
+    close(chunk->descriptor);
+    used -= chunk->size;
+    chunk->magic = 0;
+}
+static Area* reservation_of(CUdeviceptr base, size_t size) {
+    for (Area* area = areas; area; area = area->next)
+        if (area->kind == RESERVED && area->base <= base && base + size <= area->base + area->size) return area;
+    return NULL;
+}
+/* How much of a range is mapped by whole mappings; SIZE_MAX if it cuts through one. */
+static size_t mapped_within(CUdeviceptr base, size_t size) {
+    size_t mapped = 0;
+    for (Area* area = areas; area; area = area->next) {
+        if (area->kind != MAPPED || area->base >= base + size || area->base + area->size <= base) continue;
+        if (area->base < base || area->base + area->size > base + size) return SIZE_MAX;
+        mapped += area->size;
+    }
+    return mapped;
+}
+static int is_wholly_mapped(CUdeviceptr base, size_t size) { return size && mapped_within(base, size) == size; }
+
+EXPORT CUresult cuMemGetAllocationGranularity(size_t* size, const Properties* properties, int option) {
+    NEED_CONTEXT;
+    if (!are_valid(properties) || option) return INVALID_VALUE;
+    *size = PAGE;
+    return SUCCESS;
+}
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr* address, size_t size, size_t alignment, CUdeviceptr hint,
+                                    unsigned long long flags) {
+    NEED_CONTEXT;
+    if (!is_page_multiple(size) || alignment != PAGE || hint || flags) return INVALID_VALUE;
+    char* wide = mmap(NULL, size + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (wide == MAP_FAILED) return OUT_OF_MEMORY;
+    char* base = (char*)(((uintptr_t)wide + PAGE - 1) / PAGE * PAGE);
+    munmap(wide, base - wide);
+    munmap(base + size, PAGE - (base - wide));
+    *address = add_area(RESERVED, base, size, -1)->base;
+    return SUCCESS;
+}
+EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
+    NEED_CONTEXT;
+    Area* area = find_area(RESERVED, address);
+    if (!area || area->size != size || mapped_within(address, size)) return INVALID_VALUE;
+    munmap((void*)address, size);
+    remove_area(area);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemCreate(Handle* handle, size_t size, const Properties* properties, unsigned long long flags) {
+    NEED_CONTEXT;
+    int descriptor;
+    if (spoil()) return CAPTURE_UNSUPPORTED;
+    if (!are_valid(properties) || !is_page_multiple(size) || flags) return INVALID_VALUE;
+    if ((properties->handle_types & 8) && is_without("fabric")) return NOT_PERMITTED;
+    if ((properties->handle_types & 1) && is_without("descriptors")) return NOT_SUPPORTED;
+    void* base = take_memory(size, &descriptor);
+    if (!base) return OUT_OF_MEMORY;
+    munmap(base, size);
+    Chunk* chunk = calloc(1, sizeof *chunk);
+    *chunk = (Chunk){CHUNK_MAGIC, 1, descriptor, properties->handle_types, size};
+    *handle = (Handle)chunk;
+    return SUCCESS;
+}
+EXPORT CUresult cuMemRelease(Handle handle) { NEED_CONTEXT; let_chunk_go(chunk_of(handle)); return SUCCESS; }
+EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, Handle handle, unsigned long long flags) {
+    NEED_CONTEXT;
+    Chunk* chunk = chunk_of(handle);
+    if (offset || flags || size != chunk->size || !is_page_multiple(address)) return INVALID_VALUE;
+    if (!reservation_of(address, size) || mapped_within(address, size)) return INVALID_VALUE;
+    mmap((void*)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, chunk->descriptor, 0);
+    add_area(MAPPED, (void*)address, size, -1)->chunk = chunk;
+    chunk->references++;
+    return SUCCESS;
+}
+EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
+    NEED_CONTEXT;
+    if (!is_wholly_mapped(address, size)) return INVALID_VALUE;
+    mmap((void*)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    for (Area *area = areas, *next; area; area = next) {
+        next = area->next;
+        if (area->kind != MAPPED || area->base < address || area->base >= address + size) continue;
+        let_chunk_go(area->chunk);
+        remove_area(area);
+    }
+    return SUCCESS;
+}
+EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const Access* access, size_t count) {
+    NEED_CONTEXT;
+    if (count != 1 || access->location_type != 1 || access->flags != 3) return INVALID_VALUE;
+    if (access->location_id < 0 || access->location_id >= device_count()) return INVALID_DEVICE;
+    if (!is_wholly_mapped(address, size)) return INVALID_VALUE;
+    mprotect((void*)address, size, PROT_READ | PROT_WRITE);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemExportToShareableHandle(void* shareable, Handle handle, int kind, unsigned long long flags) {
+    NEED_CONTEXT;
+    Chunk* chunk = chunk_of(handle);
+    if (flags || !(chunk->handle_types & kind)) return INVALID_VALUE;
+    if (kind == 1) *(int*)shareable = fcntl(chunk->descriptor, F_DUPFD_CLOEXEC, 3);
+    else snprintf(shareable, 64, "/proc/%d/fd/%d", getpid(), chunk->descriptor);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemImportFromShareableHandle(Handle* handle, void* shareable, int kind) {
+    NEED_CONTEXT;
+    int descriptor = kind == 1 ? fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 3) : open(shareable, O_RDWR | O_CLOEXEC);
+    if (descriptor < 0) return INVALID_VALUE;
+    Chunk* chunk = calloc(1, sizeof *chunk);
+    *chunk = (Chunk){CHUNK_MAGIC, 1, descriptor, kind, (size_t)lseek(descriptor, 0, SEEK_END)};
+    used += chunk->size;
+    *handle = (Handle)chunk;
+    return SUCCESS;
+}
+
+/* Copies and fills. */
+
+EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, Stream* stream) {
+    NEED_CONTEXT;
+    return enqueue(stream_of(stream), (Step){.kind = COPY, .to = to, .from = from, .size = size});
+}
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, Context* to_context, CUdeviceptr from, Context* from_context,
+                                  size_t size, Stream* stream) {
+    if (!to_context || !from_context) return INVALID_CONTEXT;
+    return cuMemcpyAsync(to, from, size, stream);
+}
+EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t size) {
+    NEED_CONTEXT;
+    memcpy((void*)to, from, size);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t size) {
+    NEED_CONTEXT;
+    memcpy(to, (void*)from, size);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, Stream* stream) {
+    NEED_CONTEXT;
+    return enqueue(stream_of(stream), (Step){.kind = FILL, .to = to, .value = value, .size = count});
+}
