@@ -124,5 +124,5 @@ def test_a_custom_allocator_gives_what_was_recorded_and_0_for_no_memory():
     script = script_of()
     script.begin_op({"op": "alloc", "own": [["alloc", 0, 2 * MIB, 7], ["alloc", 20 * MIB, 2 * MIB, 7]]})
     assert [script.own_allocate(2 * MIB, 7) for _ in range(2)] == [0, 20 * MIB]
-    script.own_free(20 * MIB)
+    script.own_free(20 * MIB, 2 * MIB, 7)
     assert script.own_calls[1:] == [["alloc", 20 * MIB, 2 * MIB, 7], ["free", 20 * MIB, 2 * MIB, 7]]

@@ -264,11 +264,11 @@ class OwnAllocator:
     def __init__(self, script: GoldenScript) -> None:
         self._script = script
 
-    def raw_alloc(self, size: int, stream: int) -> int:
+    def allocate(self, size: int, stream: int) -> int:
         return self._script.own_allocate(size, stream)
 
-    def raw_delete(self, address: int) -> None:
-        self._script.own_free(address)
+    def free(self, address: int, size: int, stream: int) -> None:
+        self._script.own_free(address, size, stream)
 
 
 def pool_id(numbers: list[int]) -> PoolId:

@@ -40,7 +40,6 @@ class GoldenScript:
         self._op: Op = {}
         self._synchronized: set[int] = set()
         self._segments: dict[int, int] = {}
-        self._own_segments: dict[int, tuple[int, int]] = {}
         self._ranges: dict[int, _Range] = {}
         self._made_up = ADDRESS_END
 
@@ -134,12 +133,10 @@ class GoldenScript:
             address = self._sound(recorded[turn][1], size, ALIGNMENT) if recorded[turn][1] else 0
         else:
             address = self._make_up(size)
-        self._own_segments[address] = (size, stream)
         self.own_calls.append(["alloc", address, size, stream])
         return address
 
-    def own_free(self, address: int) -> None:
-        size, stream = self._own_segments.pop(address, (0, 0))
+    def own_free(self, address: int, size: int, stream: int) -> None:
         self.own_calls.append(["free", address, size, stream])
 
     def _pending(self) -> list[tuple[int, int, int]]:
