@@ -13,19 +13,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 SOURCE = Path("src")
-LINUX_ONLY = {
-    "allotment.backends.cuda",
-    "allotment.backends.forking",
-    "allotment.backends.handles",
-    "allotment.backends.host",
-    "allotment.backends.host_capture",
-    "allotment.backends.host_memory",
-    "allotment.backends.host_streams",
-    "allotment.backends.host_virtual",
-    "allotment.backends.host_work",
-    "allotment.backends.host_workers",
-    "allotment.backends.refusal",
-}
+PORTABLE_BACKENDS = {"allotment.backends.python", "allotment.backends.simulated"}
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
 
@@ -46,7 +34,8 @@ def extensions() -> list[Extension]:
     found = []
     for path in sorted(SOURCE.rglob("*.pyx")):
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        if name in LINUX_ONLY and sys.platform != "linux":
+        is_linux_only = name.startswith("allotment.backends.") and name not in PORTABLE_BACKENDS
+        if is_linux_only and sys.platform != "linux":
             continue
         found.append(
             Extension(
