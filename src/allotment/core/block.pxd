@@ -39,11 +39,11 @@ cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, addres
     block.range = range_
     block.gc_base = 0
     block.uses = NULL
-    block.markers = NULL
     block.event_count = 0
     block.allocated = False
     block.mapped = True
     block.releasable = False
+    block.deferred = False
     block.context = block.segment_context = 0
     return block
 

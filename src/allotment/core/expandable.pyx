@@ -15,7 +15,6 @@ from allotment.core.types cimport address_t, bytes_t
 
 
 cdef void put_unmapped(Block* block) noexcept nogil:
-    block.rank = 0
     tree_insert(&block.shelf.unmapped, block)
 
 

@@ -42,44 +42,45 @@ cdef enum:
     PEERS_MOST = 64
 
 cdef struct Block:
+    # Two cache lines. The first is all that a look-up, a neighbour's merge or a split reads.
     address_t address
     bytes_t size
     bytes_t requested           # by the last user; never cleared, so a free block shows a stale value
     Block* prev                 # neighbours in the range
     Block* next
     Shelf* shelf
-    Range* range
+    StreamUse* uses             # other streams declared as users, in order of declaration
+    int32_t event_count         # events recorded at its free and not yet seen complete
+    unsigned char allocated
+    unsigned char mapped
+    unsigned char releasable    # on the list that `older`, `newer` make
+    unsigned char deferred      # freed, and waiting for routing to end
 
-    # While free or unmapped: a node of an ordered set, sorted by (rank, address).
+    # While free or unmapped: a node of an ordered set, by (size, address); unmapped blocks by address alone.
     Block* parent
     Block* left
     Block* right
-    bytes_t rank                # the size while free, 0 while unmapped
     Block* older                # while free and the only block of a plain segment: in order of age
     Block* newer
     uint64_t gc_base            # the pool's search count when it became free
-
-    StreamUse* uses             # other streams declared as users, in order of declaration
-    Block* next_deferred
-    Markers* markers            # while deferred under stream reuse: what must have been captured before
-    int32_t event_count         # events recorded at its free and not yet seen complete
-    bint allocated
-    bint mapped
-    bint releasable             # on the list that `older`, `newer` make
+    Range* range
     uint32_t context            # stack of the allocation, 0 = none
     uint32_t segment_context    # stack of the request that got the segment; stays with the block object
+
+cdef struct Deferred:
+    # A freed block that other streams used while routing was active. With stream reuse it carries the last
+    # nodes of every stream that used it, at the moment it was freed inside a capture. They belong to that
+    # capture alone: node handles are reused by later graphs.
+    Deferred* next
+    Block* block
+    capture_t capture
+    size_t marker_count         # 0: wait for the end of routing
+    node_t* markers
 
 cdef struct StreamUse:
     StreamUse* next
     StreamRecord* stream
     bint during_routing         # declared while routing was active: the capture itself orders this use
-
-cdef struct Markers:
-    # The last nodes of every stream that used a block, at the moment it was freed inside a capture.
-    # They belong to that capture alone: node handles are reused by later graphs.
-    capture_t capture
-    size_t count
-    node_t nodes[1]             # `count` of them
 
 cdef struct PendingEvent:
     PendingEvent* next
@@ -269,8 +270,8 @@ cdef struct Engine:
     StreamRecord* known_streams
     StreamRecord* first_waiting
     StreamRecord* last_waiting
-    Block* first_deferred
-    Block* last_deferred
+    Deferred* first_deferred
+    Deferred* last_deferred
     CaptureStore* captures
 
     PoolOwner defaults
@@ -292,4 +293,4 @@ cdef struct Engine:
     address_t* late_frees       # asked for from inside the engine; done when it is left
     size_t late_free_count, late_free_room
 
-    Slab block_slab, use_slab, pending_slab, chunk_slab
+    Slab block_slab, use_slab, pending_slab, deferred_slab, chunk_slab
