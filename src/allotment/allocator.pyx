@@ -53,8 +53,10 @@ import time
 from allotment import config, texts
 from allotment.backends import open_device
 from allotment.buffer import Buffer
+from allotment.current import note_allocator
 from allotment.errors import (
-    AddressError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError)
+    AddressError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError,
+    UnsupportedError)
 from allotment.pools import BlockState, Pool, PoolState, SegmentState
 
 cdef enum:
@@ -163,6 +165,7 @@ cdef class Allocator:
             self.memory_fraction = settings.per_process_memory_fraction
         if limit is not None:
             self.limit = limit
+        note_allocator(self)
 
     def __dealloc__(self):
         cdef Engine* engine = self.engine
@@ -806,7 +809,7 @@ cdef class Allocator:
         cdef status_t status = OK
         cdef bint ok
         if table.peer_enable == NULL:
-            raise RequestError(f"{self.device.name} has no peers")
+            raise UnsupportedError(f"{self.device.name} has no peers", operation="peer_enable")
         with nogil:
             status = table.peer_enable(table.self, other)
         if status != OK:
@@ -817,6 +820,21 @@ cdef class Allocator:
             engine_leave(self.engine)
         if not ok:
             raise self.failed(&failure)
+
+    def copy(self, destination, source, size, stream=0, *, source_device=None):
+        cdef Backend* table = &self.device.table
+        cdef address_t to = getattr(destination, "address", destination)
+        cdef address_t what = getattr(source, "address", source)
+        cdef bytes_t count = size
+        cdef device_t where = table.device if source_device is None else source_device
+        cdef stream_t on = self.stream_handle(stream)
+        cdef status_t status
+        if table.copy == NULL:
+            raise UnsupportedError(f"{self.device.name} cannot copy", operation="copy")
+        with nogil:
+            status = table.copy(table.self, to, what, count, where, on)
+        if status != OK:
+            raise device_error(table, status, "copy")
 
     # --- for tools and tests ---
 

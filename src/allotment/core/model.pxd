@@ -39,6 +39,7 @@ from allotment.core.types cimport (
 
 cdef enum:
     BIN_COUNT = 4096            # exact sizes 512 .. 2 MiB
+    WORD_COUNT = 64             # of 64 bins each
     PEERS_MOST = 64
 
 cdef struct Block:
@@ -110,8 +111,8 @@ cdef struct Shelf:
     Block* tree
     Block* unmapped             # tree by address
     uint64_t summary            # bit per word of `words` that is not 0
-    uint64_t* words             # bit per bin that is not empty; NULL in large pools
-    Block** bins
+    uint64_t words[WORD_COUNT]  # bit per bin that is not empty
+    Block** bins                # NULL in large pools
 
 cdef struct BlockPool:
     PoolOwner* owner

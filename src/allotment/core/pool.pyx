@@ -30,9 +30,8 @@ cdef Shelf* shelf_make(Engine* engine, BlockPool* pool, StreamRecord* stream) no
         if shelf == NULL:
             return NULL
         if pool.size_class == SMALL:
-            shelf.words = <uint64_t*> calloc(BIN_COUNT // 64, sizeof(uint64_t))
             shelf.bins = <Block**> calloc(BIN_COUNT, sizeof(Block*))
-            if shelf.words == NULL or shelf.bins == NULL:
+            if shelf.bins == NULL:
                 shelf_free(shelf)
                 return NULL
         shelf.pool = pool
@@ -45,7 +44,6 @@ cdef Shelf* shelf_make(Engine* engine, BlockPool* pool, StreamRecord* stream) no
 
 
 cdef void shelf_free(Shelf* shelf) noexcept nogil:
-    free(shelf.words)
     free(shelf.bins)
     free(shelf)
 
