@@ -1,8 +1,12 @@
 """The whole allocator on devices written in Python: with real memory, with streams, and with methods that raise."""
 
+import contextlib
 import gc
+import os
 import random
+import subprocess
 import sys
+import textwrap
 import threading
 import weakref
 
@@ -15,14 +19,16 @@ from helpers.queue_device import QueueDevice
 from helpers.workload import Workload
 
 MIB = 1 << 20
+# Files on a disk take a millisecond for the first touch of a page.
+DIRECTORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 SETTINGS = {"plain": "", "expandable": "expandable_segments:True"}
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="the file device maps memory as POSIX systems do")
 
 
 @pytest.fixture
-def file_device(tmp_path):
-    device = load_example("file_device").FileDevice(96 * MIB, directory=tmp_path)
+def file_device():
+    device = load_example("file_device").FileDevice(96 * MIB, DIRECTORY)
     yield device
     device.close()
 
@@ -79,6 +85,28 @@ def test_an_allocator_that_goes_gives_everything_back(file_device, settings):
     allocator.free(allocator.malloc(30 * MIB))
     del allocator
     assert used(file_device) == 0
+
+
+@pytest.mark.xfail(strict=True, reason="the engine asks every device how much memory it has")
+def test_a_device_with_allocate_and_free_is_enough():
+    program = """
+        import allotment
+
+        class Minimal(allotment.Backend):
+            def allocate(self, size, stream):
+                return 1 << 30
+
+            def free(self, address, size):
+                pass
+
+        allocator = allotment.Allocator(Minimal())
+        address = allocator.malloc(1000)
+        assert address == 1 << 30
+        allocator.free(address)
+        allocator.empty_cache()
+    """
+    # In a process of its own: what is missing from a contract table ends the process.
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
 
 
 # Saying no.
@@ -257,10 +285,10 @@ WORLDS = [
 ]
 
 
-def faulty_device(kind, directory):
+def faulty_device(kind):
     if kind == "queue":
         return faulty(QueueDevice)(96 * MIB)
-    return faulty(load_example("file_device").FileDevice)(96 * MIB, directory=directory)
+    return faulty(load_example("file_device").FileDevice)(96 * MIB, DIRECTORY)
 
 
 def assert_survives(workload, faults, steps):
@@ -280,7 +308,6 @@ def assert_survives(workload, faults, steps):
         if isinstance(error, DeviceError):
             assert error.__cause__ in planted
     workload.wind_up()
-    del workload.allocator
     assert used(device) == 0
     if hasattr(device, "close"):
         device.close()
@@ -288,13 +315,13 @@ def assert_survives(workload, faults, steps):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("kind", "settings"), WORLDS)
-def test_any_one_call_may_raise(tmp_path, kind, settings, fault):
-    undisturbed = Workload(faulty_device(kind, tmp_path), settings, seed=1)
+def test_any_one_call_may_raise(kind, settings, fault):
+    undisturbed = Workload(faulty_device(kind), settings, seed=1)
     first = undisturbed.device.calls + 1
     assert_survives(undisturbed, no_faults, steps=100)
     assert undisturbed.device.calls > first + 20
     for failing in range(first, undisturbed.device.calls + 1):
-        workload = Workload(faulty_device(kind, tmp_path), settings, seed=1)
+        workload = Workload(faulty_device(kind), settings, seed=1)
         assert_survives(workload, one_fault(failing, fault), steps=100)
 
 
@@ -304,10 +331,26 @@ def one_fault(at, kind):
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("kind", "settings"), WORLDS)
-def test_many_calls_may_raise(tmp_path, kind, settings, seed):
+def test_many_calls_may_raise(kind, settings, seed):
     choose = random.Random(seed)
 
     def sometimes(number, method):
+        if method == "chunk_release":  # see test_a_chunk_that_could_not_be_released_is_released_later
+            return None
         return choose.choice(FAULTS)("planted") if choose.random() < 0.25 else None
 
-    assert_survives(Workload(faulty_device(kind, tmp_path), settings, seed), sometimes, steps=150)
+    assert_survives(Workload(faulty_device(kind), settings, seed), sometimes, steps=150)
+
+
+@needs_posix
+@pytest.mark.xfail(strict=True, reason="a range forgets the chunks that it could not release")
+def test_a_chunk_that_could_not_be_released_is_released_later():
+    device = faulty_device("file")
+    allocator = Allocator(device, settings="expandable_segments:True")
+    allocator.free(allocator.malloc(1000))
+    device.faults = lambda number, method: OSError("planted") if method == "chunk_release" else None
+    with contextlib.suppress(DeviceError):
+        allocator.empty_cache()
+    device.faults = no_faults
+    allocator.empty_cache()
+    assert used(device) == 0
