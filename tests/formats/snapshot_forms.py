@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -33,9 +34,27 @@ def small_snapshot() -> dict[str, Any]:
                 "is_expandable": False,
                 "frames": stack,
                 "blocks": [
-                    {"address": 0x7F0000000000, "size": 512, "requested_size": 400, "state": "active_allocated", "frames": stack},
-                    {"address": 0x7F0000000200, "size": 512, "requested_size": 200, "state": "active_pending_free", "frames": []},
-                    {"address": 0x7F0000000400, "size": 2096128, "requested_size": 0, "state": "inactive", "frames": []},
+                    {
+                        "address": 0x7F0000000000,
+                        "size": 512,
+                        "requested_size": 400,
+                        "state": "active_allocated",
+                        "frames": stack,
+                    },
+                    {
+                        "address": 0x7F0000000200,
+                        "size": 512,
+                        "requested_size": 200,
+                        "state": "active_pending_free",
+                        "frames": [],
+                    },
+                    {
+                        "address": 0x7F0000000400,
+                        "size": 2096128,
+                        "requested_size": 0,
+                        "state": "inactive",
+                        "frames": [],
+                    },
                 ],
             },
             {
@@ -55,11 +74,45 @@ def small_snapshot() -> dict[str, Any]:
         ],
         "device_traces": [
             [
-                {"action": "segment_alloc", "addr": 0x7F0000000000, "size": 2097152, "time_us": 1794709362614601, **common},
-                {"action": "alloc", "addr": 0x7F0000000000, "size": 400, "time_us": 1794709362614604, **common, "frames": stack},
-                {"action": "alloc", "addr": 0x7F0000000200, "size": 200, "time_us": 1794709362614605, **common, "frames": [dict(forward), main]},
-                {"action": "free_requested", "addr": 0x7F0000000200, "size": 200, "time_us": 1794709362614607, **common, "frames": [main]},
-                {"action": "oom", "device_free": 12345, "size": 1 << 40, "time_us": 1794709362614609, **common, "user_metadata": "step 1"},
+                {
+                    "action": "segment_alloc",
+                    "addr": 0x7F0000000000,
+                    "size": 2097152,
+                    "time_us": 1794709362614601,
+                    **common,
+                },
+                {
+                    "action": "alloc",
+                    "addr": 0x7F0000000000,
+                    "size": 400,
+                    "time_us": 1794709362614604,
+                    **common,
+                    "frames": stack,
+                },
+                {
+                    "action": "alloc",
+                    "addr": 0x7F0000000200,
+                    "size": 200,
+                    "time_us": 1794709362614605,
+                    **common,
+                    "frames": [dict(forward), main],
+                },
+                {
+                    "action": "free_requested",
+                    "addr": 0x7F0000000200,
+                    "size": 200,
+                    "time_us": 1794709362614607,
+                    **common,
+                    "frames": [main],
+                },
+                {
+                    "action": "oom",
+                    "device_free": 12345,
+                    "size": 1 << 40,
+                    "time_us": 1794709362614609,
+                    **common,
+                    "user_metadata": "step 1",
+                },
             ],
             [],
         ],
@@ -118,7 +171,7 @@ def assert_columns_equal(snapshot: Snapshot, expected: dict[str, Any]) -> None:
     blocks = [block for segment in segments for block in segment.get("blocks", [])]
     check(snapshot.blocks.segment, [i for i, segment in enumerate(segments) for _ in segment.get("blocks", [])])
     first = snapshot.segments.first_block.tolist()
-    assert [b - a for a, b in zip(first, first[1:], strict=False)] == [len(s.get("blocks", [])) for s in segments]
+    assert [b - a for a, b in itertools.pairwise(first)] == [len(s.get("blocks", [])) for s in segments]
     for name in ("address", "size", "requested_size"):
         check(getattr(snapshot.blocks, name), [block[name] for block in blocks])
     check(snapshot.blocks.state, [BlockState[block["state"].upper()] for block in blocks])

@@ -215,7 +215,11 @@ FRAMES = st.lists(
 )
 POOLS = st.tuples(NUMBERS, NUMBERS)
 ENTRIES = st.fixed_dictionaries(
-    {"action": st.sampled_from([a.name.lower() for a in Action if a is not Action.UNKNOWN]), "addr": NUMBERS, "size": NUMBERS},
+    {
+        "action": st.sampled_from([a.name.lower() for a in Action if a is not Action.UNKNOWN]),
+        "addr": NUMBERS,
+        "size": NUMBERS,
+    },
     optional={
         "stream": NUMBERS,
         "time_us": st.integers(-(2**63), 2**63 - 1),

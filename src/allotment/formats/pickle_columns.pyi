@@ -30,19 +30,17 @@ class TextTable:
 
     def __init__(self, tree: PickleTree) -> None: ...
     @property
-    def texts(self) -> list[str]: ...
+    def texts(self) -> tuple[str, ...]: ...
 
 class StackTable:
     """Stacks of frames, equal ones once, numbered from zero in order of appearance."""
 
     def __init__(self, tree: PickleTree) -> None: ...
     @property
-    def stacks(self) -> list[tuple[Frame, ...]]: ...
+    def stacks(self) -> tuple[tuple[Frame, ...], ...]: ...
     @property
-    def frames(self) -> list[Frame]: ...
-    @property
-    def extra(self) -> dict[str, dict[int, Plain]]:
-        """Unknown fields of frames: key, index in `frames`, value."""
+    def extra(self) -> dict[str, dict[Frame, Plain]]:
+        """Unknown fields of frames: key, frame, value."""
     def number(self, frames: tuple[Frame, ...]) -> int:
         """The number of a stack given as frames."""
 
@@ -62,9 +60,7 @@ class RowReader:
         """A column of bool."""
     def pair(self, first: str, second: str, *keys: str, required: bool = False) -> None:
         """Two columns of uint64 from a tuple or list of two integers; None is a missing field."""
-    def choice(
-        self, name: str, *keys: str, choices: Mapping[str, int], unknown: int, required: bool = False
-    ) -> None:
+    def choice(self, name: str, *keys: str, choices: Mapping[str, int], unknown: int, required: bool = False) -> None:
         """A column of uint8: the code of a text, or `unknown`, in which case the text is in `extra`."""
     def text(self, name: str, *keys: str, table: TextTable, required: bool = False) -> None:
         """A column of int32: the text's number in `table`; None is a missing field."""

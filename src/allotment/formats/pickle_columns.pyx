@@ -26,9 +26,7 @@ from allotment.formats.pickle_reader cimport (
 from allotment.formats.pickle_reader import error_at
 
 cdef enum:
-    FREE_ROWS = 1 << 20             # rows and kept values that no size of file is asked for
-    FREE_VISITS = 1 << 22           # the same for cells looked at
-    BYTES_PER_ROW = 8               # a trace entry takes forty bytes or more
+    FREE_VISITS = 1 << 22           # cells looked at that no size of file is asked for
     MAX_SLOTS = 32
 
 cdef enum SlotKind:
@@ -85,24 +83,28 @@ cdef inline bint none_is_missing(SlotKind kind) noexcept nogil:
 cdef class TextTable:
     """Texts of one field, numbered from zero in order of appearance."""
 
-    cdef readonly list texts
-    cdef readonly PickleTree tree
+    cdef list known
+    cdef PickleTree tree
     cdef int32_t* number_of_string      # 1 + number, 0 for a text not seen yet
 
     def __cinit__(self, PickleTree tree not None):
-        self.texts = []
+        self.known = []
         self.tree = tree
         self.number_of_string = <int32_t*> zeros(len(tree.strings), sizeof(int32_t), tree)
 
     def __dealloc__(self):
         free(self.number_of_string)
 
+    @property
+    def texts(self) -> tuple:
+        return tuple(self.known)
+
     cdef int32_t number_of(self, cell_t cell) except -1:
         """pre: `cell` is a STR"""
         cdef int32_t* number = self.number_of_string + payload_of(cell)
         if number[0] == 0:
-            self.texts.append(self.tree.strings[payload_of(cell)])
-            number[0] = <int32_t> len(self.texts)
+            self.known.append(self.tree.strings[payload_of(cell)])
+            number[0] = <int32_t> len(self.known)
         return number[0] - 1
 
 
@@ -114,16 +116,16 @@ cdef class StackTable:
     looked into once; the content decides only between different nodes.
     """
 
-    cdef readonly list stacks           # list[tuple[Frame, ...]]
-    cdef readonly list frames           # list[Frame]
-    cdef readonly dict extra            # unknown key -> frame number -> value
-    cdef readonly PickleTree tree
+    cdef list known_stacks              # list[tuple[Frame, ...]]
+    cdef list known_frames              # list[Frame]
+    cdef readonly dict extra            # unknown key -> frame -> value
+    cdef PickleTree tree
     cdef dict number_of_frame, number_of_stack
     cdef int32_t* number_of_node        # 1 + number of the stack (of a list) or frame (of a dict), 0 for new ones
 
     def __cinit__(self, PickleTree tree not None):
-        self.stacks = []
-        self.frames = []
+        self.known_stacks = []
+        self.known_frames = []
         self.extra = {}
         self.tree = tree
         self.number_of_frame = {}
@@ -133,26 +135,36 @@ cdef class StackTable:
     def __dealloc__(self):
         free(self.number_of_node)
 
+    @property
+    def stacks(self) -> tuple:
+        return tuple(self.known_stacks)
+
     def number(self, frames: tuple) -> int:
         """The number of a stack given as frames."""
-        cdef int32_t[::1] numbers = np.array([self._frame_number(frame) for frame in frames], dtype=np.int32)
-        return self._stack_number(bytes(numbers))
+        content = PyBytes_FromStringAndSize(NULL, len(frames) * sizeof(int32_t))
+        cdef int32_t* numbers = <int32_t*> <char*> content
+        for i, frame in enumerate(frames):
+            numbers[<Py_ssize_t> i] = self._frame_number(frame)
+        return self._stack_number(content)
 
     cdef int32_t _frame_number(self, frame) except -1:
         number = self.number_of_frame.get(frame)
         if number is None:
-            number = len(self.frames)
+            number = len(self.known_frames)
             self.number_of_frame[frame] = number
-            self.frames.append(frame)
+            self.known_frames.append(frame)
         return number
 
     cdef int32_t _stack_number(self, bytes content) except -1:
-        """pre: `content` is an array of int32, frame numbers"""
+        """pre: `content` is an array of int32, numbers of frames"""
+        cdef const int32_t* numbers = <const int32_t*> <const char*> content
+        cdef Py_ssize_t i
         number = self.number_of_stack.get(content)
         if number is None:
-            number = len(self.stacks)
+            number = len(self.known_stacks)
             self.number_of_stack[content] = number
-            self.stacks.append(tuple([self.frames[i] for i in np.frombuffer(content, dtype=np.int32)]))
+            frames = [self.known_frames[numbers[i]] for i in range(len(content) // <Py_ssize_t> sizeof(int32_t))]
+            self.known_stacks.append(tuple(frames))
         return number
 
     cdef int32_t number_of(self, cell_t cell) except -1:
@@ -202,9 +214,10 @@ cdef class StackTable:
                 line = small_int_of(value)
             else:
                 unknown[key] = self.tree.plain(value)
-        known[0] = self._frame_number(Frame(name, filename, line)) + 1
+        frame = Frame(name, filename, line)
+        known[0] = self._frame_number(frame) + 1
         for key, kept in unknown.items():
-            self.extra.setdefault(key, {}).setdefault(known[0] - 1, kept)
+            self.extra.setdefault(key, {}).setdefault(frame, kept)
         return known[0] - 1
 
 
@@ -229,7 +242,7 @@ cdef class RowReader:
         self.columns = []
         self.keys = []
         self.helpers = []
-        self.rows_left = FREE_ROWS + <int64_t> (tree.bytes_read / BYTES_PER_ROW)
+        self.rows_left = tree.row_budget
         self.extra_left = self.rows_left
         self.visits_left = FREE_VISITS + <int64_t> tree.bytes_read
         self.slot_of_string = <int16_t*> zeros(len(tree.strings), sizeof(int16_t), tree)
@@ -462,5 +475,5 @@ cdef class RowReader:
         else:
             if tag != LIST:
                 raise self._wrong(cell, row, key, value, "a list")
-            children[self.columns[index][0][0]][row] = value_of(self.tree, value)
+            children[self.columns[index][0][0]][row] = value_of(self.tree, value, self.tree.node_of(cell).offset)
         return 0

@@ -128,6 +128,7 @@ cdef class Value:
 
     cdef readonly PickleTree tree
     cdef cell_t cell
+    cdef uint64_t offset                # of the value if it is a node, else of the node that holds it
 
 
-cdef Value value_of(PickleTree tree, cell_t cell)
+cdef Value value_of(PickleTree tree, cell_t cell, uint64_t owner)

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from allotment.errors import FormatError
@@ -23,6 +24,12 @@ class PickleTree:
         """The pickled value. Raises FormatError if the pickle is not complete. Nothing may be fed afterwards."""
     @property
     def bytes_read(self) -> int: ...
+    @property
+    def row_budget(self) -> int:
+        """Rows that a table in a file of this size can have.
+
+        A pickle names one dict as often as it likes for two bytes each; honest ones write every row out.
+        """
 
 class Value:
     """One value of a tree, looked at without making it an object."""
@@ -33,7 +40,7 @@ class Value:
     def kind(self) -> Kind: ...
     def __len__(self) -> int:
         """Items of a list or tuple, fields of a dict."""
-    def items(self) -> list[Value]:
+    def __iter__(self) -> Iterator[Value]:
         """The items of a list or tuple."""
     def fields(self) -> dict[str, Value]:
         """The fields of a dict. Raises FormatError if one is not named by a string."""
@@ -46,4 +53,4 @@ class Value:
     def describe(self) -> str:
         """A short name of the value for an error message."""
     def error(self, text: str) -> FormatError:
-        """A complaint about this value; names the byte where a list, tuple or dict begins."""
+        """A complaint about this value; names the byte where it begins, or where the list or dict around it does."""

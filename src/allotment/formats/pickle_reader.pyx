@@ -16,6 +16,8 @@ cdef enum:
     MAX_DEPTH = 64                  # of a value that becomes Python objects
     MAX_UNFOLDED = 1 << 20          # parts of such a value, shared ones counted wherever they are seen
     STRING_OVERHEAD = 160           # about what a str and its places in a dict and a list take
+    FREE_ROWS = 1 << 20             # rows of a table that no size of file is asked for
+    BYTES_PER_ROW = 8               # a trace entry takes forty bytes or more
 
 cdef enum Opcode:
     MARK = 0x28
@@ -157,7 +159,7 @@ cdef class PickleTree:
             if self.waiting:
                 raise error_at(self.bytes_read, f"the file ends inside {opcode_name(self.waiting[0])}")
             if self.bytes_read == 0:
-                raise FormatError("the file is empty")
+                raise error_at(0, "the file is empty")
             raise error_at(self.bytes_read, "the file ends before the pickle does")
         # The machine is done; only the tree is needed from here on.
         free(self.memo.data)
@@ -165,7 +167,11 @@ cdef class PickleTree:
         free(self.stack.data)
         memset(&self.stack, 0, sizeof(Array))
         self.string_index = {}
-        return value_of(self, self.root)
+        return value_of(self, self.root, 0)
+
+    @property
+    def row_budget(self) -> int:
+        return FREE_ROWS + self.bytes_read / BYTES_PER_ROW
 
     cdef int _parse(self, const uint8_t* data, uint64_t length, uint64_t* used) except -1:
         cdef uint64_t base = self.bytes_read
@@ -601,24 +607,24 @@ cdef class Value:
             return self.tree.node_of(self.cell).count
         raise TypeError(f"{self.describe()} has no length")
 
-    def items(self) -> list:
-        cdef cell_t* items
+    def __iter__(self):
         cdef uint32_t i
         if tag_of(self.cell) not in (LIST, TUPLE):
             raise TypeError(f"{self.describe()} has no items")
-        items = self.tree.items_of(self.cell)
-        return [value_of(self.tree, items[i]) for i in range(self.tree.node_of(self.cell).count)]
+        for i in range(self.tree.node_of(self.cell).count):
+            yield value_of(self.tree, self.tree.items_of(self.cell)[i], self.offset)
 
     def fields(self) -> dict:
+        cdef cell_t* items
         cdef uint32_t i
         if tag_of(self.cell) != DICT:
             raise TypeError(f"{self.describe()} has no fields")
+        items = self.tree.items_of(self.cell)
         found = {}
         for i in range(0, self.tree.node_of(self.cell).count, 2):
-            key = self.tree.items_of(self.cell)[i]
-            if tag_of(key) != STR:
-                raise self.error(f"{self.tree.describe(key)} as a field's name")
-            found[self.tree.strings[payload_of(key)]] = value_of(self.tree, self.tree.items_of(self.cell)[i + 1])
+            if tag_of(items[i]) != STR:
+                raise self.error(f"{self.tree.describe(items[i])} as a field's name")
+            found[self.tree.strings[payload_of(items[i])]] = value_of(self.tree, items[i + 1], self.offset)
         return found
 
     def plain(self):
@@ -628,13 +634,12 @@ cdef class Value:
         return self.tree.describe(self.cell)
 
     def error(self, text: str) -> FormatError:
-        if tag_of(self.cell) in (LIST, TUPLE, DICT):
-            return error_at(self.tree.node_of(self.cell).offset, text)
-        return FormatError(text)
+        return error_at(self.offset, text)
 
 
-cdef Value value_of(PickleTree tree, cell_t cell):
+cdef Value value_of(PickleTree tree, cell_t cell, uint64_t owner):
     cdef Value value = Value.__new__(Value)
     value.tree = tree
     value.cell = cell
+    value.offset = tree.node_of(cell).offset if tag_of(cell) in (LIST, TUPLE, DICT) else owner
     return value

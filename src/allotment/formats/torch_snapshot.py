@@ -13,12 +13,11 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment.errors import FormatError
 from allotment.formats.limits import Limits
 from allotment.formats.pickle_columns import Frame, RowReader, Rows, StackTable, TextTable
 from allotment.formats.pickle_reader import PickleTree, Value
@@ -188,7 +187,9 @@ class Snapshot:
 
 
 def read_snapshot(
-    source: str | os.PathLike[str] | bytes | BinaryIO, *, limits: Limits = Limits()  # noqa: B008 (immutable)
+    source: str | os.PathLike[str] | bytes | BinaryIO,
+    *,
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
 ) -> Snapshot:
     """Read a snapshot from a path, from bytes or from a binary file; gzipped or not.
 
@@ -204,9 +205,7 @@ def read_snapshot(
 
 
 def _read(stream: BinaryIO, limits: Limits) -> Snapshot:
-    tree = PickleTree(
-        max_memory=limits.max_memory, max_density=limits.max_density, free_memory=limits.free_memory
-    )
+    tree = PickleTree(max_memory=limits.max_memory, max_density=limits.max_density, free_memory=limits.free_memory)
     for piece in unpacked(stream, limits):
         tree.feed(piece)
     return _Interpreter(tree, tree.finish()).snapshot()
@@ -228,21 +227,17 @@ class _Interpreter:
         traces = self._traces(fields.pop("device_traces", None))
         settings = self._settings(fields.pop("allocator_settings", None))
         annotations = self._annotations(fields.pop("external_annotations", None))
-        frames = self.stacks.frames
         return Snapshot(
             traces=traces,
             segments=segments,
             blocks=blocks,
-            stacks=tuple(self.stacks.stacks),
-            compile_contexts=tuple(self.compile_contexts.texts),
-            user_metadata=tuple(self.user_metadata.texts),
+            stacks=self.stacks.stacks,
+            compile_contexts=self.compile_contexts.texts,
+            user_metadata=self.user_metadata.texts,
             allocator_settings=settings,
             external_annotations=annotations,
             devices=tuple(sorted({trace.device for trace in traces} | set(np.unique(segments.device).tolist()))),
-            frame_extra={
-                key: {frames[number]: value for number, value in values.items()}
-                for key, values in self.stacks.extra.items()
-            },
+            frame_extra=self.stacks.extra,
             extra={key: value.plain() for key, value in fields.items()},
         )
 
@@ -250,7 +245,7 @@ class _Interpreter:
         if self.root.kind == "list":
             return {"segments": self.root}
         if self.root.kind != "dict":
-            raise FormatError(f"not a memory snapshot: it holds {self.root.describe()}, not a dict")
+            raise self.root.error(f"not a memory snapshot: it holds {self.root.describe()}, not a dict")
         fields = self.root.fields()
         if not fields.keys() & {"segments", "device_traces"}:
             raise self.root.error("not a memory snapshot: neither 'segments' nor 'device_traces' is in it")
@@ -273,7 +268,7 @@ class _Interpreter:
         reader.text("compile_context", "compile_context", table=self.compile_contexts)
         reader.text("user_metadata", "user_metadata", table=self.user_metadata)
         traces = []
-        for device, entries in enumerate(value.items()):
+        for device, entries in enumerate(value):
             rows = reader.read([entries])
             traces.append(Trace(device=device, present=rows.present, extra=rows.extra, **rows.columns))
         return tuple(traces)
@@ -343,10 +338,14 @@ class _Interpreter:
         if value is None:
             return []
         _expect(value, "list", "external_annotations")
+        if len(value) > self.tree.row_budget:
+            raise value.error("more external_annotations than a file of this size can hold")
         annotations = []
-        for annotation in value.items():
-            _expect(annotation, "dict", "an external annotation")
-            annotations.append({key: field.plain() for key, field in annotation.fields().items()})
+        for item in value:
+            annotation = item.plain()
+            if not isinstance(annotation, dict) or not all(isinstance(key, str) for key in annotation):
+                raise item.error(f"an external annotation is {item.describe()}, not a dict of named values")
+            annotations.append(cast("dict[str, Plain]", annotation))
         return annotations
 
 

@@ -16,7 +16,7 @@ GZIP_HEADER_AND_TRAILER = 31  # zlib's window bits for "a gzip stream with its c
 PIECE = 1 << 18
 
 # A member costs far more time than its twenty bytes; block-wise packers make one for every 64 KiB at the least.
-MAX_MEMBERS = 1 << 17
+MAX_MEMBERS = 1 << 16
 
 
 def unpacked(stream: BinaryIO, limits: Limits) -> Iterator[bytes]:
@@ -30,7 +30,9 @@ def unpacked(stream: BinaryIO, limits: Limits) -> Iterator[bytes]:
     for piece in pieces:
         total += len(piece)
         if total > limits.max_bytes:
-            raise FormatError(f"it holds more than {limits.max_bytes} bytes; a higher max_bytes would let it pass")
+            raise FormatError(
+                f"at byte {limits.max_bytes} of the content: it goes on; a higher max_bytes would let it pass"
+            )
         yield piece
 
 
