@@ -293,7 +293,7 @@ cdef class Allocator:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
 
-    def refuse_size(self, size):
+    cdef int refuse_size(self, object size) except -1:
         """Raise for a size that no request can have."""
         if size < 0:
             raise SizeError(f"a request cannot have {size} bytes", size)
