@@ -39,15 +39,15 @@ clean: ## remove everything that was made
 	find src -name '*.egg-info' -prune -exec rm -rf {} +
 	find src \( -name '*.so' -o -name '*.pyd' -o -name '*.c' -o -name '*.cpp' \) -delete
 
-# Two stamps: one for the environment, one for the compiled modules. Installing compiles everything once;
-# after that a change of sources compiles in place.
+# Two stamps: one for the environment, one for the compiled modules. Installing compiles everything once,
+# so the second stamp has nothing to do at first; later it compiles in place what has changed.
 $(VENV)/installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --editable '.[dev]'
-	touch $@ $(VENV)/built
+	touch $@
 
 $(VENV)/built: $(SOURCES) | $(VENV)/installed
-	$(BIN)/python setup.py --quiet build_ext --inplace
+	if [ -e $@ ]; then $(BIN)/python setup.py --quiet build_ext --inplace; fi
 	touch $@
 
 $(COVERAGE)/built: $(SOURCES) pyproject.toml setup.py | $(VENV)/installed

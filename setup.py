@@ -24,7 +24,7 @@ def compile_flags() -> list[str]:
         return ["/O2"]
     if SANITIZERS:
         return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}"]
-    return ["-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function"]
+    return ["-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function", "-Wno-sign-compare"]
 
 
 def link_flags() -> list[str]:
