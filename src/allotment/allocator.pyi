@@ -1,4 +1,5 @@
 from collections.abc import Callable, Collection, Mapping
+from os import PathLike
 from typing import Any
 
 from allotment.buffer import Buffer
@@ -52,6 +53,8 @@ class Allocator:
         """The counters as a boxed table for people."""
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
         """Segments, blocks, history and settings in the form PyTorch's memory tools read."""
+    def dump_snapshot(self, path: str | PathLike[str]) -> None:
+        """Write `snapshot()` to a file that PyTorch's memory tools open."""
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
         """Just the segments of `snapshot`; also appends a snapshot entry to the trace."""
     def memory_info(self) -> tuple[int, int]:
