@@ -13,7 +13,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from allotment.core.backend cimport CAN_VIRTUAL, OK, Backend, Device, status_t
+from allotment.core.backend cimport OK, Backend, Device, status_t
 from allotment.core.block cimport complete_free, take_back
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
 from allotment.core.engine cimport (
@@ -24,7 +24,7 @@ from allotment.core.frees cimport free_later, free_special, is_freed_at_once
 from allotment.core.history cimport capture_stack
 from allotment.core.invariants cimport check_engine
 from allotment.core.model cimport (
-    FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine,
+    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine,
     Failure, Filter, FreeMemoryCallback, PendingEvent, PoolOwner, Range, RawAllocator, Request, StreamRecord)
 from allotment.core.numbers cimport int_value, is_plain_int
 from allotment.core.outcome cimport failure_error
@@ -129,8 +129,6 @@ cdef void call_raw_delete(void* allocator, address_t address, bytes_t size, stre
         (<object> allocator).free(address, size, stream)
     except BaseException:
         write_unraisable(<object> allocator)
-
-
 
 
 cdef void drop_reference(void* owned) noexcept with gil:
@@ -298,7 +296,7 @@ cdef class Allocator:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
 
-    def refuse_size(self, size):
+    cdef int refuse_size(self, object size) except -1:
         """Raise for a size that no request can have."""
         if size < 0:
             raise SizeError(f"a request cannot have {size} bytes", size)

@@ -28,7 +28,8 @@ cdef inline bint is_idle(const Block* block) noexcept nogil:
     return not block.allocated and block.event_count == 0 and block.uses == NULL
 
 
-cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address, bytes_t size) noexcept nogil:
+cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address,
+                             bytes_t size) noexcept nogil:
     """A mapped block without neighbours. pre: a record is reserved"""
     cdef Block* block = <Block*> slab_take(&engine.block_slab)
     block.address = address

@@ -6,8 +6,8 @@ from allotment.core.backend cimport OK, OUT_OF_MEMORY, Backend, status_t
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
-    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route, StreamRecord,
-    StreamUse)
+    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route,
+    StreamRecord, StreamUse)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment.core.pool cimport (
     is_plain, owner_clear, owner_init, pool_delete, pool_find, route_end, route_find)

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-from allotment.core.bits cimport highest_bit, lowest_bit
+from allotment.core.bits cimport highest_bit
 from allotment.core.free_index cimport first_bin_from, is_binned, tree_first
 from allotment.core.model cimport BIN_COUNT, Block, Shelf
 from allotment.core.sizes cimport MIN_BLOCK

@@ -12,7 +12,8 @@ from allotment.errors import (
 
 cdef dict POOL_TEXTS = {
     FAILED_POOL_UNKNOWN: "there is no pool with this id on this device",
-    FAILED_POOL_FREEABLE: "the last user of this pool has released it; it cannot be used again before its memory is gone",
+    FAILED_POOL_FREEABLE:
+        "the last user of this pool has released it; it cannot be used again before its memory is gone",
     FAILED_POOL_IN_USE: "the pool exists already, so it cannot be given an allocator now",
     FAILED_POOL_ID: "a pool id is (0, n) or (n, 0) with n >= 1",
     FAILED_ALREADY_ROUTING: "requests are being routed to this pool already (already recording to mempool_id)",

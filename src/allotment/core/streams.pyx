@@ -8,9 +8,8 @@ from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport (
     FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, PoolOwner, StreamRecord,
     StreamUse, VisitedNodes)
-from allotment.core.pointer_map cimport PointerMap, map_clear, map_get, map_init, map_put, map_reserve
+from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment.core.slab cimport slab_give, slab_reserve, slab_take
-from allotment.core.streams cimport stream_for
 from allotment.core.types cimport capture_t, event_t, node_t, stream_t
 
 

@@ -60,12 +60,12 @@ cdef class CPairs:
         cdef EntryPoints* table = self.table
         cdef double start, taken
         cdef void* block
-        cdef size_t i
+        cdef size_t _
         with nogil:
             block = table.allocate(table.context, size, 0, NULL)
             table.free(table.context, block, size, 0, NULL)
             start = now_ns()
-            for i in range(pairs):
+            for _ in range(pairs):
                 block = table.allocate(table.context, size, 0, NULL)
                 table.free(table.context, block, size, 0, NULL)
             taken = now_ns() - start
@@ -78,14 +78,14 @@ cdef class CPairs:
         cdef uint64_t state = 88172645463325252ULL
         cdef double start = 0.0
         cdef double taken = 0.0
-        cdef size_t i, which
+        cdef size_t i, which, _
         if blocks == NULL:
             raise MemoryError("no memory for the benchmark's list")
         with nogil:
             for i in range(live):
                 blocks[i] = table.allocate(table.context, size, 0, NULL)
             start = now_ns()
-            for i in range(replacements):
+            for _ in range(replacements):
                 which = scramble(&state) % live
                 table.free(table.context, blocks[which], size, 0, NULL)
                 blocks[which] = table.allocate(table.context, size, 0, NULL)
@@ -111,7 +111,7 @@ def pointer_walk_ns(size_t records, size_t steps):
     cdef uint64_t state = 88172645463325252ULL
     cdef uint64_t total = 0
     cdef double start, taken
-    cdef size_t i
+    cdef size_t i, _
     if all_records == NULL:
         raise MemoryError("no memory for the benchmark's records")
     with nogil:
@@ -119,7 +119,7 @@ def pointer_walk_ns(size_t records, size_t steps):
             all_records[i].next = &all_records[(i + 1) % records]
             all_records[i].filler[0] = i
         start = now_ns()
-        for i in range(steps):
+        for _ in range(steps):
             # The next step depends on what this one read, as a free depends on the block it looked up.
             at = &all_records[(scramble(&state) + (total & 1)) % records]
             total += at.filler[0]
