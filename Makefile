@@ -53,7 +53,7 @@ $(VENV)/built: $(SOURCES) | $(VENV)/installed
 $(COVERAGE)/built: $(SOURCES) pyproject.toml setup.py | $(VENV)/installed
 	rm -rf $(COVERAGE)
 	mkdir -p $(COVERAGE)
-	cp -R src docs examples pyproject.toml setup.py README.md $(COVERAGE)
+	cp -R src docs examples pyproject.toml setup.py README.md LICENSE $(COVERAGE)
 	find $(COVERAGE)/src \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) -delete
 	cd $(COVERAGE) && ALLOTMENT_TRACE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@

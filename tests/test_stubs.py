@@ -106,11 +106,12 @@ def is_method(statement: ast.stmt) -> bool:
 
 
 def described_parameters(stub: Function) -> list[tuple[str, str]]:
-    """(kind of parameter and name, default) in order, as a stub writes them."""
+    """(name, marked by its kind, and default) of each parameter, as a stub writes them."""
     arguments = stub.args
-    positional = arguments.posonlyargs + arguments.args
+    positional = [f"{argument.arg}/" for argument in arguments.posonlyargs]
+    positional += [argument.arg for argument in arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
-    described = [(argument.arg, written(default)) for argument, default in zip(positional, defaults, strict=True)]
+    described = [(name, written(default)) for name, default in zip(positional, defaults, strict=True)]
     if arguments.vararg:
         described.append((f"*{arguments.vararg.arg}", ""))
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
@@ -125,11 +126,12 @@ def written(default: ast.expr | None) -> str:
 
 
 def real_parameters(function: object) -> list[tuple[str, str]]:
-    prefixes = {inspect.Parameter.VAR_POSITIONAL: "*{}", inspect.Parameter.VAR_KEYWORD: "**{}"}
-    prefixes[inspect.Parameter.KEYWORD_ONLY] = "{}="
+    kinds = inspect.Parameter
+    marks = {kinds.POSITIONAL_ONLY: "{}/", kinds.VAR_POSITIONAL: "*{}", kinds.KEYWORD_ONLY: "{}="}
+    marks |= {kinds.POSITIONAL_OR_KEYWORD: "{}", kinds.VAR_KEYWORD: "**{}"}
     return [
         (
-            prefixes.get(parameter.kind, "{}").format(name),
+            marks[parameter.kind].format(name),
             "" if parameter.default is inspect.Parameter.empty else repr(parameter.default),
         )
         for name, parameter in inspect.signature(function).parameters.items()

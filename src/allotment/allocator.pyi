@@ -33,7 +33,7 @@ class Allocator:
 
         Raises SizeError, StreamError, OutOfMemoryError, DeviceError.
         """
-    def free(self, address: int) -> None:
+    def free(self, address: int, /) -> None:
         """Give a block back. If other streams were recorded for it, it is reused only when they are done.
 
         Freeing 0 does nothing. Raises AddressError for anything that is not a live block's start.
