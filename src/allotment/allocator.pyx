@@ -2,7 +2,8 @@
 
 The interpreter lock and the engine's lock are never waited for in a circle: code that holds the
 interpreter lock only *tries* the engine's; if that fails it lets the interpreter go first. A request
-that hits the cache keeps the interpreter lock throughout; one that has to ask the device lets it go.
+that hits the cache keeps the interpreter lock throughout, and as long as nobody can come in without that
+(see `is_guarded_already`) needs no other; one that has to ask the device takes the engine's and lets it go.
 """
 
 cimport cython
@@ -19,8 +20,8 @@ from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoi
 from allotment.core.engine cimport (
     allocate_direct, asks_nobody, engine_add_peer, engine_base, engine_create, engine_destroy, engine_empty_cache,
     engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_try_enter,
-    policy_hit, policy_miss, request_begin, request_deliver, serve)
-from allotment.core.frees cimport free_later, free_special, is_freed_at_once
+    is_guarded_already, policy_hit, policy_miss, request_begin, request_deliver, serve)
+from allotment.core.frees cimport free_address, free_later, free_special, is_freed_at_once
 from allotment.core.history cimport capture_stack
 from allotment.core.invariants cimport check_engine
 from allotment.core.model cimport (
@@ -74,6 +75,17 @@ cdef size_t NO_END = <size_t> 1 << 62
 
 
 # --- functions of the user's, called from inside the engine --------------------------------------------------
+
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+    #define allotment_has_interpreter_lock() 0
+    #else
+    #define allotment_has_interpreter_lock() 1
+    #endif
+    """
+    bint has_interpreter_lock "allotment_has_interpreter_lock"() noexcept
+
 
 cdef extern from "Python.h":
     void Py_INCREF(object)
@@ -159,6 +171,7 @@ cdef class Allocator:
             self.engine = engine_create(&self.device.table, &tuning, &failure)
         if self.engine == NULL:
             raise failure_error(self.device, &failure)
+        self.engine.interpreter_guards = has_interpreter_lock()
         if settings.per_process_memory_fraction < 1.0:
             self.memory_fraction = settings.per_process_memory_fraction
         if limit is not None:
@@ -183,9 +196,16 @@ cdef class Allocator:
             return 0
         if engine_is_inside(engine):
             raise RequestError("the allocator was called from inside itself; a callback may only free")
+        self.wait_outside()
+        return 0
+
+    cdef void wait_outside(self) noexcept:
+        """Enter, letting the interpreter lock go to wait for it."""
+        cdef Engine* engine = self.engine
+        engine.outside += 1
         with nogil:
             engine_enter(engine)
-        return 0
+        engine.outside -= 1
 
     cdef object failed(self, const Failure* failure):
         return failure_error(self.device, failure)
@@ -272,26 +292,33 @@ cdef class Allocator:
         request.stream = self.stream_handle(stream)
         request.thread = thread
         request.context = capture_stack() if self.level >= STATE else 0
-        if not engine_try_enter(engine):
-            self.enter()
-        if engine.uncached:
-            with nogil:
-                address = allocate_direct(engine, &request)
-        else:
-            if asks_nobody(engine):
-                if request_begin(engine, &request):
-                    block = policy_hit(engine, &request)
-                    if block == NULL:
-                        with nogil:
-                            block = policy_miss(engine, &request)
+        if is_guarded_already(engine) and asks_nobody(engine) and not engine.uncached:
+            # The hot path: a hit is served under the interpreter lock alone.
+            if request_begin(engine, &request):
+                block = policy_hit(engine, &request)
+                if block != NULL:
+                    block = request_deliver(engine, &request, block)
                     if block != NULL:
-                        block = request_deliver(engine, &request, block)
-            else:
-                with nogil:
+                        return block.address
+                else:
+                    engine_try_enter(engine)    # succeeds: nobody else can be inside
+                    with nogil:
+                        block = policy_miss(engine, &request)
+                        if block != NULL:
+                            block = request_deliver(engine, &request, block)
+                        if block != NULL:
+                            address = block.address
+                        engine_leave(engine)
+        else:
+            self.enter()
+            with nogil:
+                if engine.uncached:
+                    address = allocate_direct(engine, &request)
+                else:
                     block = serve(engine, &request)
-            if block != NULL:
-                address = block.address
-        engine_leave(engine)
+                    if block != NULL:
+                        address = block.address
+                engine_leave(engine)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
@@ -319,21 +346,26 @@ cdef class Allocator:
         cdef Block* block
         cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
         cdef bint ok = True
-        if not engine_try_enter(engine):
-            if engine_is_inside(engine):
-                if not free_later(engine, address):
-                    raise MemoryError("the host has no memory to remember a free")
+        if is_guarded_already(engine):
+            block = <Block*> map_pop(&engine.blocks, address)
+            if is_freed_at_once(block):
+                take_back(engine, block, context)
+                complete_free(engine, block, context)
                 return 0
-            with nogil:
-                engine_enter(engine)
-        block = <Block*> map_pop(&engine.blocks, address)
-        if is_freed_at_once(block):
-            take_back(engine, block, context)
-            complete_free(engine, block, context)
-        else:
+            engine_try_enter(engine)    # succeeds: nobody else can be inside
             with nogil:
                 ok = free_special(engine, block, address, context, &failure)
-        engine_leave(engine)
+                engine_leave(engine)
+        else:
+            if not engine_try_enter(engine):
+                if engine_is_inside(engine):
+                    if not free_later(engine, address):
+                        raise MemoryError("the host has no memory to remember a free")
+                    return 0
+                self.wait_outside()
+            with nogil:
+                ok = free_address(engine, address, context, &failure)
+                engine_leave(engine)
         if not ok:
             raise self.failed(&failure)
         return 0

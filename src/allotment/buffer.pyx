@@ -7,14 +7,14 @@ uint8; users view it as what they like. Whoever got it by DLPack or the buffer p
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from allotment.core.backend cimport IS_HOST
 
 cdef extern from *:
     """
-    /* The exchange format of dlpack.h, version 0.x: the names are ours, the layout is fixed. */
+    /* The exchange format of dlpack.h, without and with a version: the names are ours, the layout is fixed. */
     typedef struct { int32_t type; int32_t index; } AllotmentDLDevice;
     typedef struct { uint8_t code; uint8_t bits; uint16_t lanes; } AllotmentDLType;
     typedef struct {
@@ -24,6 +24,10 @@ cdef extern from *:
     typedef struct AllotmentDLManaged {
         AllotmentDLTensor tensor; void* owner; void (*deleter)(struct AllotmentDLManaged*);
     } AllotmentDLManaged;
+    typedef struct AllotmentDLVersioned {
+        uint32_t major, minor; void* owner; void (*deleter)(struct AllotmentDLVersioned*); uint64_t flags;
+        AllotmentDLTensor tensor;
+    } AllotmentDLVersioned;
     """
     ctypedef struct DLDevice "AllotmentDLDevice":
         int32_t type, index
@@ -43,6 +47,13 @@ cdef extern from *:
         void* owner
         void (*deleter)(DLManaged*) noexcept
 
+    ctypedef struct DLVersioned "AllotmentDLVersioned":
+        uint32_t major, minor
+        void* owner
+        void (*deleter)(DLVersioned*) noexcept
+        uint64_t flags
+        DLTensor tensor
+
 cdef enum:
     DL_CPU = 1
     DL_CUDA = 2
@@ -50,7 +61,13 @@ cdef enum:
 
 
 cdef struct Exported:
+    # Either form first, so that a pointer to it is a pointer to this.
     DLManaged managed
+    int64_t shape[1]
+
+
+cdef struct ExportedVersioned:
+    DLVersioned managed
     int64_t shape[1]
 
 
@@ -59,10 +76,29 @@ cdef void drop_exported(DLManaged* managed) noexcept with gil:
     free(managed)
 
 
+cdef void drop_versioned(DLVersioned* managed) noexcept with gil:
+    Py_DECREF(<object> managed.owner)
+    free(managed)
+
+
 cdef void drop_capsule(object capsule) noexcept:
     """A capsule that nobody took over still owns its tensor; one that was taken has been renamed."""
     if PyCapsule_IsValid(capsule, b"dltensor"):
         drop_exported(<DLManaged*> PyCapsule_GetPointer(capsule, b"dltensor"))
+    elif PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        drop_versioned(<DLVersioned*> PyCapsule_GetPointer(capsule, b"dltensor_versioned"))
+
+
+cdef void describe(DLTensor* tensor, Buffer buffer, int kind, int index, int64_t* shape) noexcept:
+    shape[0] = buffer.size
+    tensor.data = <void*> buffer.address
+    tensor.device.type = kind
+    tensor.device.index = index
+    tensor.dimensions = 1
+    tensor.type.code = DL_UNSIGNED
+    tensor.type.bits = 8
+    tensor.type.lanes = 1
+    tensor.shape = shape
 
 
 cdef class Buffer:
@@ -111,21 +147,24 @@ cdef class Buffer:
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         cdef Exported* exported
+        cdef ExportedVersioned* versioned
         kind, index = self.__dlpack_device__()
         if copy or (dl_device is not None and tuple(dl_device) != (kind, index)):
             raise BufferError("a buffer is handed over as it is: no copies, no other device")
+        if max_version is not None and max_version[0] >= 1:
+            versioned = <ExportedVersioned*> calloc(1, sizeof(ExportedVersioned))
+            if versioned == NULL:
+                raise MemoryError("no memory for a DLPack record")
+            describe(&versioned.managed.tensor, self, kind, index, versioned.shape)
+            versioned.managed.major = 1
+            versioned.managed.owner = <void*> self
+            versioned.managed.deleter = drop_versioned
+            Py_INCREF(self)
+            return PyCapsule_New(versioned, b"dltensor_versioned", drop_capsule)
         exported = <Exported*> calloc(1, sizeof(Exported))
         if exported == NULL:
             raise MemoryError("no memory for a DLPack record")
-        exported.shape[0] = self.size
-        exported.managed.tensor.data = <void*> self.address
-        exported.managed.tensor.device.type = kind
-        exported.managed.tensor.device.index = index
-        exported.managed.tensor.dimensions = 1
-        exported.managed.tensor.type.code = DL_UNSIGNED
-        exported.managed.tensor.type.bits = 8
-        exported.managed.tensor.type.lanes = 1
-        exported.managed.tensor.shape = exported.shape
+        describe(&exported.managed.tensor, self, kind, index, exported.shape)
         exported.managed.owner = <void*> self
         exported.managed.deleter = drop_exported
         Py_INCREF(self)

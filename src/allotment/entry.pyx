@@ -215,6 +215,7 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     context.engine = owner.engine
     context.allocator = <void*> owner
     owner.shared_by_pointer = True
+    owner.engine.interpreter_guards = False
     immortal.append(owner)
     table.size = sizeof(EntryPoints)
     table.version = ENTRY_VERSION

@@ -255,6 +255,8 @@ cdef struct Request:
 
 cdef struct Engine:
     Lock lock
+    bint interpreter_guards     # whoever is inside holds `lock`, or the interpreter lock throughout
+    int outside                 # threads that wait for `lock` without the interpreter lock, against that rule
     Backend* backend
     Tuning tuning
     bytes_t total_memory        # of the device
