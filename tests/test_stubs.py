@@ -69,6 +69,8 @@ def is_for_type_checkers_alone(statement: ast.stmt) -> bool:
             return any(isinstance(base, ast.Name) and base.id in TYPING_ALONE for base in bases)
         case ast.Assign(value=ast.Call(func=ast.Name(id=made_of))):
             return made_of in TYPING_ALONE
+        case ast.AnnAssign(annotation=ast.Name(id="TypeAlias")):
+            return True
     return False
 
 
@@ -122,7 +124,7 @@ def described_parameters(stub: Function) -> list[tuple[str, str]]:
 
 
 def written(default: ast.expr | None) -> str:
-    return "" if default is None else repr(ast.literal_eval(default))
+    return "" if default is None else "..." if ast.unparse(default) == "..." else repr(ast.literal_eval(default))
 
 
 def real_parameters(function: object) -> list[tuple[str, str]]:
@@ -172,4 +174,7 @@ def test_a_function_in_a_stub_takes_what_the_real_one_takes(module: str, name: s
         body = getattr(stub, "body", [])
         real = getattr(real, part)
     assert isinstance(stub, Function)
-    assert described_parameters(stub) == real_parameters(real)
+    promised, taken = described_parameters(stub), real_parameters(real)
+    assert [name for name, _ in promised] == [name for name, _ in taken]
+    for (name, default), (_, real_default) in zip(promised, taken, strict=True):
+        assert default == real_default or (default == "..." and real_default), name

@@ -154,6 +154,19 @@ class Allocator:
 
         Raises AddressError, UnsupportedError, DeviceError.
         """
+    def copy(
+        self,
+        destination: Buffer | int,
+        source: Buffer | int,
+        size: int,
+        stream: Stream | int = 0,
+        *,
+        source_device: int | None = None,
+    ) -> None:
+        """Copy `size` bytes in stream order; `source_device` is the index of another device that holds the source.
+
+        Raises StreamError, UnsupportedError, DeviceError.
+        """
     def enable_peer_access(self, peer: int) -> None:
         """Let the device of index `peer` touch this one's memory, also what is mapped later."""
 

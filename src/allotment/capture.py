@@ -11,6 +11,7 @@ is given back when the last graph that uses it is reset.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class Graph:
             self.reset()
 
 
-class capture:  # noqa: N801 - read as a verb: `with capture(stream) as graph`
+class capture:
     """Keep the work given to a stream, instead of running it, until the end of the block.
 
     `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one the graph gets a pool of its
@@ -108,10 +109,8 @@ class capture:  # noqa: N801 - read as a verb: `with capture(stream) as graph`
 
     def _abandon_device_capture(self) -> None:
         device: Any = self._stream.device
-        try:
+        with suppress(AllotmentError):  # it was broken already, or never whole: either way it has ended
             device.end_capture(self._stream.handle)
-        except AllotmentError:
-            pass  # it was broken already, or never whole: either way it has ended
 
     def _let_go_of_pool(self) -> None:
         self._allocator.end_allocate_to_pool(self._id)

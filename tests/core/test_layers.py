@@ -20,6 +20,7 @@ def layers() -> list[list[str]]:
 
 
 HEIGHTS = {name: height for height, line in enumerate(layers()) for name in line}
+BELOW_THE_ENGINE = {name for name, height in HEIGHTS.items() if height < HEIGHTS["model"]}
 FILES = sorted(path for path in CORE.iterdir() if path.suffix in (".pyx", ".pxd") and path.stem != "__init__")
 BACKENDS = sorted(path for path in CORE.with_name("backends").iterdir() if path.suffix in (".pyx", ".pxd"))
 
@@ -59,4 +60,10 @@ def test_the_core_imports_nothing_from_the_rest_of_the_package(path: Path) -> No
 
 @pytest.mark.parametrize("path", BACKENDS, ids=lambda path: path.name)
 def test_a_backend_knows_the_contract_and_the_tools_but_not_the_engine(path: Path) -> None:
-    assert core_imports_of(path) <= {name for name, height in HEIGHTS.items() if height < HEIGHTS["model"]}
+    assert core_imports_of(path) <= BELOW_THE_ENGINE
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if HEIGHTS.get(path.stem, 0) > HEIGHTS["probe"]])
+def test_what_stands_beside_the_engine_does_not_know_it(path: Path) -> None:
+    beside = {name for name, height in HEIGHTS.items() if height > HEIGHTS["probe"]}
+    assert core_imports_of(path) <= BELOW_THE_ENGINE | beside
