@@ -412,7 +412,6 @@ cdef void leave_parent(void* owner) noexcept nogil:
     cdef Scheduler* scheduler = <Scheduler*> owner
     cdef Queue* queue
     cdef uint64_t index
-    pthread_mutex_init(&scheduler.mutex, NULL)
     condition_init(&scheduler.idle)
     scheduler.pending = 0
     scheduler.captures = NULL
@@ -445,7 +444,6 @@ cdef void unlock_crew(void* owner) noexcept nogil:
 
 
 cdef void crew_is_gone(void* owner) noexcept nogil:
-    pthread_mutex_init(&crew.mutex, NULL)
     condition_init(&crew.ended)
     crew.working = 0
     crew.to_join = NULL
