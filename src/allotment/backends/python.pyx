@@ -253,8 +253,8 @@ cdef bint is_defined(type cls, str method) except -1:
     return True
 
 
-# An allocator that is garbage together with its device, or dies with the interpreter, still wants to give memory
-# back. By then the methods may have lost what they are made of; calling one could crash the interpreter.
+# Who is deallocated together with the device, or with the interpreter, may still want something of it. By then its
+# methods may have lost what they are made of; calling one could crash the interpreter.
 cdef Backend living(void* self):
     cdef Backend device = <Backend> self
     if device.failures is None or device.failures.is_collected or is_finalizing():

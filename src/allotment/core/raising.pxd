@@ -20,7 +20,8 @@ cdef class Failures:
     the device, a circle which a collection can only untie if nobody outside holds a part of it.
     """
     cdef void* device
-    cdef bint is_collected      # whether the device is garbage: no method of it may be called any more
+    cdef bint is_finalized
+    cdef bint is_collected      # the device is being taken apart: no method of it may be called any more
     cdef dict exceptions        # (thread, status) -> what that thread's last failure with that status was
     cdef dict texts             # thread -> the words of its last failure
 

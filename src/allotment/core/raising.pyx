@@ -1,5 +1,6 @@
 """The one place that turns a status into an exception."""
 
+from cpython.object cimport PyObject, PyTypeObject, traverseproc, visitproc
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stddef cimport size_t
 
@@ -35,12 +36,24 @@ cdef class Failures:
         self.exceptions = {}
         self.texts = {}
 
-    # Of all that is collected together, first everything is finalized, and only then anything is taken apart.
     def __del__(self):
-        self.is_collected = True
+        self.is_finalized = True
 
     def __dealloc__(self):
         registry.pop(<size_t> self.device, None)
+
+
+# Of what is collected together, the collector first finalizes everything, then looks once more at what leads
+# where, and only then takes anything apart. A finalizer may well call the device, for instance to give memory back;
+# the second look is the moment after which nobody may, and no other is told to us.
+cdef traverseproc traverse_members = (<PyTypeObject*> Failures).tp_traverse
+
+cdef int traverse(PyObject* self, visitproc visit, void* argument) except -1:
+    if (<Failures> <void*> self).is_finalized:
+        (<Failures> <void*> self).is_collected = True
+    return traverse_members(self, visit, argument)
+
+(<PyTypeObject*> Failures).tp_traverse = traverse
 
 
 cdef Failures new_failures(void* device):
