@@ -1,12 +1,16 @@
 from types import TracebackType
-from typing import Protocol, SupportsIndex
+from typing import Protocol, SupportsIndex, type_check_only
 
+@type_check_only
 class System(Protocol):
-    """Where new memory comes from. Called with no lock held, on whichever thread needs it."""
+    """Where new memory comes from. Called with no lock held, on whichever thread needs it, inside its guard.
 
-    def allocate(self, size: int) -> int:
+    One that uses the default allocator itself does so in `caching(None)`, or it would call itself.
+    """
+
+    def allocate(self, size: int, /) -> int:
         """The address of `size` bytes. 0 or MemoryError means that there is no memory (but 0 is fine for size 0)."""
-    def free(self, address: int) -> None: ...
+    def free(self, address: int, /) -> None: ...
 
 class CachingAllocator:
     """Host memory that is kept under its exact size when freed, and handed out again, last in first out.
@@ -27,13 +31,13 @@ class CachingAllocator:
     def checked(self) -> bool: ...
     @property
     def cached_bytes(self) -> int: ...
-    def allocate(self, size: SupportsIndex) -> int:
+    def allocate(self, size: SupportsIndex, /) -> int:
         """The address of `size` bytes, its contents undefined. Size 0 gives 0.
 
         If the system has no memory, everything cached here is released and it is asked once more. Raises
         SizeError, OutOfMemoryError, and DeviceError for a `system` that fails for another reason.
         """
-    def free(self, address: SupportsIndex) -> None:
+    def free(self, address: SupportsIndex, /) -> None:
         """Keep memory for the next request of its size. Memory that no caching allocator gave out goes to the system.
 
         It may have been allocated by another caching allocator; it is cached in this one. Freeing 0 does nothing.
@@ -60,28 +64,28 @@ class Guard:
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-def caching(cache: CachingAllocator | None) -> Guard:
+def caching(cache: CachingAllocator | None, /) -> Guard:
     """Let the default allocator use `cache` on this thread, for the length of a `with`; None is no caching."""
 
 def current() -> CachingAllocator | None:
     """The allocator that this thread's innermost guard has installed."""
 
-def allocate(size: SupportsIndex) -> int:
+def allocate(size: SupportsIndex, /) -> int:
     """The default allocator: memory from `current()`, or from the system if there is none."""
 
-def free(address: SupportsIndex) -> None:
+def free(address: SupportsIndex, /) -> None:
     """Free through `current()`. If there is none, the memory goes back to the system, cached once or not.
 
     Raises AddressError for memory that lies on a free list.
     """
 
-def record_free(address: SupportsIndex) -> None:
+def record_free(address: SupportsIndex, /) -> None:
     """Declare that memory is being freed by other means: no caching allocator knows it any more.
 
     The memory itself is not touched. Raises AddressError for memory that lies on a checked allocator's free list.
     """
 
-def recorded_size(address: SupportsIndex) -> int | None:
+def recorded_size(address: SupportsIndex, /) -> int | None:
     """How large memory is that a caching allocator gave out, in use or cached; None if none of them knows it."""
 
 def entry_points() -> object:

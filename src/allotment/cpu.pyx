@@ -12,10 +12,11 @@ At exit nothing is torn down: the lock, the map and tables given to C stay valid
 memory written in Python is not called any more once the interpreter goes.
 """
 
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong, PyLong_CheckExact
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stddef cimport size_t
 
 from allotment.core cimport default_cache
 from allotment.core.allocation_map cimport (
@@ -34,6 +35,9 @@ import os
 
 from allotment.errors import (
     AddressError, DeviceError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, RequestError, SizeError)
+
+cdef extern from "Python.h":
+    size_t PyLong_AsSize_t(object) except? <size_t> -1      # the others take a detour through bytes
 
 cdef extern from *:
     """
@@ -67,7 +71,7 @@ cdef address_t given_address(object address) except? 0xFFFFFFFFFFFFFFFF:
     if not PyLong_CheckExact(address):
         address = operator.index(address)
     try:
-        return PyLong_AsUnsignedLongLong(address)
+        return PyLong_AsSize_t(address)
     except OverflowError:
         raise AddressError(f"{address} is no address", address) from None
 
@@ -126,10 +130,10 @@ cdef class CachingAllocator:
         checked = "checked, " if self.checked else ""
         return f"<CachingAllocator, {checked}{self.cached_bytes} bytes cached>"
 
-    def allocate(self, size):
+    def allocate(self, size, /):
         return self.allocate_bytes(size)
 
-    def free(self, address):
+    def free(self, address, /):
         self.free_address(address)
 
     cdef object allocate_bytes(self, object size):
@@ -239,7 +243,7 @@ cdef class Guard:
         return 0
 
 
-def caching(CachingAllocator cache):
+def caching(CachingAllocator cache, /):
     return Guard(cache)
 
 
@@ -247,7 +251,7 @@ def current():
     return (<Guard> innermost_guard).cache if innermost_guard != NULL else None
 
 
-def allocate(size):
+def allocate(size, /):
     cdef CachingAllocator cache = current()
     cdef bytes_t wanted
     cdef address_t address = 0
@@ -262,7 +266,7 @@ def allocate(size):
     return address
 
 
-def free(address):
+def free(address, /):
     cdef CachingAllocator cache = current()
     cdef address_t given
     cdef Outcome outcome
@@ -276,7 +280,7 @@ def free(address):
         raise refusal(outcome, given)
 
 
-def record_free(address):
+def record_free(address, /):
     cdef address_t given = given_address(address)
     cdef Outcome outcome
     with nogil:
@@ -285,7 +289,7 @@ def record_free(address):
         raise refusal(outcome, given)
 
 
-def recorded_size(address):
+def recorded_size(address, /):
     cdef address_t given = given_address(address)
     cdef Allocation* allocation
     cdef bint is_recorded

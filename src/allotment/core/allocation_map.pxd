@@ -32,7 +32,7 @@ cdef enum Outcome:
     ALREADY_FREE        # refused: it lies on a free list
 
 
-# Memory that came from a system. It is given back exactly once, however often it was "freed":
+# Memory that came from a system. Free lists give it back once, however often it was freed into them:
 #
 #     in the map, times_cached 0      in use
 #     in the map, times_cached 1      on a free list; above 1 only if a free was repeated and nobody checked

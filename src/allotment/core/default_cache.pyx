@@ -36,10 +36,10 @@ cdef Outcome default_free(address_t address) noexcept nogil:
 cdef Outcome plain_allocate(bytes_t size, address_t* address) noexcept nogil:
     if not system_allocate(&aligned_memory, size, address):
         return OUT_OF_MEMORY
+    lock_wait(&registry.lock)
     if registry.checkers != 0 and size != 0:
-        lock_wait(&registry.lock)
         record(address[0], size, &aligned_memory, True)
-        lock_give(&registry.lock)
+    lock_give(&registry.lock)
     return DONE
 
 

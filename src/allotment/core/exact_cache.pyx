@@ -127,7 +127,9 @@ cdef Outcome keep(Cache* cache, address_t address, Leaving* leaving) noexcept no
     cdef FreeList* its_list
     cdef Place* place
     if allocation == NULL:
-        if cache.is_checked and address != 0:
+        if address == 0:
+            return DONE
+        if cache.is_checked:
             return NOT_ALLOCATED
         return let_go(cache, cache.system, address, 0, leaving)
     if allocation.times_cached != 0:
