@@ -285,6 +285,7 @@ cdef struct Engine:
 
     Range* first_range
     Range* last_range
+    bint has_leftovers          # pages with memory, but no block: the device refused to take it back
     device_t peers[PEERS_MOST]
     int peer_count
 
