@@ -142,6 +142,7 @@ cdef struct PoolOwner:
     count_t use_count
     count_t malloc_count        # segments; for expandable memory +1 a growth, -1 an unmapped block
     bytes_t reserved_bytes      # physical memory this pool holds
+    count_t asking              # requests that look for memory for it; the lock may be let go meanwhile
     RawAllocator allocator      # `allocate` is NULL: the device itself
     bint no_split
     bint use_on_oom

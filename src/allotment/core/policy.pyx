@@ -174,6 +174,16 @@ cdef bint run_callbacks(Engine* engine) noexcept nogil:
 
 cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil:
     """Steps 2 to 8: a block off its shelf, or NULL with the reason in request.failure."""
+    cdef PoolOwner* owner = request.shelf.pool.owner
+    cdef Block* block
+    # Whatever is released or let go on the way, the pool that is asking must still be there afterwards.
+    owner.asking += 1
+    block = find_elsewhere(engine, request)
+    owner.asking -= 1
+    return block
+
+
+cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
     cdef Block* block
     cdef bint enough
     request.segment = segment_size(&engine.tuning, request.rounded)

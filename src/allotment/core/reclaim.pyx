@@ -120,7 +120,7 @@ cdef bint release_freeable(Engine* engine, PoolOwner* owner, uint32_t context, F
     if not (release_pool(engine, &owner.small, context, failure)
             and release_pool(engine, &owner.large, context, failure)):
         return False
-    if owner.malloc_count > 0 or owner.reserved_bytes > 0:
+    if owner.malloc_count > 0 or owner.reserved_bytes > 0 or owner.asking > 0:
         return True
     if route_find(engine, owner.first, owner.second) != NULL:
         return True
