@@ -240,6 +240,7 @@ cdef struct Failure:
     address_t address
     bytes_t requested, rounded, segment
     stream_t stream
+    bint limited
     bytes_t device_free, device_total, limit, allocated, reserved, private_free, largest_free
 
 cdef struct Request:

@@ -234,7 +234,8 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     failure.rounded = request.rounded
     failure.segment = request.segment
     failure.stream = request.stream
-    failure.limit = engine.limit if engine.limited else 0
+    failure.limited = engine.limited
+    failure.limit = engine.limit
     failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
     failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
     failure.private_free = 0
