@@ -72,6 +72,7 @@ cdef enum Level:                # contexts are gathered for
 cdef object DEFAULT_STREAM = 0
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
+cdef stream_t NO_STREAM = ~(<stream_t> 0)   # the one number that maps cannot hold: their keys are handles + 1
 
 
 # --- functions of the user's, called from inside the engine --------------------------------------------------
@@ -147,6 +148,23 @@ cdef void drop_reference(void* owned) noexcept with gil:
     Py_DECREF(<object> owned)
 
 
+# --- what callers give ---------------------------------------------------------------------------------------
+
+cdef address_t read_address(object address) except? 0:
+    try:
+        return operator.index(address)
+    except OverflowError:
+        raise AddressError(f"invalid device pointer: {address} is no address", address) from None
+
+
+cdef int read_pool_id(object pool, uint64_t* first, uint64_t* second) except -1:
+    try:
+        first[0], second[0] = pool
+    except (TypeError, ValueError, OverflowError):
+        raise PoolError(f"{pool!r} is no pool id; that is (0, n) or (n, 0) with n >= 1") from None
+    return 0
+
+
 # --- the allocator -------------------------------------------------------------------------------------------
 
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
@@ -212,25 +230,29 @@ cdef class Allocator:
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         """The handle of a stream given as a number, which is trusted, or as an object, which is checked."""
+        cdef stream_t handle = NO_STREAM
         if stream is DEFAULT_STREAM:
             return 0
         if is_plain_int(stream):
             try:
-                return PyLong_AsUnsignedLongLong(stream)
+                handle = PyLong_AsUnsignedLongLong(stream)
             except OverflowError:
-                raise StreamError(f"{stream} is no stream handle") from None
+                pass
+            if handle == NO_STREAM:
+                raise StreamError(f"{stream} is no stream handle")
+            return handle
         if hasattr(stream, "__cuda_stream__"):
             return stream.__cuda_stream__()[1]
         try:
-            device, handle = stream.device, stream.handle
+            device, number = stream.device, stream.handle
         except AttributeError:
             try:
-                return operator.index(stream)
+                return self.stream_handle(int(operator.index(stream)))
             except TypeError:
                 raise TypeError(f"a stream is a Stream or its handle, not {type(stream).__name__}") from None
         if device is not self.device:
             raise StreamError(f"the stream belongs to {device.name}, not to {self.device.name}")
-        return handle
+        return number
 
     # --- allocating and freeing ---
 
@@ -251,7 +273,7 @@ cdef class Allocator:
         return Buffer(self, self.malloc(size, stream), size, stream)
 
     def record_stream(self, block, stream):
-        cdef address_t address = getattr(block, "address", block)
+        cdef address_t address = read_address(getattr(block, "address", block))
         cdef stream_t handle = self.stream_handle(stream)
         cdef Failure failure
         cdef bint ok
@@ -268,7 +290,7 @@ cdef class Allocator:
         cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         with nogil:
             ok = engine_empty_cache(self.engine, first, second, context, &failure)
@@ -412,7 +434,7 @@ cdef class Allocator:
         cdef Failure failure
         cdef address_t base = 0
         cdef bytes_t size = 0
-        cdef address_t wanted = address
+        cdef address_t wanted = read_address(address)
         cdef bint ok
         self.enter()
         ok = engine_base(self.engine, wanted, &base, &size, &failure)
@@ -581,7 +603,7 @@ cdef class Allocator:
         cdef Arrangement arrangement
         cdef uint64_t first, second
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         with nogil:
             ok = walk_segments(self.engine, first, second, &arrangement)
@@ -635,7 +657,7 @@ cdef class Allocator:
         cdef RawAllocator raw
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         raw.allocate = call_raw_alloc
         raw.free = call_raw_delete
         raw.drop = drop_reference
@@ -652,7 +674,7 @@ cdef class Allocator:
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_release(self.engine, first, second, &failure)
         engine_leave(self.engine)
@@ -661,11 +683,17 @@ cdef class Allocator:
 
     cdef PoolOwner* owner_of(self, pool) except NULL:
         """pre: inside the engine, which is left again if there is no such pool"""
-        cdef PoolOwner* owner = pool_find(self.engine, pool[0], pool[1])
-        if owner == NULL:
+        cdef PoolOwner* owner
+        cdef uint64_t first = 0, second = 0
+        try:
+            read_pool_id(pool, &first, &second)
+            owner = pool_find(self.engine, first, second)
+            if owner == NULL:
+                raise PoolError(f"there is no pool {pool} on {self.device.name}")
+            return owner
+        except BaseException:
             engine_leave(self.engine)
-            raise PoolError(f"there is no pool {pool} on {self.device.name}")
-        return owner
+            raise
 
     def pool_use_count(self, pool):
         self.enter()
@@ -684,7 +712,7 @@ cdef class Allocator:
         cdef bint wanted = on
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_set_use_on_oom(self.engine, first, second, wanted, &failure)
         engine_leave(self.engine)
@@ -695,7 +723,7 @@ cdef class Allocator:
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_set_no_split(self.engine, first, second, &failure)
         engine_leave(self.engine)
@@ -707,7 +735,7 @@ cdef class Allocator:
         cdef Filter filter
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         given = [kind for kind in (stream, thread, capture, accepts) if kind is not None]
         if len(given) > 1:
             raise RequestError("a route has one condition: stream, thread, capture or accepts")
@@ -739,7 +767,7 @@ cdef class Allocator:
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         with nogil:
             ok = engine_end_routing(self.engine, first, second, &failure)
@@ -753,7 +781,7 @@ cdef class Allocator:
         cdef Failure failure
         cdef bint ok
         cdef size_t i
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         memset(&found, 0, sizeof(AddressList))
         self.enter()
         ok = pool_addresses(self.engine, first, second, &found, &failure)
@@ -770,7 +798,7 @@ cdef class Allocator:
         cdef Arrangement arrangement
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         with nogil:
             ok = checkpoint_take(self.engine, first, second, context, &arrangement, &failure)
@@ -818,7 +846,7 @@ cdef class Allocator:
     def share(self, address):
         cdef SharedHandle handle
         cdef Failure failure
-        cdef address_t wanted = address
+        cdef address_t wanted = read_address(address)
         cdef long pid = os.getpid()
         cdef bint ok
         self.enter()

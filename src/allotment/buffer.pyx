@@ -4,6 +4,7 @@ A buffer is bytes: the buffer protocol, DLPack and `__cuda_array_interface__` sh
 uint8; users view it as what they like. Whoever got it by DLPack or the buffer protocol keeps it alive.
 """
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -101,6 +102,7 @@ cdef void describe(DLTensor* tensor, Buffer buffer, int kind, int index, int64_t
     tensor.shape = shape
 
 
+@cython.no_gc_clear     # a collection must not take the allocator away before the memory went back to it
 cdef class Buffer:
     cdef readonly object allocator
     cdef readonly uint64_t address

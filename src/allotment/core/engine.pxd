@@ -89,6 +89,8 @@ cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
                 engine, request.stream, request.context, &request.failure):
             return False
         owner = route_request(engine, request)
+        if owner == NULL:
+            return False
     request.rounded = round_size(&engine.tuning, request.size)
     stream = stream_for(engine, request.stream)
     if stream == NULL:

@@ -120,7 +120,8 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
         request.failure.reason = FAILED_OUT_OF_MEMORY
         request.failure.requested = request.failure.rounded = request.failure.segment = request.size
         request.failure.stream = request.stream
-        request.failure.limit = request.failure.allocated = request.failure.reserved = 0
+        request.failure.limited = False
+        request.failure.allocated = request.failure.reserved = 0
         request.failure.private_free = request.failure.largest_free = 0
         if engine.backend.memory_info(
                 engine.backend.self, &request.failure.device_free, &request.failure.device_total) != OK:

@@ -142,6 +142,7 @@ cdef struct PoolOwner:
     count_t use_count
     count_t malloc_count        # segments; for expandable memory +1 a growth, -1 an unmapped block
     bytes_t reserved_bytes      # physical memory this pool holds
+    count_t asking              # requests that look for memory for it; the lock may be let go meanwhile
     RawAllocator allocator      # `allocate` is NULL: the device itself
     bint no_split
     bint use_on_oom
@@ -239,6 +240,7 @@ cdef struct Failure:
     address_t address
     bytes_t requested, rounded, segment
     stream_t stream
+    bint limited
     bytes_t device_free, device_total, limit, allocated, reserved, private_free, largest_free
 
 cdef struct Request:
@@ -287,6 +289,7 @@ cdef struct Engine:
 
     Range* first_range
     Range* last_range
+    bint has_leftovers          # pages with memory, but no block: the device refused to take it back
     device_t peers[PEERS_MOST]
     int peer_count
 

@@ -30,7 +30,7 @@ cdef object out_of_memory(Device device, const Failure* failure):
         segment_size=failure.segment,
         device_free=failure.device_free,
         device_total=failure.device_total,
-        limit=failure.limit or None,
+        limit=failure.limit if failure.limited else None,
         allocated=failure.allocated,
         reserved=failure.reserved,
         private_free=failure.private_free,

@@ -62,11 +62,8 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
         host_memory_failed(&request.failure)
         return NULL
     block = block_new(engine, request.shelf, range_, 0, size)
-    # Counted before the device is asked: the pool must not vanish while the lock is let go for that.
-    owner.malloc_count += 1
     status = obtain(engine, owner, size, request, &address)
     if status != OK:
-        owner.malloc_count -= 1
         range_forget(engine, range_)
         block_drop(engine, block)
         device_failed(&request.failure, status, b"segment_allocate")
@@ -74,6 +71,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     range_.base = block.address = address
     range_.head = block
     block.segment_context = request.context
+    owner.malloc_count += 1
     owner.reserved_bytes += size
     tally_up(&engine.stats.segment, size_class, 1)
     tally_up(&engine.stats.reserved_bytes, size_class, size)
