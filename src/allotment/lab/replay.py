@@ -36,7 +36,7 @@ STEP = 2 << 20
 ROOMY = 8 << 30
 """The least capacity of a device that is not to run out."""
 MOST_CAPACITY = 1 << 55
-SAMPLES = 512
+MOST_SAMPLES = 512
 MOST_ASSUMPTIONS = 400
 MOST_POOLS = 4
 """Pools tried for one segment, those used nearest in time first."""
@@ -220,19 +220,19 @@ class Recording:
         settings = self._settings(settings)
         if capacity is None and settings == self.settings:
             return self._as_recorded()
-        run, live, reserved = self._otherwise(settings, capacity)
-        what = "other settings" if settings != self.settings else "another capacity"
-        return self._result(run, live, reserved, None, f"replayed under {what} than the recorded ones", None)
+        run = self._prepared(settings, capacity)
+        refused_before = run.refused
+        run.begin_window()
+        samples = self._samples()
+        self._make_calls(run, samples)
+        what = "other settings than the recorded ones" if settings != self.settings else "a given capacity"
+        result = self._result(run, samples, None, f"replayed under {what}: there is nothing to compare with", None)
+        return replace(result, ooms=result.ooms + refused_before)
 
     def fits(self, capacity: int, settings: Settings | str | None = None) -> bool:
         """Whether no request ends out of memory on a device of `capacity` bytes."""
-        settings = self._settings(settings)
-        run = Replay(settings, capacity, self._beginning.block_count, self._pool_ids, _limit(settings, capacity))
-        return (
-            run.run(self._beginning.requests, stop_at_refusal=True, background=True)
-            and run.run(self._beginning.frees, background=True)
-            and run.run(self._workload.calls, stop_at_refusal=True)
-        )
+        run = self._prepared(self._settings(settings), capacity)
+        return run.refused == 0 and run.run(self._workload.calls, stop_at_refusal=True)
 
     def fit(self, settings: Settings | str | None = None, progress: Progress = lambda what: None) -> int:
         """The smallest capacity, in steps of 2 MiB, on which no request ends out of memory.
@@ -241,10 +241,9 @@ class Recording:
         bisection finds, from which it was gone down as long as the next step down fitted too.
         """
         settings = self._settings(settings)
-        run, _, _ = self._otherwise(settings, None)
-        figures = run.figures()
-        low = figures["peak_active_bytes"] // STEP - 1
-        high = -(-figures["peak_reserved_bytes"] // STEP)
+        roomy = self.replay(settings, self._roomy)
+        low = roomy.peak_active_bytes // STEP - 1
+        high = -(-roomy.peak_reserved_bytes // STEP)
         while not self.fits(high * STEP, settings):
             low, high = high, high + max(1, high // 8)
         while high - low > 1:
@@ -256,13 +255,11 @@ class Recording:
         return high * STEP
 
     def replay_uncompared(self) -> float:
-        """Seconds for one replay as recorded, without comparing or sampling; loading is not counted."""
-        run = Replay(self.settings, self._roomy, self._beginning.block_count, self._pool_ids)
-        run.run(self._beginning.requests, background=True)
-        run.run(self._beginning.frees, background=True)
+        """Seconds of one core for a replay as recorded, without comparing or sampling; loading is not counted."""
+        run = self._prepared(self.settings, None)
         run.begin_window()
         run.run(self._workload.calls)
-        return run.seconds
+        return run.cpu_seconds
 
     def _settings(self, settings: Settings | str | None) -> Settings:
         if settings is None:
@@ -287,32 +284,39 @@ class Recording:
         run.follow(history.action.copy(), history.address.copy(), history.size.copy(), history.stream.copy())
         return self._make_calls(run, samples)
 
-    def _otherwise(
-        self, settings: Settings, capacity: int | None
-    ) -> tuple[Replay, NDArray[np.uint64], NDArray[np.uint64]]:
-        beginning = self._beginning
+    def _prepared(self, settings: Settings, capacity: int | None) -> Replay:
+        """A replay that has come to the first entry, with the blocks that were there before wherever they were put."""
+        beginning, history = self._beginning, self._history
         limit = _limit(settings, capacity)
         run = Replay(settings, capacity or self._roomy, beginning.block_count, self._pool_ids, limit)
         run.run(beginning.requests, background=True)
         run.run(beginning.frees, background=True)
-        run.begin_window()
-        samples = np.zeros((SAMPLES, 2), dtype=np.uint64)
-        self._make_calls(run, samples)
-        return run, samples[:, 0], samples[:, 1]
+        if settings == self.settings:
+            obtained = history.action == Action.SEGMENT_ALLOC
+            run.suggest(np.stack([history.address[obtained], history.size[obtained]], axis=1))
+        return run
 
     def _make_calls(self, run: Replay, samples: NDArray[np.uint64] | None) -> Replay:
         calls = self._workload.calls
         if samples is not None:
-            run.sample(samples, max(1, -(-len(calls) // SAMPLES)))
+            run.sample(samples, self._stride)
         run.run(calls)
         return run
 
+    @property
+    def _stride(self) -> int:
+        """Calls between two samples."""
+        return len(self._workload.calls) // MOST_SAMPLES + 1
+
+    def _samples(self) -> NDArray[np.uint64]:
+        return np.zeros((-(-len(self._workload.calls) // self._stride), 2), dtype=np.uint64)
+
     def _as_recorded(self) -> Result:
-        samples = np.zeros((SAMPLES, 2), dtype=np.uint64)
+        samples = self._samples()
         run = self._followed(samples)
         difference = self._described(run.difference) or self._difference_at_end(run)
         matches, reason = self._verdict(difference)
-        return self._result(run, samples[:, 0], samples[:, 1], matches, reason, difference)
+        return self._result(run, samples, matches, reason, difference)
 
     def _verdict(self, difference: Difference | None) -> tuple[bool | None, str | None]:
         history, beginning = self._history, self._beginning
@@ -364,8 +368,7 @@ class Recording:
     def _result(
         self,
         run: Replay,
-        live: NDArray[np.uint64],
-        reserved: NDArray[np.uint64],
+        samples: NDArray[np.uint64],
         matches: bool | None,
         reason: str | None,
         difference: Difference | None,
@@ -376,8 +379,8 @@ class Recording:
             reason=reason,
             first_difference=difference,
             seconds=run.seconds,
-            live=live.tolist(),
-            reserved=reserved.tolist(),
+            live=samples[:, 0].tolist(),
+            reserved=samples[:, 1].tolist(),
             blocks=run.blocks(),
             **run.figures(),
         )

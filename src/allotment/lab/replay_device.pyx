@@ -1,7 +1,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy, memset, strlen
+from libc.string cimport memcpy, memmove, memset, strlen
 
 from allotment.backends.arrays cimport make_room
 from allotment.core.backend cimport (
@@ -14,7 +14,8 @@ cdef enum:
     GRANULARITY = 2097152
 
 # Above every address a recording can hold, so that the two never meet.
-cdef address_t OWN_ADDRESSES = <address_t> 1 << 56
+cdef address_t OWN_SEGMENTS = <address_t> 1 << 57
+cdef address_t OWN_RANGES = <address_t> 1 << 58
 
 
 # --- memory --------------------------------------------------------------------------------------------------
@@ -27,9 +28,79 @@ cdef inline bint has_room(const ReplayState* device, bytes_t size) noexcept nogi
     return size <= device.capacity and device.used <= device.capacity - size
 
 
-cdef address_t next_free_address(ReplayState* device, bytes_t size) noexcept nogil:
-    cdef address_t address = device.next_address
-    device.next_address += (size + GRANULARITY - 1) // GRANULARITY * GRANULARITY
+cdef inline bytes_t whole_pages(bytes_t size) noexcept nogil:
+    return (size + GRANULARITY - 1) // GRANULARITY * GRANULARITY
+
+
+cdef size_t place_behind(const ReplayState* device, address_t address) noexcept nogil:
+    """The first place that does not begin before an address."""
+    cdef size_t low = 0
+    cdef size_t high = device.place_count
+    cdef size_t middle
+    while low < high:
+        middle = (low + high) // 2
+        if device.places[middle].address < address:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef bint is_free(const ReplayState* device, address_t address, bytes_t size) noexcept nogil:
+    cdef size_t i = place_behind(device, address)
+    if i < device.place_count and device.places[i].address - address < size:
+        return False
+    return i == 0 or device.places[i - 1].address + device.places[i - 1].size <= address
+
+
+cdef address_t suggested_address(ReplayState* device, bytes_t size) noexcept nogil:
+    """0 for none."""
+    cdef const Place* place
+    if device.suggestions_used == device.suggestion_count:
+        return 0
+    place = &device.suggestions[device.suggestions_used]
+    if place.size != size or not is_free(device, place.address, size):
+        return 0
+    device.suggestions_used += 1
+    return place.address
+
+
+cdef address_t lowest_address(const ReplayState* device, bytes_t size) noexcept nogil:
+    cdef address_t address = OWN_SEGMENTS
+    cdef size_t i = place_behind(device, address)
+    while i < device.place_count and device.places[i].address - address < size:
+        address = device.places[i].address + whole_pages(device.places[i].size)
+        i += 1
+    return address
+
+
+cdef address_t place_segment(ReplayState* device, bytes_t size) noexcept nogil:
+    """Take a place for a segment; 0 without host memory to note it."""
+    cdef address_t address
+    cdef size_t i
+    if not make_room(<void**> &device.places, &device.place_room, device.place_count, sizeof(Place)):
+        return 0
+    address = suggested_address(device, size)
+    if address == 0:
+        address = lowest_address(device, size)
+    i = place_behind(device, address)
+    memmove(&device.places[i + 1], &device.places[i], (device.place_count - i) * sizeof(Place))
+    device.places[i].address = address
+    device.places[i].size = size
+    device.place_count += 1
+    return address
+
+
+cdef void unplace_segment(ReplayState* device, address_t address) noexcept nogil:
+    cdef size_t i = place_behind(device, address)
+    if i < device.place_count and device.places[i].address == address:
+        device.place_count -= 1
+        memmove(&device.places[i], &device.places[i + 1], (device.place_count - i) * sizeof(Place))
+
+
+cdef address_t place_range(ReplayState* device, bytes_t size) noexcept nogil:
+    cdef address_t address = device.next_range
+    device.next_range += whole_pages(size)
     return address
 
 
@@ -50,7 +121,9 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
     elif not has_room(device, size):
         return OUT_OF_MEMORY
     else:
-        address[0] = next_free_address(device, size)
+        address[0] = place_segment(device, size)
+        if address[0] == 0:
+            return OUT_OF_MEMORY
         if follows(device):
             tape_stop(device.tape, ACTION_SEGMENT_ALLOC, address[0], size, stream)
     device.used += size
@@ -58,7 +131,9 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
 
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
-    (<ReplayState*> self).used -= size
+    cdef ReplayState* device = <ReplayState*> self
+    device.used -= size
+    unplace_segment(device, address)
     return OK
 
 
@@ -70,7 +145,7 @@ cdef status_t range_reserve(void* self, bytes_t size, stream_t stream, address_t
     elif follows(device) and tape_next_is(device.tape, ACTION_SEGMENT_MAP):
         address[0] = device.tape.address[device.tape.at]
     else:
-        address[0] = next_free_address(device, size)
+        address[0] = place_range(device, size)
     return OK
 
 
@@ -165,7 +240,7 @@ cdef class ReplayDevice(Device):
         cdef Backend* table = &self.table
         memset(&self.state, 0, sizeof(ReplayState))
         self.state.capacity = capacity
-        self.state.next_address = OWN_ADDRESSES
+        self.state.next_range = OWN_RANGES
         self.name = f"replay:{capacity}"
         table.self = &self.state
         table.capabilities = CAN_VIRTUAL | CAN_EVENTS
@@ -189,3 +264,4 @@ cdef class ReplayDevice(Device):
 
     def __dealloc__(self):
         free(self.state.event_due)
+        free(self.state.places)

@@ -11,6 +11,8 @@ class Replay:
 
     refused: int
     seconds: float
+    cpu_seconds: float
+    """Of this thread: what one core needs, however busy the machine is."""
 
     def __init__(
         self, settings: Settings, capacity: int, block_count: int, pools: NDArray[np.uint64], limit: int | None = None
@@ -22,6 +24,7 @@ class Replay:
         size: NDArray[np.uint64],
         stream: NDArray[np.uint64],
     ) -> None: ...
+    def suggest(self, places: NDArray[np.uint64]) -> None: ...
     @property
     def difference(self) -> tuple[int, tuple[int, int, int, int] | None] | None: ...
     def restore(self, layouts: NDArray[np.void], pieces: NDArray[np.void]) -> None: ...

@@ -28,7 +28,7 @@ from allotment.core.streams cimport poll_events, stream_for
 from allotment.core.trace cimport ACTION_ALLOC, trace_track
 from allotment.core.tuning cimport fill_tuning
 from allotment.core.types cimport address_t, stream_t
-from allotment.lab.replay_device cimport ReplayDevice, ReplayState
+from allotment.lab.replay_device cimport Place, ReplayDevice, ReplayState
 from allotment.lab.tape cimport Tape, tape_hear, tape_stop
 
 import time
@@ -93,6 +93,7 @@ cdef class Replay:
     cdef ReplayDevice device
     cdef Tape tape
     cdef object columns                 # keeps the memory of the tape's columns alive
+    cdef object places                  # and of the suggestions
     cdef address_t[::1] addresses       # by block; 0 while it has none
     cdef uint64_t[:, ::1] pools         # ids, by number; number 0 is the default pool
     cdef unsigned char[::1] pool_known  # made, and held by us
@@ -100,6 +101,7 @@ cdef class Replay:
     cdef int64_t sample_stride
     cdef readonly int64_t refused       # requests that ended out of memory
     cdef readonly double seconds
+    cdef readonly double cpu_seconds    # of this thread: what one core needs, however busy the machine is
 
     def __cinit__(self, settings, capacity, block_count, pools, limit=None):
         cdef Tuning tuning
@@ -147,6 +149,14 @@ cdef class Replay:
         self.tape.following = True
         self.device.state.tape = &self.tape
         trace_track(&self.engine.trace, tape_hear, &self.tape)
+
+    def suggest(self, places):
+        """Put segments where these are, in turn, as long as that is possible. Pairs of address and size."""
+        cdef const uint64_t[:, ::1] pairs = places
+        self.places = places
+        self.device.state.suggestion_count = len(places)
+        if len(places) > 0:
+            self.device.state.suggestions = <const Place*> &pairs[0, 0]
 
     @property
     def difference(self):
@@ -272,7 +282,7 @@ cdef class Replay:
         stats_reset_peak(&self.engine.stats)
         stats_reset_accumulated(&self.engine.stats)
         self.refused = 0
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
 
     def sample(self, samples, stride):
         """Keep the largest live and reserved size of every `stride` calls."""
@@ -294,12 +304,13 @@ cdef class Replay:
         if count == 0:
             return True
         memset(&failure, 0, sizeof(Failure))
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.thread_time()
         with nogil:
             engine_enter(self.engine)
             done = self.make_calls(<const Call*> &call_bytes[0], start, count, stops, early, &failure)
             engine_leave(self.engine)
         self.seconds += time.perf_counter() - began
+        self.cpu_seconds += time.thread_time() - began_cpu
         if done < count and failure.reason != FAILED_OUT_OF_MEMORY:
             raise failure_error(self.device, &failure)
         return done == count
@@ -311,8 +322,6 @@ cdef class Replay:
         cdef ReplayState* device = &self.device.state
         cdef address_t* addresses = &self.addresses[0]
         cdef int64_t stride = self.sample_stride
-        cdef int64_t next_sample = stride if stride > 0 else count
-        cdef int64_t slot = 0
         cdef const Call* call
         cdef Request request
         cdef Block* block
@@ -352,10 +361,7 @@ cdef class Replay:
             if not ok:
                 return i
             if stride > 0:
-                self.note(slot)
-                if i >= next_sample:
-                    next_sample += stride
-                    slot += 1
+                self.note(i // stride)
         return count
 
     cdef Block* serve_privately(self, int32_t pool, Request* request) noexcept nogil:
@@ -392,11 +398,8 @@ cdef class Replay:
     cdef inline void note(self, int64_t slot) noexcept nogil:
         cdef uint64_t live = <uint64_t> tally_now(&self.engine.stats.active_bytes)
         cdef uint64_t reserved = <uint64_t> tally_now(&self.engine.stats.reserved_bytes)
-        if slot < self.samples.shape[0]:
-            if live > self.samples[slot, 0]:
-                self.samples[slot, 0] = live
-            if reserved > self.samples[slot, 1]:
-                self.samples[slot, 1] = reserved
+        self.samples[slot, 0] = max(self.samples[slot, 0], live)
+        self.samples[slot, 1] = max(self.samples[slot, 1], reserved)
 
     # --- what came of it -------------------------------------------------------------------------------------
 
