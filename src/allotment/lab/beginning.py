@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment.config import Settings
+from allotment.errors import FormatError
 from allotment.formats.torch_snapshot import Action, BlockState, Snapshot
 from allotment.lab.placement import PAGE, Placement, SegmentLife
 from allotment.lab.replay_loop import rounded_sizes
@@ -38,6 +39,7 @@ LAYOUT = np.dtype(
 PIECE = np.dtype([("size", "u8"), ("requested", "u8"), ("block", "i4"), ("kind", "i4")])
 IN_USE, IDLE, HOLE = range(3)
 MOST_EXCESS = 1 << 20
+MIN_BLOCK = 512
 
 
 @dataclass(slots=True)
@@ -80,7 +82,11 @@ def beginning_of(
     requests = []
     starts = np.array([block.address for block in left], dtype=np.uint64)
     later = _LaterRequests(history)
+    end = 0
     for life in sorted((life for life in placement.lives if life.begin < 0), key=lambda life: life.address):
+        if life.address < max(end, 1) or life.size <= 0 or life.address % MIN_BLOCK or life.size % MIN_BLOCK:
+            raise FormatError(f"there cannot have been a segment of {life.size} bytes at {life.address:#x}")
+        end = life.address + _size_at_first(life)
         first, last = np.searchsorted(starts, [life.address, life.address + _size_at_first(life)])
         inside = left[first:last]
         cut = _Cut(life, later)
@@ -167,6 +173,12 @@ class _Cut:
         self._last: _Block | None = None
 
     def add(self, block: _Block) -> None:
+        end = self._life.address + _size_at_first(self._life)
+        if block.address < self._at or block.address + block.size > end or block.size % MIN_BLOCK:
+            raise FormatError(
+                f"a block of {block.size} bytes at {block.address:#x} does not fit in what else the segment at"
+                f" {self._life.address:#x} held when the history began"
+            )
         self._gap(block.address)
         self.pieces.append((block.size, block.requested, block.number, IN_USE))
         self._at = block.address + block.size
@@ -222,8 +234,9 @@ def _pending_frees(
     frees["kind"] = Kind.FREE_SHARED
     frees["block"] = numbers
     frees["due"] = due_calls(history, history.completed_at[numbers], workload)
-    pending = snapshot.blocks.address[snapshot.blocks.state == BlockState.ACTIVE_PENDING_FREE]
-    waiting = [block.number for block in blocks if block.number >= history.lives and block.address in set(pending.tolist())]
+    is_pending = snapshot.blocks.state == BlockState.ACTIVE_PENDING_FREE
+    pending = set(snapshot.blocks.address[is_pending].tolist())
+    waiting = [block.number for block in blocks if block.number >= history.lives and block.address in pending]
     never = np.zeros(len(waiting), dtype=CALL)
     never["kind"], never["block"], never["due"] = Kind.FREE_SHARED, waiting, NEVER
     frees = np.concatenate([frees, never])

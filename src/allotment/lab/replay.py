@@ -152,21 +152,18 @@ class Recording:
         recording furthest, and none is made twice.
         """
         made: set[Assumption] = set()
+        tried = 0
         came = self._compare()
-        for _ in range(MOST_ASSUMPTIONS):
-            if came is None:
-                return
+        while came is not None and tried < MOST_ASSUMPTIONS:
             best, best_came = None, came
-            for assumption in self._assumptions(*came):
-                if assumption in made:
-                    continue
+            for assumption in [other for other in self._assumptions(*came) if other not in made]:
+                tried += 1
                 undo = self._assume(assumption)
                 then = self._compare()
                 self._assume(undo)
                 if then is None or then[0] > best_came[0] or (best is None and then[0] == came[0] and then != came):
                     best, best_came = assumption, then or (len(self._history) + 1, None)
             if best is None:
-                self._build()
                 return
             made.update([best, self._assume(best)])
             came = self._compare()
@@ -208,7 +205,10 @@ class Recording:
                 yield number, pool
 
     def _compare(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
-        return self._followed().difference
+        """The first difference."""
+        run = self._follower()
+        run.run(self._workload.calls, stop_at_difference=True)
+        return run.difference
 
     # --- replaying -------------------------------------------------------------------------------------------------
 
@@ -223,8 +223,7 @@ class Recording:
         run = self._prepared(settings, capacity)
         refused_before = run.refused
         run.begin_window()
-        samples = self._samples()
-        self._make_calls(run, samples)
+        samples = self._sampled(run)
         what = "other settings than the recorded ones" if settings != self.settings else "a given capacity"
         result = self._result(run, samples, None, f"replayed under {what}: there is nothing to compare with", None)
         return replace(result, ooms=result.ooms + refused_before)
@@ -234,8 +233,8 @@ class Recording:
         run = self._prepared(self._settings(settings), capacity)
         return run.refused == 0 and run.run(self._workload.calls, stop_at_refusal=True)
 
-    def fit(self, settings: Settings | str | None = None, progress: Progress = lambda what: None) -> int:
-        """The smallest capacity, in steps of 2 MiB, on which no request ends out of memory.
+    def fit(self, settings: Settings | str | None = None, progress: Progress = lambda what: None) -> int | None:
+        """The smallest capacity, in steps of 2 MiB, on which no request ends out of memory; None if there is none.
 
         Fitting is not monotone: a little less memory can lead to luckier placement. So this is the smallest that
         bisection finds, from which it was gone down as long as the next step down fitted too.
@@ -246,6 +245,8 @@ class Recording:
         high = -(-roomy.peak_reserved_bytes // STEP)
         while not self.fits(high * STEP, settings):
             low, high = high, high + max(1, high // 8)
+            if high * STEP > MOST_CAPACITY:
+                return None
         while high - low > 1:
             middle = (low + high) // 2
             progress(f"trying {middle * STEP / (1 << 30):.2f} GiB")
@@ -274,15 +275,15 @@ class Recording:
         most = int(history.reserved.max(initial=0)) + int(self._beginning.layouts["size"].sum())
         return min(max(ROOMY, 8 * most, 8 * asked), MOST_CAPACITY)
 
-    def _followed(self, samples: NDArray[np.uint64] | None = None) -> Replay:
-        """The history once more, on the addresses it had."""
+    def _follower(self) -> Replay:
+        """A replay that has come to the first entry, arranged as recorded, and follows the recording from there."""
         history, beginning = self._history, self._beginning
         run = Replay(self.settings, self._roomy, beginning.block_count, self._pool_ids)
         run.restore(beginning.layouts, beginning.pieces)
         run.run(beginning.frees, background=True)
         run.begin_window()
         run.follow(history.action.copy(), history.address.copy(), history.size.copy(), history.stream.copy())
-        return self._make_calls(run, samples)
+        return run
 
     def _prepared(self, settings: Settings, capacity: int | None) -> Replay:
         """A replay that has come to the first entry, with the blocks that were there before wherever they were put."""
@@ -296,24 +297,18 @@ class Recording:
             run.suggest(np.stack([history.address[obtained], history.size[obtained]], axis=1))
         return run
 
-    def _make_calls(self, run: Replay, samples: NDArray[np.uint64] | None) -> Replay:
+    def _sampled(self, run: Replay) -> NDArray[np.uint64]:
+        """Make all calls, and return how much was live and reserved in the meantime."""
         calls = self._workload.calls
-        if samples is not None:
-            run.sample(samples, self._stride)
+        stride = len(calls) // MOST_SAMPLES + 1
+        samples = np.zeros((-(-len(calls) // stride), 2), dtype=np.uint64)
+        run.sample(samples, stride)
         run.run(calls)
-        return run
-
-    @property
-    def _stride(self) -> int:
-        """Calls between two samples."""
-        return len(self._workload.calls) // MOST_SAMPLES + 1
-
-    def _samples(self) -> NDArray[np.uint64]:
-        return np.zeros((-(-len(self._workload.calls) // self._stride), 2), dtype=np.uint64)
+        return samples
 
     def _as_recorded(self) -> Result:
-        samples = self._samples()
-        run = self._followed(samples)
+        run = self._follower()
+        samples = self._sampled(run)
         difference = self._described(run.difference) or self._difference_at_end(run)
         matches, reason = self._verdict(difference)
         return self._result(run, samples, matches, reason, difference)
@@ -344,9 +339,8 @@ class Recording:
         history = self._history
         if entry >= len(history):
             return Difference(None, None, None if got is None else _entry(*got))
-        recorded = _entry(
-            int(history.action[entry]), int(history.address[entry]), int(history.size[entry]), int(history.stream[entry])
-        )
+        columns = (history.action, history.address, history.size, history.stream)
+        recorded = _entry(*(int(column[entry]) for column in columns))
         return Difference(int(history.kept[entry]), recorded, None if got is None else _entry(*got))
 
     def _difference_at_end(self, run: Replay) -> Difference | None:

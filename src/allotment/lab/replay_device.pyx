@@ -6,6 +6,7 @@ from libc.string cimport memcpy, memmove, memset, strlen
 from allotment.backends.arrays cimport make_room
 from allotment.core.backend cimport (
     CAN_EVENTS, CAN_VIRTUAL, NOT_READY, OK, OUT_OF_MEMORY, Backend, Device, status_t)
+from allotment.core.sizes cimport MIN_BLOCK
 from allotment.core.trace cimport ACTION_OOM, ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_MAP
 from allotment.core.types cimport address_t, bytes_t, chunk_t, event_t, stream_t
 from allotment.lab.tape cimport tape_next_is, tape_stop, tape_tells_of_refusal
@@ -104,6 +105,15 @@ cdef address_t place_range(ReplayState* device, bytes_t size) noexcept nogil:
     return address
 
 
+cdef inline bint is_recorded_next(const ReplayState* device, int action) noexcept nogil:
+    """Whether the tape has a place for a segment or page; one where no segment can be is none."""
+    cdef address_t address
+    if not (follows(device) and tape_next_is(device.tape, action)):
+        return False
+    address = device.tape.address[device.tape.at]
+    return 0 < address < OWN_SEGMENTS and address % MIN_BLOCK == 0
+
+
 cdef inline address_t take_placed(ReplayState* device) noexcept nogil:
     cdef address_t address = device.placed
     device.placed = 0
@@ -114,7 +124,7 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
     cdef ReplayState* device = <ReplayState*> self
     if device.placed != 0:
         address[0] = take_placed(device)
-    elif follows(device) and tape_next_is(device.tape, ACTION_SEGMENT_ALLOC):
+    elif is_recorded_next(device, ACTION_SEGMENT_ALLOC):
         address[0] = device.tape.address[device.tape.at]
     elif follows(device) and tape_tells_of_refusal(device.tape):
         return OUT_OF_MEMORY
@@ -142,7 +152,7 @@ cdef status_t range_reserve(void* self, bytes_t size, stream_t stream, address_t
     cdef ReplayState* device = <ReplayState*> self
     if device.placed != 0:
         address[0] = take_placed(device)
-    elif follows(device) and tape_next_is(device.tape, ACTION_SEGMENT_MAP):
+    elif is_recorded_next(device, ACTION_SEGMENT_MAP):
         address[0] = device.tape.address[device.tape.at]
     else:
         address[0] = place_range(device, size)

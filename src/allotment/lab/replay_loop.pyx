@@ -72,6 +72,11 @@ cdef packed struct Layout:
     int32_t expandable
     int32_t piece_count
 
+cdef struct Until:
+    bint refusal                # ends the run
+    bint difference             # likewise
+    bint background             # the calls set the scene: no event finishes by itself
+
 cdef stream_t OTHER_STREAMS = <stream_t> 1 << 63     # handles that no recorded stream has
 
 
@@ -193,7 +198,7 @@ cdef class Replay:
     cdef bint lay_out(self, const Layout* layout, const Piece* pieces, Failure* failure) noexcept nogil:
         """One segment, cut into its pieces from front to back; then the pieces nobody used are let go.
 
-        pre: the pieces add up to the segment
+        pre: the pieces add up to the segment, or to less than its last page
         """
         cdef Engine* engine = self.engine
         cdef Request request
@@ -227,7 +232,7 @@ cdef class Replay:
             cut = hand_out(engine, block, pieces[i].size, pieces[i].requested, split, 0)
             if pieces[i].kind == IN_USE:
                 self.addresses[pieces[i].block] = cut.address
-            if split:
+            if split and i + 1 < layout.piece_count:
                 block = cut.next
                 unshelve(block)
         # Holes first: while everything else is still handed out, nothing beside them goes with them.
@@ -289,34 +294,34 @@ cdef class Replay:
         self.samples = samples
         self.sample_stride = stride
 
-    def run(self, calls, first=0, stop_at_refusal=False, background=False):
-        """Make the calls; False if one failed for another reason than memory, or ended out of memory and that ends it.
+    def run(self, calls, stop_at_refusal=False, stop_at_difference=False, background=False):
+        """Make the calls; False if not all were made: one ended out of memory, or differed, and that was to end it.
 
         `background` calls are from before the history: no event of theirs finishes by itself.
         """
         cdef unsigned char[::1] call_bytes = calls.view("u1").reshape(-1)
         cdef int64_t count = len(calls)
-        cdef int64_t start = first
-        cdef bint stops = stop_at_refusal
-        cdef bint early = background
+        cdef Until until
         cdef int64_t done = 0
         cdef Failure failure
         if count == 0:
             return True
         memset(&failure, 0, sizeof(Failure))
+        until.refusal = stop_at_refusal
+        until.difference = stop_at_difference
+        until.background = background
         began, began_cpu = time.perf_counter(), time.thread_time()
         with nogil:
             engine_enter(self.engine)
-            done = self.make_calls(<const Call*> &call_bytes[0], start, count, stops, early, &failure)
+            done = self.make_calls(<const Call*> &call_bytes[0], count, &until, &failure)
             engine_leave(self.engine)
         self.seconds += time.perf_counter() - began
         self.cpu_seconds += time.thread_time() - began_cpu
-        if done < count and failure.reason != FAILED_OUT_OF_MEMORY:
+        if done < count and not (self.tape.differs or failure.reason == FAILED_OUT_OF_MEMORY):
             raise failure_error(self.device, &failure)
         return done == count
 
-    cdef int64_t make_calls(self, const Call* calls, int64_t first, int64_t count, bint stops, bint early,
-                            Failure* failure) noexcept nogil:
+    cdef int64_t make_calls(self, const Call* calls, int64_t count, const Until* until, Failure* failure) noexcept nogil:
         """How far it came: `count`, or the call that ended it."""
         cdef Engine* engine = self.engine
         cdef ReplayState* device = &self.device.state
@@ -328,10 +333,10 @@ cdef class Replay:
         cdef int64_t i
         cdef bint ok = True
         memset(&request, 0, sizeof(Request))
-        for i in range(first, count):
+        for i in range(count):
             call = &calls[i]
             if call.kind == MALLOC:
-                device.now = -1 if early else i
+                device.now = -1 if until.background else i
                 request.size = call.size
                 request.stream = call.stream
                 if call.pool == 0:
@@ -349,16 +354,16 @@ cdef class Replay:
                     if failure.reason != FAILED_OUT_OF_MEMORY:
                         return i
                     self.refused += 1
-                    if stops:
+                    if until.refusal:
                         return i
             elif call.kind == FREE:
                 if addresses[call.block] != 0:
                     ok = free_address(engine, addresses[call.block], 0, failure)
                     addresses[call.block] = 0
             else:
-                device.now = -1 if early else i
+                device.now = -1 if until.background else i
                 ok = self.rare_call(call, failure)
-            if not ok:
+            if not ok or (until.difference and self.tape.differs):
                 return i
             if stride > 0:
                 self.note(i // stride)
