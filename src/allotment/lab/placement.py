@@ -54,6 +54,7 @@ class Placement:
         self.history = history
         self.pool_ids: list[tuple[int, int]] = [(0, 0)]
         self.lives: list[SegmentLife] = []
+        self._last_request: dict[int, int] = {}
         self.of_entry = np.full(len(history), -1, dtype=np.int32)
         """By entry of a segment: its life."""
         self._final = _FinalSegments(snapshot, device)
@@ -127,7 +128,7 @@ class Placement:
         for page in sorted(owner):
             stream, small = owner[page]
             last = self.lives[ranges[-1]] if ranges else None
-            if last is None or (last.stream, last.small) != (stream, small) or page * PAGE - last.address > FAR:
+            if last is None or (last.stream, last.small) != (stream, small) or page * PAGE - last.address - last.size > FAR:
                 life = SegmentLife(page * PAGE, 0, stream, -1, len(history), expandable=True, small=small)
                 ranges.append(self._new(life))
                 last = life
@@ -193,14 +194,19 @@ class Placement:
         entries = history.first_entry[blocks]
         order = np.argsort(entries)
         entries, requested = entries[order], pools[segment_of_block[blocks]][order]
+        self._last_request = {int(pool): int(entries[requested == pool][-1]) for pool in np.unique(requested)}
         streams = history.stream[entries]
         for life in self.lives:
             on_stream = np.flatnonzero(streams == life.stream)
             place = int(np.searchsorted(entries[on_stream], life.begin))
             if not life.certain and 0 < place < len(on_stream):
-                before, after = requested[on_stream[place - 1]], requested[on_stream[place]]
-                if before == after:
-                    life.pool = int(before)
+                before, after = int(requested[on_stream[place - 1]]), int(requested[on_stream[place]])
+                if before == after and self.may_be_of(life, before):
+                    life.pool = before
+
+    def may_be_of(self, life: SegmentLife, pool: int) -> bool:
+        """Whether a segment can have been of a pool. One that gives segments back has no user any more."""
+        return pool == 0 or life.end >= len(self.history) or self._last_request.get(pool, -1) < life.end
 
     def of_blocks(self) -> NDArray[np.int32]:
         """By block life: the segment life that holds it; -1 for none."""

@@ -196,7 +196,7 @@ class Recording:
             near = sorted(
                 (abs(other.begin - life.begin), other.pool)
                 for other in placement.lives
-                if other.stream == life.stream and other.pool != life.pool
+                if other.stream == life.stream and other.pool != life.pool and placement.may_be_of(life, other.pool)
             )
             pools = list(dict.fromkeys(pool for _, pool in near))
             if not any(pools):

@@ -13,6 +13,7 @@ from allotment.core.engine cimport (
     engine_create, engine_destroy, engine_empty_cache, engine_enter, engine_leave, engine_record_stream, serve)
 from allotment.core.expandable cimport grow_in_place, unmap_block
 from allotment.core.failure cimport host_memory_failed
+from allotment.core.free_index cimport tree_insert
 from allotment.core.frees cimport free_address
 from allotment.core.model cimport (
     FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, PoolOwner, Range, Request)
@@ -90,6 +91,20 @@ def rounded_sizes(settings, requests):
     for i in range(asked.shape[0]):
         rounded[i] = round_size(&tuning, asked[i])
     return numpy.asarray(rounded)
+
+
+cdef Block* grow_from_nothing(Engine* engine, Request* request) noexcept nogil:
+    """Grow in a new range, although there may be room in those that the shelf has."""
+    cdef Block* others = request.shelf.unmapped
+    cdef Block* block
+    cdef Block* tail
+    request.shelf.unmapped = NULL
+    block = grow_in_place(engine, request)
+    tail = request.shelf.unmapped       # of the new range, and alone
+    request.shelf.unmapped = others
+    if tail != NULL:
+        tree_insert(&request.shelf.unmapped, tail)
+    return block
 
 
 cdef class Replay:
@@ -218,7 +233,7 @@ cdef class Replay:
         request.shelf = shelf_for(engine, &owner.small if layout.small else &owner.large,
                                   stream_for(engine, layout.stream))
         self.device.state.placed = layout.address
-        block = grow_in_place(engine, &request) if request.expandable else segment_obtain(engine, &request)
+        block = grow_from_nothing(engine, &request) if request.expandable else segment_obtain(engine, &request)
         self.device.state.placed = 0
         if block == NULL:
             failure[0] = request.failure
