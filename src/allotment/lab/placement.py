@@ -20,6 +20,7 @@ __all__ = ["Placement", "SegmentLife"]
 
 PAGE = 2 << 20
 """What every page of expandable memory is a multiple of."""
+LARGE_PAGE = 20 << 20
 FAR = 8 << 30
 """Mapped pages further apart than this are not taken for one range."""
 
@@ -122,7 +123,7 @@ class Placement:
                 for page in pages:
                     owner.pop(page, None)
             elif history.action[entry] == Action.SEGMENT_UNMAP:
-                small = int(history.size[entry]) % (20 << 20) != 0
+                small = int(history.size[entry]) % LARGE_PAGE != 0
                 owner.update(dict.fromkeys(pages, (int(history.stream[entry]), small)))
         ranges: list[int] = []
         for page in sorted(owner):
@@ -144,12 +145,27 @@ class Placement:
             if life.stream == stream and life.address <= address <= life.address + life.size:
                 break
         else:
-            life = SegmentLife(address, 0, stream, entry, len(self.history), expandable=True)
-            life.small = size % (20 << 20) != 0
-            number = self._new(life)
-            ranges.append(number)
+            number = self._hole_before(ranges, address, stream, size == PAGE)
+            if number < 0:
+                life = SegmentLife(address, 0, stream, entry, len(self.history), expandable=True, small=size == PAGE)
+                number = self._new(life)
+                ranges.append(number)
+            life = self.lives[number]
         life.pages.update(_pages(address, size))
         life.size = max(life.size, address + size - life.address)
+        return number
+
+    def _hole_before(self, ranges: list[int], address: int, stream: int, small: bool) -> int:
+        """The range that was there before and in truth began here, with pages that were not mapped then; -1 for none."""
+        behind = [number for number in ranges if self.lives[number].address > address]
+        number = min(behind, key=lambda number: self.lives[number].address, default=-1)
+        if number < 0:
+            return -1
+        life = self.lives[number]
+        if life.begin >= 0 or (life.stream, life.small) != (stream, small) or life.address - address > FAR:
+            return -1
+        life.size += life.address - address
+        life.address = address
         return number
 
     def _unmap(self, ranges: list[int], address: int, size: int, entry: int) -> int:

@@ -25,7 +25,7 @@ from allotment.formats.torch_snapshot import Action, Snapshot, read_snapshot
 from allotment.lab.beginning import Beginning, beginning_of
 from allotment.lab.placement import Placement
 from allotment.lab.replay_loop import Replay
-from allotment.lab.workload import History, Run, Workload, calls_of
+from allotment.lab.workload import History, Workload, calls_of
 
 __all__ = ["SAMPLE", "Difference", "Recording", "Result", "read_recording", "sample_entries_per_second"]
 
@@ -43,8 +43,11 @@ MOST_POOLS = 4
 UNKNOWN_POOL = 1 << 32
 """Stands for the id of a private pool of which nothing is left."""
 
-Assumption: TypeAlias = tuple[int | Run, int]
-"""The pool of a segment's life, or whether a run of releases was made by a request."""
+FAR_FROM_RELEASE = 64
+"""Entries before a run of releases that can depend on who made it: frees that completed."""
+
+Assumption: TypeAlias = tuple[str, int, int]
+"""What is assumed, about which segment, entry or run of releases, and the number of the pool or whether it is so."""
 
 Progress = Callable[[str], None]
 
@@ -117,10 +120,11 @@ class Recording:
         self._history = History(trace)
         self._placement = Placement(self._history, snapshot, self.device)
         self._retries = self._history.likely_retries()
+        self._refused_pools: dict[int, int] = {}
         if self._placement.has_private_pools:
             self._placement.assume_pools(self._segment_of_block)
         self._build()
-        if self._history.releases:
+        if self._history.releases or np.any(self._history.action == Action.OOM):
             progress("working out which pools were used")
             self._infer()
 
@@ -134,7 +138,9 @@ class Recording:
             pools = pool_of_life[self._segment_of_block]
         else:
             pools = np.zeros(history.lives, dtype=np.int32)
-        self._workload: Workload = calls_of(history, pools, pool_of_life[placement.of_entry], self._retries)
+        entry_pools = pool_of_life[placement.of_entry]
+        entry_pools[list(self._refused_pools)] = list(self._refused_pools.values())
+        self._workload: Workload = calls_of(history, pools, entry_pools, self._retries)
         self._beginning: Beginning = beginning_of(
             history, placement, self._snapshot, self.device, self.settings, self._workload
         )
@@ -170,24 +176,31 @@ class Recording:
 
     def _assume(self, assumption: Assumption) -> Assumption:
         """Assume something else, and return what was assumed before."""
-        what, value = assumption
-        if isinstance(what, tuple):
-            before = what in self._retries
-            (self._retries.add if value else self._retries.discard)(what)
-        else:
-            life = self._placement.lives[what]
+        what, about, value = assumption
+        if what == "pool of segment":
+            life = self._placement.lives[about]
             before, life.pool = life.pool, value
+        elif what == "pool of refused request":
+            before = self._refused_pools.get(about, 0)
+            self._refused_pools[about] = value
+        else:
+            run = self._history.releases[about]
+            before = run in self._retries
+            (self._retries.add if value else self._retries.discard)(run)
         self._build()
-        return what, before
+        return what, about, before
 
     def _assumptions(self, entry: int, got: tuple[int, int, int, int] | None) -> Iterator[Assumption]:
         """What may be assumed instead, about the recorded entry and the one that came in its place."""
         history, placement = self._history, self._placement
         if entry >= len(history):
             return
-        for run in history.releases:
-            if run[0] - 64 <= entry <= run[1] + 1 and history.may_be_retry(run):
-                yield run, run not in self._retries
+        for number, run in enumerate(history.releases):
+            if run[0] - FAR_FROM_RELEASE <= entry <= run[1] + 1 and history.may_be_retry(run):
+                yield "is a retry", number, run not in self._retries
+        if history.action[entry] == Action.OOM:
+            for pool in range(len(placement.pool_ids)):
+                yield "pool of refused request", entry, pool
         addresses = [int(history.address[entry])] + ([got[1]] if got is not None else [])
         for number in dict.fromkeys(placement.segment_at(address, entry) for address in addresses):
             if number < 0 or placement.lives[number].certain:
@@ -202,7 +215,7 @@ class Recording:
             if not any(pools):
                 pools.append(placement.pool_number((UNKNOWN_POOL, 0)))
             for pool in pools[:MOST_POOLS]:
-                yield number, pool
+                yield "pool of segment", number, pool
 
     def _compare(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
         """The first difference."""

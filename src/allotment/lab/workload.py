@@ -155,11 +155,14 @@ class History:
 
     def is_surely_retry(self, run: Run) -> bool:
         """Whether a request made this run of releases because the device had refused it memory: it ended refused."""
-        return run[1] < len(self) and self.action[run[1]] == Action.OOM
+        following = run[1]
+        while following < len(self) and self.action[following] in _GROWTH:
+            following += 1
+        return following < len(self) and self.action[following] == Action.OOM
 
     def may_be_retry(self, run: Run) -> bool:
         """Whether a request that then got memory may have made this run; it may as well come after an `empty_cache`."""
-        return run[1] < len(self) and self.action[run[1]] in _GROWTH
+        return run[1] < len(self) and self.action[run[1]] in _GROWTH and not self.is_surely_retry(run)
 
     def likely_retries(self) -> set[Run]:
         """Those runs that were made by requests, as far as the sizes tell.
@@ -183,15 +186,15 @@ _COMPLETING = (Kind.MALLOC, Kind.EMPTY_CACHE, Kind.EMPTY_POOL, Kind.POLL)
 
 
 def calls_of(
-    history: History, pools: NDArray[np.int32], released_pools: NDArray[np.int32], retries: Collection[Run]
+    history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32], retries: Collection[Run]
 ) -> Workload:
     """The calls of a history.
 
-    `pools` has each life's pool, `released_pools` that of each released segment's entry; `retries` are the releases
-    that requests made.
+    `pools` has each life's pool, `entry_pools` that of each entry about a segment or about being out of memory;
+    `retries` are the releases that requests made.
     """
-    releases = _releases(history, released_pools, retries)
-    parts = [*releases, *_requests(history, pools), *_frees(history), *_polls(history)]
+    releases = _releases(history, entry_pools, retries)
+    parts = [*releases, *_polls(history, pools), *_requests(history, pools, entry_pools), *_frees(history)]
     entries = np.concatenate([part.entries for part in parts])
     # Calls made at one entry keep the order in which they are listed.
     order = np.argsort(entries, kind="stable")
@@ -208,11 +211,12 @@ def _calls(kind: Kind, entries: NDArray[np.int64] | list[int]) -> Workload:
     return Workload(calls, np.asarray(entries, dtype=np.int64))
 
 
-def _requests(history: History, pools: NDArray[np.int32]) -> list[Workload]:
+def _requests(history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32]) -> list[Workload]:
     requests = _calls(Kind.MALLOC, np.flatnonzero(history.action == Action.ALLOC))
     requests.calls["block"] = history.life[requests.entries]
     requests.calls["pool"] = pools[requests.calls["block"]]
     refused = _calls(Kind.MALLOC, np.flatnonzero(history.action == Action.OOM))
+    refused.calls["pool"] = entry_pools[refused.entries]
     for part in (requests, refused):
         part.calls["size"] = history.size[part.entries]
         part.calls["stream"] = history.stream[part.entries]
@@ -250,11 +254,13 @@ def _of_pool(kind: Kind, entry: int, pool: int) -> Workload:
     return part
 
 
-def _polls(history: History) -> list[Workload]:
-    """Where frees completed, and what follows is neither a request nor a release."""
+def _polls(history: History, pools: NDArray[np.int32]) -> list[Workload]:
+    """Where frees completed and no request did it: none follows, or one of a private pool, which looks at no event."""
     completed = history.completed_at[history.waited & (history.completed_at >= 0)]
     following = np.append(history.action, Action.FREE_REQUESTED)[completed + 1]
-    return [_calls(Kind.POLL, np.sort(completed[following == Action.FREE_REQUESTED]))]
+    requests = np.flatnonzero(history.action == Action.ALLOC)
+    next_pool = np.append(pools[history.life[requests]], 0)[np.searchsorted(requests, completed)]
+    return [_calls(Kind.POLL, np.sort(completed[(following == Action.FREE_REQUESTED) | (next_pool != 0)]))]
 
 
 def _set_due(history: History, workload: Workload) -> None:
