@@ -14,7 +14,13 @@ SIZES = (8, 512, 700, 4096, 100_000, 1 << 20, (1 << 20) + 1, 3 << 20, 9 << 20, 1
 
 
 def recorded_program(
-    seed: int, *, settings: str = "", capacity: int = 1 << 40, calls: int = 400, entries: int = 10**6, pools: bool = False
+    seed: int,
+    *,
+    settings: str = "",
+    capacity: int = 1 << 40,
+    calls: int = 400,
+    entries: int = 10**6,
+    pools: bool = False,
 ) -> tuple[bytes, dict[str, int]]:
     """A snapshot, without pool ids in its entries as PyTorch 2.11 writes it, and the statistics at its end."""
     program = _Program(random.Random(seed), SimulatedDevice(capacity), settings, pools)

@@ -129,7 +129,8 @@ class Placement:
         for page in sorted(owner):
             stream, small = owner[page]
             last = self.lives[ranges[-1]] if ranges else None
-            if last is None or (last.stream, last.small) != (stream, small) or page * PAGE - last.address - last.size > FAR:
+            near = last is not None and page * PAGE - last.address - last.size <= FAR
+            if last is None or not near or (last.stream, last.small) != (stream, small):
                 life = SegmentLife(page * PAGE, 0, stream, -1, len(history), expandable=True, small=small)
                 ranges.append(self._new(life))
                 last = life
@@ -156,7 +157,7 @@ class Placement:
         return number
 
     def _hole_before(self, ranges: list[int], address: int, stream: int, small: bool) -> int:
-        """The range that was there before and in truth began here, with pages that were not mapped then; -1 for none."""
+        """The range that was there before and begins here, though nothing was mapped here then; -1 for none."""
         behind = [number for number in ranges if self.lives[number].address > address]
         number = min(behind, key=lambda number: self.lives[number].address, default=-1)
         if number < 0:

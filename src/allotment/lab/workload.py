@@ -117,6 +117,9 @@ class History:
         cut_off = begins[1:] & ~is_other[1:] & (action[:-1] != Action.FREE_COMPLETED)
         self.broken = np.sort(np.concatenate([order[after_free | free_again], order[1:][cut_off]]))
         """Entries that cannot follow what came before them on the same address."""
+        self.is_reused = np.zeros(self.lives, dtype=bool)
+        """By life: whether another one follows at the same address."""
+        self.is_reused[life[1:][begins[1:] & ~is_other[1:]] - 1] = True
 
     def _entry_of(self, action: Action) -> NDArray[np.int64]:
         entries = np.flatnonzero(self.action == action)
@@ -128,7 +131,17 @@ class History:
     def waited(self) -> NDArray[np.bool_]:
         """By life: whether its free was requested and then waited for other streams."""
         at_once = self.completed_at == self.freed_at + 1
-        return ((self.freed_at >= 0) & ~at_once) | self.was_pending
+        unseen = (self.completed_at < 0) & (self.is_reused | ~np.any(self.action == Action.FREE_COMPLETED))
+        return ((self.freed_at >= 0) & ~at_once & ~unseen) | self.was_pending
+
+    @cached_property
+    def implied_frees(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lives whose free is missing from the history, and the entries that show that they were freed before."""
+        unseen = (self.freed_at < 0) & ~self.was_pending
+        completed = np.flatnonzero(unseen & (self.completed_at >= 0))
+        replaced = np.flatnonzero(unseen & (self.completed_at < 0) & self.is_reused)
+        lives = np.concatenate([completed, replaced])
+        return lives, np.concatenate([self.completed_at[completed], self.first_entry[replaced + 1]])
 
     @cached_property
     def was_pending(self) -> NDArray[np.bool_]:
@@ -194,9 +207,10 @@ def calls_of(
     `retries` are the releases that requests made.
     """
     releases = _releases(history, entry_pools, retries)
-    parts = [*releases, *_polls(history, pools), *_requests(history, pools, entry_pools), *_frees(history)]
-    entries = np.concatenate([part.entries for part in parts])
+    polls = _polls(history, pools, entry_pools)
     # Calls made at one entry keep the order in which they are listed.
+    parts = [*releases, *polls, *_frees(history), *_requests(history, pools, entry_pools)]
+    entries = np.concatenate([part.entries for part in parts])
     order = np.argsort(entries, kind="stable")
     calls = np.concatenate([part.calls for part in parts])[order]
     workload = Workload(calls, entries[order], frozenset(retries))
@@ -227,7 +241,10 @@ def _frees(history: History) -> list[Workload]:
     frees = _calls(Kind.FREE, np.flatnonzero(history.action == Action.FREE_REQUESTED))
     frees.calls["block"] = history.life[frees.entries]
     frees.calls["kind"][history.waited[frees.calls["block"]]] = Kind.FREE_SHARED
-    return [frees]
+    lives, entries = history.implied_frees
+    implied = _calls(Kind.FREE, entries)
+    implied.calls["block"] = lives
+    return [implied, frees]
 
 
 def _releases(history: History, released_pools: NDArray[np.int32], retries: Collection[Run]) -> list[Workload]:
@@ -254,12 +271,13 @@ def _of_pool(kind: Kind, entry: int, pool: int) -> Workload:
     return part
 
 
-def _polls(history: History, pools: NDArray[np.int32]) -> list[Workload]:
+def _polls(history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32]) -> list[Workload]:
     """Where frees completed and no request did it: none follows, or one of a private pool, which looks at no event."""
     completed = history.completed_at[history.waited & (history.completed_at >= 0)]
     following = np.append(history.action, Action.FREE_REQUESTED)[completed + 1]
-    requests = np.flatnonzero(history.action == Action.ALLOC)
-    next_pool = np.append(pools[history.life[requests]], 0)[np.searchsorted(requests, completed)]
+    requests = np.flatnonzero((history.action == Action.ALLOC) | (history.action == Action.OOM))
+    of_request = np.where(history.action[requests] == Action.OOM, entry_pools[requests], pools[history.life[requests]])
+    next_pool = np.append(of_request, 0)[np.searchsorted(requests, completed)]
     return [_calls(Kind.POLL, np.sort(completed[(following == Action.FREE_REQUESTED) | (next_pool != 0)]))]
 
 
@@ -281,7 +299,8 @@ def due_calls(history: History, completed_at: NDArray[np.int64], workload: Workl
     place = np.searchsorted(workload.entries[completing], completed_at)
     due = np.append(completing, NEVER)[place]
     due[completed_at < 0] = NEVER
-    for start, _ in workload.retries:
+    out_of_memory = np.flatnonzero(history.action == Action.OOM).tolist()
+    for start in [*(run[0] for run in workload.retries), *out_of_memory]:
         # Not done at the beginning of the request, which therefore missed, but waited for after the refusal.
         first = start
         while first > 0 and history.action[first - 1] == Action.FREE_COMPLETED:
