@@ -16,7 +16,7 @@ import typer
 
 from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
 
-COMMANDS = ("bench", "conformance", "demo")
+COMMANDS = ("bench", "conformance", "demo", "replay")
 
 
 class ExitCode(IntEnum):
