@@ -55,7 +55,7 @@ class Graph:
             self.reset()
 
 
-class capture:  # noqa: N801 - read as a verb: `with capture(stream) as graph`
+class capture:
     """Keep the work given to a stream, instead of running it, until the end of the block.
 
     `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one the graph gets a pool of its
