@@ -6,6 +6,7 @@ from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport Block, Chunk, Engine, Failure, Range, Shelf
 from allotment.core.ranges cimport range_size
 from allotment.core.slab cimport slab_give, slab_reserve, slab_take
+from allotment.core.streams cimport wait_for_stream
 from allotment.core.types cimport address_t, bytes_t, device_t
 
 
@@ -193,16 +194,13 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
     cdef size_t first = (address - range_.base + range_.page - 1) // range_.page
     cdef size_t end = (address + size - range_.base) // range_.page
     cdef size_t page = first
-    cdef status_t status
     cdef bint ok = True
     start[0] = range_.base + first * range_.page
     unmapped[0] = 0
     if first >= end:
         return True
-    if engine.backend.stream_synchronize != NULL:
-        status = engine.backend.stream_synchronize(engine.backend.self, range_.shelf.stream.handle)
-        if status != OK:
-            return device_failed(failure, status, b"stream_synchronize")
+    if not wait_for_stream(engine, range_.shelf.stream.handle, failure):
+        return False
     while page < end:
         ok = drop_view(engine, range_, page, failure)
         if not ok:

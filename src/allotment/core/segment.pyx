@@ -9,23 +9,16 @@ from allotment.core.pool cimport unshelve
 from allotment.core.ranges cimport range_forget, range_make_plain
 from allotment.core.slab cimport slab_reserve
 from allotment.core.stats cimport SMALL, tally_down, tally_up
+from allotment.core.streams cimport end_relaxed_capture, relax_capture
 from allotment.core.trace cimport ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_FREE, trace_report
-from allotment.core.types cimport address_t, bytes_t, capture_t
+from allotment.core.types cimport address_t, bytes_t
 
 
 cdef status_t ask_device(Engine* engine, bytes_t size, Request* request, address_t* address) noexcept nogil:
-    """A device malloc; inside a capture in relaxed mode, because a strict one forbids it."""
     cdef Backend* backend = engine.backend
-    cdef capture_t capture = 0
-    cdef status_t status
-    cdef bint relax = (
-        engine.routes != NULL and backend.capture_relaxed != NULL and backend.capture_status != NULL
-        and backend.capture_status(backend.self, request.stream, &capture) == OK and capture != 0)
-    if relax:
-        backend.capture_relaxed(backend.self, True)
-    status = backend.segment_allocate(backend.self, size, request.stream, address)
-    if relax:
-        backend.capture_relaxed(backend.self, False)
+    cdef bint relaxed = relax_capture(engine, request.stream)
+    cdef status_t status = backend.segment_allocate(backend.self, size, request.stream, address)
+    end_relaxed_capture(engine, relaxed)
     if status == OUT_OF_MEMORY and backend.clear_error != NULL:
         backend.clear_error(backend.self)
     return status

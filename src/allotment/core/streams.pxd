@@ -31,6 +31,9 @@ cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexce
 cdef bint wait_events(Engine* engine, PoolOwner* only, uint32_t context, Failure* failure) noexcept nogil
 cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil
 cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) noexcept nogil
+cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil
+cdef void end_relaxed_capture(Engine* engine, bint relaxed) noexcept nogil
+cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil
 cdef void streams_clear(Engine* engine) noexcept nogil
 
 

@@ -2,7 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
-from allotment.core.backend cimport NOT_READY, OK, Backend, status_t
+from allotment.core.backend cimport INVALID, NOT_READY, OK, Backend, status_t
 from allotment.core.block cimport complete_free
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport (
@@ -521,6 +521,40 @@ cdef void capture_store_free(CaptureStore* store) noexcept nogil:
         map_clear(&visited.nodes)
         free(visited)
     free(store)
+
+
+cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil:
+    """Let this thread obtain memory although the stream is in a capture, which a strict one forbids.
+
+    Whether that was needed; `end_relaxed_capture` wants to know.
+    """
+    cdef Backend* backend = engine.backend
+    cdef capture_t capture = 0
+    if engine.routes == NULL or backend.capture_relaxed == NULL or backend.capture_status == NULL:
+        return False
+    if backend.capture_status(backend.self, stream, &capture) != OK or capture == 0:
+        return False
+    return backend.capture_relaxed(backend.self, True) == OK
+
+
+cdef void end_relaxed_capture(Engine* engine, bint relaxed) noexcept nogil:
+    if relaxed:
+        engine.backend.capture_relaxed(engine.backend.self, False)
+
+
+cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil:
+    """Wait for all work of a stream; of one that was destroyed, whose work may still run, with everybody else's."""
+    cdef Backend* backend = engine.backend
+    cdef status_t status
+    if backend.stream_synchronize == NULL:
+        return True
+    status = backend.stream_synchronize(backend.self, stream)
+    if status == OK:
+        return True
+    if status == INVALID and backend.device_synchronize != NULL:
+        status = backend.device_synchronize(backend.self)
+        return True if status == OK else device_failed(failure, status, b"device_synchronize")
+    return device_failed(failure, status, b"stream_synchronize")
 
 
 cdef void streams_clear(Engine* engine) noexcept nogil:
