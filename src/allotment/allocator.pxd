@@ -16,7 +16,7 @@ cdef class Allocator:
     cdef object allocate(self, object size, object stream, thread_t thread)
     cdef int enter(self) except -1
     cdef void wait_outside(self) noexcept
-    cdef int refuse_size(self, object size) except -1
+    cdef long long checked_size(self, object given) except -1
     cdef int raise_out_of_memory(self, object error) except -1
     cdef object failed(self, const Failure* failure)
     cdef int release_address(self, address_t address) except -1

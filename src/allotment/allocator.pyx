@@ -69,7 +69,6 @@ cdef enum Level:                # contexts are gathered for
     ALLOC                       # and entries of the history
     EVERYTHING                  # and frees in their own right
 
-cdef object DEFAULT_STREAM = 0
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
 cdef stream_t NO_STREAM = ~(<stream_t> 0)   # the one number that maps cannot hold: their keys are handles + 1
@@ -231,8 +230,6 @@ cdef class Allocator:
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         """The handle of a stream given as a number, which is trusted, or as an object, which is checked."""
         cdef stream_t handle = NO_STREAM
-        if stream is DEFAULT_STREAM:
-            return 0
         if is_plain_int(stream):
             try:
                 handle = PyLong_AsUnsignedLongLong(stream)
@@ -261,11 +258,8 @@ cdef class Allocator:
 
     def free(self, address, /):
         cdef long long value = 0
-        if not is_plain_int(address):
-            address = operator.index(address)
-        if not int_value(address, &value) or value < 0:
-            # No device of ours has addresses in the upper half.
-            raise AddressError(f"invalid device pointer: {address} is no address", address)
+        if not is_plain_int(address) or not int_value(address, &value) or value < 0:
+            value = checked_address(address)
         if value != 0:
             self.release_address(value)
 
@@ -303,15 +297,16 @@ cdef class Allocator:
         cdef Request request
         cdef Block* block = NULL
         cdef address_t address = 0
-        cdef long long wanted = -1
-        if not is_plain_int(size):
-            size = operator.index(size)
-        if not int_value(size, &wanted) or wanted <= 0 or (wanted >> ABSURD_POWER) != 0:
+        cdef long long wanted = 0
+        cdef long long handle = 0
+        if not is_plain_int(size) or not int_value(size, &wanted) or wanted <= 0 or (wanted >> ABSURD_POWER) != 0:
+            wanted = self.checked_size(size)
             if wanted == 0:
                 return 0
-            self.refuse_size(size)
+        if not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
+            handle = <long long> self.stream_handle(stream)
         request.size = wanted
-        request.stream = self.stream_handle(stream)
+        request.stream = <stream_t> handle
         request.thread = thread
         request.context = capture_stack() if self.level >= STATE else 0
         if is_guarded_already(engine) and asks_nobody(engine) and not engine.uncached:
@@ -345,8 +340,11 @@ cdef class Allocator:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
 
-    cdef int refuse_size(self, object size) except -1:
-        """Raise for a size that no request can have."""
+    cdef long long checked_size(self, object given) except -1:
+        """A size that is not an ordinary int: raises for one that no request can have."""
+        size = operator.index(given)
+        if 0 <= size < 1 << ABSURD_POWER:
+            return size
         if size < 0:
             raise SizeError(f"a request cannot have {size} bytes", size)
         raise OutOfMemoryError(OutOfMemoryFacts(
@@ -923,6 +921,14 @@ cdef class Allocator:
             check_engine(self.engine)
         finally:
             engine_leave(self.engine)
+
+
+cdef long long checked_address(object given) except -1:
+    """An address that is not an ordinary int. No device of ours has any in the upper half."""
+    address = operator.index(given)
+    if not 0 <= address < 1 << 63:
+        raise AddressError(f"invalid device pointer: {address} is no address", address)
+    return address
 
 
 cdef int flatten(dict flat, str prefix, dict nested) except -1:
