@@ -19,7 +19,7 @@ from allotment.core.block cimport complete_free, take_back
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
 from allotment.core.engine cimport (
     allocate_direct, asks_nobody, engine_add_peer, engine_base, engine_create, engine_destroy, engine_empty_cache,
-    engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_try_enter,
+    engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter,
     is_guarded_already, policy_hit, policy_miss, request_begin, request_deliver, serve)
 from allotment.core.frees cimport free_address, free_later, free_special, is_freed_at_once
 from allotment.core.history cimport capture_stack
@@ -194,6 +194,15 @@ cdef class Allocator:
         if limit is not None:
             self.limit = limit
         note_allocator(self)
+
+    def __del__(self):
+        # A finalizer, because a deallocator may not call a device that is written in Python.
+        cdef Engine* engine = self.engine
+        if engine != NULL and not self.shared_by_pointer:
+            self.enter()
+            with nogil:
+                engine_retire(engine)
+                engine_leave(engine)
 
     def __dealloc__(self):
         cdef Engine* engine = self.engine
@@ -422,6 +431,8 @@ cdef class Allocator:
         cdef bytes_t free_bytes = 0
         cdef bytes_t total = 0
         cdef status_t status
+        if table.memory_info == NULL:
+            raise UnsupportedError(f"{self.device.name} cannot tell how much memory it has", operation="memory_info")
         with nogil:
             status = table.memory_info(table.self, &free_bytes, &total)
         if status != OK:

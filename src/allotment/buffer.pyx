@@ -116,8 +116,8 @@ cdef class Buffer:
         self.stream = stream
         self.address = address
 
-    def __dealloc__(self):
-        if self.address != 0 and self.allocator is not None:
+    def __del__(self):
+        if self.address != 0:
             self.allocator.free(self.address)
 
     def __len__(self):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from allotment.errors import PoolError
 
 if TYPE_CHECKING:
     from allotment.allocator import Allocator
@@ -131,7 +134,8 @@ class Pool:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            self.close()
+            with suppress(PoolError):  # collected together with the allocator, which has retired the pool already
+                self.close()
 
     def __repr__(self) -> str:
         return f"<Pool {self.id} on {self.allocator.device.name}>"

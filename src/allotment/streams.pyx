@@ -119,17 +119,18 @@ cdef class Stream:
         return f"<Stream {self.handle:#x} of {self.device.name}{', destroyed' if self.destroyed else ''}>"
 
 
-@cython.no_gc_clear     # __dealloc__ needs the device
 cdef class Event:
     def __init__(self):
         raise TypeError("events are made by Stream.record")
 
-    def __dealloc__(self):
+    # A finalizer, not a deallocator: in a collection the device is still whole.
+    def __del__(self):
         cdef Backend* table
         if self.handle != 0:
             table = &self.device.table
             with nogil:
                 table.event_destroy(table.self, self.handle)
+            self.handle = 0
 
     @property
     def handle(self):

@@ -87,7 +87,6 @@ def test_an_allocator_that_goes_gives_everything_back(file_device, settings):
     assert used(file_device) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="the engine asks every device how much memory it has")
 def test_a_device_with_allocate_and_free_is_enough():
     program = """
         import allotment
@@ -343,7 +342,6 @@ def test_many_calls_may_raise(kind, settings, seed):
 
 
 @needs_posix
-@pytest.mark.xfail(strict=True, reason="a range forgets the chunks that it could not release")
 def test_a_chunk_that_could_not_be_released_is_released_later():
     device = faulty_device("file")
     allocator = Allocator(device, settings="expandable_segments:True")

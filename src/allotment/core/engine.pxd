@@ -28,6 +28,7 @@ from allotment.core.streams cimport anything_waits, poll_events, reuse_in_captur
 from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
 
 cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* failure) noexcept nogil
+cdef bint engine_retire(Engine* engine) noexcept nogil
 cdef bint engine_destroy(Engine* engine) noexcept nogil
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
@@ -99,7 +100,8 @@ cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
     if request.shelf == NULL:
         return host_memory_failed(&request.failure)
     request.expandable = (engine.tuning.expandable and owner.allocator.allocate == NULL
-                          and engine.backend.capabilities & CAN_VIRTUAL != 0)
+                          and engine.backend.capabilities & CAN_VIRTUAL != 0
+                          and engine.total_memory != 0)
     return True
 
 

@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from allotment.core.backend cimport OK, OUT_OF_MEMORY, Backend, status_t
-from allotment.core.failure cimport device_failed, host_memory_failed
+from allotment.core.failure cimport device_failed, host_memory_failed, note_device_memory
 from allotment.core.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
     PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route,
@@ -43,6 +43,8 @@ cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* fail
         host_memory_failed(failure)
         discard(engine)
         return NULL
+    if backend.memory_info == NULL:
+        return engine       # a device that cannot tell has 0: no fraction of it, and no expandable segments
     status = backend.memory_info(backend.self, &unused, &engine.total_memory)
     if status != OK:
         device_failed(failure, status, b"memory_info")
@@ -83,6 +85,14 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
 
     False, and the engine stays, if somebody still has memory of it: addresses in use must not die.
     """
+    if not engine_retire(engine):
+        return False
+    discard(engine)
+    return True
+
+
+cdef bint engine_retire(Engine* engine) noexcept nogil:
+    """Give back all that nobody has; whether that was everything. The engine itself stays usable."""
     cdef PoolOwner* owner = engine.first_pool
     cdef Failure failure
     while engine.routes != NULL:
@@ -95,10 +105,7 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
         owner = owner.next
     if not (release_everything(engine, 0, &failure) and drop_ranges(engine, &engine.defaults, &failure)):
         return False
-    if engine.first_range != NULL or engine.direct.count > 0:
-        return False
-    discard(engine)
-    return True
+    return engine.first_range == NULL and engine.direct.count == 0
 
 
 # --- requests ----------------------------------------------------------------------------------------------
@@ -123,10 +130,7 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
         request.failure.limited = False
         request.failure.allocated = request.failure.reserved = 0
         request.failure.private_free = request.failure.largest_free = 0
-        if engine.backend.memory_info(
-                engine.backend.self, &request.failure.device_free, &request.failure.device_total) != OK:
-            request.failure.device_free = 0
-            request.failure.device_total = engine.total_memory
+        note_device_memory(engine, &request.failure)
     return 0
 
 

@@ -1,9 +1,9 @@
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 
-from allotment.core.backend cimport OK, OUT_OF_MEMORY
+from allotment.core.backend cimport OUT_OF_MEMORY
 from allotment.core.expandable cimport grow_in_place
-from allotment.core.failure cimport device_failed, host_memory_failed
+from allotment.core.failure cimport device_failed, host_memory_failed, note_device_memory
 from allotment.core.free_index cimport index_below, index_best_fit, index_largest, index_next, index_prev
 from allotment.core.frees cimport finish_late_frees
 from allotment.core.model cimport (
@@ -223,9 +223,7 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     """Step 8: gather the facts, as they are after the last release."""
     cdef Failure* failure = &request.failure
     cdef PoolOwner* owner = request.shelf.pool.owner
-    if engine.backend.memory_info(engine.backend.self, &failure.device_free, &failure.device_total) != OK:
-        failure.device_free = 0
-        failure.device_total = engine.total_memory
+    note_device_memory(engine, failure)
     trace_report(&engine.trace, ACTION_OOM, failure.device_free, request.rounded, request.stream,
                  owner.first, owner.second, request.context)
     engine.stats.ooms += 1
