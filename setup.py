@@ -13,21 +13,10 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 SOURCE = Path("src")
-LINUX_ONLY = {
-    "allotment.backends.cuda",
-    "allotment.backends.forking",
-    "allotment.backends.handles",
-    "allotment.backends.host",
-    "allotment.backends.host_capture",
-    "allotment.backends.host_memory",
-    "allotment.backends.host_streams",
-    "allotment.backends.host_virtual",
-    "allotment.backends.host_work",
-    "allotment.backends.host_workers",
-    "allotment.backends.refusal",
-}
+PORTABLE_BACKENDS = {"allotment.backends.python", "allotment.backends.simulated"}
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
+JOBS = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def compile_flags() -> list[str]:
@@ -35,7 +24,7 @@ def compile_flags() -> list[str]:
         return ["/O2"]
     if SANITIZERS:
         return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}"]
-    return ["-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function"]
+    return ["-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function", "-Wno-sign-compare"]
 
 
 def link_flags() -> list[str]:
@@ -46,7 +35,8 @@ def extensions() -> list[Extension]:
     found = []
     for path in sorted(SOURCE.rglob("*.pyx")):
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        if name in LINUX_ONLY and sys.platform != "linux":
+        is_linux_only = name.startswith("allotment.backends.") and name not in PORTABLE_BACKENDS
+        if is_linux_only and sys.platform != "linux":
             continue
         found.append(
             Extension(
@@ -63,7 +53,7 @@ def extensions() -> list[Extension]:
 setup(
     ext_modules=cythonize(
         extensions(),
-        nthreads=os.cpu_count() or 1,
+        nthreads=JOBS if sys.platform == "linux" else 0,  # elsewhere its workers would each run this file
         force=TRACED or bool(SANITIZERS),
         show_all_warnings=False,
         compiler_directives={
@@ -76,5 +66,5 @@ setup(
             "linetrace": TRACED,
         },
     ),
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
+    options={"build_ext": {"parallel": JOBS}},
 )

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 
-from allotment.backends.python import Backend
+from allotment import Backend
 from allotment.errors import AddressError, UnsupportedError
 
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -45,10 +45,13 @@ class FileDevice(Backend):
     def close(self) -> None:
         """Give everything back to the system; for when no allocator uses the device any more."""
         with self._lock:
-            for address, piece in self._segments.items():
+            while self._segments:
+                address, piece = self._segments.popitem()
                 unmap_memory(address, piece.size)
-            for address, size in self._ranges.items():
-                unmap_memory(address, size)
+            while self._ranges:
+                unmap_memory(*self._ranges.popitem())
+            self._mappings.clear()
+            self._chunks.clear()
             self._file.close()
 
     # Plain memory. This pair alone would make a device.

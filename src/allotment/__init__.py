@@ -4,7 +4,9 @@ from allotment.allocator import Allocator
 from allotment.backends.python import Backend
 from allotment.backends.simulated import SimulatedDevice
 from allotment.buffer import Buffer
+from allotment.capture import Graph, capture
 from allotment.config import Settings
+from allotment.current import current
 from allotment.errors import (
     AddressError,
     AllotmentError,
@@ -23,6 +25,7 @@ from allotment.errors import (
     UnsupportedError,
 )
 from allotment.pools import Pool, PoolState
+from allotment.streams import Event, Stream
 
 __version__ = "0.1.0"
 
@@ -35,7 +38,9 @@ __all__ = [
     "CaptureError",
     "CheckpointError",
     "DeviceError",
+    "Event",
     "FormatError",
+    "Graph",
     "InvariantError",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
@@ -47,7 +52,10 @@ __all__ = [
     "SettingsError",
     "SimulatedDevice",
     "SizeError",
+    "Stream",
     "StreamError",
     "UnsupportedError",
     "__version__",
+    "capture",
+    "current",
 ]

@@ -15,6 +15,8 @@ cdef class Allocator:
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef object allocate(self, object size, object stream, thread_t thread)
     cdef int enter(self) except -1
+    cdef void wait_outside(self) noexcept
+    cdef long long checked_size(self, object given) except -1
     cdef int raise_out_of_memory(self, object error) except -1
     cdef object failed(self, const Failure* failure)
     cdef int release_address(self, address_t address) except -1

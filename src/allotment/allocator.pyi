@@ -1,15 +1,13 @@
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping
+from os import PathLike
 from typing import Any
 
 from allotment.buffer import Buffer
 from allotment.config import Settings
 from allotment.core.backend import Device
 from allotment.errors import OutOfMemoryFacts
-from allotment.pools import Pool, PoolState
+from allotment.pools import Pool, PoolId, PoolState
 from allotment.streams import Stream
-
-PoolId = tuple[int, int]
 
 class Allocator:
     """A caching allocator over one device.
@@ -35,7 +33,7 @@ class Allocator:
 
         Raises SizeError, StreamError, OutOfMemoryError, DeviceError.
         """
-    def free(self, address: int) -> None:
+    def free(self, address: int, /) -> None:
         """Give a block back. If other streams were recorded for it, it is reused only when they are done.
 
         Freeing 0 does nothing. Raises AddressError for anything that is not a live block's start.
@@ -55,6 +53,8 @@ class Allocator:
         """The counters as a boxed table for people."""
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
         """Segments, blocks, history and settings in the form PyTorch's memory tools read."""
+    def dump_snapshot(self, path: str | PathLike[str]) -> None:
+        """Write `snapshot()` to a file that PyTorch's memory tools open."""
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
         """Just the segments of `snapshot`; also appends a snapshot entry to the trace."""
     def memory_info(self) -> tuple[int, int]:
@@ -105,16 +105,27 @@ class Allocator:
         context: str | None = "all",
         *,
         stacks: str = "python",
-        max_entries: int = ...,
+        max_entries: int | None = None,
         clear_history: bool = False,
         skip_actions: Collection[str] | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
+
+        `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says
+        what carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too
+        ("all"), or nothing (None). `max_entries` is how many events are kept, the newest of them; None is all.
+        `skip_actions` are events to leave out. Raises RequestError.
+        """
+    def record_annotation(self, pairs: Mapping[str, Any]) -> None:
+        """Add an entry of your own to the history; `snapshot` shows it under "external_annotations"."""
 
     # Private pools, by id; `pool()` is the convenient form.
     def pool(self, *, use_on_oom: bool = False, no_split: bool = False, allocator: Any = None) -> Pool: ...
     def create_or_incref_pool(self, pool: PoolId, allocator: Any = None) -> None: ...
     def release_pool(self, pool: PoolId) -> None: ...
     def pool_use_count(self, pool: PoolId) -> int: ...
+    def pool_reserved_bytes(self, pool: PoolId) -> int:
+        """Physical memory that the pool holds now."""
     def set_use_on_oom(self, pool: PoolId, on: bool) -> None: ...
     def set_no_split(self, pool: PoolId) -> None: ...
     def begin_allocate_to_pool(
@@ -136,6 +147,28 @@ class Allocator:
     def checkpoint_pool(self, pool: PoolId) -> PoolState: ...
     def restore_pool(self, state: PoolState) -> tuple[list[int], list[int]]:
         """(freed, created): addresses freed by the restore, and those in use again."""
+
+    # Other devices and other processes.
+    def share(self, address: int) -> tuple[int, bytes]:
+        """(offset, handle) for another process: the block lies `offset` bytes into what the handle opens.
+
+        Raises AddressError, UnsupportedError, DeviceError.
+        """
+    def copy(
+        self,
+        destination: Buffer | int,
+        source: Buffer | int,
+        size: int,
+        stream: Stream | int = 0,
+        *,
+        source_device: int | None = None,
+    ) -> None:
+        """Copy `size` bytes in stream order; `source_device` is the index of another device that holds the source.
+
+        Raises StreamError, UnsupportedError, DeviceError.
+        """
+    def enable_peer_access(self, peer: int) -> None:
+        """Let the device of index `peer` touch this one's memory, also what is mapped later."""
 
     # For tools and tests.
     def malloc_as(self, size: int, stream: int, thread: int) -> int:

@@ -2,7 +2,8 @@
 
 The interpreter lock and the engine's lock are never waited for in a circle: code that holds the
 interpreter lock only *tries* the engine's; if that fails it lets the interpreter go first. A request
-that hits the cache keeps the interpreter lock throughout; one that has to ask the device lets it go.
+that hits the cache keeps the interpreter lock throughout, and as long as nobody can come in without that
+(see `is_guarded_already`) needs no other; one that has to ask the device takes the engine's and lets it go.
 """
 
 cimport cython
@@ -13,18 +14,18 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from allotment.core.backend cimport CAN_VIRTUAL, OK, Backend, Device, status_t
+from allotment.core.backend cimport OK, Backend, Device, status_t
 from allotment.core.block cimport complete_free, take_back
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
 from allotment.core.engine cimport (
     allocate_direct, asks_nobody, engine_add_peer, engine_base, engine_create, engine_destroy, engine_empty_cache,
     engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_try_enter,
-    policy_hit, policy_miss, request_begin, request_deliver, serve)
-from allotment.core.frees cimport free_later, free_special, is_freed_at_once
+    is_guarded_already, policy_hit, policy_miss, request_begin, request_deliver, serve)
+from allotment.core.frees cimport free_address, free_later, free_special, is_freed_at_once
 from allotment.core.history cimport capture_stack
 from allotment.core.invariants cimport check_engine
 from allotment.core.model cimport (
-    FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine,
+    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine,
     Failure, Filter, FreeMemoryCallback, PendingEvent, PoolOwner, Range, RawAllocator, Request, StreamRecord)
 from allotment.core.numbers cimport int_value, is_plain_int
 from allotment.core.outcome cimport failure_error
@@ -53,8 +54,10 @@ import time
 from allotment import config, texts
 from allotment.backends import open_device
 from allotment.buffer import Buffer
+from allotment.current import note_allocator
 from allotment.errors import (
-    AddressError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError)
+    AddressError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError,
+    UnsupportedError)
 from allotment.pools import BlockState, Pool, PoolState, SegmentState
 
 cdef enum:
@@ -66,12 +69,23 @@ cdef enum Level:                # contexts are gathered for
     ALLOC                       # and entries of the history
     EVERYTHING                  # and frees in their own right
 
-cdef object DEFAULT_STREAM = 0
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
+cdef stream_t NO_STREAM = ~(<stream_t> 0)   # the one number that maps cannot hold: their keys are handles + 1
 
 
 # --- functions of the user's, called from inside the engine --------------------------------------------------
+
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+    #define allotment_has_interpreter_lock() 0
+    #else
+    #define allotment_has_interpreter_lock() 1
+    #endif
+    """
+    bint has_interpreter_lock "allotment_has_interpreter_lock"() noexcept
+
 
 cdef extern from "Python.h":
     void Py_INCREF(object)
@@ -129,10 +143,25 @@ cdef void call_raw_delete(void* allocator, address_t address, bytes_t size, stre
         write_unraisable(<object> allocator)
 
 
-
-
 cdef void drop_reference(void* owned) noexcept with gil:
     Py_DECREF(<object> owned)
+
+
+# --- what callers give ---------------------------------------------------------------------------------------
+
+cdef address_t read_address(object address) except? 0:
+    try:
+        return operator.index(address)
+    except OverflowError:
+        raise AddressError(f"invalid device pointer: {address} is no address", address) from None
+
+
+cdef int read_pool_id(object pool, uint64_t* first, uint64_t* second) except -1:
+    try:
+        first[0], second[0] = pool
+    except (TypeError, ValueError, OverflowError):
+        raise PoolError(f"{pool!r} is no pool id; that is (0, n) or (n, 0) with n >= 1") from None
+    return 0
 
 
 # --- the allocator -------------------------------------------------------------------------------------------
@@ -159,10 +188,12 @@ cdef class Allocator:
             self.engine = engine_create(&self.device.table, &tuning, &failure)
         if self.engine == NULL:
             raise failure_error(self.device, &failure)
+        self.engine.interpreter_guards = has_interpreter_lock()
         if settings.per_process_memory_fraction < 1.0:
             self.memory_fraction = settings.per_process_memory_fraction
         if limit is not None:
             self.limit = limit
+        note_allocator(self)
 
     def __dealloc__(self):
         cdef Engine* engine = self.engine
@@ -182,34 +213,43 @@ cdef class Allocator:
             return 0
         if engine_is_inside(engine):
             raise RequestError("the allocator was called from inside itself; a callback may only free")
+        self.wait_outside()
+        return 0
+
+    cdef void wait_outside(self) noexcept:
+        """Enter, letting the interpreter lock go to wait for it."""
+        cdef Engine* engine = self.engine
+        engine.outside += 1
         with nogil:
             engine_enter(engine)
-        return 0
+        engine.outside -= 1
 
     cdef object failed(self, const Failure* failure):
         return failure_error(self.device, failure)
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         """The handle of a stream given as a number, which is trusted, or as an object, which is checked."""
-        if stream is DEFAULT_STREAM:
-            return 0
+        cdef stream_t handle = NO_STREAM
         if is_plain_int(stream):
             try:
-                return PyLong_AsUnsignedLongLong(stream)
+                handle = PyLong_AsUnsignedLongLong(stream)
             except OverflowError:
-                raise StreamError(f"{stream} is no stream handle") from None
+                pass
+            if handle == NO_STREAM:
+                raise StreamError(f"{stream} is no stream handle")
+            return handle
         if hasattr(stream, "__cuda_stream__"):
             return stream.__cuda_stream__()[1]
         try:
-            device, handle = stream.device, stream.handle
+            device, number = stream.device, stream.handle
         except AttributeError:
             try:
-                return operator.index(stream)
+                return self.stream_handle(int(operator.index(stream)))
             except TypeError:
                 raise TypeError(f"a stream is a Stream or its handle, not {type(stream).__name__}") from None
         if device is not self.device:
             raise StreamError(f"the stream belongs to {device.name}, not to {self.device.name}")
-        return handle
+        return number
 
     # --- allocating and freeing ---
 
@@ -218,11 +258,8 @@ cdef class Allocator:
 
     def free(self, address, /):
         cdef long long value = 0
-        if not is_plain_int(address):
-            address = operator.index(address)
-        if not int_value(address, &value) or value < 0:
-            # No device of ours has addresses in the upper half.
-            raise AddressError(f"invalid device pointer: {address} is no address", address)
+        if not is_plain_int(address) or not int_value(address, &value) or value < 0:
+            value = checked_address(address)
         if value != 0:
             self.release_address(value)
 
@@ -230,7 +267,7 @@ cdef class Allocator:
         return Buffer(self, self.malloc(size, stream), size, stream)
 
     def record_stream(self, block, stream):
-        cdef address_t address = getattr(block, "address", block)
+        cdef address_t address = read_address(getattr(block, "address", block))
         cdef stream_t handle = self.stream_handle(stream)
         cdef Failure failure
         cdef bint ok
@@ -247,7 +284,7 @@ cdef class Allocator:
         cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         with nogil:
             ok = engine_empty_cache(self.engine, first, second, context, &failure)
@@ -260,43 +297,54 @@ cdef class Allocator:
         cdef Request request
         cdef Block* block = NULL
         cdef address_t address = 0
-        cdef long long wanted = -1
-        if not is_plain_int(size):
-            size = operator.index(size)
-        if not int_value(size, &wanted) or wanted <= 0 or (wanted >> ABSURD_POWER) != 0:
+        cdef long long wanted = 0
+        cdef long long handle = 0
+        if not is_plain_int(size) or not int_value(size, &wanted) or wanted <= 0 or (wanted >> ABSURD_POWER) != 0:
+            wanted = self.checked_size(size)
             if wanted == 0:
                 return 0
-            self.refuse_size(size)
+        if not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
+            handle = <long long> self.stream_handle(stream)
         request.size = wanted
-        request.stream = self.stream_handle(stream)
+        request.stream = <stream_t> handle
         request.thread = thread
         request.context = capture_stack() if self.level >= STATE else 0
-        if not engine_try_enter(engine):
-            self.enter()
-        if engine.uncached:
-            with nogil:
-                address = allocate_direct(engine, &request)
-        else:
-            if asks_nobody(engine):
-                if request_begin(engine, &request):
-                    block = policy_hit(engine, &request)
-                    if block == NULL:
-                        with nogil:
-                            block = policy_miss(engine, &request)
+        if is_guarded_already(engine) and asks_nobody(engine) and not engine.uncached:
+            # The hot path: a hit is served under the interpreter lock alone.
+            if request_begin(engine, &request):
+                block = policy_hit(engine, &request)
+                if block != NULL:
+                    block = request_deliver(engine, &request, block)
                     if block != NULL:
-                        block = request_deliver(engine, &request, block)
-            else:
-                with nogil:
+                        return block.address
+                else:
+                    engine_try_enter(engine)    # succeeds: nobody else can be inside
+                    with nogil:
+                        block = policy_miss(engine, &request)
+                        if block != NULL:
+                            block = request_deliver(engine, &request, block)
+                        if block != NULL:
+                            address = block.address
+                        engine_leave(engine)
+        else:
+            self.enter()
+            with nogil:
+                if engine.uncached:
+                    address = allocate_direct(engine, &request)
+                else:
                     block = serve(engine, &request)
-            if block != NULL:
-                address = block.address
-        engine_leave(engine)
+                    if block != NULL:
+                        address = block.address
+                engine_leave(engine)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
 
-    def refuse_size(self, size):
-        """Raise for a size that no request can have."""
+    cdef long long checked_size(self, object given) except -1:
+        """A size that is not an ordinary int: raises for one that no request can have."""
+        size = operator.index(given)
+        if 0 <= size < 1 << ABSURD_POWER:
+            return size
         if size < 0:
             raise SizeError(f"a request cannot have {size} bytes", size)
         raise OutOfMemoryError(OutOfMemoryFacts(
@@ -318,21 +366,26 @@ cdef class Allocator:
         cdef Block* block
         cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
         cdef bint ok = True
-        if not engine_try_enter(engine):
-            if engine_is_inside(engine):
-                if not free_later(engine, address):
-                    raise MemoryError("the host has no memory to remember a free")
+        if is_guarded_already(engine):
+            block = <Block*> map_pop(&engine.blocks, address)
+            if is_freed_at_once(block):
+                take_back(engine, block, context)
+                complete_free(engine, block, context)
                 return 0
-            with nogil:
-                engine_enter(engine)
-        block = <Block*> map_pop(&engine.blocks, address)
-        if is_freed_at_once(block):
-            take_back(engine, block, context)
-            complete_free(engine, block, context)
-        else:
+            engine_try_enter(engine)    # succeeds: nobody else can be inside
             with nogil:
                 ok = free_special(engine, block, address, context, &failure)
-        engine_leave(engine)
+                engine_leave(engine)
+        else:
+            if not engine_try_enter(engine):
+                if engine_is_inside(engine):
+                    if not free_later(engine, address):
+                        raise MemoryError("the host has no memory to remember a free")
+                    return 0
+                self.wait_outside()
+            with nogil:
+                ok = free_address(engine, address, context, &failure)
+                engine_leave(engine)
         if not ok:
             raise self.failed(&failure)
         return 0
@@ -379,7 +432,7 @@ cdef class Allocator:
         cdef Failure failure
         cdef address_t base = 0
         cdef bytes_t size = 0
-        cdef address_t wanted = address
+        cdef address_t wanted = read_address(address)
         cdef bint ok
         self.enter()
         ok = engine_base(self.engine, wanted, &base, &size, &failure)
@@ -548,7 +601,7 @@ cdef class Allocator:
         cdef Arrangement arrangement
         cdef uint64_t first, second
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         with nogil:
             ok = walk_segments(self.engine, first, second, &arrangement)
@@ -602,7 +655,7 @@ cdef class Allocator:
         cdef RawAllocator raw
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         raw.allocate = call_raw_alloc
         raw.free = call_raw_delete
         raw.drop = drop_reference
@@ -619,7 +672,7 @@ cdef class Allocator:
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_release(self.engine, first, second, &failure)
         engine_leave(self.engine)
@@ -628,11 +681,17 @@ cdef class Allocator:
 
     cdef PoolOwner* owner_of(self, pool) except NULL:
         """pre: inside the engine, which is left again if there is no such pool"""
-        cdef PoolOwner* owner = pool_find(self.engine, pool[0], pool[1])
-        if owner == NULL:
+        cdef PoolOwner* owner
+        cdef uint64_t first = 0, second = 0
+        try:
+            read_pool_id(pool, &first, &second)
+            owner = pool_find(self.engine, first, second)
+            if owner == NULL:
+                raise PoolError(f"there is no pool {pool} on {self.device.name}")
+            return owner
+        except BaseException:
             engine_leave(self.engine)
-            raise PoolError(f"there is no pool {pool} on {self.device.name}")
-        return owner
+            raise
 
     def pool_use_count(self, pool):
         self.enter()
@@ -651,7 +710,7 @@ cdef class Allocator:
         cdef bint wanted = on
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_set_use_on_oom(self.engine, first, second, wanted, &failure)
         engine_leave(self.engine)
@@ -662,7 +721,7 @@ cdef class Allocator:
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_set_no_split(self.engine, first, second, &failure)
         engine_leave(self.engine)
@@ -674,7 +733,7 @@ cdef class Allocator:
         cdef Filter filter
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         given = [kind for kind in (stream, thread, capture, accepts) if kind is not None]
         if len(given) > 1:
             raise RequestError("a route has one condition: stream, thread, capture or accepts")
@@ -706,7 +765,7 @@ cdef class Allocator:
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         with nogil:
             ok = engine_end_routing(self.engine, first, second, &failure)
@@ -720,7 +779,7 @@ cdef class Allocator:
         cdef Failure failure
         cdef bint ok
         cdef size_t i
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         memset(&found, 0, sizeof(AddressList))
         self.enter()
         ok = pool_addresses(self.engine, first, second, &found, &failure)
@@ -737,7 +796,7 @@ cdef class Allocator:
         cdef Arrangement arrangement
         cdef Failure failure
         cdef bint ok
-        first, second = pool
+        read_pool_id(pool, &first, &second)
         self.enter()
         with nogil:
             ok = checkpoint_take(self.engine, first, second, context, &arrangement, &failure)
@@ -785,7 +844,7 @@ cdef class Allocator:
     def share(self, address):
         cdef SharedHandle handle
         cdef Failure failure
-        cdef address_t wanted = address
+        cdef address_t wanted = read_address(address)
         cdef long pid = os.getpid()
         cdef bint ok
         self.enter()
@@ -806,7 +865,7 @@ cdef class Allocator:
         cdef status_t status = OK
         cdef bint ok
         if table.peer_enable == NULL:
-            raise RequestError(f"{self.device.name} has no peers")
+            raise UnsupportedError(f"{self.device.name} has no peers", operation="peer_enable")
         with nogil:
             status = table.peer_enable(table.self, other)
         if status != OK:
@@ -817,6 +876,21 @@ cdef class Allocator:
             engine_leave(self.engine)
         if not ok:
             raise self.failed(&failure)
+
+    def copy(self, destination, source, size, stream=0, *, source_device=None):
+        cdef Backend* table = &self.device.table
+        cdef address_t to = getattr(destination, "address", destination)
+        cdef address_t what = getattr(source, "address", source)
+        cdef bytes_t count = size
+        cdef device_t where = table.device if source_device is None else source_device
+        cdef stream_t on = self.stream_handle(stream)
+        cdef status_t status
+        if table.copy == NULL:
+            raise UnsupportedError(f"{self.device.name} cannot copy", operation="copy")
+        with nogil:
+            status = table.copy(table.self, to, what, count, where, on)
+        if status != OK:
+            raise device_error(table, status, "copy")
 
     # --- for tools and tests ---
 
@@ -847,6 +921,14 @@ cdef class Allocator:
             check_engine(self.engine)
         finally:
             engine_leave(self.engine)
+
+
+cdef long long checked_address(object given) except -1:
+    """An address that is not an ordinary int. No device of ours has any in the upper half."""
+    address = operator.index(given)
+    if not 0 <= address < 1 << 63:
+        raise AddressError(f"invalid device pointer: {address} is no address", address)
+    return address
 
 
 cdef int flatten(dict flat, str prefix, dict nested) except -1:

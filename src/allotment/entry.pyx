@@ -42,11 +42,14 @@ cdef struct Context:
     void* allocator         # the Allocator, which is never let go of
 
 
-cdef bint enter(Engine* engine) noexcept nogil:
-    """False if this thread is inside already. Whoever holds the interpreter lock lets it go before waiting."""
+cdef inline bint enter(Engine* engine) noexcept nogil:
+    """False if this thread is inside already."""
+    return engine_try_enter(engine) or enter_slowly(engine)
+
+
+cdef bint enter_slowly(Engine* engine) noexcept nogil:
+    """Whoever holds the interpreter lock lets it go before waiting."""
     cdef PyThreadState* state
-    if engine_try_enter(engine):
-        return True
     if engine_is_inside(engine):
         return False
     if not PyGILState_Check():
@@ -212,6 +215,7 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     context.engine = owner.engine
     context.allocator = <void*> owner
     owner.shared_by_pointer = True
+    owner.engine.interpreter_guards = False
     immortal.append(owner)
     table.size = sizeof(EntryPoints)
     table.version = ENTRY_VERSION

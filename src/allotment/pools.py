@@ -67,8 +67,10 @@ class Pool:
 
     `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
     `allocator` (an object with allocate(size, stream) and free(address, size, stream)) is where its segments
-    come from; address 0, None or a MemoryError of `allocate` means that it is out of memory. Its cached memory goes back when the pool is closed or forgotten; blocks still in use then
-    keep theirs until they are freed and the cache is emptied.
+    come from; address 0, None or a MemoryError of `allocate` means that it is out of memory.
+
+    Its cached memory goes back when the pool is closed or forgotten; blocks still in use then keep theirs
+    until they are freed and the cache is emptied.
     """
 
     def __init__(

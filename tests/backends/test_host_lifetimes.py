@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -275,40 +276,42 @@ def test_objects_that_outlive_the_interpreter_do_no_harm():
 
 
 def test_an_idle_worker_ends_and_the_next_work_starts_another(device):
-    stream, threads = Stream(device), []
-    before = thread_count()
-    stream.submit(lambda: threads.append(threading.get_native_id()))
-    stream.synchronize()
-    assert thread_count() == before + 1
-    wait_until(lambda: thread_count() == before)
-    stream.submit(lambda: threads.append(threading.get_native_id()))
-    stream.synchronize()
-    assert threads[0] != threads[1]
+    stream = Stream(device)
+    first = worker_of(stream)
+    assert is_thread(first)
+    wait_until(lambda: not is_thread(first))
+    assert worker_of(stream) != first
 
 
 def test_the_worker_of_a_destroyed_stream_ends(device):
-    before = thread_count()
     streams = [Stream(device) for _ in range(5)]
+    workers = [worker_of(stream) for stream in streams]
+    assert len(set(workers)) == 5
     for stream in streams:
-        stream.submit(int)
         stream.destroy()
-    wait_until(lambda: thread_count() == before)
+    wait_until(lambda: not any(is_thread(worker) for worker in workers))
 
 
 def test_workers_of_a_collected_device_end():
-    before = thread_count()
     device = HostDevice()
-    for _ in range(3):
-        Stream(device).submit(int)
+    workers = [worker_of(Stream(device)) for _ in range(3)]
     del device
-    wait_until(lambda: thread_count() == before)
+    wait_until(lambda: not any(is_thread(worker) for worker in workers))
 
 
-def thread_count() -> int:
-    return len(os.listdir("/proc/self/task"))
+def worker_of(stream: Stream) -> int:
+    """The system's number of the thread that runs the stream's work."""
+    numbers: list[int] = []
+    stream.submit(lambda: numbers.append(threading.get_native_id()))
+    stream.synchronize()
+    return numbers[0]
 
 
-def wait_until(is_so) -> None:
+def is_thread(number: int) -> bool:
+    return os.path.exists(f"/proc/self/task/{number}")
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline

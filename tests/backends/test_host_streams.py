@@ -262,7 +262,7 @@ def test_waiting_for_an_event_takes_no_thread_when_there_is_nothing_to_wait_for(
     other.wait(event)
     other.synchronize()
     assert event.query()
-    assert native_threads() == before
+    assert native_threads() <= before  # workers of other tests may be ending
 
 
 def test_many_streams_can_wait_for_one_event(device, gate):

@@ -103,6 +103,20 @@ def test_the_cause_is_that_of_the_same_status():
     assert error_for(device, Status.DEVICE_ERROR, "map").__cause__ is None
 
 
+def test_failures_with_another_status_leave_the_cause():
+    device, refusal = Failing(), MemoryError()
+    status = fail(device, refusal)
+    fail_to_free(device, OSError("gone"))
+    assert error_for(device, status, "segment_allocate").__cause__ is refusal
+
+
+def test_failures_of_another_device_leave_the_cause():
+    device, other, error = Failing(), Failing(), OSError("gone")
+    status = fail(device, error)
+    fail(other, OSError("elsewhere"))
+    assert error_for(device, status, "segment_allocate").__cause__ is error
+
+
 def test_the_cause_is_that_of_the_same_thread():
     device = Failing()
     with ThreadPoolExecutor(1) as thread:
@@ -168,5 +182,14 @@ def test_nothing_of_a_taken_exception_is_kept_alive():
     device.allocate_raises = None
     error_for(device, status, "segment_allocate")
     del payload
+    gc.collect()
+    assert alive() is None
+
+
+def test_an_exception_that_nobody_took_goes_with_its_device():
+    device = Failing()
+    alive = weakref.ref(device)
+    fail(device, OSError("gone"))
+    del device
     gc.collect()
     assert alive() is None

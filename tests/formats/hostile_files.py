@@ -208,6 +208,12 @@ def memo_tricks() -> Files:
     yield "one wide entry 20000 times", pickle.dumps({"device_traces": [[wide] * 20_000]})
     some = {**entry, **{f"unknown {i}": None for i in range(100)}}
     yield "one entry with 100 unknown fields 20000 times", pickle.dumps({"device_traces": [[some] * 20_000]})
+    known = b"}(" + text("action") + text("alloc") + text("addr") + b"K\x01" + text("size") + b"\x94K\x01"
+    rows = b"](" + known + b"h\x00K\x01" * 20_000 + b"u\x94" + b"h\x01" * 20_000 + b"e"
+    yield (
+        "one entry that gives its size 20000 times, 20000 times",
+        PROTO + b"}" + text("device_traces") + b"]" + rows + b"as.",
+    )
     yield "one entry 4000000 times", pickle.dumps({"device_traces": [[entry] * 4_000_000]})
 
 

@@ -166,6 +166,13 @@ def test_what_the_tree_accepts_is_what_pickle_loads(opcodes: list[bytes], cut: i
         assert repr(accepted) == repr(expected)
 
 
+def test_memoize_counts_numbers_given_rather_than_the_highest_one() -> None:
+    data = b"\x80\x04](K\x01q\x05K\x02\x94h\x01e."
+    reader = tree()
+    reader.feed(data)
+    assert reader.finish().plain() == pickle.loads(data) == [1, 2, 2]
+
+
 def has_tuple_keys(value: Any) -> bool:
     if isinstance(value, dict):
         return any(isinstance(key, tuple) or has_tuple_keys(item) for key, item in value.items())

@@ -96,6 +96,19 @@ def test_plain_gzipped_path_bytes_and_file_are_all_read(tmp_path: Path) -> None:
         assert_columns_equal(read_snapshot(source), expected)
 
 
+class Trickle(io.BytesIO):
+    """A file that gives a few bytes at a time, as a pipe may."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(1 + self.tell() % 3)
+
+
+def test_a_file_that_trickles_is_read_too() -> None:
+    data = pickle.dumps(small_snapshot())
+    assert_columns_equal(read_snapshot(Trickle(data)), small_snapshot())
+    assert_columns_equal(read_snapshot(Trickle(gzip.compress(data))), small_snapshot())
+
+
 def test_pieces_of_one_byte_read_like_one_piece() -> None:
     data = pickle.dumps(small_snapshot())
     tree = PickleTree(max_memory=1 << 30, max_density=8, free_memory=1 << 25)

@@ -62,6 +62,8 @@ def refusal(call, *arguments):
 
 
 class TestCudaContract(BackendContract):
+    notices_empty_unmaps = False
+
     @pytest.fixture
     def device(self, cuda_device):
         self.scratch = Probe(cuda_device).segment_allocate(SIZE)

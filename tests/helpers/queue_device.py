@@ -69,6 +69,11 @@ class QueueDevice(Backend):
             work.is_released = False
             return work
 
+    def last_work(self, stream: int) -> Work | None:
+        """What the stream does last of all that it was given."""
+        with self._lock:
+            return self._stream(stream).last
+
     def launch(self, stream: int) -> None:
         """Work that is done at once, or a node of the capture that the stream is in."""
         with self._lock:

@@ -79,4 +79,6 @@ class CudaGraph:
     def instantiate(self) -> None:
         """Make it ready for launch; `launch` does so by itself."""
     def launch(self, stream: int) -> None: ...
+    def replay(self, stream: int) -> None:
+        """`launch`, under the name that every device's graphs have."""
     def destroy(self) -> None: ...

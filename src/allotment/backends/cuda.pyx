@@ -322,6 +322,9 @@ cdef class CudaGraph:
             status = launch_graph(self.context, self.executable, stream)
         self.device.check(status, "launch")
 
+    def replay(self, stream_t stream) -> None:
+        self.launch(stream)
+
     def destroy(self) -> None:
         self.device.check(destroy_graph(self.context, &self.graph, &self.executable), "destroy")
 

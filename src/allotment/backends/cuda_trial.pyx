@@ -52,7 +52,7 @@ cdef class Trial:
         self.report(function, wrong)
         return result == CUDA_SUCCESS and is_right
 
-    def run(self, int index):
+    cdef object run(self, int index):
         open_driver()
         self.report("cuInit", "")
         if not self.find_device(index) or not self.enter_context():

@@ -8,8 +8,8 @@ registers three steps, and none of its data is in the middle of a change when th
 cdef struct ForkSteps:
     void* owner
     void (*lock)(void* owner) noexcept nogil            # before the fork: take the owner's lock
-    void (*unlock)(void* owner) noexcept nogil          # in the parent: let it go
-    void (*start_anew)(void* owner) noexcept nogil      # in the child: make the lock new, give up what was the parent's
+    void (*unlock)(void* owner) noexcept nogil          # after it, in both processes: let it go
+    void (*start_anew)(void* owner) noexcept nogil      # in the child, before that: leave the parent's things; or NULL
     ForkSteps* next
     ForkSteps* previous
 

@@ -40,7 +40,7 @@ cdef void before_fork() noexcept nogil:
         steps = steps.next
 
 
-cdef void after_fork_in_parent() noexcept nogil:
+cdef void after_fork() noexcept nogil:
     cdef ForkSteps* steps = owners.first
     while steps != NULL:
         steps.unlock(steps.owner)
@@ -51,10 +51,11 @@ cdef void after_fork_in_parent() noexcept nogil:
 cdef void after_fork_in_child() noexcept nogil:
     cdef ForkSteps* steps = owners.first
     while steps != NULL:
-        steps.start_anew(steps.owner)
+        if steps.start_anew != NULL:
+            steps.start_anew(steps.owner)
         steps = steps.next
-    pthread_mutex_init(&owners.mutex, NULL)
+    after_fork()
 
 
 pthread_mutex_init(&owners.mutex, NULL)
-pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child)
+pthread_atfork(before_fork, after_fork, after_fork_in_child)

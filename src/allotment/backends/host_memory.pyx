@@ -40,7 +40,7 @@ cdef int memory_open(HostMemory* memory, object groups) except -1:
         forget_groups(memory)
         raise
     pthread_mutex_init(&memory.mutex, NULL)
-    memory.fork_steps = ForkSteps(memory, lock_memory, unlock_memory, renew_lock, NULL, NULL)
+    memory.fork_steps = ForkSteps(memory, lock_memory, unlock_memory, NULL, NULL, NULL)
     fork_steps_add(&memory.fork_steps)
     return 0
 
@@ -179,7 +179,3 @@ cdef void lock_memory(void* owner) noexcept nogil:
 
 cdef void unlock_memory(void* owner) noexcept nogil:
     pthread_mutex_unlock(&(<HostMemory*> owner).mutex)
-
-
-cdef void renew_lock(void* owner) noexcept nogil:
-    pthread_mutex_init(&(<HostMemory*> owner).mutex, NULL)

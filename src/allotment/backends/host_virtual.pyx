@@ -427,7 +427,6 @@ cdef void leave_parent(void* owner) noexcept nogil:
     cdef Arena* arena = <Arena*> owner
     cdef View* view
     cdef size_t index
-    pthread_mutex_init(&arena.mutex, NULL)
     for index in range(1, arena.views.count + 1):
         view = <View*> record_at(&arena.views, index)
         if view.mapped and not view.chunk.inherited:

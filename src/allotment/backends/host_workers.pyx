@@ -6,7 +6,7 @@ import atexit
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
-from cpython.pystate cimport PyGILState_STATE, PyThreadState
+from cpython.pystate cimport PyInterpreterState, PyThreadState
 from libc cimport errno
 from libc.stdlib cimport calloc, free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -25,9 +25,10 @@ from allotment.backends.refusal cimport refuse, refuse_system
 from allotment.core.backend cimport DEVICE_ERROR, OK, OUT_OF_MEMORY
 
 cdef extern from "Python.h" nogil:
-    PyGILState_STATE PyGILState_Ensure()
-    void PyGILState_Release(PyGILState_STATE state)
-    PyThreadState* PyEval_SaveThread()
+    PyInterpreterState* PyInterpreterState_Main()
+    PyThreadState* PyThreadState_New(PyInterpreterState* interpreter)
+    void PyThreadState_Clear(PyThreadState* state)
+    void PyThreadState_DeleteCurrent()
     void PyEval_RestoreThread(PyThreadState* state)
 
 cdef enum:
@@ -213,7 +214,6 @@ cdef void* work(void* argument) noexcept nogil:
     cdef Scheduler* scheduler = queue.scheduler
     cdef Work* item
     cdef PyObject* raised
-    cdef PyGILState_STATE state
     cdef PyThreadState* python = NULL       # kept from the first Python call on: making one for each is slow
     pthread_mutex_lock(&scheduler.mutex)
     while True:
@@ -225,8 +225,7 @@ cdef void* work(void* argument) noexcept nogil:
         else:
             pthread_mutex_unlock(&scheduler.mutex)
             if python == NULL and needs_python(&item.task):
-                state = PyGILState_Ensure()
-                python = PyEval_SaveThread()
+                python = new_python_state()
             raised = task_run(&item.task)
             task_drop(&item.task)
             if worker.process != crew.process:
@@ -243,7 +242,8 @@ cdef void* work(void* argument) noexcept nogil:
     pthread_mutex_unlock(&scheduler.mutex)
     if python != NULL:
         PyEval_RestoreThread(python)
-        PyGILState_Release(state)
+        PyThreadState_Clear(python)
+        PyThreadState_DeleteCurrent()
     drop_scheduler(scheduler)
     pthread_mutex_lock(&crew.mutex)
     worker.next = crew.to_join
@@ -252,6 +252,17 @@ cdef void* work(void* argument) noexcept nogil:
     pthread_cond_broadcast(&crew.ended)
     pthread_mutex_unlock(&crew.mutex)
     return NULL
+
+
+# What this thread is to the interpreter, from now on until it is deleted; `with gil` finds and uses it. Left to itself
+# `with gil` would make one too, but could then be in the middle of it when another thread forks: the interpreter's list
+# of threads would stay locked in the child. A fork waits for the crew's mutex.
+cdef PyThreadState* new_python_state() noexcept nogil:
+    cdef PyThreadState* state
+    pthread_mutex_lock(&crew.mutex)
+    state = PyThreadState_New(PyInterpreterState_Main())
+    pthread_mutex_unlock(&crew.mutex)
+    return state
 
 
 # The queue's next item, waiting for one if need be; NULL when the worker is to end.
@@ -401,7 +412,6 @@ cdef void leave_parent(void* owner) noexcept nogil:
     cdef Scheduler* scheduler = <Scheduler*> owner
     cdef Queue* queue
     cdef uint64_t index
-    pthread_mutex_init(&scheduler.mutex, NULL)
     condition_init(&scheduler.idle)
     scheduler.pending = 0
     scheduler.captures = NULL
@@ -434,7 +444,6 @@ cdef void unlock_crew(void* owner) noexcept nogil:
 
 
 cdef void crew_is_gone(void* owner) noexcept nogil:
-    pthread_mutex_init(&crew.mutex, NULL)
     condition_init(&crew.ended)
     crew.working = 0
     crew.to_join = NULL

@@ -10,6 +10,7 @@ where the error that the caller finally sees is chained to it.
 """
 
 import operator
+import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stddef cimport size_t
@@ -20,15 +21,20 @@ from allotment.core cimport backend as contract
 from allotment.core.backend cimport (
     CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PEERS, CAN_PINNED, CAN_SHARE, CAN_VIRTUAL, DEVICE_ERROR, INVALID,
     IS_HOST, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Device, share_t, status_t)
-from allotment.core.raising cimport failure_text, forget_refusal, keep_failure
+from allotment.core.raising cimport Failures, failure_text, forget_refusal, keep_failure, new_failures
 from allotment.core.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
 
 from allotment.errors import AddressError, StreamError, UnsupportedError
 
+cdef object is_finalizing = sys.is_finalizing
+
 
 cdef class Backend(Device):
+    cdef Failures failures
+
     def __cinit__(self, *args, **kwargs):
+        self.failures = new_failures(<void*> self)
         self.name = type(self).__name__
         fill_table(&self.table, type(self))
 
@@ -247,6 +253,15 @@ cdef bint is_defined(type cls, str method) except -1:
     return True
 
 
+# Who is deallocated together with the device, or with the interpreter, may still want something of it. By then its
+# methods may have lost what they are made of; calling one could crash the interpreter.
+cdef Backend living(void* self):
+    cdef Backend device = <Backend> self
+    if device.failures is None or device.failures.is_collected or is_finalizing():
+        raise ReferenceError(f"{device.name} is gone")
+    return device
+
+
 # --- What a method returned ----------------------------------------------------------------------------------
 
 cdef uint64_t number(object result, str method, str meaning, uint64_t least=1) except? 0:
@@ -310,17 +325,22 @@ cdef object wrong_result(object result, str method, str expected):
 
 cdef status_t failed(void* self, object error) noexcept:
     cdef status_t status = DEVICE_ERROR
-    if isinstance(error, MemoryError):
-        status = OUT_OF_MEMORY
-    elif isinstance(error, UnsupportedError):
-        status = UNSUPPORTED
-    elif isinstance(error, (AddressError, StreamError)):
-        status = INVALID
     try:
+        status = status_of(error)
         keep_failure(self, status, error)
     except BaseException:
         pass        # nothing may escape, not even the failure to note a failure; the status itself stands
     return status
+
+
+cdef status_t status_of(object error) except -1:
+    if isinstance(error, MemoryError):
+        return OUT_OF_MEMORY
+    if isinstance(error, UnsupportedError):
+        return UNSUPPORTED
+    if isinstance(error, (AddressError, StreamError)):
+        return INVALID
+    return DEVICE_ERROR
 
 
 cdef size_t describe(void* self, char* text, size_t capacity) noexcept with gil:
@@ -338,7 +358,7 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept with gil:
 
 cdef status_t call_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept with gil:
     try:
-        address[0] = memory((<Backend> self).allocate(size, stream), size, "allocate")
+        address[0] = memory(living(self).allocate(size, stream), size, "allocate")
         forget_refusal(self)
         return OK
     except BaseException as error:
@@ -347,7 +367,7 @@ cdef status_t call_allocate(void* self, bytes_t size, stream_t stream, address_t
 
 cdef status_t call_free(void* self, address_t address, bytes_t size) noexcept with gil:
     try:
-        (<Backend> self).free(address, size)
+        living(self).free(address, size)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -355,7 +375,7 @@ cdef status_t call_free(void* self, address_t address, bytes_t size) noexcept wi
 
 cdef status_t call_range_reserve(void* self, bytes_t size, stream_t stream, address_t* address) noexcept with gil:
     try:
-        address[0] = memory((<Backend> self).range_reserve(size, stream), size, "range_reserve")
+        address[0] = memory(living(self).range_reserve(size, stream), size, "range_reserve")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -363,7 +383,7 @@ cdef status_t call_range_reserve(void* self, bytes_t size, stream_t stream, addr
 
 cdef status_t call_range_release(void* self, address_t address, bytes_t size) noexcept with gil:
     try:
-        (<Backend> self).range_release(address, size)
+        living(self).range_release(address, size)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -371,7 +391,7 @@ cdef status_t call_range_release(void* self, address_t address, bytes_t size) no
 
 cdef status_t call_chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept with gil:
     try:
-        chunk[0] = number((<Backend> self).chunk_create(size), "chunk_create", "a chunk")
+        chunk[0] = number(living(self).chunk_create(size), "chunk_create", "a chunk")
         forget_refusal(self)
         return OK
     except BaseException as error:
@@ -380,7 +400,7 @@ cdef status_t call_chunk_create(void* self, bytes_t size, chunk_t* chunk) noexce
 
 cdef status_t call_chunk_release(void* self, chunk_t chunk, bytes_t size) noexcept with gil:
     try:
-        (<Backend> self).chunk_release(chunk, size)
+        living(self).chunk_release(chunk, size)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -388,7 +408,7 @@ cdef status_t call_chunk_release(void* self, chunk_t chunk, bytes_t size) noexce
 
 cdef status_t call_map(void* self, address_t address, bytes_t size, chunk_t chunk) noexcept with gil:
     try:
-        (<Backend> self).map(address, size, chunk)
+        living(self).map(address, size, chunk)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -396,7 +416,7 @@ cdef status_t call_map(void* self, address_t address, bytes_t size, chunk_t chun
 
 cdef status_t call_unmap(void* self, address_t address, bytes_t size) noexcept with gil:
     try:
-        (<Backend> self).unmap(address, size)
+        living(self).unmap(address, size)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -404,7 +424,7 @@ cdef status_t call_unmap(void* self, address_t address, bytes_t size) noexcept w
 
 cdef status_t call_set_access(void* self, address_t address, bytes_t size, device_t device) noexcept with gil:
     try:
-        (<Backend> self).set_access(address, size, device)
+        living(self).set_access(address, size, device)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -412,7 +432,7 @@ cdef status_t call_set_access(void* self, address_t address, bytes_t size, devic
 
 cdef status_t call_granularity(void* self, bytes_t* size) noexcept with gil:
     try:
-        size[0] = number((<Backend> self).granularity(), "granularity", "a size")
+        size[0] = number(living(self).granularity(), "granularity", "a size")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -420,7 +440,7 @@ cdef status_t call_granularity(void* self, bytes_t* size) noexcept with gil:
 
 cdef status_t call_stream_create(void* self, stream_t* stream) noexcept with gil:
     try:
-        stream[0] = number((<Backend> self).stream_create(), "stream_create", "a stream")
+        stream[0] = number(living(self).stream_create(), "stream_create", "a stream")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -428,7 +448,7 @@ cdef status_t call_stream_create(void* self, stream_t* stream) noexcept with gil
 
 cdef status_t call_stream_destroy(void* self, stream_t stream) noexcept with gil:
     try:
-        (<Backend> self).stream_destroy(stream)
+        living(self).stream_destroy(stream)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -436,14 +456,14 @@ cdef status_t call_stream_destroy(void* self, stream_t stream) noexcept with gil
 
 cdef status_t call_stream_query(void* self, stream_t stream) noexcept with gil:
     try:
-        return readiness((<Backend> self).stream_query(stream), "stream_query")
+        return readiness(living(self).stream_query(stream), "stream_query")
     except BaseException as error:
         return failed(self, error)
 
 
 cdef status_t call_stream_synchronize(void* self, stream_t stream) noexcept with gil:
     try:
-        (<Backend> self).stream_synchronize(stream)
+        living(self).stream_synchronize(stream)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -451,7 +471,7 @@ cdef status_t call_stream_synchronize(void* self, stream_t stream) noexcept with
 
 cdef status_t call_stream_wait(void* self, stream_t stream, event_t event) noexcept with gil:
     try:
-        (<Backend> self).stream_wait(stream, event)
+        living(self).stream_wait(stream, event)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -459,7 +479,7 @@ cdef status_t call_stream_wait(void* self, stream_t stream, event_t event) noexc
 
 cdef status_t call_device_synchronize(void* self) noexcept with gil:
     try:
-        (<Backend> self).device_synchronize()
+        living(self).device_synchronize()
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -467,7 +487,7 @@ cdef status_t call_device_synchronize(void* self) noexcept with gil:
 
 cdef status_t call_event_create(void* self, event_t* event) noexcept with gil:
     try:
-        event[0] = number((<Backend> self).event_create(), "event_create", "an event")
+        event[0] = number(living(self).event_create(), "event_create", "an event")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -475,7 +495,7 @@ cdef status_t call_event_create(void* self, event_t* event) noexcept with gil:
 
 cdef status_t call_event_destroy(void* self, event_t event) noexcept with gil:
     try:
-        (<Backend> self).event_destroy(event)
+        living(self).event_destroy(event)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -483,7 +503,7 @@ cdef status_t call_event_destroy(void* self, event_t event) noexcept with gil:
 
 cdef status_t call_event_record(void* self, event_t event, stream_t stream) noexcept with gil:
     try:
-        (<Backend> self).event_record(event, stream)
+        living(self).event_record(event, stream)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -491,14 +511,14 @@ cdef status_t call_event_record(void* self, event_t event, stream_t stream) noex
 
 cdef status_t call_event_query(void* self, event_t event) noexcept with gil:
     try:
-        return readiness((<Backend> self).event_query(event), "event_query")
+        return readiness(living(self).event_query(event), "event_query")
     except BaseException as error:
         return failed(self, error)
 
 
 cdef status_t call_event_synchronize(void* self, event_t event) noexcept with gil:
     try:
-        (<Backend> self).event_synchronize(event)
+        living(self).event_synchronize(event)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -506,7 +526,7 @@ cdef status_t call_event_synchronize(void* self, event_t event) noexcept with gi
 
 cdef status_t call_capture_begin(void* self, stream_t stream, capture_t* capture) noexcept with gil:
     try:
-        capture[0] = number((<Backend> self).capture_begin(stream), "capture_begin", "a capture")
+        capture[0] = number(living(self).capture_begin(stream), "capture_begin", "a capture")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -514,7 +534,7 @@ cdef status_t call_capture_begin(void* self, stream_t stream, capture_t* capture
 
 cdef status_t call_capture_end(void* self, stream_t stream, void** graph) noexcept with gil:
     try:
-        graph[0] = <void*> <size_t> number((<Backend> self).capture_end(stream), "capture_end", "a graph", 0)
+        graph[0] = <void*> <size_t> number(living(self).capture_end(stream), "capture_end", "a graph", 0)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -522,7 +542,7 @@ cdef status_t call_capture_end(void* self, stream_t stream, void** graph) noexce
 
 cdef status_t call_capture_status(void* self, stream_t stream, capture_t* capture) noexcept with gil:
     try:
-        capture[0] = number((<Backend> self).capture_status(stream), "capture_status", "a capture", 0)
+        capture[0] = number(living(self).capture_status(stream), "capture_status", "a capture", 0)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -531,7 +551,7 @@ cdef status_t call_capture_status(void* self, stream_t stream, capture_t* captur
 cdef status_t call_capture_terminals(void* self, stream_t stream, node_t* nodes, size_t capacity,
                                      size_t* count) noexcept with gil:
     try:
-        put_nodes((<Backend> self).capture_terminals(stream), nodes, capacity, count, "capture_terminals")
+        put_nodes(living(self).capture_terminals(stream), nodes, capacity, count, "capture_terminals")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -540,7 +560,7 @@ cdef status_t call_capture_terminals(void* self, stream_t stream, node_t* nodes,
 cdef status_t call_node_predecessors(void* self, node_t node, node_t* nodes, size_t capacity,
                                      size_t* count) noexcept with gil:
     try:
-        put_nodes((<Backend> self).node_predecessors(node), nodes, capacity, count, "node_predecessors")
+        put_nodes(living(self).node_predecessors(node), nodes, capacity, count, "node_predecessors")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -548,7 +568,7 @@ cdef status_t call_node_predecessors(void* self, node_t node, node_t* nodes, siz
 
 cdef status_t call_capture_relaxed(void* self, bint relaxed) noexcept with gil:
     try:
-        (<Backend> self).capture_relaxed(relaxed)
+        living(self).capture_relaxed(relaxed)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -557,7 +577,7 @@ cdef status_t call_capture_relaxed(void* self, bint relaxed) noexcept with gil:
 cdef status_t call_memory_info(void* self, bytes_t* free, bytes_t* total) noexcept with gil:
     cdef bytes_t free_bytes, total_bytes
     try:
-        result = (<Backend> self).memory_info()
+        result = living(self).memory_info()
         if not isinstance(result, tuple) or len(result) != 2:
             raise wrong_result(result, "memory_info", "a pair (free, total)")
         free_bytes = number(result[0], "memory_info", "free bytes", 0)
@@ -573,7 +593,7 @@ cdef status_t call_memory_info(void* self, bytes_t* free, bytes_t* total) noexce
 
 cdef status_t call_clear_error(void* self) noexcept with gil:
     try:
-        (<Backend> self).clear_error()
+        living(self).clear_error()
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -582,7 +602,7 @@ cdef status_t call_clear_error(void* self) noexcept with gil:
 cdef status_t call_copy(void* self, address_t destination, address_t source, bytes_t size, device_t source_device,
                         stream_t stream) noexcept with gil:
     try:
-        (<Backend> self).copy(destination, source, size, source_device, stream)
+        living(self).copy(destination, source, size, source_device, stream)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -590,7 +610,7 @@ cdef status_t call_copy(void* self, address_t destination, address_t source, byt
 
 cdef status_t call_peer_enable(void* self, device_t other) noexcept with gil:
     try:
-        (<Backend> self).peer_enable(other)
+        living(self).peer_enable(other)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -599,7 +619,7 @@ cdef status_t call_peer_enable(void* self, device_t other) noexcept with gil:
 cdef status_t call_segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
                                   size_t* length) noexcept with gil:
     try:
-        put_handle((<Backend> self).segment_export(base), handle, capacity, length, "segment_export")
+        put_handle(living(self).segment_export(base), handle, capacity, length, "segment_export")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -609,7 +629,7 @@ cdef status_t call_segment_import(void* self, const unsigned char* handle, size_
                                   address_t* base) noexcept with gil:
     try:
         data = PyBytes_FromStringAndSize(<const char*> handle, length)
-        base[0] = number((<Backend> self).segment_import(data), "segment_import", "an address")
+        base[0] = number(living(self).segment_import(data), "segment_import", "an address")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -617,7 +637,7 @@ cdef status_t call_segment_import(void* self, const unsigned char* handle, size_
 
 cdef status_t call_segment_close(void* self, address_t base) noexcept with gil:
     try:
-        (<Backend> self).segment_close(base)
+        living(self).segment_close(base)
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -626,7 +646,7 @@ cdef status_t call_segment_close(void* self, address_t base) noexcept with gil:
 cdef status_t call_chunk_export(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
                                 size_t* length) noexcept with gil:
     try:
-        put_handle((<Backend> self).chunk_export(chunk, <int> kind), handle, capacity, length, "chunk_export")
+        put_handle(living(self).chunk_export(chunk, <int> kind), handle, capacity, length, "chunk_export")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -636,7 +656,7 @@ cdef status_t call_chunk_import(void* self, share_t kind, const unsigned char* h
                                 chunk_t* chunk) noexcept with gil:
     try:
         data = PyBytes_FromStringAndSize(<const char*> handle, length)
-        chunk[0] = number((<Backend> self).chunk_import(<int> kind, data, size), "chunk_import", "a chunk")
+        chunk[0] = number(living(self).chunk_import(<int> kind, data, size), "chunk_import", "a chunk")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -644,7 +664,7 @@ cdef status_t call_chunk_import(void* self, share_t kind, const unsigned char* h
 
 cdef status_t call_pinned_allocate(void* self, bytes_t size, address_t* address) noexcept with gil:
     try:
-        address[0] = memory((<Backend> self).pinned_allocate(size), size, "pinned_allocate")
+        address[0] = memory(living(self).pinned_allocate(size), size, "pinned_allocate")
         return OK
     except BaseException as error:
         return failed(self, error)
@@ -652,7 +672,7 @@ cdef status_t call_pinned_allocate(void* self, bytes_t size, address_t* address)
 
 cdef status_t call_pinned_free(void* self, address_t address) noexcept with gil:
     try:
-        (<Backend> self).pinned_free(address)
+        living(self).pinned_free(address)
         return OK
     except BaseException as error:
         return failed(self, error)

@@ -79,7 +79,10 @@ cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil:
 
 
 cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t* answer) noexcept with gil:
-    """Ask the script, with the device's lock held; NOT_READY if it leaves this to the device, OUT_OF_MEMORY if it says None or False."""
+    """Ask the script, with the device's lock held.
+
+    NOT_READY if it leaves this to the device, OUT_OF_MEMORY if it says None or False.
+    """
     try:
         answerer = getattr(<object> device.script, method, None)
         if answerer is None:

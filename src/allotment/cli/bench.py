@@ -71,4 +71,6 @@ def _print_table(rounds: int, pairs: int) -> list[Figure]:
 
 
 def _show(value: float, unit: str) -> str:
-    return f"{value / 1e6:.1f} M/s" if unit == "1/s" else f"{value:.2f} {unit}" if unit == "x" else f"{value:.0f} {unit}"
+    if unit == "1/s":
+        return f"{value / 1e6:.1f} M/s"
+    return f"{value:.2f} {unit}" if unit == "x" else f"{value:.0f} {unit}"

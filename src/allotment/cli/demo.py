@@ -73,7 +73,8 @@ def _show(outcome: Outcome, device: str, snapshot: Path | None) -> None:
 
     console = Console()
     stats = outcome.stats
-    table = Table(title=f"{outcome.steps} training steps on {device}, two streams, {outcome.seconds:.1f} s", min_width=70)
+    title = f"{outcome.steps} training steps on {device}, two streams, {outcome.seconds:.1f} s"
+    table = Table(title=title, min_width=70)
     table.add_column("")
     table.add_column("", justify="right")
     table.add_row("loss, first and last tenth", f"{outcome.first_loss:.3f} -> {outcome.last_loss:.3f}")

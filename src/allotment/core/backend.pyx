@@ -2,7 +2,7 @@
 
 from libc.string cimport memset
 
-from allotment.core.backend cimport BACKEND_VERSION, Backend, Device
+from allotment.core.backend cimport BACKEND_VERSION, Backend
 
 
 cdef class Device:

@@ -8,8 +8,12 @@ cdef extern from *:
     #define ALLOTMENT_BITS
     #if defined(_MSC_VER)
     #include <intrin.h>
-    static __inline int allotment_lowest_bit(unsigned __int64 w) { unsigned long i; _BitScanForward64(&i, w); return (int)i; }
-    static __inline int allotment_highest_bit(unsigned __int64 w) { unsigned long i; _BitScanReverse64(&i, w); return (int)i; }
+    static __inline int allotment_lowest_bit(unsigned __int64 w) {
+        unsigned long i; _BitScanForward64(&i, w); return (int)i;
+    }
+    static __inline int allotment_highest_bit(unsigned __int64 w) {
+        unsigned long i; _BitScanReverse64(&i, w); return (int)i;
+    }
     #else
     #define allotment_lowest_bit(w) __builtin_ctzll(w)
     #define allotment_highest_bit(w) (63 - __builtin_clzll(w))

@@ -28,7 +28,8 @@ cdef inline bint is_idle(const Block* block) noexcept nogil:
     return not block.allocated and block.event_count == 0 and block.uses == NULL
 
 
-cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address, bytes_t size) noexcept nogil:
+cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address,
+                             bytes_t size) noexcept nogil:
     """A mapped block without neighbours. pre: a record is reserved"""
     cdef Block* block = <Block*> slab_take(&engine.block_slab)
     block.address = address
@@ -39,11 +40,11 @@ cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, addres
     block.range = range_
     block.gc_base = 0
     block.uses = NULL
-    block.markers = NULL
     block.event_count = 0
     block.allocated = False
     block.mapped = True
     block.releasable = False
+    block.deferred = False
     block.context = block.segment_context = 0
     return block
 
@@ -128,8 +129,9 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     block.requested = requested
     block.context = context
     map_put(&engine.blocks, block.address, block)
-    trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
-                 pool.owner.first, pool.owner.second, context)
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
+                     pool.owner.first, pool.owner.second, context)
     tally_up(&stats.allocation, size_class, 1)
     tally_up(&stats.allocated_bytes, size_class, block.size)
     tally_up(&stats.active, size_class, 1)
@@ -147,8 +149,9 @@ cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexc
     block.allocated = False
     tally_down(&stats.allocation, pool.size_class, 1)
     tally_down(&stats.allocated_bytes, pool.size_class, block.size)
-    trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
-                 pool.owner.first, pool.owner.second, context if context != 0 else block.context)
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
+                     pool.owner.first, pool.owner.second, context if context != 0 else block.context)
     if block.size >= engine.tuning.max_split:
         tally_down(&stats.oversize_allocations, SMALL, 1)
 
@@ -164,8 +167,9 @@ cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) n
     cdef count_t net_blocks = 0
     cdef count_t net_bytes = 0
     cdef bytes_t gained
-    trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
-                 pool.owner.first, pool.owner.second, context if context != 0 else block.context)
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
+                     pool.owner.first, pool.owner.second, context if context != 0 else block.context)
     block.context = 0
     gained = absorb_if_free(engine, block, before)
     if gained != 0:

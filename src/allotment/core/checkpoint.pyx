@@ -14,7 +14,7 @@ from allotment.core.pointer_map cimport (
 from allotment.core.pool cimport pool_find, unshelve
 from allotment.core.slab cimport slab_reserve
 from allotment.core.streams cimport flush_deferred
-from allotment.core.types cimport address_t, bytes_t
+from allotment.core.types cimport address_t
 from allotment.core.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_ranges)

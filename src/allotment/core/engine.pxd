@@ -17,7 +17,7 @@ from allotment.core.backend cimport CAN_VIRTUAL, Backend
 from allotment.core.block cimport hand_out
 from allotment.core.failure cimport host_memory_failed
 from allotment.core.frees cimport finish_late_frees, free_address
-from allotment.core.lock cimport lock_give, lock_is_mine, lock_try, lock_wait
+from allotment.core.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
 from allotment.core.model cimport NO_FAILURE, Block, Engine, Failure, PoolOwner, Request, StreamRecord
 from allotment.core.pointer_map cimport map_reserve
 from allotment.core.policy cimport policy_hit, policy_miss, policy_splits
@@ -57,6 +57,16 @@ cdef inline void engine_leave(Engine* engine) noexcept nogil:
     lock_give(&engine.lock)
 
 
+cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
+    """Whether the interpreter lock, which the caller holds and will keep, is guard enough for a short visit.
+
+    It is while nobody can come in without it: no C entry points, nobody inside or waiting outside of it, and
+    no function of the user's to call, which could let another thread run.
+    """
+    return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_free(&engine.lock.word)
+            and engine.trace.tracker == NULL)
+
+
 cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:
     return lock_is_mine(&engine.lock)
 
@@ -79,6 +89,8 @@ cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
                 engine, request.stream, request.context, &request.failure):
             return False
         owner = route_request(engine, request)
+        if owner == NULL:
+            return False
     request.rounded = round_size(&engine.tuning, request.size)
     stream = stream_for(engine, request.stream)
     if stream == NULL:

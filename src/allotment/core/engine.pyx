@@ -6,8 +6,8 @@ from allotment.core.backend cimport OK, OUT_OF_MEMORY, Backend, status_t
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
-    PEERS_MOST, Block, Chunk, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route, StreamRecord,
-    StreamUse)
+    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route,
+    StreamRecord, StreamUse)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment.core.pool cimport (
     is_plain, owner_clear, owner_init, pool_delete, pool_find, route_end, route_find)
@@ -34,6 +34,7 @@ cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* fail
     slab_init(&engine.block_slab, sizeof(Block))
     slab_init(&engine.use_slab, sizeof(StreamUse))
     slab_init(&engine.pending_slab, sizeof(PendingEvent))
+    slab_init(&engine.deferred_slab, sizeof(Deferred))
     slab_init(&engine.chunk_slab, sizeof(Chunk))
     stats_init(&engine.stats, tuning.max_split)
     trace_init(&engine.trace)
@@ -71,6 +72,7 @@ cdef void discard(Engine* engine) noexcept nogil:
     slab_clear(&engine.block_slab)
     slab_clear(&engine.use_slab)
     slab_clear(&engine.pending_slab)
+    slab_clear(&engine.deferred_slab)
     slab_clear(&engine.chunk_slab)
     free(engine.late_frees)
     free(engine)
@@ -118,7 +120,8 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
         request.failure.reason = FAILED_OUT_OF_MEMORY
         request.failure.requested = request.failure.rounded = request.failure.segment = request.size
         request.failure.stream = request.stream
-        request.failure.limit = request.failure.allocated = request.failure.reserved = 0
+        request.failure.limited = False
+        request.failure.allocated = request.failure.reserved = 0
         request.failure.private_free = request.failure.largest_free = 0
         if engine.backend.memory_info(
                 engine.backend.self, &request.failure.device_free, &request.failure.device_total) != OK:

@@ -10,12 +10,12 @@ from allotment.core.ranges cimport map_pages, range_give_back, range_reserve, ra
 from allotment.core.sizes cimport SMALL_SEGMENT
 from allotment.core.slab cimport slab_reserve
 from allotment.core.stats cimport SMALL, tally_down, tally_up
+from allotment.core.streams cimport end_relaxed_capture, relax_capture
 from allotment.core.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment.core.types cimport address_t, bytes_t
 
 
 cdef void put_unmapped(Block* block) noexcept nogil:
-    block.rank = 0
     tree_insert(&block.shelf.unmapped, block)
 
 
@@ -101,7 +101,16 @@ cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
 
     Pages mapped before a refusal stay, mapped and free.
     """
-    cdef Block* block = find_place(engine, request)
+    cdef bint relaxed = relax_capture(engine, request.stream)
+    cdef Block* block = map_place(engine, request, find_place(engine, request))
+    end_relaxed_capture(engine, relaxed)
+    if block != NULL:
+        unshelve(block)
+    return block
+
+
+cdef Block* map_place(Engine* engine, Request* request, Block* block) noexcept nogil:
+    """What `find_place` found, mapped as far as the request needs it; one block by then."""
     cdef Block* following
     if block == NULL:
         return NULL
@@ -114,7 +123,6 @@ cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
                          &request.failure):
             return NULL
         block = following
-    unshelve(block)
     return block
 
 

@@ -5,8 +5,8 @@
     the rest:     one tree by (size, address)
 
 Trees are treaps through the blocks themselves. A node's priority is a hash of its address, so it is not
-stored, and the shape depends on nothing but the content. Unmapped blocks use the same tree with rank 0:
-ordered by address alone.
+stored, and the shape depends on nothing but the content. Unmapped blocks use the same tree, ordered by
+address alone.
 
 Cost: a bin with one block is O(1); k blocks of equal size, or k in the tree, are O(log k).
 """
@@ -20,8 +20,8 @@ from allotment.core.types cimport bytes_t
 
 cdef void tree_insert(Block** root, Block* block) noexcept nogil
 cdef void tree_remove(Block** root, Block* block) noexcept nogil
-cdef Block* tree_at_least(Block* root, bytes_t rank) noexcept nogil
-cdef Block* tree_below(Block* root, bytes_t rank) noexcept nogil
+cdef Block* tree_at_least(Block* root, bytes_t size) noexcept nogil
+cdef Block* tree_below(Block* root, bytes_t size) noexcept nogil
 cdef Block* tree_next(Block* block) noexcept nogil
 cdef Block* tree_prev(Block* block) noexcept nogil
 cdef Block* tree_last(Block* root) noexcept nogil
@@ -78,7 +78,6 @@ cdef inline Block* index_best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
 
 cdef inline void index_insert(Shelf* shelf, Block* block) noexcept nogil:
     cdef uint64_t bin
-    block.rank = block.size
     if not is_binned(shelf, block.size):
         tree_insert(&shelf.tree, block)
         return

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-from allotment.core.bits cimport highest_bit, lowest_bit
+from allotment.core.bits cimport highest_bit
 from allotment.core.free_index cimport first_bin_from, is_binned, tree_first
 from allotment.core.model cimport BIN_COUNT, Block, Shelf
 from allotment.core.sizes cimport MIN_BLOCK
@@ -8,7 +8,9 @@ from allotment.core.types cimport bytes_t
 
 
 cdef inline bint comes_before(const Block* a, const Block* b) noexcept nogil:
-    return a.rank < b.rank or (a.rank == b.rank and a.address < b.address)
+    if a.mapped and a.size != b.size:
+        return a.size < b.size
+    return a.address < b.address
 
 
 cdef inline uint64_t priority(const Block* block) noexcept nogil:
@@ -46,7 +48,7 @@ cdef void rotate_up(Block** root, Block* block) noexcept nogil:
 
 
 cdef void tree_insert(Block** root, Block* block) noexcept nogil:
-    """pre: block.rank set"""
+    """pre: everything in one tree is mapped, or nothing is"""
     cdef Block* at = root[0]
     cdef uint64_t mine
     block.parent = block.left = block.right = NULL
@@ -76,11 +78,11 @@ cdef void tree_remove(Block** root, Block* block) noexcept nogil:
     replace_child(root, block.parent, block, block.left if block.left != NULL else block.right)
 
 
-cdef Block* tree_at_least(Block* root, bytes_t rank) noexcept nogil:
-    """The first block in order whose rank is at least `rank`."""
+cdef Block* tree_at_least(Block* root, bytes_t size) noexcept nogil:
+    """The first block in order of at least `size`."""
     cdef Block* best = NULL
     while root != NULL:
-        if root.rank >= rank:
+        if root.size >= size:
             best = root
             root = root.left
         else:
@@ -88,11 +90,11 @@ cdef Block* tree_at_least(Block* root, bytes_t rank) noexcept nogil:
     return best
 
 
-cdef Block* tree_below(Block* root, bytes_t rank) noexcept nogil:
-    """The last block in order whose rank is less than `rank`."""
+cdef Block* tree_below(Block* root, bytes_t size) noexcept nogil:
+    """The last block in order of less than `size`."""
     cdef Block* best = NULL
     while root != NULL:
-        if root.rank < rank:
+        if root.size < size:
             best = root
             root = root.right
         else:

@@ -6,9 +6,9 @@ from allotment.core.backend cimport OK, status_t
 from allotment.core.block cimport complete_free, take_back
 from allotment.core.failure cimport device_failed
 from allotment.core.frees cimport free_address
-from allotment.core.model cimport FAILED_ADDRESS, Block, Engine, Failure, Markers
+from allotment.core.model cimport FAILED_ADDRESS, Block, Deferred, Engine, Failure
 from allotment.core.pointer_map cimport map_get, map_pop, map_put
-from allotment.core.streams cimport defer, events_attach, markers_gather
+from allotment.core.streams cimport defer, deferral_prepare, events_attach
 from allotment.core.types cimport address_t, bytes_t
 
 
@@ -17,7 +17,7 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
 
     pre: out of the address map, to which the caller returns it on failure
     """
-    cdef Markers* markers = NULL
+    cdef Deferred* deferred
     if engine.routes == NULL:
         if not events_attach(engine, block, failure):
             return False
@@ -25,10 +25,11 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
         if block.event_count == 0:
             complete_free(engine, block, context)
         return True
-    if engine.tuning.stream_reuse and not markers_gather(engine, block, &markers, failure):
+    deferred = deferral_prepare(engine, block, failure)
+    if deferred == NULL:
         return False
     take_back(engine, block, context)
-    defer(engine, block, markers)
+    defer(engine, deferred)
     return True
 
 

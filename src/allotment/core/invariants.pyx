@@ -4,7 +4,7 @@ from libc.string cimport memset
 from allotment.core.block cimport is_idle
 from allotment.core.free_index cimport index_first, index_next, tree_first, tree_next
 from allotment.core.model cimport (
-    BIN_COUNT, Block, BlockPool, Engine, PendingEvent, PoolOwner, Range, Shelf, StreamRecord)
+    BIN_COUNT, Block, BlockPool, Deferred, Engine, PendingEvent, PoolOwner, Range, Shelf, StreamRecord)
 from allotment.core.pointer_map cimport map_get
 from allotment.core.pool cimport is_plain, is_split, pool_find
 from allotment.core.sizes cimport MIN_BLOCK
@@ -152,10 +152,8 @@ cdef int check_counters(Engine* engine, const Totals* totals) except -1:
 cdef int check_node(Shelf* shelf, Block* block, Block* before, bint mapped) except -1:
     if block.shelf != shelf or not is_idle(block) or block.mapped != mapped:
         broken("shelves hold what is free", show(block))
-    if block.rank != (block.size if mapped else 0):
-        broken("free blocks are filed under their size", show(block))
-    if before != NULL and (before.rank > block.rank
-                           or (before.rank == block.rank and before.address >= block.address)):
+    if before != NULL and (before.address >= block.address if not mapped or before.size == block.size
+                           else before.size > block.size):
         broken("shelves are in order", f"{show(before)} before {show(block)}")
     if (block.left != NULL and block.left.parent != block) or (block.right != NULL and block.right.parent != block):
         broken("tree links agree", show(block))
@@ -289,6 +287,7 @@ cdef int check_waiting(Engine* engine) except -1:
     """Each pending block waits for as many events as it counts, or is deferred."""
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
+    cdef Deferred* put_off
     cdef Block* block
     cdef Range* range_ = engine.first_range
     cdef dict events = {}
@@ -301,18 +300,19 @@ cdef int check_waiting(Engine* engine) except -1:
             events[<uint64_t> pending.block] = events.get(<uint64_t> pending.block, 0) + 1
             pending = pending.next
         stream = stream.next_waiting
-    block = engine.first_deferred
-    while block != NULL:
-        if block.allocated:
-            broken("deferred blocks are freed ones", show(block))
-        deferred.add(<uint64_t> block)
-        block = block.next_deferred
+    put_off = engine.first_deferred
+    while put_off != NULL:
+        if put_off.block.allocated or not put_off.block.deferred:
+            broken("deferred blocks are freed ones", show(put_off.block))
+        deferred.add(<uint64_t> put_off.block)
+        put_off = put_off.next
     while range_ != NULL:
         block = range_.head
         while block != NULL:
             if block.event_count != events.get(<uint64_t> block, 0):
                 broken("a block counts the events it waits for", show(block))
-            if not block.allocated and (block.uses != NULL) != (<uint64_t> block in deferred):
+            if block.deferred != (<uint64_t> block in deferred) or not block.allocated and (
+                    block.uses != NULL) != block.deferred:
                 broken("freed blocks with recorded streams are deferred", show(block))
             block = block.next
         range_ = range_.next

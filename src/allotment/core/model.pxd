@@ -39,47 +39,49 @@ from allotment.core.types cimport (
 
 cdef enum:
     BIN_COUNT = 4096            # exact sizes 512 .. 2 MiB
+    WORD_COUNT = 64             # of 64 bins each
     PEERS_MOST = 64
 
 cdef struct Block:
+    # Two cache lines. The first is all that a look-up, a neighbour's merge or a split reads.
     address_t address
     bytes_t size
     bytes_t requested           # by the last user; never cleared, so a free block shows a stale value
     Block* prev                 # neighbours in the range
     Block* next
     Shelf* shelf
-    Range* range
+    StreamUse* uses             # other streams declared as users, in order of declaration
+    int32_t event_count         # events recorded at its free and not yet seen complete
+    unsigned char allocated
+    unsigned char mapped
+    unsigned char releasable    # on the list that `older`, `newer` make
+    unsigned char deferred      # freed, and waiting for routing to end
 
-    # While free or unmapped: a node of an ordered set, sorted by (rank, address).
+    # While free or unmapped: a node of an ordered set, by (size, address); unmapped blocks by address alone.
     Block* parent
     Block* left
     Block* right
-    bytes_t rank                # the size while free, 0 while unmapped
     Block* older                # while free and the only block of a plain segment: in order of age
     Block* newer
     uint64_t gc_base            # the pool's search count when it became free
-
-    StreamUse* uses             # other streams declared as users, in order of declaration
-    Block* next_deferred
-    Markers* markers            # while deferred under stream reuse: what must have been captured before
-    int32_t event_count         # events recorded at its free and not yet seen complete
-    bint allocated
-    bint mapped
-    bint releasable             # on the list that `older`, `newer` make
+    Range* range
     uint32_t context            # stack of the allocation, 0 = none
     uint32_t segment_context    # stack of the request that got the segment; stays with the block object
+
+cdef struct Deferred:
+    # A freed block that other streams used while routing was active. With stream reuse it carries the last
+    # nodes of every stream that used it, at the moment it was freed inside a capture. They belong to that
+    # capture alone: node handles are reused by later graphs.
+    Deferred* next
+    Block* block
+    capture_t capture
+    size_t marker_count         # 0: wait for the end of routing
+    node_t* markers
 
 cdef struct StreamUse:
     StreamUse* next
     StreamRecord* stream
     bint during_routing         # declared while routing was active: the capture itself orders this use
-
-cdef struct Markers:
-    # The last nodes of every stream that used a block, at the moment it was freed inside a capture.
-    # They belong to that capture alone: node handles are reused by later graphs.
-    capture_t capture
-    size_t count
-    node_t nodes[1]             # `count` of them
 
 cdef struct PendingEvent:
     PendingEvent* next
@@ -109,8 +111,8 @@ cdef struct Shelf:
     Block* tree
     Block* unmapped             # tree by address
     uint64_t summary            # bit per word of `words` that is not 0
-    uint64_t* words             # bit per bin that is not empty; NULL in large pools
-    Block** bins
+    uint64_t words[WORD_COUNT]  # bit per bin that is not empty
+    Block** bins                # NULL in large pools
 
 cdef struct BlockPool:
     PoolOwner* owner
@@ -140,6 +142,7 @@ cdef struct PoolOwner:
     count_t use_count
     count_t malloc_count        # segments; for expandable memory +1 a growth, -1 an unmapped block
     bytes_t reserved_bytes      # physical memory this pool holds
+    count_t asking              # requests that look for memory for it; the lock may be let go meanwhile
     RawAllocator allocator      # `allocate` is NULL: the device itself
     bint no_split
     bint use_on_oom
@@ -237,6 +240,7 @@ cdef struct Failure:
     address_t address
     bytes_t requested, rounded, segment
     stream_t stream
+    bint limited
     bytes_t device_free, device_total, limit, allocated, reserved, private_free, largest_free
 
 cdef struct Request:
@@ -253,6 +257,8 @@ cdef struct Request:
 
 cdef struct Engine:
     Lock lock
+    bint interpreter_guards     # whoever is inside holds `lock`, or the interpreter lock throughout
+    int outside                 # threads that wait for `lock` without the interpreter lock, against that rule
     Backend* backend
     Tuning tuning
     bytes_t total_memory        # of the device
@@ -269,8 +275,8 @@ cdef struct Engine:
     StreamRecord* known_streams
     StreamRecord* first_waiting
     StreamRecord* last_waiting
-    Block* first_deferred
-    Block* last_deferred
+    Deferred* first_deferred
+    Deferred* last_deferred
     CaptureStore* captures
 
     PoolOwner defaults
@@ -283,6 +289,7 @@ cdef struct Engine:
 
     Range* first_range
     Range* last_range
+    bint has_leftovers          # pages with memory, but no block: the device refused to take it back
     device_t peers[PEERS_MOST]
     int peer_count
 
@@ -292,4 +299,4 @@ cdef struct Engine:
     address_t* late_frees       # asked for from inside the engine; done when it is left
     size_t late_free_count, late_free_room
 
-    Slab block_slab, use_slab, pending_slab, chunk_slab
+    Slab block_slab, use_slab, pending_slab, deferred_slab, chunk_slab

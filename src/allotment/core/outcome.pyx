@@ -12,7 +12,8 @@ from allotment.errors import (
 
 cdef dict POOL_TEXTS = {
     FAILED_POOL_UNKNOWN: "there is no pool with this id on this device",
-    FAILED_POOL_FREEABLE: "the last user of this pool has released it; it cannot be used again before its memory is gone",
+    FAILED_POOL_FREEABLE:
+        "the last user of this pool has released it; it cannot be used again before its memory is gone",
     FAILED_POOL_IN_USE: "the pool exists already, so it cannot be given an allocator now",
     FAILED_POOL_ID: "a pool id is (0, n) or (n, 0) with n >= 1",
     FAILED_ALREADY_ROUTING: "requests are being routed to this pool already (already recording to mempool_id)",
@@ -29,7 +30,7 @@ cdef object out_of_memory(Device device, const Failure* failure):
         segment_size=failure.segment,
         device_free=failure.device_free,
         device_total=failure.device_total,
-        limit=failure.limit or None,
+        limit=failure.limit if failure.limited else None,
         allocated=failure.allocated,
         reserved=failure.reserved,
         private_free=failure.private_free,

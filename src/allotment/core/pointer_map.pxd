@@ -80,5 +80,6 @@ cdef inline void* map_pop(PointerMap* map, uint64_t key) noexcept nogil:
             map.slots[hole] = map.slots[place]
             hole = place
     map.slots[hole].key = 0
+    map.slots[hole].value = NULL    # so that looking for key 0 finds nothing, like any key that is not there
     map.count -= 1
     return value

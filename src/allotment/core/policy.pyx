@@ -174,6 +174,16 @@ cdef bint run_callbacks(Engine* engine) noexcept nogil:
 
 cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil:
     """Steps 2 to 8: a block off its shelf, or NULL with the reason in request.failure."""
+    cdef PoolOwner* owner = request.shelf.pool.owner
+    cdef Block* block
+    # Whatever is released or let go on the way, the pool that is asking must still be there afterwards.
+    owner.asking += 1
+    block = find_elsewhere(engine, request)
+    owner.asking -= 1
+    return block
+
+
+cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
     cdef Block* block
     cdef bint enough
     request.segment = segment_size(&engine.tuning, request.rounded)
@@ -224,7 +234,8 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     failure.rounded = request.rounded
     failure.segment = request.segment
     failure.stream = request.stream
-    failure.limit = engine.limit if engine.limited else 0
+    failure.limited = engine.limited
+    failure.limit = engine.limit
     failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
     failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
     failure.private_free = 0

@@ -2,12 +2,13 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from allotment.core.backend cimport OK
+from allotment.core.backend cimport OK, status_t
+from allotment.core.failure cimport device_failed
 from allotment.core.lock cimport this_thread
 from allotment.core.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_HOST_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
-    FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, BlockPool,
-    Engine, Failure, Filter, PoolOwner, RawAllocator, Reason, Request, Route, Shelf, StreamRecord)
+    FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, NO_FAILURE, Block,
+    BlockPool, Engine, Failure, Filter, PoolOwner, RawAllocator, Reason, Request, Route, Shelf, StreamRecord)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 from allotment.core.pool cimport pool_key
 from allotment.core.stats cimport LARGE, SMALL
@@ -30,9 +31,8 @@ cdef Shelf* shelf_make(Engine* engine, BlockPool* pool, StreamRecord* stream) no
         if shelf == NULL:
             return NULL
         if pool.size_class == SMALL:
-            shelf.words = <uint64_t*> calloc(BIN_COUNT // 64, sizeof(uint64_t))
             shelf.bins = <Block**> calloc(BIN_COUNT, sizeof(Block*))
-            if shelf.words == NULL or shelf.bins == NULL:
+            if shelf.bins == NULL:
                 shelf_free(shelf)
                 return NULL
         shelf.pool = pool
@@ -45,7 +45,6 @@ cdef Shelf* shelf_make(Engine* engine, BlockPool* pool, StreamRecord* stream) no
 
 
 cdef void shelf_free(Shelf* shelf) noexcept nogil:
-    free(shelf.words)
     free(shelf.bins)
     free(shelf)
 
@@ -83,7 +82,13 @@ cdef void owner_clear(PoolOwner* owner) noexcept nogil:
 
 # --- private pools ---------------------------------------------------------------------------------------
 
+cdef inline bint is_pool_id(uint64_t first, uint64_t second) noexcept nogil:
+    return (first == 0) != (second == 0) and (first | second) >> 62 == 0
+
+
 cdef PoolOwner* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil:
+    if not is_pool_id(first, second):
+        return NULL
     return <PoolOwner*> map_get(&engine.pools, pool_key(first, second))
 
 
@@ -91,7 +96,7 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
                                 Failure* failure) noexcept nogil:
     """One more user for a pool, which is made if it is not there. Takes `allocator` over on success."""
     cdef PoolOwner* owner
-    if (first == 0) == (second == 0) or (first | second) >> 62 != 0:
+    if not is_pool_id(first, second):
         return fail(failure, FAILED_POOL_ID)
     owner = pool_find(engine, first, second)
     if owner != NULL:
@@ -188,16 +193,16 @@ cdef inline bint is_impure(const Filter* filter) noexcept nogil:
 
 cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter filter,
                       Failure* failure) noexcept nogil:
-    """Takes `filter` over on success. The new use of the pool counts even where this fails as already routing."""
-    cdef Route* route = <Route*> malloc(sizeof(Route))
+    """One more user for a pool, made if it is not there, and all that passes the filter. Takes `filter` over on success."""
+    cdef Route* route
+    if route_find(engine, first, second) != NULL:
+        return fail(failure, FAILED_ALREADY_ROUTING)
+    route = <Route*> malloc(sizeof(Route))
     if route == NULL:
         return fail(failure, FAILED_HOST_MEMORY)
     if not pool_create_or_incref(engine, first, second, NULL, failure):
         free(route)
         return False
-    if route_find(engine, first, second) != NULL:
-        free(route)
-        return fail(failure, FAILED_ALREADY_ROUTING)
     route.owner = pool_find(engine, first, second)
     route.filter = filter
     route.older = engine.routes
@@ -220,7 +225,9 @@ cdef void route_end(Engine* engine, Route* route) noexcept nogil:
 
 
 cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexcept nogil:
+    """Whether a request passes; False with the reason in request.failure if the device would not say."""
     cdef capture_t capture = 0
+    cdef status_t status
     if filter.kind == FILTER_ALL:
         return True
     if filter.kind == FILTER_STREAM:
@@ -232,16 +239,23 @@ cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexce
     if filter.kind == FILTER_CAPTURE:
         if engine.backend.capture_status == NULL:
             return False
-        return (engine.backend.capture_status(engine.backend.self, request.stream, &capture) == OK
-                and capture == filter.value and capture != 0)
+        status = engine.backend.capture_status(engine.backend.self, request.stream, &capture)
+        if status != OK:
+            return device_failed(&request.failure, status, b"capture_status")
+        return capture == filter.value and capture != 0
     return filter.accepts(filter.self, request.stream)
 
 
 cdef PoolOwner* route_request(Engine* engine, Request* request) noexcept nogil:
-    """The pool that serves a request: that of the newest route that accepts it, else the default one."""
+    """The pool that serves a request: that of the newest route that accepts it, else the default one.
+
+    NULL with the reason in request.failure if that cannot be told: memory of the wrong pool would do harm.
+    """
     cdef Route* route = engine.routes
     while route != NULL:
         if accepts(engine, &route.filter, request):
             return route.owner
+        if request.failure.reason != NO_FAILURE:
+            return NULL
         route = route.older
     return &engine.defaults

@@ -1,5 +1,6 @@
 """The one place that turns a status into an exception."""
 
+from cpython.object cimport PyObject, PyTypeObject, traverseproc, visitproc
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stddef cimport size_t
 
@@ -26,15 +27,46 @@ cdef frozenset STREAM_OPERATIONS = frozenset((
 ))
 
 
-cdef class Failure:
-    """The last failure of a backend written in Python, as one thread saw it."""
-    cdef void* device
-    cdef status_t status
-    cdef str text
-    cdef object exception       # None once taken: a traceback keeps every frame of it alive
+# Where each device keeps its failures. The references are borrowed: see Failures.
+cdef dict registry = {}         # address of a device -> address of its Failures
 
 
-cdef dict failures = {}         # thread identity -> its Failure
+cdef class Failures:
+    def __cinit__(self):
+        self.exceptions = {}
+        self.texts = {}
+
+    def __del__(self):
+        self.is_finalized = True
+
+    def __dealloc__(self):
+        registry.pop(<size_t> self.device, None)
+
+
+# Of what is collected together, the collector first finalizes everything, then looks once more at what leads
+# where, and only then takes anything apart. A finalizer may well call the device, for instance to give memory back;
+# the second look is the moment after which nobody may, and no other is told to us.
+cdef traverseproc traverse_members = (<PyTypeObject*> Failures).tp_traverse
+
+cdef int traverse(PyObject* self, visitproc visit, void* argument) except -1:
+    if (<Failures> <void*> self).is_finalized:
+        (<Failures> <void*> self).is_collected = True
+    return traverse_members(self, visit, argument)
+
+(<PyTypeObject*> Failures).tp_traverse = traverse
+
+
+cdef Failures new_failures(void* device):
+    cdef Failures failures = Failures()
+    failures.device = device
+    registry[<size_t> device] = <size_t> <void*> failures
+    return failures
+
+
+cdef Failures failures_of(void* device):
+    """None if the device is not written in Python, or is just being taken apart."""
+    cdef size_t address = registry.get(<size_t> device, 0)
+    return <Failures> <void*> address if address != 0 else None
 
 
 cdef object device_error(Backend* table, status_t status, str operation):
@@ -52,39 +84,40 @@ cdef object device_error(Backend* table, status_t status, str operation):
 
 
 cdef object take_cause(Backend* table, status_t status):
-    cdef Failure failure = failures.get(PyThread_get_thread_ident())
-    if failure is None or failure.device != table.self:
+    cdef Failures failures = failures_of(table.self)
+    if failures is None:
         return None
-    if failure.status != status and not is_interrupt(failure.exception):
-        return None
-    exception, failure.exception = failure.exception, None
+    thread = PyThread_get_thread_ident()
+    exception = failures.exceptions.pop((thread, status), None)
+    if exception is None and is_interrupt(failures.exceptions.get((thread, DEVICE_ERROR))):
+        exception = failures.exceptions.pop((thread, DEVICE_ERROR))
     return exception
 
 
 cdef int keep_failure(void* device, status_t status, object exception) except -1:
-    cdef Failure failure = Failure.__new__(Failure)
-    failure.device = device
-    failure.status = status
-    failure.exception = exception
-    failure.text = text_of(exception)
-    cdef Failure replaced = failures.get(PyThread_get_thread_ident())
-    failures[PyThread_get_thread_ident()] = failure
-    if replaced is not None and is_interrupt(replaced.exception):
+    cdef Failures failures = failures_of(device)
+    if failures is None:
+        return 0
+    thread = PyThread_get_thread_ident()
+    failures.texts[thread] = text_of(exception)
+    replaced = failures.exceptions.get((thread, status))
+    failures.exceptions[thread, status] = exception
+    if is_interrupt(replaced):
         # Nobody has raised it yet, and a user's Ctrl-C must not vanish under the failure of a clean-up.
-        put_under(exception, replaced.exception)
+        put_under(exception, replaced)
     return 0
 
 
 cdef int forget_refusal(void* device) except -1:
-    cdef Failure failure = failures.get(PyThread_get_thread_ident())
-    if failure is not None and failure.device == device and failure.status == OUT_OF_MEMORY:
-        failure.exception = None
+    cdef Failures failures = failures_of(device)
+    if failures is not None and failures.exceptions:
+        failures.exceptions.pop((PyThread_get_thread_ident(), OUT_OF_MEMORY), None)
     return 0
 
 
 cdef str failure_text(void* device):
-    cdef Failure failure = failures.get(PyThread_get_thread_ident())
-    return failure.text if failure is not None and failure.device == device else ""
+    cdef Failures failures = failures_of(device)
+    return failures.texts.get(PyThread_get_thread_ident(), "") if failures is not None else ""
 
 
 cdef bint is_interrupt(object exception) except -1:

@@ -1,8 +1,8 @@
 """Addresses and physical memory: ranges, and the chunks mapped into them. See `Range` in the model.
 
 Every function here that asks the device for several things in a row leaves the range as it was when one
-of them is refused. If even the undoing is refused, the chunk stays in its place in `views`, known and
-accounted for, and serves the next attempt to map that page: nothing is lost track of.
+of them is refused. If even the undoing is refused, the chunk stays in its place in `views` as a leftover:
+it serves the next attempt to map that page, or goes when the cache is emptied. Nothing is lost track of.
 """
 
 from allotment.core.model cimport Engine, Failure, Range, Shelf
@@ -16,6 +16,7 @@ cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t si
                     Failure* failure) noexcept nogil
 cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t size, address_t* start,
                       bytes_t* unmapped, Failure* failure) noexcept nogil
+cdef void drop_leftovers(Engine* engine) noexcept nogil
 cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil
 
 

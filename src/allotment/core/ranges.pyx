@@ -3,9 +3,10 @@ from libc.stdlib cimport calloc, free
 
 from allotment.core.backend cimport OK, Backend, status_t
 from allotment.core.failure cimport device_failed, host_memory_failed
-from allotment.core.model cimport Chunk, Engine, Failure, Range, Shelf
+from allotment.core.model cimport Block, Chunk, Engine, Failure, Range, Shelf
 from allotment.core.ranges cimport range_size
 from allotment.core.slab cimport slab_give, slab_reserve, slab_take
+from allotment.core.streams cimport wait_for_stream
 from allotment.core.types cimport address_t, bytes_t, device_t
 
 
@@ -70,8 +71,10 @@ cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexc
     cdef status_t status
     cdef size_t page
     for page in range(range_.size // range_.page):
-        if range_.views[page] != NULL and not drop_view(engine, range_, page, failure):
-            return False
+        if range_.views[page] != NULL:
+            drop_view(engine, range_, page, failure)
+            if range_.views[page] != NULL:
+                return False
     status = engine.backend.range_release(engine.backend.self, range_.base, range_.size)
     if status != OK:
         return device_failed(failure, status, b"range_release")
@@ -83,7 +86,7 @@ cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexc
 cdef bint drop_view(Engine* engine, Range* range_, size_t page, Failure* failure) noexcept nogil:
     """Unmap a page and release its chunk, as far as the device lets us; whether the page is unmapped.
 
-    A chunk that is unmapped but could not be released keeps its place and is used again from there.
+    A chunk that is unmapped but could not be released keeps its place: a leftover, with the reason in `failure`.
     """
     cdef Backend* backend = engine.backend
     cdef Chunk* chunk = range_.views[page]
@@ -93,9 +96,13 @@ cdef bint drop_view(Engine* engine, Range* range_, size_t page, Failure* failure
         if status != OK:
             return device_failed(failure, status, b"unmap")
         chunk.views -= 1
-    if backend.chunk_release(backend.self, chunk.handle, chunk.size) == OK:
-        range_.views[page] = NULL
-        slab_give(&engine.chunk_slab, chunk)
+    status = backend.chunk_release(backend.self, chunk.handle, chunk.size)
+    if status != OK:
+        engine.has_leftovers = True
+        device_failed(failure, status, b"chunk_release")
+        return True
+    range_.views[page] = NULL
+    slab_give(&engine.chunk_slab, chunk)
     return True
 
 
@@ -170,8 +177,8 @@ cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t si
         ok = give_access(engine, address, (end - first) * range_.page, failure)
     if not ok:
         for page in range(first, end):
-            if range_.views[page] != NULL:
-                drop_view(engine, range_, page, &undoing)
+            if range_.views[page] != NULL and not drop_view(engine, range_, page, &undoing):
+                engine.has_leftovers = True
         return False
     mapped[0] = (end - first) * range_.page
     range_.mapped += mapped[0]
@@ -187,16 +194,13 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
     cdef size_t first = (address - range_.base + range_.page - 1) // range_.page
     cdef size_t end = (address + size - range_.base) // range_.page
     cdef size_t page = first
-    cdef status_t status
     cdef bint ok = True
     start[0] = range_.base + first * range_.page
     unmapped[0] = 0
     if first >= end:
         return True
-    if engine.backend.stream_synchronize != NULL:
-        status = engine.backend.stream_synchronize(engine.backend.self, range_.shelf.stream.handle)
-        if status != OK:
-            return device_failed(failure, status, b"stream_synchronize")
+    if not wait_for_stream(engine, range_.shelf.stream.handle, failure):
+        return False
     while page < end:
         ok = drop_view(engine, range_, page, failure)
         if not ok:
@@ -205,6 +209,24 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
     unmapped[0] = (page - first) * range_.page
     range_.mapped -= unmapped[0]
     return ok
+
+
+cdef void drop_leftovers(Engine* engine) noexcept nogil:
+    """Ask the device once more to take back the memory under unmapped blocks."""
+    cdef Range* range_ = engine.first_range
+    cdef Block* block
+    cdef Failure failure
+    cdef size_t page
+    engine.has_leftovers = False
+    while range_ != NULL:
+        block = range_.head if range_.page != 0 else NULL
+        while block != NULL:
+            for page in range((block.address - range_.base) // range_.page,
+                              (block.address + block.size - range_.base) // range_.page if not block.mapped else 0):
+                if range_.views[page] != NULL and not drop_view(engine, range_, page, &failure):
+                    engine.has_leftovers = True
+            block = block.next
+        range_ = range_.next
 
 
 cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil:

@@ -7,6 +7,7 @@ from allotment.core.failure cimport host_memory_failed
 from allotment.core.free_index cimport index_first, index_next, tree_first, tree_next
 from allotment.core.model cimport Block, BlockPool, Engine, Failure, PoolOwner, Shelf
 from allotment.core.pool cimport is_plain, pool_delete, route_find
+from allotment.core.ranges cimport drop_leftovers
 from allotment.core.reclaim cimport BlockList
 from allotment.core.segment cimport segment_release
 from allotment.core.streams cimport wait_events
@@ -119,7 +120,7 @@ cdef bint release_freeable(Engine* engine, PoolOwner* owner, uint32_t context, F
     if not (release_pool(engine, &owner.small, context, failure)
             and release_pool(engine, &owner.large, context, failure)):
         return False
-    if owner.malloc_count > 0 or owner.reserved_bytes > 0:
+    if owner.malloc_count > 0 or owner.reserved_bytes > 0 or owner.asking > 0:
         return True
     if route_find(engine, owner.first, owner.second) != NULL:
         return True
@@ -134,6 +135,8 @@ cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure)
     cdef PoolOwner* owner
     cdef PoolOwner* following
     if engine.routes == NULL:
+        if engine.has_leftovers:
+            drop_leftovers(engine)
         if not (wait_events(engine, NULL, context, failure)
                 and release_pool(engine, &engine.defaults.large, context, failure)
                 and release_pool(engine, &engine.defaults.small, context, failure)):

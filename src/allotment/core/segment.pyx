@@ -9,23 +9,16 @@ from allotment.core.pool cimport unshelve
 from allotment.core.ranges cimport range_forget, range_make_plain
 from allotment.core.slab cimport slab_reserve
 from allotment.core.stats cimport SMALL, tally_down, tally_up
+from allotment.core.streams cimport end_relaxed_capture, relax_capture
 from allotment.core.trace cimport ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_FREE, trace_report
-from allotment.core.types cimport address_t, bytes_t, capture_t
+from allotment.core.types cimport address_t, bytes_t
 
 
 cdef status_t ask_device(Engine* engine, bytes_t size, Request* request, address_t* address) noexcept nogil:
-    """A device malloc; inside a capture in relaxed mode, because a strict one forbids it."""
     cdef Backend* backend = engine.backend
-    cdef capture_t capture = 0
-    cdef status_t status
-    cdef bint relax = (
-        engine.routes != NULL and backend.capture_relaxed != NULL and backend.capture_status != NULL
-        and backend.capture_status(backend.self, request.stream, &capture) == OK and capture != 0)
-    if relax:
-        backend.capture_relaxed(backend.self, True)
-    status = backend.segment_allocate(backend.self, size, request.stream, address)
-    if relax:
-        backend.capture_relaxed(backend.self, False)
+    cdef bint relaxed = relax_capture(engine, request.stream)
+    cdef status_t status = backend.segment_allocate(backend.self, size, request.stream, address)
+    end_relaxed_capture(engine, relaxed)
     if status == OUT_OF_MEMORY and backend.clear_error != NULL:
         backend.clear_error(backend.self)
     return status
@@ -62,11 +55,8 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
         host_memory_failed(&request.failure)
         return NULL
     block = block_new(engine, request.shelf, range_, 0, size)
-    # Counted before the device is asked: the pool must not vanish while the lock is let go for that.
-    owner.malloc_count += 1
     status = obtain(engine, owner, size, request, &address)
     if status != OK:
-        owner.malloc_count -= 1
         range_forget(engine, range_)
         block_drop(engine, block)
         device_failed(&request.failure, status, b"segment_allocate")
@@ -74,6 +64,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     range_.base = block.address = address
     range_.head = block
     block.segment_context = request.context
+    owner.malloc_count += 1
     owner.reserved_bytes += size
     tally_up(&engine.stats.segment, size_class, 1)
     tally_up(&engine.stats.reserved_bytes, size_class, size)

@@ -5,7 +5,12 @@ from allotment.core.slab cimport Slab, slab_give
 
 cdef enum:
     GROUP_RECORDS = 128
-    GROUP_HEADER = 16       # keeps records aligned behind the link
+    LINE = 64               # records start on cache lines, if they are as large as one
+
+
+cdef inline char* first_record(void* group) noexcept nogil:
+    """Behind the link, on the next cache line."""
+    return <char*> ((<size_t> group + sizeof(void*) + LINE - 1) & ~(<size_t> (LINE - 1)))
 
 
 cdef void slab_init(Slab* slab, size_t record_size) noexcept nogil:
@@ -26,12 +31,12 @@ cdef void slab_clear(Slab* slab) noexcept nogil:
 
 
 cdef bint slab_grow(Slab* slab) noexcept nogil:
-    cdef char* group = <char*> malloc(GROUP_HEADER + GROUP_RECORDS * slab.record_size)
+    cdef char* group = <char*> malloc(2 * LINE + GROUP_RECORDS * slab.record_size)
     cdef size_t i
     if group == NULL:
         return False
     (<void**> group)[0] = slab.groups
     slab.groups = group
     for i in range(GROUP_RECORDS):
-        slab_give(slab, group + GROUP_HEADER + (GROUP_RECORDS - 1 - i) * slab.record_size)
+        slab_give(slab, first_record(group) + (GROUP_RECORDS - 1 - i) * slab.record_size)
     return True

@@ -1,7 +1,7 @@
 from libc.string cimport memset
 
 from allotment.core.stats cimport ALL, LARGE, SMALL, Stats, Tally, tally_now
-from allotment.core.types cimport bytes_t, count_t, int64_t
+from allotment.core.types cimport bytes_t, int64_t
 
 
 cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil:

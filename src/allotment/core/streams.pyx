@@ -1,16 +1,15 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, realloc
 
-from allotment.core.backend cimport NOT_READY, OK, Backend, status_t
+from allotment.core.backend cimport INVALID, NOT_READY, OK, Backend, status_t
 from allotment.core.block cimport complete_free
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport (
-    FAILED_STILL_CAPTURING, Block, CaptureStore, Engine, Failure, Markers, PendingEvent, PoolOwner, StreamRecord,
+    FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, PoolOwner, StreamRecord,
     StreamUse, VisitedNodes)
-from allotment.core.pointer_map cimport PointerMap, map_clear, map_get, map_init, map_put, map_reserve
+from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment.core.slab cimport slab_give, slab_reserve, slab_take
-from allotment.core.streams cimport stream_for
 from allotment.core.types cimport capture_t, event_t, node_t, stream_t
 
 
@@ -277,36 +276,54 @@ cdef bint wait_events(Engine* engine, PoolOwner* only, uint32_t context, Failure
 
 # --- deferred frees ----------------------------------------------------------------------------------------
 
-cdef void defer(Engine* engine, Block* block, Markers* markers) noexcept nogil:
-    block.markers = markers
-    block.next_deferred = NULL
+cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) noexcept nogil:
+    """What can fail about deferring a block, before anything has changed; NULL if it did."""
+    cdef Deferred* deferred
+    if not slab_reserve(&engine.deferred_slab, 1):
+        host_memory_failed(failure)
+        return NULL
+    deferred = <Deferred*> slab_take(&engine.deferred_slab)
+    deferred.block = block
+    deferred.capture = 0
+    deferred.marker_count = 0
+    deferred.markers = NULL
+    if engine.tuning.stream_reuse and not markers_gather(engine, deferred, failure):
+        slab_give(&engine.deferred_slab, deferred)
+        return NULL
+    return deferred
+
+
+cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil:
+    deferred.block.deferred = True
+    deferred.next = NULL
     if engine.first_deferred != NULL:
-        engine.last_deferred.next_deferred = block
+        engine.last_deferred.next = deferred
     else:
-        engine.first_deferred = block
-    engine.last_deferred = block
+        engine.first_deferred = deferred
+    engine.last_deferred = deferred
 
 
-cdef void undefer(Engine* engine, Block* previous, Block* block) noexcept nogil:
+cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexcept nogil:
     if previous != NULL:
-        previous.next_deferred = block.next_deferred
+        previous.next = deferred.next
     else:
-        engine.first_deferred = block.next_deferred
-    if engine.last_deferred == block:
+        engine.first_deferred = deferred.next
+    if engine.last_deferred == deferred:
         engine.last_deferred = previous
-    free(block.markers)
-    block.markers = NULL
+    deferred.block.deferred = False
+    free(deferred.markers)
+    slab_give(&engine.deferred_slab, deferred)
 
 
 cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
     """Give every deferred block its events, or free it if routing accounts for all its uses."""
     cdef Block* block
     while engine.first_deferred != NULL:
-        block = engine.first_deferred
+        block = engine.first_deferred.block
         uses_drop_routed(engine, block)
         if block.uses != NULL and not events_attach(engine, block, failure):
             return False
-        undefer(engine, NULL, block)
+        undefer(engine, NULL, engine.first_deferred)
         if block.event_count == 0:
             complete_free(engine, block, context)
     return True
@@ -353,42 +370,30 @@ cdef bint capture_of(Engine* engine, stream_t stream, capture_t* capture, Failur
     return True
 
 
-cdef bint markers_gather(Engine* engine, Block* block, Markers** markers, Failure* failure) noexcept nogil:
-    """What the capture has reached on every stream that uses the block; NULL if not all are captured by one."""
+cdef bint markers_gather(Engine* engine, Deferred* deferred, Failure* failure) noexcept nogil:
+    """What the capture has reached on every stream that uses the block; nothing if not all are in one capture."""
     cdef NodeList list
-    cdef StreamUse* use = block.uses
-    cdef stream_t stream = block.shelf.stream.handle
-    cdef capture_t capture, other
-    cdef size_t i
-    markers[0] = NULL
+    cdef StreamUse* use = deferred.block.uses
+    cdef stream_t stream = deferred.block.shelf.stream.handle
+    cdef capture_t capture = 0
+    cdef capture_t other
+    cdef bint ok = capture_of(engine, stream, &capture, failure)
     list.nodes = NULL
     list.count = list.room = 0
-    if not capture_of(engine, stream, &capture, failure):
-        return False
     other = capture
-    while capture != 0 and capture == other:
-        if not append_nodes(engine, engine.backend.capture_terminals, stream, &list, b"capture_terminals", failure):
-            free(list.nodes)
-            return False
+    while ok and capture != 0 and capture == other:
+        ok = append_nodes(engine, engine.backend.capture_terminals, stream, &list, b"capture_terminals", failure)
         if use == NULL:
             break
         stream = use.stream.handle
         use = use.next
-        if not capture_of(engine, stream, &other, failure):
-            free(list.nodes)
-            return False
-    if capture == 0 or capture != other or list.count == 0:
+        ok = ok and capture_of(engine, stream, &other, failure)
+    if not ok or capture == 0 or capture != other:
         free(list.nodes)
-        return True
-    markers[0] = <Markers*> malloc(sizeof(Markers) + list.count * sizeof(node_t))
-    if markers[0] == NULL:
-        free(list.nodes)
-        return host_memory_failed(failure)
-    markers[0].capture = capture
-    markers[0].count = list.count
-    for i in range(list.count):
-        markers[0].nodes[i] = list.nodes[i]
-    free(list.nodes)
+        return ok
+    deferred.capture = capture
+    deferred.marker_count = list.count
+    deferred.markers = list.nodes
     return True
 
 
@@ -435,12 +440,12 @@ cdef bint visit(Engine* engine, VisitedNodes* visited, NodeList* stack, Failure*
     return True
 
 
-cdef bint all_visited(const VisitedNodes* visited, const Markers* markers) noexcept nogil:
+cdef bint all_visited(const VisitedNodes* visited, const Deferred* deferred) noexcept nogil:
     cdef size_t i
-    for i in range(markers.count):
-        if map_get(&visited.nodes, markers.nodes[i] + 1) == NULL:
+    for i in range(deferred.marker_count):
+        if map_get(&visited.nodes, deferred.markers[i] + 1) == NULL:
             return False
-    return True
+    return deferred.marker_count > 0
 
 
 cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil:
@@ -448,8 +453,9 @@ cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Fa
     cdef VisitedNodes* visited
     cdef NodeList stack
     cdef Block* block
-    cdef Block* previous = NULL
-    cdef Block* following
+    cdef Deferred* deferred
+    cdef Deferred* previous = NULL
+    cdef Deferred* following
     cdef capture_t capture
     cdef bint ok
     if engine.first_deferred == NULL:
@@ -469,17 +475,18 @@ cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Fa
     free(stack.nodes)
     if not ok:
         return False
-    block = engine.first_deferred
-    while block != NULL:
-        following = block.next_deferred
-        if (block.markers != NULL and block.markers.capture == capture and block.shelf.stream.handle == stream
-                and all_visited(visited, block.markers)):
-            undefer(engine, previous, block)
+    deferred = engine.first_deferred
+    while deferred != NULL:
+        following = deferred.next
+        block = deferred.block
+        if (deferred.capture == capture and block.shelf.stream.handle == stream
+                and all_visited(visited, deferred)):
+            undefer(engine, previous, deferred)
             uses_drop(engine, block)
             complete_free(engine, block, context)
         else:
-            previous = block
-        block = following
+            previous = deferred
+        deferred = following
     return True
 
 
@@ -514,6 +521,40 @@ cdef void capture_store_free(CaptureStore* store) noexcept nogil:
         map_clear(&visited.nodes)
         free(visited)
     free(store)
+
+
+cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil:
+    """Let this thread obtain memory although the stream is in a capture, which a strict one forbids.
+
+    Whether that was needed; `end_relaxed_capture` wants to know.
+    """
+    cdef Backend* backend = engine.backend
+    cdef capture_t capture = 0
+    if engine.routes == NULL or backend.capture_relaxed == NULL or backend.capture_status == NULL:
+        return False
+    if backend.capture_status(backend.self, stream, &capture) != OK or capture == 0:
+        return False
+    return backend.capture_relaxed(backend.self, True) == OK
+
+
+cdef void end_relaxed_capture(Engine* engine, bint relaxed) noexcept nogil:
+    if relaxed:
+        engine.backend.capture_relaxed(engine.backend.self, False)
+
+
+cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil:
+    """Wait for all work of a stream; of one that was destroyed, whose work may still run, with everybody else's."""
+    cdef Backend* backend = engine.backend
+    cdef status_t status
+    if backend.stream_synchronize == NULL:
+        return True
+    status = backend.stream_synchronize(backend.self, stream)
+    if status == OK:
+        return True
+    if status == INVALID and backend.device_synchronize != NULL:
+        status = backend.device_synchronize(backend.self)
+        return True if status == OK else device_failed(failure, status, b"device_synchronize")
+    return device_failed(failure, status, b"stream_synchronize")
 
 
 cdef void streams_clear(Engine* engine) noexcept nogil:

@@ -1,6 +1,7 @@
 """What happened, as fixed-size records in a ring.
 
-The engine reports each fact once, by `trace_report`; with nobody listening that is one comparison.
+The engine reports each fact once, by `trace_report`. The hot path asks `on` first: with nobody listening a
+fact costs one comparison.
 Listeners are the ring (history) and one tracker function. A record holds numbers only: stacks,
 compile contexts and user metadata are interned elsewhere and appear here by their number, 0 = none.
 
@@ -52,22 +53,8 @@ cdef void trace_init(Trace* trace) noexcept nogil
 cdef void trace_clear(Trace* trace) noexcept nogil
 cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil
 cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil
-cdef void trace_append(Trace* trace, TraceRecord* record) noexcept nogil
+cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
+                       uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil
 cdef const TraceRecord* trace_nth(const Trace* trace, size_t n) noexcept nogil
 cdef uint32_t trace_set_compile_context(uint32_t context) noexcept nogil
 cdef uint32_t trace_set_metadata(uint32_t metadata) noexcept nogil
-
-
-cdef inline void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
-                              uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil:
-    cdef TraceRecord record
-    if not trace.on:
-        return
-    record.action = action
-    record.stack = stack
-    record.address = address
-    record.size = size
-    record.stream = stream
-    record.pool_first = pool_first
-    record.pool_second = pool_second
-    trace_append(trace, &record)

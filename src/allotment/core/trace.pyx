@@ -1,9 +1,10 @@
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from allotment.core.trace cimport Trace, TraceRecord, tracker_t
+from allotment.core.types cimport address_t, bytes_t, stream_t
 
 cdef extern from *:
     """
@@ -72,7 +73,7 @@ cdef bint make_room(Trace* trace) noexcept nogil:
     return True
 
 
-cdef void trace_append(Trace* trace, TraceRecord* record) noexcept nogil:
+cdef void append(Trace* trace, TraceRecord* record) noexcept nogil:
     record.time_us = allotment_now_us()
     record.compile_context = allotment_compile_context
     record.metadata = allotment_metadata
@@ -91,6 +92,21 @@ cdef void trace_append(Trace* trace, TraceRecord* record) noexcept nogil:
         trace.cursor += 1
         if trace.cursor >= min(trace.most, trace.stored):
             trace.cursor = 0
+
+
+cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
+                       uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil:
+    cdef TraceRecord record
+    if not trace.on:
+        return
+    record.action = action
+    record.stack = stack
+    record.address = address
+    record.size = size
+    record.stream = stream
+    record.pool_first = pool_first
+    record.pool_second = pool_second
+    append(trace, &record)
 
 
 cdef const TraceRecord* trace_nth(const Trace* trace, size_t n) noexcept nogil:

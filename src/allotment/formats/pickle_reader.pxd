@@ -80,8 +80,9 @@ cdef class PickleTree:
     cdef Array stack, marks, memo       # of the running pickle machine
     cdef uint64_t memo_given            # numbers of the memo in use; the next one that MEMOIZE gives
     cdef dict string_index
-    cdef bytearray waiting              # the beginning of an opcode whose end has not come yet
-    cdef uint64_t wanted                # bytes that `waiting` needs before it is worth another look
+    cdef list waiting                   # pieces with the beginning of an opcode whose end has not come yet
+    cdef uint64_t waiting_bytes         # in all of them
+    cdef uint64_t wanted                # bytes they need before they are worth another look
     cdef bint stopped
     cdef uint64_t memory, max_memory, max_density, free_memory
     cdef dict plain_values              # node index -> (object, unfolded size), None while it is being built
@@ -108,7 +109,12 @@ cdef class PickleTree:
     cdef int _parse(self, const uint8_t* data, uint64_t length, uint64_t* used) except -1
     cdef int _room(self, Array* array, uint64_t item_size, uint64_t extra) except -1
     cdef int _charge(self, uint64_t more) except -1
-    cdef int _push(self, cell_t cell) except -1
+    cdef inline int _push(self, cell_t cell) except -1:
+        if self.stack.count == self.stack.capacity:
+            self._room(&self.stack, sizeof(cell_t), 1)
+        (<cell_t*> self.stack.data)[self.stack.count] = cell
+        self.stack.count += 1
+        return 0
     cdef int _push_signed(self, int64_t value) except -1
     cdef int _push_wide(self, Tag tag, uint64_t bits) except -1
     cdef int _push_long(self, const uint8_t* data, uint64_t length) except -1

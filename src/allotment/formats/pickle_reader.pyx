@@ -58,6 +58,7 @@ cdef enum Opcode:
 
 cdef enum:
     REFUSED = 255
+    LENGTH = 128            # flag: the argument is the length of a text, which follows
 
 cdef uint8_t ARGUMENT_BYTES[256]   # bytes that follow each opcode, its text apart
 
@@ -69,13 +70,19 @@ cdef int fill_argument_bytes() except -1:
         TUPLE1, TUPLE2, TUPLE3, NEWTRUE, NEWFALSE, MEMOIZE,
     ):
         ARGUMENT_BYTES[<int> code] = 0
-    for code in (SHORT_BINBYTES, BININT1, BINGET, BINPUT, PROTO, LONG1, SHORT_BINUNICODE):
+    for code in (BININT1, BINGET, BINPUT, PROTO):
         ARGUMENT_BYTES[<int> code] = 1
+    for code in (SHORT_BINUNICODE, SHORT_BINBYTES, LONG1):
+        ARGUMENT_BYTES[<int> code] = 1 | LENGTH
     ARGUMENT_BYTES[<int> BININT2] = 2
-    for code in (BINBYTES, BININT, BINUNICODE, LONG_BINGET, LONG_BINPUT, LONG4):
+    for code in (BININT, LONG_BINGET, LONG_BINPUT):
         ARGUMENT_BYTES[<int> code] = 4
-    for code in (BINFLOAT, BINUNICODE8, BINBYTES8, FRAME):
+    for code in (BINUNICODE, BINBYTES, LONG4):
+        ARGUMENT_BYTES[<int> code] = 4 | LENGTH
+    for code in (BINFLOAT, FRAME):
         ARGUMENT_BYTES[<int> code] = 8
+    for code in (BINUNICODE8, BINBYTES8):
+        ARGUMENT_BYTES[<int> code] = 8 | LENGTH
     return 0
 
 
@@ -107,12 +114,12 @@ def error_at(offset: int, text: str) -> FormatError:
     return FormatError(f"at byte {offset} of the pickle: {text}")
 
 
-def opcode_name(code: int) -> str:
+cdef str opcode_name(int code):
     known = pickletools.code2op.get(chr(code))
     return f"byte 0x{code:02x}" if known is None else known.name
 
 
-def refusal(code: int) -> str:
+cdef str refusal(int code):
     name = opcode_name(code)
     if name in OBJECT_MAKERS:
         return f"{name} would load code or build an object, and a snapshot holds plain values only"
@@ -124,11 +131,11 @@ cdef class PickleTree:
         self.strings = []
         self.blobs = []
         self.string_index = {}
-        self.waiting = bytearray()
+        self.waiting = []
         self.plain_values = {}
-        self.max_memory = max_memory
+        self.max_memory = min(max_memory, <uint64_t> 1 << 62)  # sums of two such numbers do not overflow
         self.max_density = max_density
-        self.free_memory = min(free_memory, max_memory)
+        self.free_memory = min(free_memory, self.max_memory)
 
     def __dealloc__(self):
         free(self.nodes.data)
@@ -146,18 +153,20 @@ cdef class PickleTree:
         if self.stopped:
             raise error_at(self.bytes_read, "the pickle ends here but the file goes on")
         if self.waiting:
-            self.waiting += data
-            if <uint64_t> len(self.waiting) < self.wanted:
+            self.waiting.append(data)
+            self.waiting_bytes += len(data)
+            if self.waiting_bytes < self.wanted:
                 return
-            data = bytes(self.waiting)
+            data = b"".join(self.waiting)
         view = data
         self._parse(&view[0], view.shape[0], &used)
-        self.waiting = bytearray(data[used:])
+        self.waiting_bytes = len(data) - used
+        self.waiting = [data[used:]] if self.waiting_bytes else []
 
     def finish(self):
         if not self.stopped:
             if self.waiting:
-                raise error_at(self.bytes_read, f"the file ends inside {opcode_name(self.waiting[0])}")
+                raise error_at(self.bytes_read, f"the file ends inside {opcode_name(self.waiting[0][0])}")
             if self.bytes_read == 0:
                 raise error_at(0, "the file is empty")
             raise error_at(self.bytes_read, "the file ends before the pickle does")
@@ -176,7 +185,7 @@ cdef class PickleTree:
     cdef int _parse(self, const uint8_t* data, uint64_t length, uint64_t* used) except -1:
         cdef uint64_t base = self.bytes_read
         cdef uint64_t position = 0
-        cdef uint64_t left, fixed, text, count = 0
+        cdef uint64_t left, fixed, has_text, text, count = 0
         cdef const uint8_t* argument
         cdef uint8_t opcode
         while position < length:
@@ -189,13 +198,13 @@ cdef class PickleTree:
                 raise error_at(0, "no protocol header; a snapshot is a pickle of protocol 2 to 5")
             if fixed == REFUSED:
                 raise error_at(self.bytes_read, refusal(opcode))
+            has_text = fixed & LENGTH
+            fixed &= ~<uint64_t> LENGTH
             if left < fixed:
                 self.wanted = 1 + fixed
                 break
             text = 0
-            if opcode in (
-                LONG1, LONG4, SHORT_BINUNICODE, BINUNICODE, BINUNICODE8, SHORT_BINBYTES, BINBYTES, BINBYTES8
-            ):
+            if has_text:
                 text = unsigned_at(argument, <int> fixed)
                 if text > MAX_STRING:
                     raise error_at(
@@ -331,12 +340,6 @@ cdef class PickleTree:
             raise error_at(self.bytes_read, "the end of a group that never began")
         count[0] = self._above_mark()
         self.marks.count -= 1
-        return 0
-
-    cdef int _push(self, cell_t cell) except -1:
-        self._room(&self.stack, sizeof(cell_t), 1)
-        (<cell_t*> self.stack.data)[self.stack.count] = cell
-        self.stack.count += 1
         return 0
 
     cdef int _push_signed(self, int64_t value) except -1:

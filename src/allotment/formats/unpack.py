@@ -25,6 +25,8 @@ def unpacked(stream: BinaryIO, limits: Limits) -> Iterator[bytes]:
     Raises FormatError for a damaged or truncated gzip file and for content beyond the limits.
     """
     first = stream.read(PIECE)
+    if len(first) == 1:  # a pipe may give less than one asks for
+        first += stream.read(PIECE)
     pieces = _gunzipped(stream, first, limits) if first[:2] == GZIP_MAGIC else _plain(stream, first)
     total = 0
     for piece in pieces:

@@ -132,7 +132,7 @@ def growth_figures(rounds: int, pairs: int) -> list[Figure]:
             "replacing a random one of 1,000,000 blocks over 1,000; no more than the next line",
             goal=statistics.median(walk_growth),
         ),
-        _figure("pointer_walk_growth", walk_growth, "x", "visiting a random one of as many records: cache misses alone"),
+        _figure("pointer_walk_growth", walk_growth, "x", "visiting a random one of as many records: cache misses"),
     ]
 
 

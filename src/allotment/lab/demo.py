@@ -12,6 +12,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ class Trainer:
         self.random = np.random.default_rng(seed)
         self.compute = Stream(allocator)
         self.feed = Stream(allocator)
-        self.weights = [self._weight(rows, columns) for rows, columns in zip(WIDTHS, WIDTHS[1:], strict=False)]
+        self.weights = [self._weight(rows, columns) for rows, columns in pairwise(WIDTHS)]
         self.losses: list[float] = []
         self.live_bytes: list[int] = []
         self.reserved_bytes: list[int] = []
@@ -82,7 +83,7 @@ class Trainer:
     def tensor(self, shape: tuple[int, ...], stream: Stream) -> Tensor:
         size = 4 * int(np.prod(shape))
         buffer = self.allocator.empty(size, stream)
-        memory = (ctypes.c_char * size).from_address(buffer.address)
+        memory = memoryview((ctypes.c_char * size).from_address(buffer.address))
         return Tensor(buffer, np.frombuffer(memory, np.float32).reshape(shape))
 
     def _weight(self, rows: int, columns: int) -> Tensor:

@@ -91,6 +91,8 @@ def question(**shape: Kind) -> Callable[[Operation], Operation]:
 ANY_WORDS = "INTERNAL ASSERT FAILED"
 """How a recorded error ends that is the original's own complaint about itself."""
 
+ALREADY_ROUTED = "already recording to mempool_id"
+
 
 def attempt(
     op: Op, call: Callable[[], Value], failure: type[AllotmentError], *, same_words: bool = False
@@ -136,6 +138,9 @@ def alloc(world: World, op: Op) -> None:
         compare_oom_text(op["oom"], text)
         return
     if address is None:
+        busy_lenders = [pool for pool in world.lending_pools if pool in world.routed_pools]
+        if ALREADY_ROUTED in op["error"] and busy_lenders:
+            count_failed_use(world, busy_lenders[0])
         return
     if "addr" not in op:
         raise Difference("outcome", op.get("oom"), address)
@@ -201,7 +206,7 @@ def pool_create(world: World, op: Op) -> None:
     world.allocator.create_or_incref_pool(pool, OwnAllocator(world.script) if op.get("own_allocator") else None)
     if op.get("use_on_oom"):
         world.allocator.set_use_on_oom(pool, True)
-        world.lending_pools.add(op["pool"])
+        world.lending_pools.append(op["pool"])
     if op.get("no_split"):
         world.allocator.set_no_split(pool)
 
@@ -230,12 +235,22 @@ def pool_begin(world: World, op: Op) -> None:
         world.allocator.begin_allocate_to_pool(world.pool(op), stream=stream, thread=thread)
 
     attempt(op, begin, PoolError)
+    if ALREADY_ROUTED in op.get("error", ""):
+        count_failed_use(world, op["pool"])
+    elif "error" not in op:
+        world.routed_pools.add(op["pool"])
+
+
+def count_failed_use(world: World, pool: int) -> None:
+    """The original counts a use of a pool before it refuses to route to it twice, and keeps it counted."""
+    world.allocator.create_or_incref_pool(known(world.pools, "pool", pool))
 
 
 @operation(pool=NUMBER)
 def pool_end(world: World, op: Op) -> None:
     world.allocator.end_allocate_to_pool(world.pool(op))
     world.allocator.release_pool(world.pool(op))
+    world.routed_pools.discard(op["pool"])
 
 
 @operation(pool=NUMBER)

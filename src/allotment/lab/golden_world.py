@@ -37,7 +37,9 @@ class World:
     """Addresses by the id of their alloc. Ids stay known after their free: a restore can revive them."""
     live: set[int] = field(default_factory=set)
     pools: dict[int, PoolId] = field(default_factory=dict)
-    lending_pools: set[int] = field(default_factory=set)
+    lending_pools: list[int] = field(default_factory=list)
+    """In order of creation."""
+    routed_pools: set[int] = field(default_factory=set)
     states: dict[int, Any] = field(default_factory=dict)
     graphs: dict[int, Graph] = field(default_factory=dict)
     graph_ids: int = 0

@@ -60,12 +60,12 @@ cdef class CPairs:
         cdef EntryPoints* table = self.table
         cdef double start, taken
         cdef void* block
-        cdef size_t i
+        cdef size_t _
         with nogil:
             block = table.allocate(table.context, size, 0, NULL)
             table.free(table.context, block, size, 0, NULL)
             start = now_ns()
-            for i in range(pairs):
+            for _ in range(pairs):
                 block = table.allocate(table.context, size, 0, NULL)
                 table.free(table.context, block, size, 0, NULL)
             taken = now_ns() - start
@@ -78,14 +78,14 @@ cdef class CPairs:
         cdef uint64_t state = 88172645463325252ULL
         cdef double start = 0.0
         cdef double taken = 0.0
-        cdef size_t i, which
+        cdef size_t i, which, _
         if blocks == NULL:
             raise MemoryError("no memory for the benchmark's list")
         with nogil:
             for i in range(live):
                 blocks[i] = table.allocate(table.context, size, 0, NULL)
             start = now_ns()
-            for i in range(replacements):
+            for _ in range(replacements):
                 which = scramble(&state) % live
                 table.free(table.context, blocks[which], size, 0, NULL)
                 blocks[which] = table.allocate(table.context, size, 0, NULL)
@@ -98,7 +98,10 @@ cdef class CPairs:
 
 cdef struct WalkRecord:
     WalkRecord* next
-    uint64_t filler[31]     # the size of one of the engine's blocks
+    uint64_t filler[15]     # the size of one of the engine's blocks
+
+
+cdef uint64_t seen = 0       # so that a compiler cannot leave the walk out
 
 
 def pointer_walk_ns(size_t records, size_t steps):
@@ -108,7 +111,7 @@ def pointer_walk_ns(size_t records, size_t steps):
     cdef uint64_t state = 88172645463325252ULL
     cdef uint64_t total = 0
     cdef double start, taken
-    cdef size_t i
+    cdef size_t i, _
     if all_records == NULL:
         raise MemoryError("no memory for the benchmark's records")
     with nogil:
@@ -116,11 +119,13 @@ def pointer_walk_ns(size_t records, size_t steps):
             all_records[i].next = &all_records[(i + 1) % records]
             all_records[i].filler[0] = i
         start = now_ns()
-        for i in range(steps):
+        for _ in range(steps):
             # The next step depends on what this one read, as a free depends on the block it looked up.
             at = &all_records[(scramble(&state) + (total & 1)) % records]
             total += at.filler[0]
             total += at.next.filler[0]
         taken = now_ns() - start
         free(all_records)
-    return taken / steps + (total & 0)
+    global seen
+    seen += total
+    return taken / steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -16,7 +17,7 @@ def sparkline(values: Sequence[float], width: int, top: float | None = None) -> 
     top = max(values) if top is None else top
     count = min(width, len(values))
     edges = [len(values) * i // count for i in range(count + 1)]
-    peaks = [max(values[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    peaks = [max(values[start:end]) for start, end in pairwise(edges)]
     return "".join(_BARS[min(len(_BARS) - 1, int(peak / top * len(_BARS)))] if top else _BARS[0] for peak in peaks)
 
 

@@ -1,0 +1,59 @@
+# Everything the project does has one command here; continuous integration calls the same ones.
+# Needed: Python 3.11 or newer with its headers and venv, a C compiler, make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+COVERAGE := build/coverage
+SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
+
+.PHONY: help demo test lint bench coverage clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+
+demo: $(VENV)/built ## the allocator at work on host memory, in under a minute
+	$(BIN)/allotment demo
+
+test: $(VENV)/built ## all tests that need no GPU
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(VENV)/built ## style of Python and Cython, and types
+	$(BIN)/ruff check .
+	PATH="$(BIN):$$PATH" cython-lint src
+	$(BIN)/mypy
+
+bench: $(VENV)/built ## the hot path next to every peer that is installed
+	$(BIN)/allotment bench
+
+# Traced code reports each line to Python, so it cannot run beside other threads: those tests stay out.
+coverage: $(COVERAGE)/built ## line coverage of Python and Cython, from a build of its own
+	rm -rf $(COVERAGE)/tests
+	cp -R tests $(COVERAGE)/tests
+	cd $(COVERAGE) && PYTHONPATH=src $(CURDIR)/$(BIN)/python -m coverage run -m pytest -m "not threads and not gpu"
+	cd $(COVERAGE) && $(CURDIR)/$(BIN)/python -m coverage report
+
+clean: ## remove everything that was made
+	rm -rf build dist $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name '__pycache__' -type d -prune -exec rm -rf {} +
+	find src -name '*.egg-info' -prune -exec rm -rf {} +
+	find src \( -name '*.so' -o -name '*.pyd' -o -name '*.c' -o -name '*.cpp' \) -delete
+
+# Two stamps: one for the environment, one for the compiled modules. Installing compiles everything once,
+# so the second stamp has nothing to do at first; later it compiles in place what has changed.
+$(VENV)/installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --editable '.[dev]'
+	touch $@
+
+$(VENV)/built: $(SOURCES) | $(VENV)/installed
+	if [ -e $@ ]; then $(BIN)/python setup.py --quiet build_ext --inplace; fi
+	touch $@
+
+$(COVERAGE)/built: $(SOURCES) pyproject.toml setup.py | $(VENV)/installed
+	rm -rf $(COVERAGE)
+	mkdir -p $(COVERAGE)
+	cp -R src docs examples pyproject.toml setup.py README.md LICENSE $(COVERAGE)
+	find $(COVERAGE)/src \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) -delete
+	cd $(COVERAGE) && ALLOTMENT_TRACE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@

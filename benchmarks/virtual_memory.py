@@ -1,0 +1,90 @@
+"""What growing in place costs: per mapped page, per pair, and as the segment grows.
+
+    python benchmarks/virtual_memory.py [--json]
+
+Prints the cost of a mapped page on the host device, the ratio of a malloc + free pair with expandable segments
+on over off (goal: <= 1.15), and how the cost of a grow changes from a thousand mapped pages to a hundred thousand
+(simulated device: what is measured is the engine).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import allotment
+from allotment.lab.bench import python_pair_ns
+
+MIB = 1 << 20
+PAGE = 20 * MIB
+ROUNDS = 9
+
+
+def page_us(pages: int = 64) -> float:
+    """Microseconds per page mapped and per page given back, on real memory that is not touched."""
+    allocator = allotment.Allocator("host", settings="expandable_segments:True")
+    start = time.perf_counter_ns()
+    blocks = [allocator.malloc(PAGE) for _ in range(pages)]
+    taken = time.perf_counter_ns() - start
+    for block in blocks:
+        allocator.free(block)
+    allocator.empty_cache()
+    return taken / pages / 1e3
+
+
+def pair_ratio(pairs: int = 200_000) -> tuple[float, float, float]:
+    """A pair of a small block, expandable over plain, in turns: median, least, most."""
+    growing = allotment.Allocator("sim:64GiB", settings="expandable_segments:True")
+    plain = allotment.Allocator("sim:64GiB")
+    ratios = [
+        python_pair_ns(growing.malloc, growing.free, pairs) / python_pair_ns(plain.malloc, plain.free, pairs)
+        for _ in range(ROUNDS)
+    ]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def grow_us(allocator: allotment.Allocator, count: int) -> float:
+    """Microseconds per request that maps one more page."""
+    start = time.perf_counter_ns()
+    for _ in range(count):
+        allocator.malloc(PAGE)
+    return (time.perf_counter_ns() - start) / count / 1e3
+
+
+def growth() -> tuple[float, float]:
+    """Cost of a grow with 1,000 pages mapped, and with 100,000."""
+    allocator = allotment.Allocator("sim:4096GiB", settings="expandable_segments:True")
+    grow_us(allocator, 1_000)
+    few = grow_us(allocator, 1_000)
+    grow_us(allocator, 98_000)
+    many = grow_us(allocator, 1_000)
+    return few, many
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    as_json = parser.parse_args().json
+    pages = sorted(page_us() for _ in range(ROUNDS))
+    ratio, least, most = pair_ratio()
+    few, many = growth()
+    figures = {
+        "map_us_per_20MiB_page": pages[len(pages) // 2],
+        "map_us_spread": [pages[0], pages[-1]],
+        "pair_expandable_over_plain": ratio,
+        "pair_ratio_spread": [least, most],
+        "grow_us_at_1000_pages": few,
+        "grow_us_at_100000_pages": many,
+        "grow_growth": many / few,
+    }
+    if as_json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:32} {value if isinstance(value, list) else round(value, 3)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What every test of the engine starts from, and what must hold between any two steps of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from allotment import Allocator
+from allotment.backends.simulated import SimulatedDevice
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+BUFFER = 2 * MIB
+"""A segment for small requests, and the page of a small expandable segment."""
+SEGMENT = 20 * MIB
+"""A segment for requests up to 10 MiB, and the page of a large expandable segment."""
+
+
+def on_device(capacity: int = GIB, settings: str = "", **options: Any) -> Allocator:
+    """An allocator on a simulated device of its own, whatever the environment says."""
+    return Allocator(SimulatedDevice(capacity), settings=settings, **options)
+
+
+def check(alloc: Allocator) -> None:
+    """The engine's own rules hold, and its counters say what its segments show."""
+    alloc.check_invariants()
+    stats = alloc.stats()
+    expected = counters_of(alloc.segments())
+    assert {key: stats[key] for key in expected} == expected
+
+
+def counters_of(segments: list[dict[str, Any]]) -> dict[str, int]:
+    """The current counters, recomputed from the segments of a snapshot."""
+    counted: Counter[str] = Counter()
+    for segment in segments:
+        plain = not segment["is_expandable"]
+        split = len(segment["blocks"]) > 1
+        for scope in ("all", segment["segment_type"] + "_pool"):
+            counted[f"segment.{scope}"] += plain
+            counted[f"reserved_bytes.{scope}"] += segment["total_size"]
+            for block in segment["blocks"]:
+                allocated = block["state"] == "active_allocated"
+                active = block["state"] != "inactive"
+                left_over = plain and split and not active
+                counted[f"allocation.{scope}"] += allocated
+                counted[f"allocated_bytes.{scope}"] += allocated * block["size"]
+                counted[f"active.{scope}"] += active
+                counted[f"active_bytes.{scope}"] += active * block["size"]
+                counted[f"requested_bytes.{scope}"] += active * block["requested_size"]
+                counted[f"inactive_split.{scope}"] += left_over
+                counted[f"inactive_split_bytes.{scope}"] += left_over * block["size"]
+    counts = ("segment", "allocation", "active", "inactive_split")
+    sizes = ("reserved_bytes", "allocated_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
+    scopes = ("all", "small_pool", "large_pool")
+    return {f"{name}.{scope}.current": counted[f"{name}.{scope}"] for name in counts + sizes for scope in scopes}
+
+
+def reserved(alloc: Allocator) -> int:
+    return alloc.stats()["reserved_bytes.all.current"]
+
+
+def states(alloc: Allocator, pool: tuple[int, int] = (0, 0)) -> list[list[tuple[int, str]]]:
+    """Size and state of each block, segment by segment."""
+    return [[(block["size"], block["state"]) for block in s["blocks"]] for s in alloc.segments(pool)]
+
+
+def segment_of(alloc: Allocator, address: int) -> dict[str, Any]:
+    """The segment that holds an address."""
+    return next(s for s in alloc.segments() if s["address"] <= address < s["address"] + s["total_size"])
+
+
+def actions(alloc: Allocator) -> list[str]:
+    """What the history says, oldest first."""
+    return [entry["action"] for entry in alloc.snapshot()["device_traces"][-1]]
+
+
+def picture(alloc: Allocator) -> tuple[Any, ...]:
+    """All that can be seen of an allocator and its device: two equal ones, and nothing has happened between."""
+    device = alloc.device
+    return (
+        alloc.stats(),
+        alloc.segments(),
+        alloc.pending_events(),
+        alloc.settings,
+        alloc.limit,
+        alloc.caching,
+        device.used,
+        device.calls,
+    )
+
+
+@contextmanager
+def unchanged(alloc: Allocator) -> Iterator[None]:
+    """What runs inside leaves the allocator, and its device, as they were."""
+    before = picture(alloc)
+    yield
+    assert picture(alloc) == before
+    check(alloc)
+
+
+def empties(alloc: Allocator) -> None:
+    """With nothing in use, everything goes back to the device."""
+    alloc.device.finish()
+    alloc.empty_cache()
+    check(alloc)
+    assert reserved(alloc) == 0
+    assert alloc.device.used == 0

@@ -1,0 +1,19 @@
+"""A short run of the threaded stress program; its long runs are started by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("options", [[], ["--settings", "expandable_segments:True"], ["--pools"]])
+def test_threads_never_see_each_others_memory(options: list[str]) -> None:
+    program = Path(__file__).with_name("threads.py")
+    done = subprocess.run(
+        [sys.executable, str(program), "--seconds", "4", *options], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr + done.stdout

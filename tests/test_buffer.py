@@ -1,0 +1,75 @@
+"""Buffers: memory that frees itself and is seen by others without a copy."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import allotment
+
+
+def live_blocks(allocator: allotment.Allocator) -> int:
+    return allocator.stats()["allocation.all.current"]
+
+
+def test_a_buffer_frees_itself() -> None:
+    allocator = allotment.Allocator("sim:1GiB")
+    buffer = allocator.empty(1000)
+    assert live_blocks(allocator) == 1
+    del buffer
+    assert live_blocks(allocator) == 0
+
+
+def test_an_empty_buffer_is_no_block() -> None:
+    allocator = allotment.Allocator("sim:1GiB")
+    buffer = allocator.empty(0)
+    assert (buffer.address, len(buffer), live_blocks(allocator)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("view", [np.asarray, np.from_dlpack, lambda buffer: np.frombuffer(buffer, np.uint8)])
+def test_numpy_sees_host_memory_without_a_copy_and_keeps_it_alive(view) -> None:  # type: ignore[no-untyped-def]
+    allocator = allotment.Allocator("host")
+    buffer = allocator.empty(4096)
+    array = np.asarray(view(buffer)).view(np.uint8).reshape(-1)
+    assert array.__array_interface__["data"][0] == buffer.address
+    array[:] = 7
+    assert bytes(memoryview(buffer)[:3]) == b"\x07\x07\x07"
+    del buffer
+    gc.collect()
+    assert live_blocks(allocator) == 1
+    del array
+    gc.collect()
+    assert live_blocks(allocator) == 0
+
+
+def test_a_dlpack_capsule_that_nobody_takes_gives_its_hold_up() -> None:
+    allocator = allotment.Allocator("host")
+    capsule = allocator.empty(64).__dlpack__()
+    assert live_blocks(allocator) == 1
+    del capsule
+    assert live_blocks(allocator) == 0
+
+
+def test_simulated_memory_cannot_be_looked_at() -> None:
+    buffer = allotment.Allocator("sim:1GiB").empty(64)
+    with pytest.raises(BufferError, match="cannot be read"):
+        memoryview(buffer)  # type: ignore[arg-type]
+    with pytest.raises(BufferError, match="DLPack"):
+        buffer.__dlpack_device__()
+    assert not hasattr(buffer, "__cuda_array_interface__")
+
+
+def test_a_buffer_freed_from_inside_a_callback_is_freed_when_the_allocator_is_left() -> None:
+    allocator = allotment.Allocator("sim:64MiB")
+    held = [allocator.empty(20 << 20), allocator.empty(20 << 20)]
+
+    def let_go() -> bool:
+        held.clear()
+        return True
+
+    allocator.add_free_memory_callback(let_go)
+    assert allocator.malloc(40 << 20)
+    allocator.check_invariants()
+    assert live_blocks(allocator) == 1
