@@ -132,7 +132,7 @@ class History:
         """By life: whether its free was requested and then waited for other streams."""
         at_once = self.completed_at == self.freed_at + 1
         unseen = (self.completed_at < 0) & (self.is_reused | ~np.any(self.action == Action.FREE_COMPLETED))
-        return ((self.freed_at >= 0) & ~at_once & ~unseen) | self.was_pending
+        return np.asarray(((self.freed_at >= 0) & ~at_once & ~unseen) | self.was_pending)
 
     @cached_property
     def implied_frees(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -146,7 +146,7 @@ class History:
     @cached_property
     def was_pending(self) -> NDArray[np.bool_]:
         """By life: whether its free had been requested before the history began."""
-        return self.was_there & (self.freed_at < 0) & (self.completed_at >= 0)
+        return np.asarray(self.was_there & (self.freed_at < 0) & (self.completed_at >= 0))
 
     @cached_property
     def reserved(self) -> NDArray[np.int64]:
