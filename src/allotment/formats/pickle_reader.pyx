@@ -114,12 +114,12 @@ def error_at(offset: int, text: str) -> FormatError:
     return FormatError(f"at byte {offset} of the pickle: {text}")
 
 
-def opcode_name(code: int) -> str:
+cdef str opcode_name(int code):
     known = pickletools.code2op.get(chr(code))
     return f"byte 0x{code:02x}" if known is None else known.name
 
 
-def refusal(code: int) -> str:
+cdef str refusal(int code):
     name = opcode_name(code)
     if name in OBJECT_MAKERS:
         return f"{name} would load code or build an object, and a snapshot holds plain values only"
