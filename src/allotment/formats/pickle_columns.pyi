@@ -3,7 +3,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from allotment.formats.pickle_reader import PickleTree, Plain, Value
+from allotment.formats.pickle_reader import PickleTree, Value
+from allotment.formats.plain import Plain
 
 class Frame(NamedTuple):
     """One line of a stack."""
@@ -52,7 +53,7 @@ class RowReader:
     """
 
     def __init__(self, what: str, tree: PickleTree) -> None: ...
-    def unsigned(self, name: str, *keys: str, required: bool = False, maximum: int = ...) -> None:
+    def unsigned(self, name: str, *keys: str, required: bool = False, maximum: int = 18446744073709551615) -> None:
         """A column of uint64."""
     def signed(self, name: str, *keys: str, required: bool = False) -> None:
         """A column of int64."""

@@ -1,11 +1,8 @@
 from collections.abc import Iterator
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from allotment.errors import FormatError
-
-Scalar: TypeAlias = bool | int | float | str | bytes | None
-Plain: TypeAlias = Scalar | list[Plain] | tuple[Plain, ...] | dict[Scalar, Plain]
-Kind: TypeAlias = Literal["none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict"]
+from allotment.formats.plain import Plain
 
 def error_at(offset: int, text: str) -> FormatError:
     """The one form of every complaint about a pickle."""
@@ -37,7 +34,7 @@ class Value:
     @property
     def tree(self) -> PickleTree: ...
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Literal["none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict"]: ...
     def __len__(self) -> int:
         """Items of a list or tuple, fields of a dict."""
     def __iter__(self) -> Iterator[Value]:

@@ -13,7 +13,7 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
+from typing import BinaryIO, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from allotment.formats.limits import Limits
 from allotment.formats.pickle_columns import Frame, RowReader, Rows, StackTable, TextTable
 from allotment.formats.pickle_reader import PickleTree, Value
+from allotment.formats.plain import Plain
 from allotment.formats.unpack import unpacked
-
-if TYPE_CHECKING:
-    from allotment.formats.pickle_reader import Plain
 
 __all__ = [
     "Action",
@@ -39,7 +37,7 @@ __all__ = [
     "read_snapshot",
 ]
 
-Extra: TypeAlias = "dict[str, dict[int, Plain]]"
+Extra: TypeAlias = dict[str, dict[int, Plain]]
 Stack: TypeAlias = tuple[Frame, ...]
 
 MAX_DEVICES = 1024

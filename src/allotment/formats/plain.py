@@ -1,0 +1,10 @@
+"""The types of values that carry no code: what is left of a pickle when nothing in it may become an object."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+__all__ = ["Plain", "Scalar"]
+
+Scalar: TypeAlias = bool | int | float | str | bytes | None
+Plain: TypeAlias = "Scalar | list[Plain] | tuple[Plain, ...] | dict[Scalar, Plain]"
