@@ -63,6 +63,8 @@ from allotment.pools import BlockState, Pool, PoolState, SegmentState
 cdef enum:
     ABSURD_POWER = 60           # requests of 2**60 bytes and up are refused unseen
 
+cdef object ABSURD_SIZE = 1 << 60
+
 cdef enum Level:                # contexts are gathered for
     NEVER                       # nothing
     STATE                       # blocks, as snapshots show them
@@ -352,7 +354,7 @@ cdef class Allocator:
     cdef long long checked_size(self, object given) except -1:
         """A size that is not an ordinary int: raises for one that no request can have."""
         size = operator.index(given)
-        if 0 <= size < 1 << ABSURD_POWER:
+        if 0 <= size < ABSURD_SIZE:
             return size
         if size < 0:
             raise SizeError(f"a request cannot have {size} bytes", size)
