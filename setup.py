@@ -24,6 +24,8 @@ def compile_flags() -> list[str]:
         return ["/O2"]
     if SANITIZERS:
         return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}"]
+    if TRACED:
+        return ["-O0", "-g0", "-Wno-unused-function", "-Wno-sign-compare"]
     return ["-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function", "-Wno-sign-compare"]
 
 
