@@ -1,3 +1,5 @@
+# cython: linetrace=False
+# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
 """Tables of records behind handles."""
 
 from libc.stdlib cimport calloc, free

@@ -1,3 +1,5 @@
+# cython: linetrace=False
+# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
 """The rules of capturing host streams."""
 
 from libc.stddef cimport size_t

@@ -1,3 +1,5 @@
+# cython: linetrace=False
+# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
 """The stream operations of the contract on host queues."""
 
 from libc.stdint cimport uint32_t, uint64_t

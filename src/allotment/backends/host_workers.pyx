@@ -1,5 +1,5 @@
 # cython: linetrace=False
-# (a line tracer needs an interpreter state, which workers may not have)
+# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
 """Workers of host streams."""
 
 import atexit
@@ -48,6 +48,7 @@ cdef struct Crew:
     uint64_t working                # workers that have not ended
     Worker* to_join                 # those that have
     Scheduler* schedulers
+    bint is_leaving                 # the interpreter is ending
     uint64_t process                # goes up in every child of fork, so that a worker that forked sees it is alone
     ForkSteps fork_steps
 
@@ -69,6 +70,7 @@ cdef Scheduler* scheduler_new() noexcept nogil:
     scheduler.fork_steps = ForkSteps(scheduler, lock_scheduler, unlock_scheduler, leave_parent, NULL, NULL)
     fork_steps_add(&scheduler.fork_steps)
     pthread_mutex_lock(&crew.mutex)
+    scheduler.closed = crew.is_leaving
     scheduler.next = crew.schedulers
     crew.schedulers = scheduler
     pthread_mutex_unlock(&crew.mutex)
@@ -346,8 +348,15 @@ def _finish_at_exit() -> None:
         finally:
             drop_scheduler(scheduler)
         scheduler = next_unfinished()
+    leave()
     while not all_have_ended():
         PyErr_CheckSignals()
+
+
+cdef void leave() noexcept nogil:
+    pthread_mutex_lock(&crew.mutex)
+    crew.is_leaving = True
+    pthread_mutex_unlock(&crew.mutex)
 
 
 # With a reference for the caller.

@@ -1,3 +1,5 @@
+# cython: linetrace=False
+# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
 """The calling thread's last refusal."""
 
 from libc cimport errno
