@@ -61,19 +61,19 @@ LOOP = """
 typedef struct {
     size_t size;
     uint32_t version;
-    void* ctx;
-    void* (*allocate)(void* ctx, size_t size);
-    void (*free)(void* ctx, void* memory);
+    void* context;
+    void* (*allocate)(void* context, size_t size);
+    int (*free)(void* context, void* memory);
 } EntryPoints;
 
 typedef struct { uint32_t slot; size_t size; } Operation;
 
-static void* by_malloc(void* ctx, size_t size) { return malloc(size); }
-static void* by_memalign(void* ctx, size_t size) {
+static void* by_malloc(void* context, size_t size) { return malloc(size); }
+static void* by_memalign(void* context, size_t size) {
     void* memory = NULL;
     return posix_memalign(&memory, 64, size) == 0 ? memory : NULL;
 }
-static void by_free(void* ctx, void* memory) { free(memory); }
+static int by_free(void* context, void* memory) { free(memory); return 1; }
 
 EntryPoints malloc_table = {sizeof(EntryPoints), 1, NULL, by_malloc, by_free};
 EntryPoints memalign_table = {sizeof(EntryPoints), 1, NULL, by_memalign, by_free};
@@ -87,10 +87,10 @@ double replay(const EntryPoints* table, const Operation* operations, size_t coun
         for (size_t i = 0; i < count; i++) {
             const Operation* operation = &operations[i];
             if (operation->size == 0) {
-                table->free(table->ctx, slots[operation->slot]);
+                table->free(table->context, slots[operation->slot]);
                 continue;
             }
-            volatile char* memory = table->allocate(table->ctx, operation->size);
+            volatile char* memory = table->allocate(table->context, operation->size);
             if (memory == NULL) return -1;
             if (touch)
                 for (size_t at = 0; at < operation->size; at += 4096) memory[at] = 1;
@@ -169,7 +169,7 @@ def build_loop(folder: str) -> ctypes.CDLL:
 def table_address(capsule: object) -> int:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return get(capsule, b"allotment.cpu.EntryPoints")
+    return get(capsule, b"allotment.cpu.entry_points")
 
 
 @contextmanager

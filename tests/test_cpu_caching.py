@@ -8,7 +8,7 @@ import pytest
 
 from allotment import cpu
 from allotment.errors import AddressError, DeviceError, OutOfMemoryError, RequestError, SizeError
-from helpers.cpu_entry_points import ALREADY_FREE, NOT_ALLOCATED, OK, OUT_OF_MEMORY, EntryPoints, table_of
+from helpers.cpu_entry_points import EntryPoints, table_of
 from helpers.scripted_memory import ScriptedMemory
 from helpers.threads import in_a_thread
 
@@ -571,52 +571,58 @@ def test_memory_that_goes_back_is_filled(no_fill):
 def test_c_code_shares_the_cache_with_python(cache):
     table = table_of(cache.entry_points())
     assert (table.size, table.version) == (ctypes.sizeof(EntryPoints), 1)
-    address = table.allocate(table.ctx, 100)
+    address = table.allocate(100)
     assert cpu.recorded_size(address) == 100
-    table.free(table.ctx, address)
+    assert table.free(address)
     assert cache.cached_bytes == 100
     assert cache.allocate(100) == address
-    table.record_free(table.ctx, address)
+    assert table.record_free(address)
     assert cpu.recorded_size(address) is None
-    assert table.allocate(table.ctx, 0) is None
-    table.free(table.ctx, None)
-    assert table.take_error(table.ctx) == OK
+    assert table.allocate(0) is None
+    assert table.free(None)
+    assert in_a_thread(table.last_error) == ""
 
 
-def test_c_code_learns_of_errors_once(checked, memory):
+def test_c_code_is_told_what_went_wrong_on_its_thread(checked, memory):
     table = table_of(checked.entry_points())
-    address = table.allocate(table.ctx, 100)
-    table.free(table.ctx, address)
-    for call, expected in [
-        (lambda: table.free(table.ctx, address), ALREADY_FREE),
-        (lambda: table.record_free(table.ctx, address), ALREADY_FREE),
-        (lambda: table.free(table.ctx, 0x1234000), NOT_ALLOCATED),
-        (lambda: table.allocate(table.ctx, 1 << 60), OUT_OF_MEMORY),
-        (lambda: table.allocate(table.ctx, (1 << 64) - 1), OUT_OF_MEMORY),
+    address = table.allocate(100)
+    table.free(address)
+    for call, words in [
+        (lambda: table.free(address), f"{address:#x} is free already"),
+        (lambda: table.free(0x1234000), "0x1234000 is not the start of memory in use"),
+        (lambda: table.record_free(address), f"{address:#x} is free already"),
+        (lambda: table.allocate(1 << 60), f"out of memory: tried to allocate {1 << 60} bytes"),
+        (lambda: table.allocate((1 << 64) - 1), f"out of memory: tried to allocate {(1 << 64) - 1} bytes"),
     ]:
-        assert call() is None
-        assert in_a_thread(lambda: table.take_error(table.ctx)) == OK
-        assert table.take_error(table.ctx) == expected
-        assert table.take_error(table.ctx) == OK
+        assert not call()
+        assert table.last_error() == words
+        assert table.last_error(capacity=5) == words[:5]
+        assert in_a_thread(table.last_error) == ""
     assert checked.cached_bytes == 100
-    memory.failures = [None, None]
-    assert table.allocate(table.ctx, 200) is None
-    assert table.take_error(table.ctx) == OUT_OF_MEMORY
-    assert checked.cached_bytes == 0
+
+
+def test_c_code_gets_null_after_a_second_failure(cache, memory):
+    table = table_of(cache.entry_points())
+    table.free(table.allocate(100))
+    memory.failures = [None, MemoryError("full")]
+    assert table.allocate(200) is None
+    assert table.last_error() == "out of memory: tried to allocate 200 bytes"
+    assert cache.cached_bytes == 0
+    assert table.allocate(200) is not None
 
 
 def test_the_default_table_asks_the_guard(cache):
     table = table_of(cpu.entry_points())
-    plain = table.allocate(table.ctx, 100)
+    plain = table.allocate(100)
     assert cpu.recorded_size(plain) is None
-    table.free(table.ctx, plain)
+    assert table.free(plain)
     with cpu.caching(cache):
-        address = table.allocate(table.ctx, 100)
-        table.free(table.ctx, address)
+        address = table.allocate(100)
+        assert table.free(address)
         assert cache.cached_bytes == 100
         with cpu.caching(None):
-            table.free(table.ctx, address)
-            assert table.take_error(table.ctx) == ALREADY_FREE
+            assert not table.free(address)
+            assert table.last_error() == f"{address:#x} is free already"
         assert cpu.allocate(100) == address
 
 
@@ -626,5 +632,5 @@ def test_a_table_outlives_every_reference_to_its_allocator():
     table = table_of(cache.entry_points())
     del cache
     gc.collect()
-    table.free(table.ctx, table.allocate(table.ctx, 100))
+    table.free(table.allocate(100))
     assert alive().cached_bytes == 100

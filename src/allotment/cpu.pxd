@@ -1,11 +1,11 @@
-from allotment.core.cpu_entry_points cimport EntryPoints
+from allotment.core.cpu_entry_points cimport CpuEntryPoints
 from allotment.core.exact_cache cimport Cache
 from allotment.core.python_memory cimport PythonMemory
 
 cdef class CachingAllocator:
     cdef Cache* cache
     cdef PythonMemory memory    # where new memory comes from; None is the system's own
-    cdef EntryPoints table      # filled when it is first asked for
+    cdef CpuEntryPoints table   # filled when it is first asked for
     cdef object __weakref__
 
     cdef object allocate_bytes(self, object size)

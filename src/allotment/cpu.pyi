@@ -47,7 +47,7 @@ class CachingAllocator:
     def stats(self) -> dict[str, int]:
         """hits, misses, retries, cached_frees, system_frees, cached_blocks, cached_bytes."""
     def entry_points(self) -> object:
-        """The C functions, as a capsule named "allotment.cpu.EntryPoints" (the struct is in core/cpu_entry_points.pxd).
+        """The C functions, as a capsule named "allotment.cpu.entry_points"; its form is in core/cpu_entry_points.pxd.
 
         Whoever has it may call it at any time, so the allocator then lives as long as the process.
         """

@@ -21,7 +21,7 @@ from libc.stddef cimport size_t
 from allotment.core cimport default_cache
 from allotment.core.allocation_map cimport (
     ALREADY_FREE, DONE, LEAVES, NOT_ALLOCATED, Allocation, Leaving, Outcome, find, registry, send_back)
-from allotment.core.cpu_entry_points cimport EntryPoints, entry_points_of
+from allotment.core.cpu_entry_points cimport CpuEntryPoints, entry_points_of
 from allotment.core.exact_cache cimport (
     ABSURD_POWER, Cache, Counters, allocate_new, cache_allocate, cache_broken_rule, cache_counters, cache_create,
     cache_destroy, cache_free, cache_release, keep, take_cached)
@@ -49,7 +49,7 @@ cdef extern from *:
     """
     PyObject* innermost_guard "allotment_innermost_guard"   # of this thread, with a reference; NULL if none
 
-cdef EntryPoints default_entry_points = entry_points_of(NULL)
+cdef CpuEntryPoints default_entry_points = entry_points_of(NULL)
 
 
 # --- from Python numbers, to exceptions --------------------------------------------------------------------
@@ -200,7 +200,7 @@ cdef class CachingAllocator:
         if self.table.size == 0:
             self.table = entry_points_of(self.cache)
             Py_INCREF(self)
-        return PyCapsule_New(&self.table, "allotment.cpu.EntryPoints", NULL)
+        return PyCapsule_New(&self.table, "allotment.cpu.entry_points", NULL)
 
     def check_invariants(self):
         cdef const char* rule
@@ -305,7 +305,7 @@ def recorded_size(address, /):
 
 
 def entry_points():
-    return PyCapsule_New(&default_entry_points, "allotment.cpu.EntryPoints", NULL)
+    return PyCapsule_New(&default_entry_points, "allotment.cpu.entry_points", NULL)
 
 
 def set_fill(*, on_allocate=None, on_free=None):
