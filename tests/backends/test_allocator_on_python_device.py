@@ -255,7 +255,7 @@ def test_a_method_that_asks_its_own_allocator_for_memory_is_told_so():
     allocator.check_invariants()
 
 
-def test_a_device_collected_together_with_its_allocator_is_left_alone():
+def test_a_device_collected_together_with_its_allocator_gets_its_memory_back():
     called = []
 
     class Local(QueueDevice):
@@ -265,12 +265,13 @@ def test_a_device_collected_together_with_its_allocator_is_left_alone():
 
     device = Local()
     device.allocator = Allocator(device)
-    device.allocator.free(device.allocator.malloc(1000))
+    address = device.allocator.malloc(1000)
+    device.allocator.free(address)
     alive = weakref.ref(device)
     del device, Local
     gc.collect()
     assert alive() is None
-    assert called == []
+    assert called == [address]
 
 
 # Any method may raise at any time.

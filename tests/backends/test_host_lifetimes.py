@@ -185,6 +185,8 @@ def test_a_function_may_fork(device):
 
 def test_a_child_ends_normally_at_the_end_of_its_program():
     finished = run(
+        "import warnings\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)  # newer Pythons warn of any fork beside threads\n"
         "stream.submit(int)\n"
         "child = os.fork()\n"
         "Stream(device).submit(lambda: print('child' if child == 0 else 'parent', flush=True))\n"

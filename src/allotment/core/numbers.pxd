@@ -10,9 +10,12 @@ cdef extern from *:
     #define ALLOTMENT_NUMBERS
     static inline int allotment_int_value(PyObject* number, long long* value) {
     #if PY_VERSION_HEX >= 0x030C0000
-        if (PyUnstable_Long_IsCompact((PyLongObject*) number)) {
-            *value = (long long) PyUnstable_Long_CompactValue((PyLongObject*) number);
-            return 1;
+        /* Three low bits of the tag are the sign (0: positive); the rest is the number of digits. */
+        const digit* digits = ((PyLongObject*) number)->long_value.ob_digit;
+        switch (((PyLongObject*) number)->long_value.lv_tag) {
+            case 1 << 3: *value = (long long) digits[0]; return 1;
+            case 2 << 3: *value = (long long) digits[0] | ((long long) digits[1] << PyLong_SHIFT); return 1;
+            default: break;
         }
     #else
         const digit* digits = ((PyLongObject*) number)->ob_digit;
