@@ -836,8 +836,12 @@ cdef class Allocator:
         first, second = state.pool
         memset(&freed, 0, sizeof(AddressList))
         memset(&created, 0, sizeof(AddressList))
-        arrange_state(&arrangement, state.segments)
+        memset(&arrangement, 0, sizeof(Arrangement))
         try:
+            try:
+                arrange_state(&arrangement, state.segments)
+            except (AttributeError, OverflowError, TypeError) as error:
+                raise CheckpointError(f"no pool has had this state: {error}") from None
             self.enter()
             with nogil:
                 ok = checkpoint_restore(
@@ -972,14 +976,12 @@ cdef tuple state_of_segments(const Arrangement* arrangement):
 
 
 cdef int arrange_state(Arrangement* arrangement, tuple segments) except -1:
-    """The other way: what `restore_pool` hands to the engine."""
+    """The other way: what `restore_pool` hands to the engine. The caller clears it, also after a failure."""
     cdef SegmentCopy* segment
     cdef BlockCopy* block
-    memset(arrangement, 0, sizeof(Arrangement))
     arrangement.segments = <SegmentCopy*> calloc(len(segments) + 1, sizeof(SegmentCopy))
     arrangement.blocks = <BlockCopy*> calloc(sum(len(state.blocks) for state in segments) + 1, sizeof(BlockCopy))
     if arrangement.segments == NULL or arrangement.blocks == NULL:
-        arrangement_clear(arrangement)
         raise MemoryError("the host has no memory for a pool's state")
     for state in segments:
         segment = &arrangement.segments[arrangement.segment_count]

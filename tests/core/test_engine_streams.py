@@ -306,6 +306,23 @@ def test_a_use_declared_while_routed_and_freed_after_it_is_waited_for():
     check(alloc)
 
 
+def test_a_block_put_off_by_routing_is_free_once_the_device_is_idle_if_its_reader_is_destroyed():
+    alloc = on_device()
+    pool, stream = alloc.pool(), alloc.device.create_stream()
+    address = alloc.malloc(MIB, MAIN)
+    read_while_busy(alloc, address, stream)
+    with pool:
+        alloc.free(address)
+    alloc.device.destroy_stream(stream)
+    alloc.device.refuse("device_synchronize", out_of_memory=False)
+    with pytest.raises(DeviceError, match="device_synchronize"):
+        alloc.malloc(MIB, MAIN)
+    check(alloc)
+    assert alloc.malloc(MIB, MAIN) == address
+    assert alloc.device.calls["device_synchronize"] == 2
+    check(alloc)
+
+
 def test_blocks_put_off_by_routing_come_before_those_with_events():
     alloc = on_device()
     alloc.record_history()

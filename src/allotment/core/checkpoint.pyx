@@ -1,20 +1,21 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport realloc
+from libc.stdlib cimport calloc, free, realloc
 
 from allotment.core.block cimport complete_free, hand_out, take_back
 from allotment.core.checkpoint cimport AddressList
 from allotment.core.failure cimport host_memory_failed
-from allotment.core.frees cimport free_address
+from allotment.core.frees cimport free_used_block, is_freed_at_once
 from allotment.core.model cimport (
     FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
     Failure, PoolOwner, Range)
 from allotment.core.pointer_map cimport (
     PointerMap, map_clear, map_get, map_init, map_pop, map_put, map_reserve)
 from allotment.core.pool cimport pool_find, unshelve
+from allotment.core.sizes cimport MIN_BLOCK
 from allotment.core.slab cimport slab_reserve
-from allotment.core.streams cimport flush_deferred
-from allotment.core.types cimport address_t
+from allotment.core.streams cimport defer_unprepared, flush_deferred
+from allotment.core.types cimport address_t, bytes_t
 from allotment.core.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_ranges)
@@ -74,10 +75,30 @@ cdef bint ranges_by_base(Engine* engine, PoolOwner* owner, PointerMap* by_base) 
     return True
 
 
-cdef bint same_memory(const Range* range_, const Arrangement* state, const SegmentCopy* segment) noexcept nogil:
-    """Whether a range is mapped exactly where it was, block boundaries aside."""
-    cdef const BlockCopy* then = &state.blocks[segment.first_block]
-    cdef const BlockCopy* end = then + segment.block_count
+cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
+    """Whether recorded blocks could be those of a range: states pass through users' hands."""
+    cdef address_t at = range_.base
+    cdef bytes_t left = range_.size
+    cdef bint was_free = False
+    cdef bint was_mapped = False
+    cdef bint is_free, is_mapped
+    while then < end:
+        is_free = then.state != STATE_ALLOCATED
+        is_mapped = then.state != STATE_UNMAPPED
+        if then.address != at or then.size == 0 or then.size % MIN_BLOCK != 0 or then.size > left:
+            return False
+        if is_free and was_free and is_mapped == was_mapped:
+            return False
+        at += then.size
+        left -= then.size
+        was_free = is_free
+        was_mapped = is_mapped
+        then += 1
+    return left == 0
+
+
+cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
+    """Whether a range is mapped exactly where it was, block boundaries aside. pre: tiles"""
     cdef Block* now = range_.head
     cdef address_t now_until, then_until
     while now != NULL and then < end:
@@ -102,31 +123,47 @@ cdef bint nothing_waits_in(const Range* range_) noexcept nogil:
     return True
 
 
-cdef bint is_restorable(const PointerMap* by_base, const Arrangement* state, Failure* failure) noexcept nogil:
-    cdef Range* range_
+cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ranges, Failure* failure) noexcept nogil:
+    """The range of each recorded segment, if all are there and can be arranged as recorded."""
+    cdef const SegmentCopy* segment
+    cdef const BlockCopy* blocks
     cdef size_t i
     for i in range(state.segment_count):
-        range_ = <Range*> map_get(by_base, state.segments[i].address)
-        if range_ == NULL or not same_memory(range_, state, &state.segments[i]):
+        segment = &state.segments[i]
+        blocks = &state.blocks[segment.first_block]
+        # Out of the map, so that none is found twice.
+        ranges[i] = <Range*> map_pop(by_base, segment.address)
+        failure.address = segment.address
+        if ranges[i] == NULL or not (tiles(ranges[i], blocks, blocks + segment.block_count)
+                                     and same_memory(ranges[i], blocks, blocks + segment.block_count)):
             failure.reason = FAILED_CHECKPOINT_MISMATCH
-            failure.address = state.segments[i].address
             return False
-        if not nothing_waits_in(range_):
+        if not nothing_waits_in(ranges[i]):
             failure.reason = FAILED_CHECKPOINT_EVENTS
-            failure.address = state.segments[i].address
             return False
     return True
 
 
 cdef bint free_all(Engine* engine, PoolOwner* owner, uint32_t context, AddressList* freed,
                    Failure* failure) noexcept nogil:
-    """Free every block of a pool that is in use, in its own range's order."""
+    """Free every block of a pool that is in use, in its own range's order.
+
+    A device that refuses must not leave half of them freed: what it has no event for is deferred instead.
+    """
+    cdef Block* block
     cdef size_t i
     if not pool_addresses(engine, owner.first, owner.second, freed, failure):
         return False
+    if not slab_reserve(&engine.deferred_slab, freed.count):
+        return host_memory_failed(failure)
     for i in range(freed.count):
-        if not free_address(engine, freed.addresses[i], context, failure):
-            return False
+        block = <Block*> map_pop(&engine.blocks, freed.addresses[i])
+        if is_freed_at_once(block):
+            take_back(engine, block, context)
+            complete_free(engine, block, context)
+        elif not free_used_block(engine, block, context, failure):
+            take_back(engine, block, context)
+            defer_unprepared(engine, block)
     return True
 
 
@@ -163,28 +200,31 @@ cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, co
                              Failure* failure) noexcept nogil:
     cdef PoolOwner* owner = find_in_use(engine, first, second, failure)
     cdef PointerMap by_base
+    cdef Range** ranges
     cdef const SegmentCopy* segment
     cdef const BlockCopy* blocks
-    cdef Range* range_
     cdef size_t i
     cdef bint ok
     if owner == NULL:
         return False
+    by_base.slots = NULL
+    ranges = <Range**> calloc(state.segment_count + 1, sizeof(Range*))
     created.addresses = <address_t*> realloc(created.addresses, (state.block_count + 1) * sizeof(address_t))
     created.room = state.block_count + 1
-    ok = (created.addresses != NULL and ranges_by_base(engine, owner, &by_base)
+    ok = (ranges != NULL and created.addresses != NULL and ranges_by_base(engine, owner, &by_base)
           and slab_reserve(&engine.block_slab, state.block_count) and map_reserve(&engine.blocks, state.block_count))
     if not ok:
         host_memory_failed(failure)
-    ok = ok and is_restorable(&by_base, state, failure) and free_all(engine, owner, context, freed, failure)
+    ok = (ok and find_ranges(&by_base, state, ranges, failure)
+          and free_all(engine, owner, context, freed, failure))
     if ok:
         for i in range(state.segment_count):
             segment = &state.segments[i]
             blocks = &state.blocks[segment.first_block]
-            range_ = <Range*> map_get(&by_base, segment.address)
-            cut_as_recorded(engine, range_, blocks, blocks + segment.block_count, context)
-            free_as_recorded(engine, range_, blocks, blocks + segment.block_count, context, created)
+            cut_as_recorded(engine, ranges[i], blocks, blocks + segment.block_count, context)
+            free_as_recorded(engine, ranges[i], blocks, blocks + segment.block_count, context, created)
     map_clear(&by_base)
+    free(ranges)
     return ok
 
 

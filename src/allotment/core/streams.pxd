@@ -26,6 +26,7 @@ cdef void uses_drop(Engine* engine, Block* block) noexcept nogil
 cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept nogil
 cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) noexcept nogil
 cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil
+cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil
 cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint wait_events(Engine* engine, PoolOwner* only, uint32_t context, Failure* failure) noexcept nogil

@@ -6,7 +6,7 @@ from allotment.core.backend cimport INVALID, NOT_READY, OK, Backend, status_t
 from allotment.core.block cimport complete_free
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport (
-    FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, PoolOwner, StreamRecord,
+    FAILED_DEVICE, FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, PoolOwner, StreamRecord,
     StreamUse, VisitedNodes)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment.core.slab cimport slab_give, slab_reserve, slab_take
@@ -293,6 +293,20 @@ cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) 
     return deferred
 
 
+cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil:
+    """Put a block off without asking the device for anything. pre: a record is reserved"""
+    cdef Deferred* deferred = <Deferred*> slab_take(&engine.deferred_slab)
+    cdef StreamUse* use = block.uses
+    deferred.block = block
+    deferred.capture = 0
+    deferred.marker_count = 0
+    deferred.markers = NULL
+    while use != NULL and engine.routes == NULL:
+        use.during_routing = False      # no capture orders this free, so no end of one does either
+        use = use.next
+    defer(engine, deferred)
+
+
 cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil:
     deferred.block.deferred = True
     deferred.next = NULL
@@ -315,6 +329,17 @@ cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexce
     slab_give(&engine.deferred_slab, deferred)
 
 
+cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcept nogil:
+    """Wait for every stream that uses a block, which then nobody does."""
+    cdef StreamUse* use = block.uses
+    while use != NULL:
+        if not wait_for_stream(engine, use.stream.handle, failure):
+            return False
+        use = use.next
+    uses_drop(engine, block)
+    return True
+
+
 cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
     """Give every deferred block its events, or free it if routing accounts for all its uses."""
     cdef Block* block
@@ -322,7 +347,10 @@ cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noe
         block = engine.first_deferred.block
         uses_drop_routed(engine, block)
         if block.uses != NULL and not events_attach(engine, block, failure):
-            return False
+            # A stream that was destroyed can have no event, and would stand in the way of all requests for good.
+            if failure.reason != FAILED_DEVICE or failure.status != INVALID or not wait_for_users(
+                    engine, block, failure):
+                return False
         undefer(engine, NULL, engine.first_deferred)
         if block.event_count == 0:
             complete_free(engine, block, context)
