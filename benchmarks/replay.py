@@ -1,7 +1,7 @@
 """How fast histories are replayed, on one core: python benchmarks/replay.py SNAPSHOT...
 
 Input trace entries a second of processor time, comparison off, loading not counted; the best and the median of several
-replays, the time to load, and the same with every entry compared. The sample that comes with the package is the default.
+replays, the time to load, and the same with every entry compared. Without a file, it is the package's own sample.
 """
 
 from __future__ import annotations

@@ -336,7 +336,8 @@ cdef class Replay:
             raise failure_error(self.device, &failure)
         return done == count
 
-    cdef int64_t make_calls(self, const Call* calls, int64_t count, const Until* until, Failure* failure) noexcept nogil:
+    cdef int64_t make_calls(self, const Call* calls, int64_t count, const Until* until,
+                            Failure* failure) noexcept nogil:
         """How far it came: `count`, or the call that ended it."""
         cdef Engine* engine = self.engine
         cdef ReplayState* device = &self.device.state
