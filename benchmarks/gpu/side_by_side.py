@@ -93,7 +93,7 @@ def one_sequence(sequence: Sequence, folder: Path) -> dict[str, Any]:
         "on_gpu": {"status": "failed"},
         "replayed": {"status": "failed"},
     }
-    recording, trace = folder / f"{sequence.name}.json.gz", folder / f"{sequence.name}.ours.json.gz"
+    recording, trace = folder / f"{sequence.name}.json.gz", folder / f"{sequence.name}.ours.gz"
     failure = run("through_torch.py", sequence.name, recording, PYTORCH_CUDA_ALLOC_CONF=sequence.settings)
     if failure:
         return result | {"failure": failure}
