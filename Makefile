@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 COVERAGE := build/coverage
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: help demo test lint bench coverage clean
+.PHONY: help demo test lint bench gpu coverage clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -25,6 +25,14 @@ lint: $(VENV)/built ## style of Python and Cython, and types
 
 bench: $(VENV)/built ## the hot path next to every peer that is installed
 	$(BIN)/allotment bench
+
+# A machine with a GPU may have no network: this one uses the Python it is given, and what is installed there.
+gpu: ## tests and benchmarks that need an NVIDIA GPU, with PYTHON as it is; results in build/gpu
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/smoke.py
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/latency.py --out build/gpu/latency.json
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/side_by_side.py --out build/gpu/side_by_side.json
 
 # Traced code reports each line to Python, so it cannot run beside other threads: those tests stay out.
 coverage: $(COVERAGE)/built ## line coverage of Python and Cython, from a build of its own
