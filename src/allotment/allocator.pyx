@@ -158,9 +158,17 @@ cdef address_t read_address(object address) except? 0:
         raise AddressError(f"invalid device pointer: {address} is no address", address) from None
 
 
+cdef uint64_t read_identity(object number, str what) except? 0:
+    try:
+        return operator.index(number)
+    except OverflowError:
+        raise RequestError(f"{number} identifies no {what}") from None
+
+
 cdef int read_pool_id(object pool, uint64_t* first, uint64_t* second) except -1:
     try:
-        first[0], second[0] = pool
+        one, other = pool
+        first[0], second[0] = operator.index(one), operator.index(other)
     except (TypeError, ValueError, OverflowError):
         raise PoolError(f"{pool!r} is no pool id; that is (0, n) or (n, 0) with n >= 1") from None
     return 0
@@ -757,10 +765,10 @@ cdef class Allocator:
             filter.value = self.stream_handle(stream)
         elif thread is not None:
             filter.kind = FILTER_THREAD
-            filter.value = thread
+            filter.value = read_identity(thread, "thread")
         elif capture is not None:
             filter.kind = FILTER_CAPTURE
-            filter.value = capture
+            filter.value = read_identity(capture, "capture")
         elif accepts is not None:
             filter.kind = FILTER_FUNCTION
             filter.accepts = call_filter
