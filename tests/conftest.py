@@ -1,4 +1,4 @@
-"""Its place here puts tests/ on the import path: `contracts` and `helpers` are imported from there."""
+"""What holds for all tests."""
 
 import pytest
 

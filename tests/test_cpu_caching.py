@@ -348,6 +348,7 @@ def test_a_guard_is_entered_once_at_a_time(cache):
         assert cpu.current() is cache
 
 
+@pytest.mark.threads
 def test_a_guard_belongs_to_its_thread(cache):
     guard = cpu.caching(cache)
     with guard:
@@ -568,6 +569,7 @@ def test_memory_that_goes_back_is_filled(no_fill):
 # --- C entry points ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.threads
 def test_c_code_shares_the_cache_with_python(cache):
     table = table_of(cache.entry_points())
     assert (table.size, table.version) == (ctypes.sizeof(EntryPoints), 1)
@@ -583,6 +585,7 @@ def test_c_code_shares_the_cache_with_python(cache):
     assert in_a_thread(table.last_error) == ""
 
 
+@pytest.mark.threads
 def test_c_code_is_told_what_went_wrong_on_its_thread(checked, memory):
     table = table_of(checked.entry_points())
     address = table.allocate(100)

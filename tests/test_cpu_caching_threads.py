@@ -14,6 +14,8 @@ import pytest
 from allotment import cpu
 from helpers.cpu_entry_points import table_of
 
+pytestmark = pytest.mark.threads
+
 
 def run_python(program, **options):
     """A fresh interpreter, for what happens to a process as a whole."""

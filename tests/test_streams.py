@@ -11,6 +11,8 @@ from allotment.errors import DeviceError, StreamError, UnsupportedError
 from allotment.streams import Event, Stream
 from helpers.queue_device import QueueDevice
 
+pytestmark = pytest.mark.threads
+
 
 @pytest.fixture
 def device():

@@ -201,6 +201,7 @@ def test_without_events_every_stream_counts_as_finished():
 # Locks.
 
 
+@pytest.mark.threads
 @needs_posix
 def test_threads_that_miss_the_cache_do_not_lock_each_other_out(file_device):
     allocator = Allocator(file_device)

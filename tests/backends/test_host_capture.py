@@ -12,6 +12,8 @@ from allotment.core.probe import Probe, Status, StatusError
 from allotment.errors import DeviceError, StreamError
 from allotment.streams import Stream
 
+pytestmark = pytest.mark.threads
+
 SIZE = 1 << 20
 
 

@@ -7,6 +7,8 @@ import pytest
 from allotment.backends.host import HostDevice
 from contracts.backend_contract import BackendContract
 
+pytestmark = pytest.mark.threads
+
 
 class TestHostContract(BackendContract):
     @pytest.fixture

@@ -16,6 +16,8 @@ from allotment.errors import StreamError
 from allotment.streams import Stream
 from helpers.forked import goes_well_in_child
 
+pytestmark = pytest.mark.threads
+
 
 @pytest.fixture
 def device():

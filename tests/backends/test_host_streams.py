@@ -13,6 +13,8 @@ from allotment.core.probe import Probe, Status, StatusError
 from allotment.errors import DeviceError, StreamError
 from allotment.streams import Stream
 
+pytestmark = pytest.mark.threads
+
 
 @pytest.fixture
 def device():

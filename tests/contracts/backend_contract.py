@@ -178,6 +178,7 @@ class BackendContract:
         probe.segment_free(address, self.segment_size)
         assert refusal(probe.segment_free, address, self.segment_size) in (Status.INVALID, Status.DEVICE_ERROR)
 
+    @pytest.mark.threads
     def test_threads_allocate_and_free_at_once(self, probe: Probe) -> None:
         live: set[int] = set()
         starting = threading.Barrier(4)
@@ -227,6 +228,7 @@ class BackendContract:
         assert probe.memory_info() == (free, total)
         probe.range_release(address, 4 * page)
 
+    @pytest.mark.threads
     def test_a_failure_is_described_to_the_thread_that_saw_it(self, probe: Probe) -> None:
         need_operation(probe, "describe")
         before = probe.describe()
@@ -441,6 +443,7 @@ class BackendContract:
         finish()
         probe.stream_synchronize(stream)
 
+    @pytest.mark.threads
     def test_waiting_for_an_event_lasts_until_it_is_ready(
         self, probe: Probe, busy: Busy, stream: int, event: int
     ) -> None:
@@ -448,10 +451,12 @@ class BackendContract:
         probe.event_record(event, stream)
         self.assert_lasts(lambda: probe.event_synchronize(event), lambda: probe.event_query(event), finish)
 
+    @pytest.mark.threads
     def test_waiting_for_a_stream_lasts_until_it_is_idle(self, probe: Probe, busy: Busy, stream: int) -> None:
         finish = busy(stream)
         self.assert_lasts(lambda: probe.stream_synchronize(stream), lambda: probe.stream_query(stream), finish)
 
+    @pytest.mark.threads
     def test_waiting_for_the_device_lasts_until_every_stream_is_idle(
         self, probe: Probe, busy: Busy, stream: int, other_stream: int
     ) -> None:

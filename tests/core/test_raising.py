@@ -117,6 +117,7 @@ def test_failures_of_another_device_leave_the_cause():
     assert error_for(device, status, "segment_allocate").__cause__ is error
 
 
+@pytest.mark.threads
 def test_the_cause_is_that_of_the_same_thread():
     device = Failing()
     with ThreadPoolExecutor(1) as thread:

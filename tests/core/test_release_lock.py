@@ -8,6 +8,8 @@ import pytest
 from allotment.errors import OutOfMemoryError
 from helpers.engine import BUFFER, MIB, check, empties, on_device, reserved
 
+pytestmark = pytest.mark.threads
+
 LET_GO = "release_lock_on_cudamalloc:True"
 
 

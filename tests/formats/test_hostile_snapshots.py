@@ -13,16 +13,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import hostile_files
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshot_forms import small_snapshot
 
 from allotment.errors import FormatError
 from allotment.formats.pickle_columns import RowReader, StackTable, TextTable
 from allotment.formats.pickle_reader import PickleTree, Value
 from allotment.formats.torch_snapshot import read_snapshot
+from helpers import hostile_files
+from helpers.snapshot_forms import small_snapshot
 
 MOST_MIB = 256
 GROUPS = {

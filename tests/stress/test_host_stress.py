@@ -11,6 +11,8 @@ from allotment.backends.host import HostDevice
 from allotment.core.probe import Probe
 from allotment.streams import Event, Stream
 
+pytestmark = pytest.mark.threads
+
 THREADS = 4
 STEPS = 600
 

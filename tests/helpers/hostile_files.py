@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snapshot_forms import PICKLE_PROTOCOLS, small_snapshot
-
 from allotment.errors import FormatError
 from allotment.formats.torch_snapshot import read_snapshot
+from helpers.snapshot_forms import PICKLE_PROTOCOLS, small_snapshot
 
 MIB = 1 << 20
 PROTO = b"\x80\x04"
