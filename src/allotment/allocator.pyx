@@ -19,7 +19,8 @@ from allotment.core.block cimport complete_free, take_back
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
 from allotment.core.engine cimport (
     allocate_direct, asks_nobody, engine_add_peer, engine_base, engine_create, engine_destroy, engine_empty_cache,
-    engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter,
+    engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_retire,
+    engine_try_enter,
     is_guarded_already, policy_hit, policy_miss, request_begin, request_deliver, serve)
 from allotment.core.frees cimport free_address, free_later, free_special, is_freed_at_once
 from allotment.core.history cimport capture_stack

@@ -6,8 +6,6 @@ What a device offers beyond the contract it offers as methods, and a device with
     take_exception(stream)                  what such a function raised, if nobody has been told yet
 """
 
-cimport cython
-
 from allotment.core.backend cimport NOT_READY, OK, UNSUPPORTED, Backend, Device, status_t
 from allotment.core.raising cimport device_error
 

@@ -16,6 +16,7 @@ import random
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 
@@ -44,7 +45,8 @@ class Stress:
     def step(self, chance: random.Random, mine: list[tuple[int, int, int, int]], pattern: int) -> None:
         which = chance.randrange(2)
         allocator, streams = self.allocators[which], self.streams[which]
-        size = chance.choice((chance.randrange(1, 4096), chance.randrange(4096, 1 << 20), chance.randrange(1 << 20, 4 << 20)))
+        least, most = chance.choice(((1, 4096), (4096, 1 << 20), (1 << 20, 4 << 20)))
+        size = chance.randrange(least, most)
         try:
             address = allocator.malloc(size, chance.choice(streams))
         except allotment.OutOfMemoryError:
@@ -64,10 +66,8 @@ class Stress:
         while len(mine) > 12:
             self.check_and_free(*mine.pop(chance.randrange(len(mine))))
         if chance.random() < 0.3:
-            try:
+            with suppress(queue.Empty):
                 self.check_and_free(*self.handed_over.get_nowait())
-            except queue.Empty:
-                pass
         if chance.random() < 0.002:
             allocator.empty_cache()
 

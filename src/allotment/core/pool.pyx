@@ -193,7 +193,10 @@ cdef inline bint is_impure(const Filter* filter) noexcept nogil:
 
 cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter filter,
                       Failure* failure) noexcept nogil:
-    """One more user for a pool, made if it is not there, and all that passes the filter. Takes `filter` over on success."""
+    """One more user for a pool, made if it is not there, and all that passes the filter.
+
+    Takes `filter` over on success.
+    """
     cdef Route* route
     if route_find(engine, first, second) != NULL:
         return fail(failure, FAILED_ALREADY_ROUTING)
