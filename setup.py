@@ -16,6 +16,7 @@ SOURCE = Path("src")
 PORTABLE_BACKENDS = {"allotment.backends.python", "allotment.backends.simulated"}
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
+GENERATED_CODE = ["-Wno-unused-function", "-Wno-sign-compare"]  # Cython writes such things, and means them
 JOBS = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -25,9 +26,9 @@ def compile_flags() -> list[str]:
     if SANITIZERS:
         return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}"]
     if TRACED:
-        return ["-O0", "-g0", "-Wno-unused-function", "-Wno-sign-compare"]
+        return ["-O0", "-g0", *GENERATED_CODE]
     # Without vectors: fields written one by one and read back in pairs cost more than they save on the hot path.
-    return ["-O2", "-fno-tree-vectorize", "-g0", "-fno-semantic-interposition", "-Wno-unused-function", "-Wno-sign-compare"]
+    return ["-O2", "-fno-tree-vectorize", "-g0", "-fno-semantic-interposition", *GENERATED_CODE]
 
 
 def link_flags() -> list[str]:

@@ -569,6 +569,7 @@ def test_memory_that_goes_back_is_filled(no_fill):
 # --- C entry points ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.threads
 def test_c_code_shares_the_cache_with_python(cache):
     table = table_of(cache.entry_points())
     assert (table.size, table.version) == (ctypes.sizeof(EntryPoints), 1)

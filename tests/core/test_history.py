@@ -273,6 +273,7 @@ def test_a_free_block_has_no_stack_and_a_split_segment_loses_its_own():
 # --- what threads say about themselves ---
 
 
+@pytest.mark.threads
 def test_metadata_is_on_every_entry_of_its_thread_until_it_is_cleared(alloc):
     alloc.record_history(**NO_SNAPSHOTS)
     set_user_metadata("step 1")

@@ -52,6 +52,7 @@ def test_ids_are_given_in_order_and_never_twice():
     assert len(set(ids)) == 3
 
 
+@pytest.mark.threads
 def test_threads_that_make_pools_get_different_ids():
     alloc = on_device()
     made = [[] for _ in range(4)]
@@ -197,6 +198,7 @@ def test_a_pool_serves_the_thread_that_entered_it_on_every_stream_and_no_other_t
     check(alloc)
 
 
+@pytest.mark.threads
 def test_threads_in_pools_of_their_own_do_not_disturb_each_other():
     """Also where they leave in the order in which they came."""
     alloc = on_device()
@@ -232,6 +234,7 @@ def test_threads_in_pools_of_their_own_do_not_disturb_each_other():
     check(alloc)
 
 
+@pytest.mark.threads
 def test_many_threads_each_in_its_own_pool_get_only_their_own_memory():
     alloc = on_device()
     start = threading.Barrier(4)

@@ -9,8 +9,7 @@ from allotment.core.frees cimport free_used_block, is_freed_at_once
 from allotment.core.model cimport (
     FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
     Failure, PoolOwner, Range)
-from allotment.core.pointer_map cimport (
-    PointerMap, map_clear, map_get, map_init, map_pop, map_put, map_reserve)
+from allotment.core.pointer_map cimport PointerMap, map_clear, map_init, map_pop, map_put, map_reserve
 from allotment.core.pool cimport pool_find, unshelve
 from allotment.core.sizes cimport MIN_BLOCK
 from allotment.core.slab cimport slab_reserve

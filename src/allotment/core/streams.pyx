@@ -6,8 +6,8 @@ from allotment.core.backend cimport INVALID, NOT_READY, OK, Backend, status_t
 from allotment.core.block cimport complete_free
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport (
-    FAILED_DEVICE, FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, PoolOwner, StreamRecord,
-    StreamUse, VisitedNodes)
+    FAILED_DEVICE, FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, PoolOwner,
+    StreamRecord, StreamUse, VisitedNodes)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment.core.slab cimport slab_give, slab_reserve, slab_take
 from allotment.core.types cimport capture_t, event_t, node_t, stream_t
