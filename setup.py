@@ -16,6 +16,7 @@ SOURCE = Path("src")
 PORTABLE_BACKENDS = {"allotment.backends.python", "allotment.backends.simulated"}
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
+QUIET = ["-Wno-unused-function", "-Wno-sign-compare"]     # of code that Cython wrote
 JOBS = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -23,11 +24,11 @@ def compile_flags() -> list[str]:
     if sys.platform == "win32":
         return ["/O2"]
     if SANITIZERS:
-        return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}"]
+        return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}", *QUIET]
     if TRACED:
-        return ["-O0", "-g0", "-Wno-unused-function", "-Wno-sign-compare"]
+        return ["-O0", "-g0", *QUIET]
     # Without vectors: fields written one by one and read back in pairs cost more than they save on the hot path.
-    return ["-O2", "-fno-tree-vectorize", "-g0", "-fno-semantic-interposition", "-Wno-unused-function", "-Wno-sign-compare"]
+    return ["-O2", "-fno-tree-vectorize", "-g0", "-fno-semantic-interposition", *QUIET]
 
 
 def link_flags() -> list[str]:
