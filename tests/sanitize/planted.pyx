@@ -6,7 +6,7 @@ compiler would leave the access out.
 
 from libc.stdlib cimport free, malloc
 
-cdef long unguarded = 0
+cdef volatile long unguarded = 0     # or the compiler would write it once, at the end
 
 
 def writes_past_the_end(int count):
