@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -48,7 +48,7 @@ class Sanitizer:
     library: str                        # loaded before the interpreter, which is not instrumented itself
     environment: dict[str, str]
     planted: dict[str, str]             # a program -> words of the report that it must cause
-    runs: list[list[str]] = field(default_factory=list)     # arguments for Python, in BUILD
+    runs: list[list[str]]               # arguments for Python, in BUILD
 
 
 SANITIZERS = {
