@@ -5,9 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COVERAGE := build/coverage
+COPIED := src docs examples pyproject.toml setup.py README.md LICENSE
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: help demo test lint bench gpu coverage clean
+.PHONY: help demo test lint bench gpu coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -41,6 +42,16 @@ coverage: $(COVERAGE)/built ## line coverage of Python and Cython, from a build 
 	cd $(COVERAGE) && PYTHONPATH=src $(CURDIR)/$(BIN)/python -m coverage run -m pytest -m "not threads and not gpu"
 	cd $(COVERAGE) && $(CURDIR)/$(BIN)/python -m coverage report
 
+sanitize: build/address/built ## tests with the address, leak and undefined behaviour sanitizers, from a build of its own
+	rm -rf build/address/tests
+	cp -R tests build/address/tests
+	$(BIN)/python tests/sanitize/run.py address build/address
+
+race: build/thread/built ## threads under stress with the thread sanitizer, from a build of its own
+	rm -rf build/thread/tests
+	cp -R tests build/thread/tests
+	$(BIN)/python tests/sanitize/run.py thread build/thread
+
 clean: ## remove everything that was made
 	rm -rf build dist $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name '__pycache__' -type d -prune -exec rm -rf {} +
@@ -61,7 +72,19 @@ $(VENV)/built: $(SOURCES) | $(VENV)/installed
 $(COVERAGE)/built: $(SOURCES) pyproject.toml setup.py | $(VENV)/installed
 	rm -rf $(COVERAGE)
 	mkdir -p $(COVERAGE)
-	cp -R src docs examples pyproject.toml setup.py README.md LICENSE $(COVERAGE)
+	cp -R $(COPIED) $(COVERAGE)
 	find $(COVERAGE)/src \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) -delete
 	cd $(COVERAGE) && ALLOTMENT_TRACE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
+
+# The bugs made on purpose are one more module below src, so they get the flags that the engine gets.
+build/address/built: SANITIZE := address,undefined
+build/thread/built: SANITIZE := thread
+build/address/built build/thread/built: $(SOURCES) tests/sanitize/planted.pyx setup.py | $(VENV)/installed
+	rm -rf $(@D)
+	mkdir -p $(@D)
+	cp -R $(COPIED) $(@D)
+	find $(@D)/src \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) -delete
+	cp tests/sanitize/planted.pyx $(@D)/src
+	cd $(@D) && ALLOTMENT_SANITIZE=$(SANITIZE) $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@

@@ -24,7 +24,7 @@ def compile_flags() -> list[str]:
     if sys.platform == "win32":
         return ["/O2"]
     if SANITIZERS:
-        return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}"]
+        return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}", *GENERATED_CODE]
     if TRACED:
         return ["-O0", "-g0", *GENERATED_CODE]
     # Without vectors: fields written one by one and read back in pairs cost more than they save on the hot path.

@@ -199,7 +199,7 @@ cdef class Allocator:
             self.engine = engine_create(&self.device.table, &tuning, &failure)
         if self.engine == NULL:
             raise failure_error(self.device, &failure)
-        self.engine.interpreter_guards = has_interpreter_lock()
+        self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
         if settings.per_process_memory_fraction < 1.0:
             self.memory_fraction = settings.per_process_memory_fraction
         if limit is not None:
@@ -536,6 +536,9 @@ cdef class Allocator:
         fill_tuning(&tuning, settings)
         self.enter()
         self.engine.tuning = tuning
+        if tuning.release_lock:
+            # From now on threads come back from the device without the interpreter lock.
+            self.engine.interpreter_guards = False
         engine_leave(self.engine)
         self.current_settings = settings
         if error is not None:

@@ -17,3 +17,13 @@ def test_threads_never_see_each_others_memory(options: list[str]) -> None:
         [sys.executable, str(program), "--seconds", "4", *options], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("options", [[], ["--settings", "expandable_segments:True"]])
+def test_threads_in_the_entry_points_never_see_each_others_memory(options: list[str]) -> None:
+    program = Path(__file__).with_name("entry_points.py")
+    done = subprocess.run(
+        [sys.executable, str(program), "--seconds", "3", *options], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr + done.stdout

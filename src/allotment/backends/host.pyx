@@ -186,6 +186,8 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
 
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
+    # As a driver's free does: work that was queued when its memory was freed may still be to come.
+    host_streams.await_everything((<Host*> self).scheduler)
     return host_memory.segment_free(&(<Host*> self).memory, address, size)
 
 

@@ -143,6 +143,21 @@ cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil:
     return status
 
 
+cdef void await_everything(Scheduler* scheduler) noexcept nogil:
+    """Wait for all that was submitted so far, but for what the calling function itself is part of.
+
+    Captures go on: what they keep is not submitted.
+    """
+    cdef uint64_t index = 1
+    pthread_mutex_lock(&scheduler.mutex)
+    await_position(&scheduler.default_queue, scheduler.default_queue.submitted)
+    while index <= scheduler.queues.count:
+        await_position(<Queue*> record_at(&scheduler.queues, index),
+                       (<Queue*> record_at(&scheduler.queues, index)).submitted)
+        index += 1
+    pthread_mutex_unlock(&scheduler.mutex)
+
+
 cdef status_t stream_submit(Scheduler* scheduler, stream_t stream, const Task* task) noexcept nogil:
     cdef Work* work = <Work*> calloc(1, sizeof(Work))
     cdef Queue* queue

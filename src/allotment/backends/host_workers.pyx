@@ -229,13 +229,20 @@ cdef void* work(void* argument) noexcept nogil:
             if python == NULL and needs_python(&item.task):
                 python = new_python_state()
             raised = task_run(&item.task)
-            task_drop(&item.task)
             if worker.process != crew.process:
                 # The task forked and this is the child. It was the parent's; what it locked or owned is not ours.
+                task_drop(&item.task)
                 return NULL
             if raised != NULL:
                 keep_exception(queue, raised)
+            # Complete first: dropping the task can free a buffer, and so wait for an allocator that waits for us.
             pthread_mutex_lock(&scheduler.mutex)
+            complete_one(queue)
+            pthread_mutex_unlock(&scheduler.mutex)
+            task_drop(&item.task)
+            free(item)
+            pthread_mutex_lock(&scheduler.mutex)
+            continue
         free(item)
         complete_one(queue)
     queue.running = False

@@ -36,11 +36,13 @@ cdef struct SimStream:
     uint64_t finished       # of those
     SimCapture* capture
     NodeSet terminals       # while captured: what the next unit of work comes after
+    SimStream* older        # the stream made before it
 
 cdef struct SimCapture:
     capture_t id
     uint64_t origin         # stream handle
     bint broken
+    SimCapture* next
 
 cdef struct SimEvent:
     SimStream* stream       # NULL: never recorded, so finished
@@ -59,6 +61,8 @@ cdef struct Simulation:
     PointerMap chunks           # handle -> SimChunk
     PointerMap mappings         # address -> SimChunk
     PointerMap streams          # handle + 1 -> SimStream
+    SimStream* newest_stream    # of all that ever were: events refer to destroyed ones
+    SimCapture* first_capture   # of those under way
     PointerMap events           # handle -> SimEvent
     PointerMap nodes            # node -> NodeSet of predecessors
     uint64_t called[OPERATION_COUNT]

@@ -286,6 +286,8 @@ cdef SimStream* stream_at(Simulation* device, stream_t handle) noexcept nogil:
             return NULL
         stream = <SimStream*> calloc(1, sizeof(SimStream))
         if stream != NULL:
+            stream.older = device.newest_stream
+            device.newest_stream = stream
             map_put(&device.streams, handle + 1, stream)
     return stream if stream != destroyed() else NULL
 
@@ -518,8 +520,18 @@ cdef status_t capture_begin(void* self, stream_t handle, capture_t* capture) noe
         return leave(device, OUT_OF_MEMORY)
     made.id = capture[0] = new_handle(device)
     made.origin = handle
+    made.next = device.first_capture
+    device.first_capture = made
     stream.capture = made
     return leave(device, OK)
+
+
+cdef void forget_capture(Simulation* device, SimCapture* capture) noexcept nogil:
+    cdef SimCapture** place = &device.first_capture
+    while place[0] != capture:
+        place = &place[0].next
+    place[0] = capture.next
+    free(capture)
 
 
 cdef bint comes_before(Simulation* device, NodeSet* later, node_t node) noexcept nogil:
@@ -570,7 +582,7 @@ cdef status_t capture_end(void* self, stream_t handle, void** graph) noexcept no
     for i in range(device.events.mask + 1):
         if device.events.slots[i].key != 0 and (<SimEvent*> device.events.slots[i].value).capture == capture:
             (<SimEvent*> device.events.slots[i].value).capture = NULL
-    free(capture)
+    forget_capture(device, capture)
     if graph != NULL:
         graph[0] = NULL
     return leave(device, OK if whole else DEVICE_ERROR)
@@ -747,11 +759,13 @@ cdef class SimulatedDevice(Device):
         cdef size_t i
         cdef SimStream* stream
         cdef SimChunk* chunk
-        for i in range(sim.streams.mask + 1 if sim.streams.slots != NULL else 0):
-            stream = <SimStream*> sim.streams.slots[i].value
-            if sim.streams.slots[i].key != 0 and stream != destroyed():
-                set_clear(&stream.terminals)
-                free(stream)
+        while sim.newest_stream != NULL:
+            stream = sim.newest_stream
+            sim.newest_stream = stream.older
+            set_clear(&stream.terminals)
+            free(stream)
+        while sim.first_capture != NULL:
+            forget_capture(sim, sim.first_capture)
         for i in range(sim.events.mask + 1 if sim.events.slots != NULL else 0):
             if sim.events.slots[i].key != 0:
                 set_clear(&(<SimEvent*> sim.events.slots[i].value).nodes)

@@ -59,7 +59,8 @@ cdef struct Backend:
     device_t device         # index shown in reports and snapshots
     void* self
 
-    # Plain memory. `stream` is the stream of the request, for backends that care.
+    # Plain memory. `stream` is the stream of the request, for backends that care. segment_free waits for work
+    # that was submitted before and may still touch the segment, as a driver's free does.
     status_t (*segment_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
     status_t (*segment_free)(void* self, address_t address, bytes_t size) noexcept nogil
 

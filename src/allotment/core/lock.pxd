@@ -33,8 +33,9 @@ cdef extern from *:
         return __atomic_exchange_n(word, 1, __ATOMIC_ACQUIRE) == 0;
     }
     static inline void allotment_lock_give(volatile long* word) { __atomic_store_n(word, 0, __ATOMIC_RELEASE); }
+    /* Acquire: who sees it free, and has another reason to come in, also sees what the last owner wrote. */
     static inline int allotment_lock_is_free(volatile long* word) {
-        return __atomic_load_n(word, __ATOMIC_RELAXED) == 0;
+        return __atomic_load_n(word, __ATOMIC_ACQUIRE) == 0;
     }
     #define allotment_owner_set(place, value) __atomic_store_n(place, value, __ATOMIC_RELAXED)
     #define allotment_owner_get(place) __atomic_load_n(place, __ATOMIC_RELAXED)

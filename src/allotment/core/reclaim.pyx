@@ -39,7 +39,8 @@ cdef int in_free_set_order(const void* a, const void* b) noexcept nogil:
 
 
 cdef void list_sort(BlockList* list) noexcept nogil:
-    qsort(list.blocks, list.count, sizeof(Block*), &in_free_set_order)
+    if list.count > 1:      # an empty list has no array, and qsort wants one
+        qsort(list.blocks, list.count, sizeof(Block*), &in_free_set_order)
 
 
 cdef bint release_segments(Engine* engine, BlockList* list, uint32_t context, Failure* failure) noexcept nogil:

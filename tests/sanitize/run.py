@@ -1,0 +1,158 @@
+"""Run the engine under a sanitizer: first bugs made on purpose, which must all be found, then what must be clean.
+
+    python tests/sanitize/run.py address|thread BUILD
+
+BUILD is a copy of the project, compiled with ALLOTMENT_SANITIZE and with planted.pyx in its src/, as `make sanitize`
+and `make race` make it. Ends with 0 if every planted bug was reported and nothing else was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# Reports are written below Python: with pytest's usual capture they would end with the process, unseen.
+# The test left out forks while a worker may have a task in hand; in the child, which has no such thread, it is lost.
+PYTEST = [
+    "-m", "pytest", "--capture=sys", "-m", "not gpu and not slow", "--deselect",
+    "tests/backends/test_host_lifetimes.py::test_a_child_ends_normally_at_the_end_of_its_program",
+]
+OWN_TESTS = sorted(f"tests/{path.name}" for path in HERE.parent.glob("test_*.py"))
+RECORDINGS = [
+    f"tests/golden/{name}.s1.json.gz"
+    for name in ("checkpoint.deferred", "devoom.expandable", "edges.default", "graphs.reuse", "handles.expandable",
+                 "history.contexts", "large.gcsplit", "pools2.lend")
+]
+TWO_THREADS = """
+import threading
+threads = [threading.Thread(target=planted.counts_without_a_lock, args=(10**6,)) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def leak_options(suppressions: Path) -> str:
+    return f"suppressions={suppressions}:print_suppressions=0"
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """What a kind of build needs around it, which planted bugs it must find, and what it runs."""
+
+    library: str                        # loaded before the interpreter, which is not instrumented itself
+    environment: dict[str, str]
+    planted: dict[str, str]             # a program -> words of the report that it must cause
+    runs: list[list[str]]               # arguments for Python, in BUILD
+
+
+SANITIZERS = {
+    "address": Sanitizer(
+        library="libasan.so",
+        environment={
+            # Two frames: the call of malloc and the caller, so that leaks.txt can tell whose a leak is.
+            "ASAN_OPTIONS": "detect_leaks=1:malloc_context_size=2:allocator_may_return_null=1",
+            "LSAN_OPTIONS": leak_options(HERE / "leaks.txt"),
+            "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+            # The interpreter's own arenas would hide from the leak check what they point to.
+            "PYTHONMALLOC": "malloc",
+        },
+        planted={
+            "planted.writes_past_the_end(10)": "heap-buffer-overflow",
+            "planted.reads_after_free(10)": "heap-use-after-free",
+            "planted.loses_memory(10)": "detected memory leaks",
+            "planted.overflows(2**31 - 1)": "signed integer overflow",
+        },
+        runs=[
+            [*PYTEST, "tests/core", "tests/backends", "tests/integration", *OWN_TESTS],
+            ["-m", "allotment", "conformance", *RECORDINGS],
+            ["tests/stress/threads.py", "--seconds", "10", "--pools"],
+            ["tests/stress/entry_points.py", "--seconds", "5"],
+        ],
+    ),
+    "thread": Sanitizer(
+        library="libtsan.so",
+        environment={"TSAN_OPTIONS": f"suppressions={HERE / 'races.txt'}:history_size=4:second_deadlock_stack=1"},
+        planted={TWO_THREADS: "data race"},
+        runs=[
+            ["tests/stress/threads.py", "--seconds", "20"],
+            ["tests/stress/threads.py", "--seconds", "20", "--pools"],
+            ["tests/stress/threads.py", "--seconds", "20", "--pools", "--settings", "expandable_segments:True"],
+            ["tests/stress/entry_points.py", "--seconds", "20"],
+        ],
+    ),
+}
+
+
+def preloaded(library: str) -> str:
+    """The sanitizer, and the C++ library, whose exceptions it wants to see from the start."""
+    found = []
+    for name in (library, "libstdc++.so.6"):
+        answer = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+        found.append(os.path.realpath(answer.stdout.strip()))
+    return " ".join(found)
+
+
+def plain_compiler(build: Path) -> Path:
+    """A folder for PATH with a `cc` that runs without the sanitizer: tests compile things, and compilers leak."""
+    folder = build / "compiler"
+    folder.mkdir(exist_ok=True)
+    (folder / "cc").write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {shutil.which("cc")} "$@"\n')
+    (folder / "cc").chmod(0o755)
+    return folder.resolve()
+
+
+def finds_planted_bugs(sanitizer: Sanitizer, build: Path, environment: dict[str, str]) -> bool:
+    all_found = is_clean(["-c", "import planted"], build, environment)
+    for program, words in sanitizer.planted.items():
+        done = subprocess.run(
+            [sys.executable, "-c", f"import planted\n{program}"],
+            cwd=build, env=environment, capture_output=True, text=True,
+        )
+        found = done.returncode != 0 and words in done.stderr
+        all_found = all_found and found
+        print(f"planted: {words}: {'found' if found else 'NOT FOUND'}", flush=True)
+        if not found:
+            print(done.stderr, file=sys.stderr)
+    return all_found
+
+
+def is_clean(arguments: list[str], build: Path, environment: dict[str, str]) -> bool:
+    print("+ python", " ".join(arguments), flush=True)
+    if arguments[: len(PYTEST)] == PYTEST:
+        allowed = build.resolve() / "leaks.txt"
+        allowed.write_text((HERE / "leaks.txt").read_text() + (HERE / "leaks_of_tests.txt").read_text())
+        environment = environment | {"LSAN_OPTIONS": leak_options(allowed)}
+    done = subprocess.run([sys.executable, *arguments], cwd=build, env=environment)
+    if done.returncode != 0:
+        print(f"ended with {done.returncode}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=sorted(SANITIZERS))
+    parser.add_argument("build", type=Path)
+    options = parser.parse_args()
+    sanitizer = SANITIZERS[options.kind]
+    environment = {
+        **os.environ,
+        **sanitizer.environment,
+        "LD_PRELOAD": preloaded(sanitizer.library),
+        "PATH": f"{plain_compiler(options.build)}:{os.environ['PATH']}",
+        "PYTHONPATH": "src",
+    }
+    if not finds_planted_bugs(sanitizer, options.build, environment):
+        sys.exit("a planted bug was not reported: what this sanitizer says of the rest means nothing")
+    failed = [arguments for arguments in sanitizer.runs if not is_clean(arguments, options.build, environment)]
+    print(f"{options.kind}: {len(sanitizer.runs) - len(failed)} of {len(sanitizer.runs)} runs clean")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
