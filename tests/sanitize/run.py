@@ -124,7 +124,7 @@ def finds_planted_bugs(sanitizer: Sanitizer, build: Path, environment: dict[str,
 
 def is_clean(arguments: list[str], build: Path, environment: dict[str, str]) -> bool:
     print("+ python", " ".join(arguments), flush=True)
-    if arguments[: len(PYTEST)] == PYTEST:
+    if arguments[0] == "-m":    # the stress programs free all they have; tests and recordings end in the middle
         allowed = build.resolve() / "leaks.txt"
         allowed.write_text((HERE / "leaks.txt").read_text() + (HERE / "leaks_of_tests.txt").read_text())
         environment = environment | {"LSAN_OPTIONS": leak_options(allowed)}
