@@ -57,7 +57,7 @@ from allotment.backends import open_device
 from allotment.buffer import Buffer
 from allotment.current import note_allocator
 from allotment.errors import (
-    AddressError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError,
+    AddressError, AllotmentError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError,
     UnsupportedError)
 from allotment.pools import BlockState, Pool, PoolState, SegmentState
 
@@ -188,6 +188,7 @@ cdef class Allocator:
         self.trackers = []
         self.annotations = []
         self.most_annotations = 1
+        self.forgotten_pools = []
         if settings is None:
             settings = config.from_environment()
         elif isinstance(settings, str):
@@ -229,6 +230,8 @@ cdef class Allocator:
     # The lock rule: see the top of this file.
     cdef int enter(self) except -1:
         cdef Engine* engine = self.engine
+        if self.forgotten_pools and not engine_is_inside(engine):
+            self.close_forgotten_pools()
         if engine_try_enter(engine):
             return 0
         if engine_is_inside(engine):
@@ -374,6 +377,7 @@ cdef class Allocator:
 
     cdef int raise_out_of_memory(self, object error) except -1:
         """Tell the observers first, if that is what it is."""
+        self.close_forgotten_pools()
         if isinstance(error, OutOfMemoryError):
             for observer in self.observers:
                 observer(error.facts)
@@ -703,6 +707,23 @@ cdef class Allocator:
         engine_leave(self.engine)
         if not ok:
             raise self.failed(&failure)
+
+    def close_pool(self, pool):
+        if engine_is_inside(self.engine):
+            # A collection that runs while the engine is at work finds pools that nobody refers to any more.
+            self.forgotten_pools.append(pool)
+            return
+        self.set_use_on_oom(pool, False)
+        self.release_pool(pool)
+        self.empty_cache(pool)
+
+    cdef int close_forgotten_pools(self) except -1:
+        while self.forgotten_pools:
+            try:
+                self.close_pool(self.forgotten_pools.pop())
+            except AllotmentError:
+                pass    # it is given up; what the device would not take goes with the cache
+        return 0
 
     cdef PoolOwner* owner_of(self, pool) except NULL:
         """pre: inside the engine, which is left again if there is no such pool"""

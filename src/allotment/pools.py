@@ -128,9 +128,7 @@ class Pool:
         if self._closed:
             return
         self._closed = True
-        self.allocator.set_use_on_oom(self.id, False)
-        self.allocator.release_pool(self.id)
-        self.allocator.empty_cache(self.id)
+        self.allocator.close_pool(self.id)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

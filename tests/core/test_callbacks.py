@@ -119,6 +119,32 @@ def test_a_collection_inside_a_callback_may_free_buffers():
     check(alloc)
 
 
+def test_a_collection_inside_a_callback_may_close_pools():
+    alloc = on_device(32 * MIB)
+    pool = alloc.pool()
+    with pool:
+        alloc.free(alloc.malloc(MIB))
+    cycle = [pool]
+    cycle.append(cycle)
+    del pool, cycle
+    alloc.add_free_memory_callback(lambda: gc.collect() > 0)
+    with pytest.raises(OutOfMemoryError):
+        alloc.malloc(31 * MIB)  # too late for this request
+    alloc.malloc(31 * MIB)
+    check(alloc)
+
+
+def test_a_pool_closed_inside_a_callback_is_gone_after_it():
+    alloc = on_device()
+    pool = alloc.pool(use_on_oom=True)
+    with pool:
+        alloc.free(alloc.malloc(MIB))
+    alloc.add_free_memory_callback(pool.close)
+    alloc.malloc(30 * MIB)
+    assert reserved(alloc) == 30 * MIB
+    check(alloc)
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_a_callback_that_raises_is_reported_and_frees_nothing(error, capfd):
     alloc = on_device()

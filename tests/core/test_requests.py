@@ -1,5 +1,9 @@
 """What a request gets: rounding, size classes, segments, splitting, limits and running out."""
 
+import random
+from bisect import insort
+from itertools import pairwise
+
 import pytest
 
 from allotment.errors import OutOfMemoryError
@@ -127,6 +131,28 @@ def test_a_block_is_never_offered_to_another_stream():
     alloc.malloc(512, stream=2)
     assert [s["stream"] for s in alloc.segments()] == [1, 2]
     check(alloc)
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "max_split_size_mb:20"])
+def test_blocks_in_use_never_overlap(settings):
+    alloc = on_device(4 * GIB, settings)
+    chance = random.Random(2011)
+    live = []  # (address, size), sorted
+    for _ in range(3000):
+        what = chance.random()
+        if what < 0.53:
+            size = chance.randrange(2 * MIB, 20 * MIB)
+            insort(live, (alloc.malloc(size), size))
+        elif what < 0.99 and live:
+            alloc.free(live.pop(chance.randrange(len(live)))[0])
+        elif what >= 0.99:
+            alloc.empty_cache()
+            check(alloc)
+            assert all(address + size <= later for (address, size), (later, _) in pairwise(live))
+    assert len(live) > 50
+    for address, _ in live:
+        alloc.free(address)
+    empties(alloc)
 
 
 # --- counters ---

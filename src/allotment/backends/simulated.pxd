@@ -67,6 +67,7 @@ cdef struct Simulation:
     PointerMap nodes            # node -> NodeSet of predecessors
     uint64_t called[OPERATION_COUNT]
     Refusal refusals[OPERATION_COUNT]
+    Refusal refusal             # of whatever operation
 
 cdef class SimulatedDevice(Device):
     cdef Simulation simulation

@@ -37,6 +37,8 @@ class SimulatedDevice(Device):
     calls: dict[str, int]
     def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
         """Let calls of a contract operation ("segment_allocate", "map", ...) fail, `after` more have succeeded."""
+    def refuse_calls(self, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
+        """Let calls of whatever operation fail, `after` more have succeeded; `times` 0 ends it."""
     def launch(self, stream: int) -> int:
         """A unit of work on the stream: a node of its capture if it is being captured."""
     def finish(self, stream: int | None = None) -> None:

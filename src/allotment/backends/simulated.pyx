@@ -43,17 +43,24 @@ cdef tuple OPERATION_NAMES = (
 
 cdef status_t enter(Simulation* device, int operation) noexcept nogil:
     """Take the lock and count the call; a refusal that is due has given the lock back."""
-    cdef Refusal* refusal = &device.refusals[operation]
     if not lock_try(&device.lock):
         lock_wait(&device.lock)
     device.called[operation] += 1
+    if is_due(&device.refusal):
+        return leave(device, device.refusal.status)
+    if is_due(&device.refusals[operation]):
+        return leave(device, device.refusals[operation].status)
+    return OK
+
+
+cdef inline bint is_due(Refusal* refusal) noexcept nogil:
     if refusal.times == 0:
-        return OK
+        return False
     if refusal.after > 0:
         refusal.after -= 1
-        return OK
+        return False
     refusal.times -= 1
-    return leave(device, refusal.status)
+    return True
 
 
 cdef inline status_t leave(Simulation* device, status_t status) noexcept nogil:
@@ -700,6 +707,14 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
     return length
 
 
+cdef Refusal refusal_of(uint64_t times, uint64_t after, bint out_of_memory) noexcept:
+    cdef Refusal refusal
+    refusal.after = after
+    refusal.times = times
+    refusal.status = OUT_OF_MEMORY if out_of_memory else DEVICE_ERROR
+    return refusal
+
+
 @cython.no_gc_clear     # an allocator that is collected with the device gives its memory back to it
 cdef class SimulatedDevice(Device):
     def __cinit__(self, capacity, index=0, script=None):
@@ -810,10 +825,10 @@ cdef class SimulatedDevice(Device):
     def refuse(self, operation, times=1, after=0, *, out_of_memory=True):
         if operation not in OPERATION_NAMES:
             raise RequestError(f"{operation!r} is no operation of this device: {', '.join(OPERATION_NAMES)}")
-        cdef Refusal* refusal = &self.simulation.refusals[<int> OPERATION_NAMES.index(operation)]
-        refusal.after = after
-        refusal.times = times
-        refusal.status = OUT_OF_MEMORY if out_of_memory else DEVICE_ERROR
+        self.simulation.refusals[<int> OPERATION_NAMES.index(operation)] = refusal_of(times, after, out_of_memory)
+
+    def refuse_calls(self, times=1, after=0, *, out_of_memory=True):
+        self.simulation.refusal = refusal_of(times, after, out_of_memory)
 
     def launch(self, stream_t stream):
         cdef Simulation* sim = &self.simulation
