@@ -103,9 +103,10 @@ def test_a_loop_that_repeats_obtains_and_releases_no_memory(device, allocator, s
     def step_with_two_streams():
         address = allocator.malloc(4 * MIB)
         allocator.record_stream(address, streams[1].handle)
-        device.memset_async(address, 1, 4 * MIB, streams[1].handle)
-        allocator.free(address)
-        one_step(allocator, streams[0])
+        with device.hold(streams[1].handle):  # so that the block is waited for in every step alike
+            device.memset_async(address, 1, 4 * MIB, streams[1].handle)
+            allocator.free(address)
+            one_step(allocator, streams[0])
         device.synchronize()
 
     for _ in range(3):
