@@ -25,6 +25,7 @@ cdef enum:
 
 cdef list stacks = [()]             # number -> tuple of (code, offset), innermost first
 cdef dict stack_numbers = {}        # packed addresses and offsets -> number
+cdef dict rendered = {}              # number -> frames, once somebody has looked
 cdef list names = [""]
 cdef dict name_numbers = {"": 0}
 
@@ -59,11 +60,14 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
 
 
 cdef list stack_frames(uint32_t stack):
-    """The frames of a stack as snapshots show them, innermost first."""
-    return [
-        {"name": code.co_name, "filename": code.co_filename, "line": code_line(code, offset)}
-        for code, offset in stacks[stack]
-    ]
+    """The frames of a stack as snapshots show them, innermost first. The list is the caller's, its frames are shared."""
+    frames = rendered.get(stack)
+    if frames is None:
+        frames = rendered[stack] = [
+            {"name": code.co_name, "filename": code.co_filename, "line": code_line(code, offset)}
+            for code, offset in stacks[stack]
+        ]
+    return list(frames)
 
 
 cdef uint32_t intern_name(str name) except? 0xFFFFFFFF:
