@@ -15,6 +15,7 @@ help: ## this list
 
 demo: $(VENV)/built ## the allocator at work on host memory, in under a minute
 	$(BIN)/allotment demo
+	$(BIN)/allotment replay sample --fit
 
 test: $(VENV)/built ## all tests that need no GPU
 	$(BIN)/python -m pytest -m "not gpu"
