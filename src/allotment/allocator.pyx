@@ -57,8 +57,8 @@ from allotment.backends import open_device
 from allotment.buffer import Buffer
 from allotment.current import note_allocator
 from allotment.errors import (
-    AddressError, AllotmentError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError, SizeError, StreamError,
-    UnsupportedError)
+    AddressError, AllotmentError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError,
+    SizeError, StreamError, UnsupportedError)
 from allotment.pools import BlockState, Pool, PoolState, SegmentState
 
 cdef enum:

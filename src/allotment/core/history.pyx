@@ -60,7 +60,7 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
 
 
 cdef list stack_frames(uint32_t stack):
-    """The frames of a stack as snapshots show them, innermost first. The list is the caller's, its frames are shared."""
+    """The frames of a stack as snapshots show them, innermost first; the list is the caller's, frames are shared."""
     frames = rendered.get(stack)
     if frames is None:
         frames = rendered[stack] = [
