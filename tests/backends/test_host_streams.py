@@ -84,7 +84,7 @@ def test_waiting_lets_other_threads_of_python_run(device, gate):
     assert gate.is_set()
 
 
-def test_arguments_are_let_go_before_the_work_counts_as_done(device):
+def test_arguments_are_let_go_before_the_next_work_begins(device):
     class Thing:
         pass
 
@@ -92,6 +92,7 @@ def test_arguments_are_let_go_before_the_work_counts_as_done(device):
     watched = weakref.ref(thing)
     stream.submit(id, thing)
     del thing
+    stream.submit(int)
     stream.synchronize()
     assert watched() is None
 
