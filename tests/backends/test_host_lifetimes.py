@@ -249,7 +249,11 @@ def test_an_exception_nobody_asked_for_is_shown_at_the_end():
 
 
 def test_ctrl_c_ends_the_wait_at_the_end():
-    script = "stream.submit(lambda: print('started', flush=True))\nstream.submit(threading.Event().wait)\n"
+    script = (
+        # A program that was started in the background is born deaf to it.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "stream.submit(lambda: print('started', flush=True))\nstream.submit(threading.Event().wait)\n"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", PRELUDE + script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as program:
