@@ -26,6 +26,7 @@ from allotment.errors import (
 )
 from allotment.pools import Pool, PoolState
 from allotment.streams import Event, Stream
+from allotment.tenants import Tenant
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,7 @@ __all__ = [
     "SizeError",
     "Stream",
     "StreamError",
+    "Tenant",
     "UnsupportedError",
     "__version__",
     "capture",

@@ -1,11 +1,22 @@
+from libc.stdint cimport uint32_t
+
 from allotment.core.backend cimport Device
 from allotment.core.model cimport Engine, Failure, PoolOwner
 from allotment.core.types cimport address_t, stream_t, thread_t
 
+cdef enum:
+    ABSURD_POWER = 60           # requests of 2**60 bytes and up are refused unseen
+
+cdef enum Level:                # contexts are gathered for
+    NEVER                       # nothing
+    STATE                       # blocks, as snapshots show them
+    ALLOC                       # and entries of the history
+    EVERYTHING                  # and frees in their own right
+
 cdef class Allocator:
     cdef Engine* engine
     cdef readonly Device device
-    cdef int level                      # what contexts are gathered for: see History in the .pyx
+    cdef int level                      # a Level
     cdef object current_settings
     cdef list observers, callbacks, trackers, annotations
     cdef object most_annotations
@@ -14,7 +25,7 @@ cdef class Allocator:
     cdef object __weakref__
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
-    cdef object allocate(self, object size, object stream, thread_t thread)
+    cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
     cdef int enter(self) except -1
     cdef int close_forgotten_pools(self) except -1
     cdef void wait_outside(self) noexcept

@@ -8,6 +8,7 @@ from allotment.core.backend import Device
 from allotment.errors import OutOfMemoryFacts
 from allotment.pools import Pool, PoolId, PoolState
 from allotment.streams import Stream
+from allotment.tenants import Tenant
 
 class Allocator:
     """A caching allocator over one device.
@@ -59,6 +60,13 @@ class Allocator:
         """Just the segments of `snapshot`; also appends a snapshot entry to the trace."""
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
+    def tenant(self, name: str) -> Tenant:
+        """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose."""
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """By name, the "blocks", "allocated_bytes" and "requested_bytes" held now; "" is what has no name.
+
+        Looks at every block. Memory that was allocated while caching was off is not counted.
+        """
     @property
     def memory_fraction(self) -> float:
         """The part of the device's memory that may be reserved; 1.0 is no limit."""

@@ -39,6 +39,7 @@ from allotment.core.sharing cimport SharedHandle, share_block
 from allotment.core.sizes cimport Tuning
 from allotment.core.snapshot cimport action_name, action_number, segment_dicts, trace_dict
 from allotment.core.stats cimport SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak
+from allotment.core.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment.core.trace cimport (
     TraceRecord, trace_clear, trace_listen, trace_nth, trace_track)
 from allotment.core.tuning cimport fill_tuning
@@ -61,16 +62,7 @@ from allotment.errors import (
     SizeError, StreamError, UnsupportedError)
 from allotment.pools import BlockState, Pool, PoolState, SegmentState
 
-cdef enum:
-    ABSURD_POWER = 60           # requests of 2**60 bytes and up are refused unseen
-
 cdef object ABSURD_SIZE = 1 << 60
-
-cdef enum Level:                # contexts are gathered for
-    NEVER                       # nothing
-    STATE                       # blocks, as snapshots show them
-    ALLOC                       # and entries of the history
-    EVERYTHING                  # and frees in their own right
 
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
@@ -277,7 +269,7 @@ cdef class Allocator:
     # --- allocating and freeing ---
 
     def malloc(self, size, stream=0):
-        return self.allocate(size, stream, 0)
+        return self.allocate(size, stream, 0, 0)
 
     def free(self, address, /):
         cdef long long value = 0
@@ -315,7 +307,7 @@ cdef class Allocator:
         if not ok:
             raise self.failed(&failure)
 
-    cdef object allocate(self, object size, object stream, thread_t thread):
+    cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant):
         cdef Engine* engine = self.engine
         cdef Request request
         cdef Block* block = NULL
@@ -331,7 +323,7 @@ cdef class Allocator:
         request.size = wanted
         request.stream = <stream_t> handle
         request.thread = thread
-        request.context = capture_stack() if self.level >= STATE else 0
+        request.context = tenant | capture_stack() if self.level >= STATE else tenant
         if is_guarded_already(engine) and asks_nobody(engine) and not engine.uncached:
             # The hot path: a hit is served under the interpreter lock alone.
             if request_begin(engine, &request):
@@ -487,6 +479,37 @@ cdef class Allocator:
             range_ = range_.next
         engine_leave(self.engine)
         return sizes
+
+    def tenant(self, name):
+        from allotment.tenants import Tenant
+
+        return Tenant(self, name)
+
+    def tenants(self):
+        cdef bytes_t[TENANTS_MOST][3] sums
+        cdef Range* range_
+        cdef Block* block
+        cdef uint32_t who
+        memset(sums, 0, sizeof(sums))
+        self.enter()
+        with nogil:
+            range_ = self.engine.first_range
+            while range_ != NULL:
+                block = range_.head
+                while block != NULL:
+                    if block.allocated:
+                        who = block.context >> TENANT_SHIFT
+                        sums[who][0] += 1
+                        sums[who][1] += block.size
+                        sums[who][2] += block.requested
+                    block = block.next
+                range_ = range_.next
+            engine_leave(self.engine)
+        return {
+            tenant_name(who << TENANT_SHIFT) or "": {
+                "blocks": sums[who][0], "allocated_bytes": sums[who][1], "requested_bytes": sums[who][2]}
+            for who in range(TENANTS_MOST) if sums[who][0] != 0
+        }
 
     # --- limits and settings ---
 
@@ -945,7 +968,7 @@ cdef class Allocator:
     # --- for tools and tests ---
 
     def malloc_as(self, size, stream, thread):
-        return self.allocate(size, stream, thread)
+        return self.allocate(size, stream, thread, 0)
 
     def pending_events(self):
         cdef StreamRecord* stream

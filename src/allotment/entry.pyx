@@ -2,19 +2,25 @@
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stddef cimport size_t
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
-from allotment.allocator cimport Allocator
+from allotment.allocator cimport ABSURD_POWER, EVERYTHING, STATE, Allocator
 from allotment.core.engine cimport (
-    allocate_direct, engine_base, engine_empty_cache, engine_enter, engine_is_inside, engine_leave,
-    engine_record_stream, engine_try_enter, free_address, serve)
+    allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_is_inside,
+    engine_leave, engine_record_stream, engine_try_enter, free_address, serve)
 from allotment.core.frees cimport free_later
+from allotment.core.history cimport capture_stack
 from allotment.core.model cimport (
-    FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, NO_FAILURE, Block, Engine, Failure, Request)
+    FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
+    Request, drop_t, filter_t)
+from allotment.core.pool cimport pool_release, route_begin
 from allotment.core.types cimport address_t, bytes_t, stream_t
 from allotment.entry cimport ENTRY_VERSION, EntryPoints
+from allotment.tenants cimport Tenant
+
+from allotment.errors import AllotmentError, RequestError
 
 cdef extern from *:
     """
@@ -23,11 +29,14 @@ cdef extern from *:
     #else
     #define ALLOTMENT_THREAD __thread
     #endif
-    static ALLOTMENT_THREAD int allotment_last_reason = 0;
-    static ALLOTMENT_THREAD unsigned long long allotment_last_figures[4];
+    /* Words, because the compiler has not met the struct yet. */
+    static ALLOTMENT_THREAD unsigned long long allotment_last_failure[32];
+    #if PY_VERSION_HEX < 0x030D0000
+    #define Py_IsFinalizing _Py_IsFinalizing
+    #endif
     """
-    int last_reason "allotment_last_reason"
-    uint64_t last_figures "allotment_last_figures"[4]
+    uint64_t last_failure_words "allotment_last_failure"[32]
+    int Py_IsFinalizing() nogil
 
 cdef extern from "Python.h" nogil:
     int PyGILState_Check()
@@ -37,9 +46,30 @@ cdef extern from "Python.h" nogil:
     int snprintf(char* text, size_t capacity, const char* form, ...)
 
 
+assert sizeof(Failure) <= sizeof(last_failure_words)
+
+
 cdef struct Context:
     Engine* engine
     void* allocator         # the Allocator, which is never let go of
+    uint32_t tenant         # as contexts carry it
+    const int* level        # the allocator's: what contexts are gathered for
+
+
+cdef inline Failure* last_failure() noexcept nogil:
+    return <Failure*> last_failure_words
+
+
+cdef uint32_t stack_here() noexcept with gil:
+    try:
+        return capture_stack()
+    except BaseException:
+        return 0    # a history without this stack is better than a request without memory
+
+
+cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
+    """The number of the Python stack, if one is wanted of calls like this and there can still be one."""
+    return stack_here() if context.level[0] >= needed and not Py_IsFinalizing() else 0
 
 
 cdef inline bint enter(Engine* engine) noexcept nogil:
@@ -62,15 +92,7 @@ cdef bint enter_slowly(Engine* engine) noexcept nogil:
 
 
 cdef int note(const Failure* failure) noexcept nogil:
-    global last_reason
-    last_reason = failure.reason
-    if failure.reason == FAILED_OUT_OF_MEMORY:
-        last_figures[0] = failure.segment
-        last_figures[1] = failure.device_free
-        last_figures[2] = failure.reserved
-        last_figures[3] = failure.allocated
-    else:
-        last_figures[0] = failure.address
+    last_failure()[0] = failure[0]
     return 0
 
 
@@ -94,16 +116,15 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
     request.size = size
     request.stream = <stream_t> stream
     request.thread = 0
-    request.context = 0
-    request.failure.reason = NO_FAILURE
-    if (size >> 60) != 0:
+    if (size >> ABSURD_POWER) != 0:
+        memset(&request.failure, 0, sizeof(Failure))
         request.failure.reason = FAILED_OUT_OF_MEMORY
-        request.failure.segment = size
-        request.failure.device_free = request.failure.reserved = request.failure.allocated = 0
+        request.failure.requested = request.failure.segment = size
         note(&request.failure)
         return NULL
+    request.context = context.tenant | context_here(context, STATE)
+    request.failure.reason = NO_FAILURE
     if not enter(engine):
-        request.failure.address = 0
         note(&request.failure)
         return NULL
     if engine.uncached:
@@ -121,14 +142,16 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
 
 
 cdef int release(void* self, void* address, size_t size, int device, void* stream) noexcept nogil:
-    cdef Engine* engine = (<Context*> self).engine
+    cdef Context* context = <Context*> self
+    cdef Engine* engine = context.engine
+    cdef uint32_t stack = context_here(context, EVERYTHING)
     cdef Failure failure
     cdef bint ok
     if address == NULL:
         return 1
     if not enter(engine):
         return free_later(engine, <address_t> address)
-    ok = free_address(engine, <address_t> address, 0, &failure)
+    ok = free_address(engine, <address_t> address, stack, &failure)
     engine_leave(engine)
     return 1 if ok else note(&failure)
 
@@ -185,21 +208,63 @@ cdef int set_memory_fraction(void* self, double fraction, int device) noexcept n
     return 1
 
 
+cdef int begin_allocate_to_pool(void* self, uint64_t first, uint64_t second, filter_t accepts, drop_t drop,
+                                void* accepting) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    cdef Filter filter
+    cdef Failure failure
+    cdef bint ok
+    filter.kind = FILTER_ALL if accepts == NULL else FILTER_FUNCTION
+    filter.value = 0
+    filter.accepts = accepts
+    filter.drop = drop
+    filter.self = accepting
+    if not enter(engine):
+        return 0
+    ok = route_begin(engine, first, second, filter, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
+cdef int end_allocate_to_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    cdef Failure failure
+    cdef bint ok
+    if not enter(engine):
+        return 0
+    ok = engine_end_routing(engine, first, second, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
+cdef int release_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    cdef Failure failure
+    cdef bint ok
+    if not enter(engine):
+        return 0
+    ok = pool_release(engine, first, second, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
 cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:
     """The words of the calling thread's last failure; their length, cut to `capacity`."""
+    cdef const Failure* failure = last_failure()
     cdef char words[256]
     cdef int length
-    if last_reason == FAILED_OUT_OF_MEMORY:
+    if failure.reason == FAILED_OUT_OF_MEMORY:
         length = snprintf(
             words, sizeof(words), b"out of memory: tried to allocate %llu bytes; %llu free on the device, "
-            b"%llu reserved here, of which %llu in use", last_figures[0], last_figures[1], last_figures[2],
-            last_figures[3])
-    elif last_reason == FAILED_ADDRESS:
-        length = snprintf(words, sizeof(words), b"invalid device pointer: %#llx", last_figures[0])
-    elif last_reason == NO_FAILURE:
+            b"%llu reserved here, of which %llu in use", <unsigned long long> failure.segment,
+            <unsigned long long> failure.device_free, <unsigned long long> failure.reserved,
+            <unsigned long long> failure.allocated)
+    elif failure.reason == FAILED_ADDRESS:
+        length = snprintf(words, sizeof(words), b"invalid device pointer: %#llx", <unsigned long long> failure.address)
+    elif failure.reason == NO_FAILURE:
         length = snprintf(words, sizeof(words), b"the allocator was called from inside itself")
     else:
-        length = snprintf(words, sizeof(words), b"the device refused (reason %d)", last_reason)
+        length = snprintf(words, sizeof(words), b"the device refused (reason %d)", failure.reason)
     length = min(length, <int> capacity)
     memcpy(text, words, length)
     return length
@@ -207,13 +272,16 @@ cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:
 
 cdef EntryPoints* entry_points_of(object allocator) except NULL:
     """A table for an allocator, which from now on lives as long as the process."""
-    cdef Allocator owner = allocator
+    cdef Tenant tenant = allocator if isinstance(allocator, Tenant) else None
+    cdef Allocator owner = allocator if tenant is None else tenant.allocator
     cdef EntryPoints* table = <EntryPoints*> calloc(1, sizeof(EntryPoints))
     cdef Context* context = <Context*> calloc(1, sizeof(Context))
     if table == NULL or context == NULL:
         raise MemoryError("the host has no memory for the entry points")
     context.engine = owner.engine
     context.allocator = <void*> owner
+    context.tenant = 0 if tenant is None else tenant.context
+    context.level = &owner.level
     owner.shared_by_pointer = True
     owner.engine.interpreter_guards = False
     immortal.append(owner)
@@ -227,10 +295,25 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     table.base_allocation = base_allocation
     table.set_memory_fraction = set_memory_fraction
     table.last_error = last_error
+    table.begin_allocate_to_pool = begin_allocate_to_pool
+    table.end_allocate_to_pool = end_allocate_to_pool
+    table.release_pool = release_pool
     return table
 
 
 cdef list immortal = []
+
+
+cdef object last_exception(const EntryPoints* table):
+    cdef Allocator owner = <Allocator> (<Context*> table.context).allocator
+    cdef Failure* failure = last_failure()
+    if failure.reason == NO_FAILURE:
+        return RequestError("the allocator was called from inside itself; a callback may only free")
+    try:
+        owner.checked_size(failure.requested)
+    except AllotmentError as error:
+        return error
+    return owner.failed(failure)
 
 
 def entry_points(allocator):

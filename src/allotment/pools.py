@@ -20,6 +20,17 @@ _user_ids = itertools.count(1)
 _graph_ids = itertools.count(1)
 
 
+# Another runtime that hands its own pool ids to an allocator counts from 1 as well.
+_ABOVE_FOREIGN_IDS = 1 << 32
+
+
+def leave_ids_to_others() -> None:
+    """Take ids from now on that no other runtime of this process has reached."""
+    global _user_ids, _graph_ids
+    _user_ids = itertools.count(max(next(_user_ids), _ABOVE_FOREIGN_IDS))
+    _graph_ids = itertools.count(max(next(_graph_ids), _ABOVE_FOREIGN_IDS))
+
+
 def next_user_pool_id() -> PoolId:
     """An id for a pool that a user makes; nothing is created by taking one."""
     return 0, next(_user_ids)

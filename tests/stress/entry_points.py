@@ -15,37 +15,24 @@ import random
 import sys
 import threading
 import time
+from pathlib import Path
 
 import allotment
-from allotment.entry import entry_points_address
 
-Context, Memory, Stream = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `helpers` is, for a program that is run by itself
+from helpers.entry_points import table_of
+
 LARGEST = 3 << 20
 PATTERNS = {pattern: bytes([pattern]) * LARGEST for pattern in range(1, 17)}
 memcmp = ctypes.CDLL(None).memcmp
-memcmp.argtypes = [Memory, ctypes.c_char_p, ctypes.c_size_t]
-
-
-class Table(ctypes.Structure):
-    """`EntryPoints` of entry.pxd, as C code sees it."""
-
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("version", ctypes.c_uint32),
-        ("context", Context),
-        ("allocate_", ctypes.CFUNCTYPE(Memory, Context, ctypes.c_size_t, ctypes.c_int, Stream)),
-        ("free_", ctypes.CFUNCTYPE(ctypes.c_int, Context, Memory, ctypes.c_size_t, ctypes.c_int, Stream)),
-        ("record_stream_", ctypes.CFUNCTYPE(ctypes.c_int, Context, Memory, Stream)),
-        ("empty_cache_", ctypes.CFUNCTYPE(ctypes.c_int, Context)),
-        ("base_allocation_", ctypes.CFUNCTYPE(Memory, Context, Memory, ctypes.POINTER(ctypes.c_size_t))),
-    ]
+memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
 class CFace:
     """The entry points by the names and errors of `Allocator`, so that a thread can use either."""
 
     def __init__(self, allocator: allotment.Allocator) -> None:
-        self.table = Table.from_address(entry_points_address(allocator))
+        self.table = table_of(allocator)
 
     def malloc(self, size: int, stream: int) -> int:
         address = self.table.allocate_(self.table.context, size, 0, stream)

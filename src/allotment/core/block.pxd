@@ -18,6 +18,7 @@ from allotment.core.pointer_map cimport map_put
 from allotment.core.pool cimport is_plain, is_split, shelve, unshelve
 from allotment.core.slab cimport slab_give, slab_take
 from allotment.core.stats cimport SMALL, Stats, tally_down, tally_move, tally_up
+from allotment.core.tenants cimport context_of_free
 from allotment.core.trace cimport (
     ACTION_ALLOC, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, trace_report)
 from allotment.core.types cimport address_t, bytes_t, count_t
@@ -151,7 +152,7 @@ cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexc
     tally_down(&stats.allocated_bytes, pool.size_class, block.size)
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
-                     pool.owner.first, pool.owner.second, context if context != 0 else block.context)
+                     pool.owner.first, pool.owner.second, context_of_free(context, block.context))
     if block.size >= engine.tuning.max_split:
         tally_down(&stats.oversize_allocations, SMALL, 1)
 
@@ -169,7 +170,7 @@ cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) n
     cdef bytes_t gained
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
-                     pool.owner.first, pool.owner.second, context if context != 0 else block.context)
+                     pool.owner.first, pool.owner.second, context_of_free(context, block.context))
     block.context = 0
     gained = absorb_if_free(engine, block, before)
     if gained != 0:

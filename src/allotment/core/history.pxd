@@ -2,7 +2,7 @@
 
 A stack is captured as the code objects and instruction offsets of its frames, which costs no string and no
 line number; those are worked out when somebody looks. Equal stacks have one number for the life of the
-process. 0 is "none".
+process. 0 is "none". A context is such a number with, in its upper bits, whose it is: see `tenants`.
 """
 
 from libc.stdint cimport uint32_t

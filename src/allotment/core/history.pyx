@@ -1,6 +1,7 @@
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t, uint64_t
 
+from allotment.core.tenants cimport STACK_MOST, stack_of
 from allotment.core.trace cimport trace_set_compile_context, trace_set_metadata
 
 cdef extern from *:
@@ -53,6 +54,8 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
     key = PyBytes_FromStringAndSize(<char*> packed, 2 * depth * sizeof(uint64_t))
     number = stack_numbers.get(key)
     if number is None:
+        if len(stacks) > STACK_MOST:
+            return 0
         # The code objects are kept, so that their addresses stay theirs.
         stacks.append(tuple([(codes[i], <int> packed[2 * i + 1]) for i in range(depth)]))
         number = stack_numbers[key] = len(stacks) - 1
@@ -61,6 +64,7 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
 
 cdef list stack_frames(uint32_t stack):
     """The frames of a stack as snapshots show them, innermost first; the list is the caller's, frames are shared."""
+    stack = stack_of(stack)
     frames = rendered.get(stack)
     if frames is None:
         frames = rendered[stack] = [

@@ -128,11 +128,13 @@ cdef struct BlockPool:
     count_t releasable_count    # average age is known without a walk
     uint64_t releasable_gc_sum
 
+ctypedef void (*drop_t)(void* self) noexcept nogil     # what `self` stood for is needed no more
+
 cdef struct RawAllocator:
     # Where a private pool gets its segments from, if not from the device. A refusal is address 0.
     address_t (*allocate)(void* self, bytes_t size, stream_t stream) noexcept nogil
     void (*free)(void* self, address_t address, bytes_t size, stream_t stream) noexcept nogil
-    void (*drop)(void* self) noexcept nogil     # the pool is gone and needs it no more
+    drop_t drop                 # the pool is gone and needs it no more
     void* self
 
 cdef struct PoolOwner:
@@ -188,7 +190,7 @@ cdef struct Filter:
     FilterKind kind
     uint64_t value              # the stream, thread or capture that is accepted
     filter_t accepts            # FILTER_FUNCTION
-    void (*drop)(void* self) noexcept nogil
+    drop_t drop
     void* self
 
 cdef struct Route:

@@ -1,8 +1,10 @@
 """Copies of the engine's records as the dictionaries that PyTorch's memory tools read."""
 
 from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
 
 from allotment.core.history cimport name_of, stack_frames
+from allotment.core.tenants cimport stack_of, tenant_name, tenant_of
 from allotment.core.trace cimport ACTION_OOM, TraceRecord
 from allotment.core.walk cimport Arrangement, BlockCopy, SegmentCopy
 
@@ -21,14 +23,23 @@ cdef int action_number(str name) except -2:
     return ACTIONS.index(name) if name in ACTIONS else -1
 
 
+cdef inline int name_tenant(dict shown, uint32_t context) except -1:
+    """One field more than PyTorch writes, and only where there is something to say."""
+    if tenant_of(context) != 0:
+        shown["tenant"] = tenant_name(context)
+    return 0
+
+
 cdef dict block_dict(const BlockCopy* block):
-    return {
+    cdef dict shown = {
         "address": block.address,
         "size": block.size,
         "requested_size": block.requested,
         "state": STATES[block.state],
         "frames": stack_frames(block.context),
     }
+    name_tenant(shown, block.context)
+    return shown
 
 
 cdef list segment_dicts(const Arrangement* arrangement, int device):
@@ -65,6 +76,7 @@ cdef dict trace_dict(const TraceRecord* record):
         "user_metadata": name_of(record.metadata),
         "pool_id": (record.pool_first, record.pool_second),
     }
-    if record.stack != 0:
+    if stack_of(record.stack) != 0:
         entry["frames"] = stack_frames(record.stack)
+    name_tenant(entry, record.stack)
     return entry

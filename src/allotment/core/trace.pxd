@@ -28,7 +28,7 @@ cdef enum Action:
 
 cdef struct TraceRecord:
     int action
-    uint32_t stack              # interned stack of the context, 0 = none
+    uint32_t stack              # the context: interned stack and tenant, 0 = none
     address_t address           # OOM: the device's free memory
     bytes_t size
     stream_t stream

@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
+from allotment.core.tenants cimport tenant_of
 from allotment.core.trace cimport Trace, TraceRecord, tracker_t
 from allotment.core.types cimport address_t, bytes_t, stream_t
 
@@ -82,7 +83,7 @@ cdef void append(Trace* trace, TraceRecord* record) noexcept nogil:
     if not trace.history or (trace.skip >> record.action) & 1:
         return
     if not trace.attach_stacks:
-        record.stack = 0
+        record.stack = tenant_of(record.stack)
     if trace.stored < trace.most and make_room(trace):
         trace.ring[trace.stored] = record[0]
         trace.stored += 1

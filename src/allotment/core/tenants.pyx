@@ -1,0 +1,24 @@
+from libc.stdint cimport uint32_t
+
+from allotment.errors import RequestError
+
+cdef list names = [None]
+cdef dict contexts = {}
+
+
+cdef uint32_t tenant_context(str name) except? 0xFFFFFFFF:
+    """The context of a tenant without a stack; made known if it is new."""
+    if not name:
+        raise RequestError("a tenant needs a name")
+    context = contexts.get(name)
+    if context is None:
+        if len(names) == TENANTS_MOST:
+            raise RequestError(f"no room for tenant {name!r}: a process can have {len(names) - 1} of them")
+        context = contexts[name] = len(names) << TENANT_SHIFT
+        names.append(name)
+    return context
+
+
+cdef str tenant_name(uint32_t context):
+    """None if it is nobody's."""
+    return names[context >> TENANT_SHIFT]
