@@ -13,6 +13,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 SOURCE = Path("src")
+CPP_SOURCES = {SOURCE / "allotment" / "torch" / "hooks.pyx"}
 PORTABLE_BACKENDS = {"allotment.backends.python", "allotment.backends.simulated"}
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
@@ -42,10 +43,13 @@ def extensions() -> list[Extension]:
         is_linux_only = name.startswith("allotment.backends.") and name not in PORTABLE_BACKENDS
         if is_linux_only and sys.platform != "linux":
             continue
+        is_for_cpp = path in CPP_SOURCES
         found.append(
             Extension(
                 name,
                 [str(path)],
+                language="c++" if is_for_cpp else None,
+                optional=is_for_cpp,  # the other side of it is written in C++; everything else needs C alone
                 extra_compile_args=compile_flags(),
                 extra_link_args=link_flags(),
                 define_macros=[("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")] if TRACED else [],

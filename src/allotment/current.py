@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary, ref
 
 if TYPE_CHECKING:
     from allotment.allocator import Allocator
+    from allotment.config import Settings
     from allotment.core.backend import Device
 
 _lock = threading.Lock()
@@ -15,14 +16,17 @@ _shared: dict[str, Allocator] = {}
 _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
 
 
-def current(device: str = "host") -> Allocator:
-    """The shared allocator of a device, made at first use. `Allocator(device)` makes one of your own instead."""
+def current(device: str = "host", *, settings: str | Settings | None = None) -> Allocator:
+    """The shared allocator of a device, made at first use. `Allocator(device)` makes one of your own instead.
+
+    `settings` are for the one that is made; what is there already keeps its own.
+    """
     from allotment.allocator import Allocator
 
     name = "cuda:0" if device == "cuda" else device
     with _lock:
         if name not in _shared:
-            _shared[name] = Allocator(name)
+            _shared[name] = Allocator(name, settings=settings)
         return _shared[name]
 
 

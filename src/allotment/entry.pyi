@@ -4,7 +4,9 @@ from allotment.allocator import Allocator
 from allotment.tenants import Tenant
 
 def entry_points(allocator: Allocator | Tenant) -> Any:
-    """The allocator's functions for C, for a user with a name if a tenant is given, as a capsule named "allotment.entry_points"; see entry.pxd for its form.
+    """The allocator's functions for C as a capsule named "allotment.entry_points"; see entry.pxd for its form.
+
+    What is allocated through a tenant's functions is the tenant's.
 
     The allocator lives as long as the process from then on.
     """

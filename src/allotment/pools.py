@@ -24,11 +24,15 @@ _graph_ids = itertools.count(1)
 _ABOVE_FOREIGN_IDS = 1 << 32
 
 
-def leave_ids_to_others() -> None:
-    """Take ids from now on that no other runtime of this process has reached."""
+def leave_ids_to_others() -> list[PoolId]:
+    """Take ids from now on that no other runtime of this process has reached; the ids that were taken before."""
     global _user_ids, _graph_ids
-    _user_ids = itertools.count(max(next(_user_ids), _ABOVE_FOREIGN_IDS))
-    _graph_ids = itertools.count(max(next(_graph_ids), _ABOVE_FOREIGN_IDS))
+    user, graph = next(_user_ids), next(_graph_ids)
+    _user_ids = itertools.count(max(user, _ABOVE_FOREIGN_IDS))
+    _graph_ids = itertools.count(max(graph, _ABOVE_FOREIGN_IDS))
+    if user > _ABOVE_FOREIGN_IDS:
+        return []
+    return [(0, n) for n in range(1, user)] + [(n, 0) for n in range(1, graph)]
 
 
 def next_user_pool_id() -> PoolId:

@@ -6,9 +6,10 @@ Allotment's own, which names no vendor and is the default.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allotment.errors import OutOfMemoryFacts
@@ -21,6 +22,7 @@ __all__ = [
     "format_size",
     "memory_summary",
     "pytorch_out_of_memory",
+    "pytorch_processes",
 ]
 
 _KIB = 1 << 10
@@ -66,6 +68,16 @@ def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "") -> str:
         f"Of the allocated memory {format_size(facts.allocated + in_pools)} is allocated by PyTorch, {pools}"
         f"and {format_size(facts.reserved - facts.allocated - in_pools)} is reserved by PyTorch but unallocated."
         f"{_PYTORCH_ADVICE}"
+    )
+
+
+def pytorch_processes(device: Any) -> str:
+    """Who holds memory on a device, for `pytorch_out_of_memory`; nothing where the device cannot tell."""
+    held = getattr(device, "processes", list)()
+    return "".join(
+        f"{'Including non-PyTorch memory, this process' if process == os.getpid() else f'Process {process}'}"
+        f" has {format_size(size)} memory in use. "
+        for process, size in held
     )
 
 

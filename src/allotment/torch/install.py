@@ -1,0 +1,134 @@
+"""Making Allotment the allocator of this process's PyTorch."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from allotment import config
+from allotment.current import current
+from allotment.errors import PoolError, RequestError, UnsupportedError
+from allotment.pools import PoolId, leave_ids_to_others
+
+if TYPE_CHECKING:
+    from allotment.allocator import Allocator
+    from allotment.tenants import Tenant
+
+__all__ = ["install", "is_installed", "raw_allocator"]
+
+TENANT = "torch"
+
+_lock = threading.Lock()
+_settings: config.Settings | None = None
+_ids_before: list[PoolId] = []
+_plug_in: Any = None  # PyTorch's object; kept, because PyTorch calls into it to the end
+_installed = False
+
+
+def install(settings: str | config.Settings | None = None, *, patch: bool = False) -> None:
+    """Serve all CUDA memory of PyTorch from `allotment.current("cuda:N")`, for the rest of the process.
+
+    Call it before PyTorch's first use of a GPU; PyTorch's allocator can be replaced once, and never again.
+    `settings` is a settings string or record; by default PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...) are
+    read, in PyTorch's own way. `patch` puts `allotment.torch.memory_stats` and its like under PyTorch's names, which
+    otherwise raise. Called again, it only adds the patch.
+
+    Raises SettingsError; RequestError if it is too late; UnsupportedError without a PyTorch for CUDA.
+    """
+    global _installed
+    with _lock:
+        if not _installed:
+            plug_in = _prepare(settings)
+            try:
+                torch._C._cuda_changeCurrentAllocator(plug_in)
+            except RuntimeError as error:
+                raise RequestError(
+                    f"PyTorch has used the GPU already, so its allocator can no longer be replaced ({error}); call"
+                    " allotment.torch.install() right after importing torch, or start the program with"
+                    " python -m allotment.torch"
+                ) from error
+            _installed = True
+        elif settings is not None and _as_record(settings) != _settings:
+            raise RequestError("allotment.torch is installed already, with other settings; they are set once")
+    if patch:
+        from allotment.torch import memory
+
+        memory.patch()
+
+
+def is_installed() -> bool:
+    """Whether PyTorch's memory is ours."""
+    return _installed
+
+
+def raw_allocator(settings: str | config.Settings | None = None) -> Any:
+    """For `torch.cuda.MemPool(raw_allocator())`: PyTorch's own allocator stays, and the pool's segments are ours."""
+    with _lock:
+        return _prepare(settings)
+
+
+def _prepare(settings: str | config.Settings | None) -> Any:
+    """PyTorch's plug-in object over our functions. Touches no GPU."""
+    global _settings, _plug_in
+    if _plug_in is not None:
+        return _plug_in
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise UnsupportedError(
+            f"PyTorch {torch.__version__} was built without CUDA, so there is no memory to manage; install a CUDA build",
+            operation="install",
+        )
+    try:
+        from allotment.torch import hooks
+    except ImportError as error:
+        raise UnsupportedError(
+            "allotment was built without a C++ compiler, which its PyTorch functions need; install one (g++) and"
+            f" build it again ({error})",
+            operation="install",
+        ) from error
+    _settings = _as_record(settings)
+    _ids_before.extend(leave_ids_to_others())
+    hooks.serve_with(_tenant_on)
+    addresses = hooks.addresses()
+    plug_in = torch._C._cuda_customAllocator(addresses.pop("allocate"), addresses.pop("free"))
+    for setter, address in addresses.items():
+        getattr(plug_in, setter)(address)
+    _plug_in = plug_in
+    return plug_in
+
+
+def _as_record(settings: str | config.Settings | None) -> config.Settings:
+    if settings is None:
+        found, error = config.pytorch_environment()
+        if error is not None:
+            raise error
+    else:
+        found = config.parse(settings) if isinstance(settings, str) else settings
+    if found.backend != "native":
+        raise UnsupportedError(
+            f"backend:{found.backend} is no cache of ours; leave PyTorch its own allocator for that",
+            operation="install",
+        )
+    return found
+
+
+def _tenant_on(index: int) -> Tenant:
+    """PyTorch as a tenant of the allocator that everybody on the device shares."""
+    allocator = current(f"cuda:{index}", settings=_settings)
+    _refuse_pools_of_before(allocator)
+    if config.pytorch_caching_disabled():
+        allocator.caching = False
+    return allocator.tenant(TENANT)
+
+
+def _refuse_pools_of_before(allocator: Allocator) -> None:
+    """PyTorch numbers its pools as we do: those that were made before it was installed would be taken for its own."""
+    for pool in _ids_before:
+        try:
+            allocator.pool_use_count(pool)
+        except PoolError:
+            continue
+        raise RequestError(
+            f"pool {pool} of {allocator.device.name} was made before allotment.torch.install(); install it first"
+        )
