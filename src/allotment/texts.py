@@ -73,7 +73,7 @@ def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "") -> str:
 
 def pytorch_processes(device: Any) -> str:
     """Who holds memory on a device, for `pytorch_out_of_memory`; nothing where the device cannot tell."""
-    held = getattr(device, "processes", list)()
+    held: list[tuple[int, int]] = getattr(device, "processes", list)()
     return "".join(
         f"{'Including non-PyTorch memory, this process' if process == os.getpid() else f'Process {process}'}"
         f" has {format_size(size)} memory in use. "

@@ -76,7 +76,7 @@ def _prepare(settings: str | config.Settings | None) -> Any:
         return _plug_in
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise UnsupportedError(
-            f"PyTorch {torch.__version__} was built without CUDA, so there is no memory to manage; install a CUDA build",
+            f"PyTorch {torch.__version__} was built without CUDA; install a build that has it",
             operation="install",
         )
     try:

@@ -1,0 +1,24 @@
+"""Modules of an adapter without the framework that it adapts to."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import allotment
+
+
+def import_bare(name):
+    """A module such as allotment.torch.hooks, without running its package, which would want the framework."""
+    package, _, _ = name.rpartition(".")
+    bare = ModuleType(package)
+    bare.__path__ = [str(Path(allotment.__file__).parent.joinpath(*package.split(".")[1:]))]
+    there_before = sys.modules.get(package)
+    sys.modules[package] = bare
+    try:
+        return importlib.import_module(name)
+    finally:
+        if there_before is None:
+            del sys.modules[package]
+        else:
+            sys.modules[package] = there_before
