@@ -78,7 +78,7 @@ def torch_side(hooks, callers, fresh_device):
     def with_pool(function):
         return lambda pool: call("call_with_pool", function, device, *map(ctypes.c_ulonglong, pool))
 
-    return SimpleNamespace(
+    yield SimpleNamespace(
         allocator=allocator,
         allocate=allocate,
         free=free,
@@ -92,6 +92,10 @@ def torch_side(hooks, callers, fresh_device):
         end=with_pool("set_end_allocate_to_pool_fn"),
         release=with_pool("set_release_pool"),
     )
+    # PyTorch does not say whose an address is, and simulated devices have the same ones.
+    for block in [block for segment in allocator.segments() for block in segment["blocks"]]:
+        if block["state"] == "active_allocated":
+            allocator.free(block["address"])
 
 
 @pytest.fixture(scope="session")
