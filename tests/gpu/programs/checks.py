@@ -1,0 +1,35 @@
+"""What a program of many checks is made of: `@check` functions, run one after the other, and their results as JSON.
+
+PyTorch's allocator can be replaced once in a process, so what is to be seen under another needs a process of its own;
+a process takes seconds to start, so it holds many checks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import traceback
+from collections.abc import Callable
+
+_checks: list[Callable[[], None]] = []
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    _checks.append(function)
+    return function
+
+
+def run_checks() -> None:
+    """Print {name: "" or what went wrong} as the last line. Two minutes for each, then the process ends and says where."""
+    results = {}
+    for function in _checks:
+        print(f"# {function.__name__}", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback_later(120, exit=True)
+        try:
+            function()
+            results[function.__name__] = ""
+        except Exception:
+            results[function.__name__] = traceback.format_exc()
+    faulthandler.cancel_dump_traceback_later()
+    print(json.dumps(results), flush=True)
