@@ -106,7 +106,7 @@ def allocator_backend() -> str:
 
 
 def set_allocator_settings(env: str) -> None:
-    """Also tells PyTorch, whose pinned memory has settings in the same string, and whose complaints are the original."""
+    """Also tells PyTorch: its pinned memory has settings in the same string, and its complaints are the original."""
     try:
         _set_settings_of_torch(env)
     finally:

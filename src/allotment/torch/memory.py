@@ -35,8 +35,7 @@ from torch.cuda.memory import (  # type: ignore[import-not-found]
 )
 
 from allotment import texts
-from allotment.core.history import get_user_metadata as _get_memory_metadata
-from allotment.core.history import set_user_metadata as _set_memory_metadata
+from allotment.core.history import get_user_metadata, set_user_metadata
 from allotment.pools import PoolId
 from allotment.torch import answers
 from allotment.torch.answers import is_history_enabled
@@ -320,6 +319,16 @@ def _dump_snapshot(
     snapshot = _snapshot(augment_with_fx_traces=augment_with_fx_traces)
     with open(filename, "wb") as file:
         pickle.dump(snapshot, file)
+
+
+def _set_memory_metadata(metadata: str) -> None:
+    """Attach this text to everything the calling thread records from now on; "" attaches nothing."""
+    set_user_metadata(metadata)
+
+
+def _get_memory_metadata() -> str:
+    """What the calling thread attaches now."""
+    return get_user_metadata()
 
 
 def _save_segment_usage(filename: str | PathLike[str] = "output.svg", snapshot: dict[str, Any] | None = None) -> None:

@@ -21,7 +21,7 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def run_checks() -> None:
-    """Print {name: "" or what went wrong} as the last line. Two minutes for each, then the process ends and says where."""
+    """Print {name: "" or what went wrong} as the last line. Each has two minutes, then the process says where it is."""
     results = {}
     for function in _checks:
         print(f"# {function.__name__}", file=sys.stderr, flush=True)
