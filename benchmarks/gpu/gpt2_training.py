@@ -150,7 +150,7 @@ def print_tables(runs: dict[tuple[str, str], list[dict[str, Any]]], compared: li
             f"different from step {each['first_different_step']}"
             + ("" if each["native_repeats_itself"] else " (the native allocator's runs differ among themselves)"))
         peaks = "equal" if each["equal_peaks"] else f"different: {each['peaks_native']} and {each['peaks_ours']}"
-        print(f"{each['settings']}: losses {losses}; peak reserved {peaks}; {each['speed']:.3f} times as fast as native")
+        print(f"{each['settings']}: losses {losses}; peak reserved {peaks}; {each['speed']:.3f} of the native speed")
 
 
 def main() -> int:
