@@ -4,7 +4,7 @@
 
 Each thread works on streams of its own. A tensor is filled with a number that its neighbours do not have, read by
 another stream that is behind, and freed without waiting; every reader counts on the GPU how many bytes are not what
-they should be. At the end nothing may be allocated, and the engine's rules must hold; ends with 1 if something is wrong.
+they should be. At the end nothing may be allocated, and the engine's rules must hold. Ends with 1 if anything is wrong.
 """
 
 from __future__ import annotations

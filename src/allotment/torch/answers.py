@@ -49,7 +49,7 @@ def used_devices() -> list[int]:
 
 
 def _is_used(device: int) -> bool:
-    return device == torch.cuda.current_device() or torch._C._cuda_hasPrimaryContext(device)
+    return bool(device == torch.cuda.current_device() or torch._C._cuda_hasPrimaryContext(device))
 
 
 def _checked(device: int) -> int:

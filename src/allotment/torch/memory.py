@@ -19,6 +19,7 @@ from os import PathLike
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
+from torch.cuda import _memory_viz  # type: ignore[import-not-found]
 from torch.cuda.memory import (  # type: ignore[import-not-found]
     CUDAPluggableAllocator,
     caching_allocator_alloc,
@@ -332,14 +333,10 @@ def _get_memory_metadata() -> str:
 
 
 def _save_segment_usage(filename: str | PathLike[str] = "output.svg", snapshot: dict[str, Any] | None = None) -> None:
-    from torch.cuda import _memory_viz
-
     with open(filename, "w") as file:
         file.write(_memory_viz.segments(snapshot if snapshot is not None else _snapshot()))
 
 
 def _save_memory_usage(filename: str | PathLike[str] = "output.svg", snapshot: dict[str, Any] | None = None) -> None:
-    from torch.cuda import _memory_viz
-
     with open(filename, "w") as file:
         file.write(_memory_viz.memory(snapshot if snapshot is not None else _snapshot()))
