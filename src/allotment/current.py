@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from allotment.config import Settings
     from allotment.core.backend import Device
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # an allocator made under it notes itself
 _shared: dict[str, Allocator] = {}
 _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
 
