@@ -30,7 +30,7 @@ def leave_ids_to_others() -> list[PoolId]:
     user, graph = next(_user_ids), next(_graph_ids)
     _user_ids = itertools.count(max(user, _ABOVE_FOREIGN_IDS))
     _graph_ids = itertools.count(max(graph, _ABOVE_FOREIGN_IDS))
-    if user > _ABOVE_FOREIGN_IDS:
+    if user >= _ABOVE_FOREIGN_IDS:
         return []
     return [(0, n) for n in range(1, user)] + [(n, 0) for n in range(1, graph)]
 
