@@ -105,7 +105,9 @@ def call_caching(memory: Any) -> Any:
 
 
 def call_swap(memory: Any) -> Any:
-    memory.change_current_allocator(memory._get_current_allocator())
+    from torch.cuda.memory import _get_current_allocator
+
+    memory.change_current_allocator(_get_current_allocator())
 
 
 def call_mutex(memory: Any) -> Any:

@@ -241,10 +241,11 @@ def _record_memory_history(enabled: Any = "all", *args: Any, **kwargs: Any) -> N
     itself would note of compilation and of annotated ranges is not kept. A bool as `enabled` means the former
     parameters, as in PyTorch. It holds for the devices that are in use by now.
     """
-    (_record_legacy if isinstance(enabled, bool) else _record)(enabled, *args, **kwargs)
+    record = _record_memory_history_legacy if isinstance(enabled, bool) else _record_memory_history_impl
+    record(enabled, *args, **kwargs)
 
 
-def _record(
+def _record_memory_history_impl(
     enabled: str | None = "all",
     context: str | None = "all",
     stacks: str = "all",
@@ -267,7 +268,7 @@ def _record(
     )
 
 
-def _record_legacy(
+def _record_memory_history_legacy(
     enabled: bool,
     record_context: bool = True,
     trace_alloc_max_entries: int = 1,
@@ -292,7 +293,7 @@ def _record_legacy(
     )
 
 
-_record_memory_history.__signature__ = signature(_record)  # type: ignore[attr-defined]
+_record_memory_history.__signature__ = signature(_record_memory_history_impl)  # type: ignore[attr-defined]
 record_history = _record_memory_history
 
 

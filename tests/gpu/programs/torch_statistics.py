@@ -23,7 +23,7 @@ import torch  # noqa: E402
 
 MIB = 1 << 20
 SIZES = (1, 700, 5_000, 300_000, MIB, 2 * MIB, 7 * MIB, 12 * MIB, 33 * MIB)
-CHANCE_ALONE = {"time_us", "addr", "address", "stream", "frames", "device_free", "pool_id"}
+CHANCE_ALONE = {"time_us", "addr", "address", "stream", "frames", "device_free", "pool_id", "tenant"}
 
 
 def figures() -> dict[str, Any]:
