@@ -2,10 +2,11 @@
 
     python benchmarks/gpu/torch_functions.py [--out FILE.json] [--markdown FILE.md]
 
-Three processes do the same work and then call the functions in the same order: with PyTorch's own allocator; with ours
-installed, PyTorch's own functions first and then those of `allotment.torch.memory`; with ours installed and its
-functions under PyTorch's names. The functions are taken from the module itself, so a new one is not overlooked: one
-that nothing is written for here ends the run with 1, as does one that answers natively and raises under the patch.
+Four processes do the same work and then call the functions in the same order, so that figures can be compared: with
+PyTorch's own allocator; with ours installed, PyTorch's own functions; the same, those of `allotment.torch.memory`; with
+ours installed and its functions under PyTorch's names. The functions are taken from the module itself, so a new one is
+not overlooked: one that nothing is written for here ends the run with 1, as does a public one that answers natively and
+raises in one of the last two.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
-NATIVE, INSTALLED, PATCHED = "native", "installed", "patched"
-MIRROR = "mirror"
+NATIVE, INSTALLED, MIRROR, PATCHED = MODES = ("native", "installed", "mirror", "patched")
 WORKER = "--worker"
 NOT_COMPARED = {"addr", "address", "time_us", "frames", "stream", "device_free", "pool_id", "tenant"}
 
@@ -290,16 +290,17 @@ def work(mode: str) -> None:
 
     torch.cuda.init()
     kept = some_work()
-    names = functions_of(torch.cuda.memory)
-    columns = {mode: torch.cuda.memory}
-    if mode == INSTALLED:
-        from allotment.torch import memory
-
-        columns[MIRROR] = memory
-    told: dict[str, Any] = {"names": names, "torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
-    for column, module in columns.items():
-        told[column] = {name: outcome(lambda call=CALLS[name], of=module: call(of)) for name in names if name in CALLS}
-    told["others"] = {name: outcome(call) for name, call in OTHERS.items()}
+    module = torch.cuda.memory
+    names = functions_of(module)
+    if mode == MIRROR:
+        from allotment.torch import memory as module
+    told = {
+        "names": names,
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(),
+        "functions": {name: outcome(lambda call=CALLS[name]: call(module)) for name in names if name in CALLS},
+        "others": {name: outcome(call) for name, call in OTHERS.items()},
+    }
     assert len(kept) == 5
     print(json.dumps(told))
 
@@ -340,25 +341,26 @@ def table(told: dict[str, dict[str, Any]]) -> str:
         if name not in CALLS:
             rows.append(f"| `{name}` | not called: nothing is written for it | | | |")
             continue
-        native = told[NATIVE][NATIVE][name]
+        native = told[NATIVE]["functions"][name]
         own = f"raises {shortened(native['error'])}" if "error" in native else shortened(native["form"])
-        others = (told[INSTALLED][INSTALLED][name], told[INSTALLED][MIRROR][name], told[PATCHED][PATCHED][name])
+        others = [told[mode]["functions"][name] for mode in (INSTALLED, MIRROR, PATCHED)]
         rows.append(f"| `{name}` | {own} | " + " | ".join(cell(native, other) for other in others) + " |")
     rows += ["", "| what else asks the allocator | native | under the adapter | patched |", "|---|---|---|---|"]
     for name in OTHERS:
         native = told[NATIVE]["others"][name]
         own = f"raises {shortened(native['error'])}" if "error" in native else shortened(native["form"])
-        others = (told[INSTALLED]["others"][name], told[PATCHED]["others"][name])
+        others = [told[mode]["others"][name] for mode in (INSTALLED, PATCHED)]
         rows.append(f"| {name} | {own} | " + " | ".join(cell(native, other) for other in others) + " |")
     return "\n".join(rows)
 
 
 def missed(told: dict[str, dict[str, Any]]) -> list[str]:
     found = [f"{name}: nothing is written for it" for name in told[NATIVE]["names"] if name not in CALLS]
-    for name, native in told[NATIVE][NATIVE].items():
-        for column, other in ((MIRROR, told[INSTALLED][MIRROR][name]), (PATCHED, told[PATCHED][PATCHED][name])):
-            if "error" in other and "error" not in native and not (column == MIRROR and name.startswith("_")):
-                found.append(f"{name}, {column}: {other['error']}")
+    for name, native in told[NATIVE]["functions"].items():
+        for mode in (MIRROR, PATCHED):
+            other = told[mode]["functions"][name]
+            if "error" in other and "error" not in native and not name.startswith("_"):
+                found.append(f"{name}, {mode}: {other['error']}")
     return found
 
 
@@ -366,12 +368,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the results as JSON to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
-    parser.add_argument(WORKER, choices=(NATIVE, INSTALLED, PATCHED), help=argparse.SUPPRESS)
+    parser.add_argument(WORKER, choices=MODES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(options.worker)
         return 0
-    told = {mode: run(mode) for mode in (NATIVE, INSTALLED, PATCHED)}
+    told = {mode: run(mode) for mode in MODES}
     text = table(told)
     print(f"{told[NATIVE]['gpu']}, PyTorch {told[NATIVE]['torch']}\n\n{text}\n")
     for path, content in ((options.out, json.dumps(told, indent=1)), (options.markdown, text)):

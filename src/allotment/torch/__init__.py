@@ -1,8 +1,11 @@
 """Allotment under PyTorch: `install()` before the first use of a GPU, and all CUDA memory of PyTorch is ours.
 
-Or run a program as it is: `python -m allotment.torch script.py`.
+Or run a program as it is: `python -m allotment.torch script.py`. The functions of `torch.cuda.memory` are here too,
+telling of our allocator; `patch()` makes PyTorch's own do so.
 """
 
 from allotment.torch.install import install, is_installed, raw_allocator
+from allotment.torch.memory import *  # noqa: F403
+from allotment.torch.memory import __all__ as _of_memory
 
-__all__ = ["install", "is_installed", "raw_allocator"]
+__all__ = ["install", "is_installed", "raw_allocator", *_of_memory]

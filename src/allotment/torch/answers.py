@@ -31,7 +31,10 @@ SKIPPABLE = frozenset({"alloc", "free_requested", "free_completed", "segment_all
 
 _history_lock = threading.Lock()
 _history_enabled = False
-_set_settings_of_torch: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+# Taken here, because the patch puts ours in its place; a PyTorch before 2.8 has another.
+_set_settings_of_torch: Callable[[str], None] = getattr(
+    torch._C, "_accelerator_setAllocatorSettings", lambda settings: None
+)
 
 
 def allocator_of(device: int) -> Allocator:
