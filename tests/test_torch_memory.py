@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import inspect
 import pickle
 import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from allotment import Allocator
-from allotment.backends.simulated import SimulatedDevice
 from allotment.texts import PYTORCH_SUMMARY, memory_summary
-from helpers.engine import GIB, MIB
-from helpers.torch_stand_in import PASSED_ON, REFUSED, stand_in
-
-OWN_MODULES = [f"allotment.torch.{name}" for name in ("answers", "pool", "patching", "memory")]
+from helpers.engine import MIB
+from helpers.torch_stand_in import PASSED_ON, REFUSED, adapter_on_stand_in
 
 
 @pytest.fixture
 def stand(monkeypatch):
     """PyTorch with two GPUs, the first in use; our allocators of both; and the adapter's modules over them."""
-    world, modules = stand_in(2)
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    for name in OWN_MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    package = ModuleType("allotment.torch")  # the package itself brings in what is compiled
-    package.__path__ = [str(importlib.import_module("allotment").__path__[0]) + "/torch"]
-    monkeypatch.setitem(sys.modules, "allotment.torch", package)
-    answers, _, patching, memory = (importlib.import_module(name) for name in OWN_MODULES)
-    allocators = [Allocator(SimulatedDevice(GIB, index), settings="") for index in range(2)]
-    asked: list[int] = []
-
-    def allocator_of(index):
-        asked.append(index)
-        return allocators[index]
-
-    for name in OWN_MODULES:
-        if hasattr(sys.modules[name], "allocator_of"):
-            monkeypatch.setattr(sys.modules[name], "allocator_of", allocator_of)
-    world.init()
-    yield SimpleNamespace(
-        world=world, torch=modules["torch"], memory=memory, patching=patching, answers=answers,
-        allocators=allocators, asked=asked,
-    )  # fmt: skip
+    yield adapter_on_stand_in(monkeypatch)
     gc.collect()  # pools that a test let go of, while their allocators are there
+
 
 
 # Figures.

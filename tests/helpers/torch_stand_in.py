@@ -1,15 +1,24 @@
 """As much of PyTorch as the adapter's memory functions touch, for tests without it.
 
-`stand_in(count)` gives modules by name, for `sys.modules`: two simulated GPUs, say, of which the first is in use, and a
-`torch._C` that refuses what PyTorch refuses under a pluggable allocator. `torch.cuda.memory` is written in terms of
-`torch._C`, as the original is.
+A `torch._C` refuses what PyTorch refuses under a pluggable allocator; `torch.cuda.memory` is written in terms of it,
+as the original is. `adapter_on_stand_in` puts it all in place for one test.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
-from types import ModuleType
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import allotment
+from allotment import Allocator
+from allotment.backends.simulated import SimulatedDevice
+
+GIB = 1 << 30
 
 REFUSED = (
     "_accelerator_getDeviceStats",
@@ -59,6 +68,35 @@ class Device:
         return f"{self.type}:{self.index}"
 
 
+class Graph:
+    """`torch.cuda.CUDAGraph`: tells the allocator of its capture as PyTorch 2.11 does, and in that order."""
+
+    world: World
+
+    def capture_begin(self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global") -> None:
+        if self.world.stream == 0:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        assert pool is not None, "PyTorch would choose one that nobody else knows"
+        self.begun_with = pool
+        self.world.allocator.begin_allocate_to_pool(pool)
+        if self.world.refuses_captures:
+            raise RuntimeError("operation not permitted")
+        self.stream = self.world.stream
+        self.world.capturing.add(self.stream)
+
+    def capture_end(self) -> None:
+        if self.world.stream != self.stream:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        self.world.capturing.discard(self.stream)
+        if self.world.spoilt:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.world.allocator.end_allocate_to_pool(self.begun_with)
+
+    def reset(self) -> None:
+        """After a capture that came to its end."""
+        self.world.allocator.release_pool(self.begun_with)
+
+
 class World:
     """What the stand-in knows of its GPUs."""
 
@@ -70,6 +108,11 @@ class World:
         self.settings: list[str] = []
         self.complaint: Exception | None = None
         """What PyTorch's own parser raises for the next settings."""
+        self.allocator: Any = None
+        """The one that graphs speak to."""
+        self.stream = 7
+        self.capturing: set[int] = set()
+        self.refuses_captures = self.spoilt = False
 
     def init(self) -> None:
         self.initialized = True
@@ -91,6 +134,12 @@ class World:
         if optional and (device is None or isinstance(device, Device)):
             return self.current_device()
         raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
 
     def set_settings(self, text: str) -> None:
         self.settings.append(text)
@@ -123,6 +172,11 @@ def stand_in(count: int = 2) -> tuple[World, dict[str, ModuleType]]:
     cuda.init = world.init
     cuda.current_device = world.current_device
     cuda.device_count = lambda: world.count
+    cuda.CUDAGraph = type("CUDAGraph", (Graph,), {"world": world})
+    cuda.graph_pool_handle = c._graph_pool_handle
+    cuda.current_stream = lambda: world.stream
+    cuda.stream = world.on_stream
+    cuda.is_current_stream_capturing = lambda: world.stream in world.capturing
 
     for name in PASSED_ON:
         setattr(memory, name, lambda *args, _name=name: _name)
@@ -136,3 +190,36 @@ def stand_in(count: int = 2) -> tuple[World, dict[str, ModuleType]]:
     torch._C, torch.cuda, torch.device = c, cuda, Device
     cuda.memory, cuda._memory_viz = memory, ModuleType("torch.cuda._memory_viz")
     return world, {"torch": torch, "torch._C": c, "torch.cuda": cuda, "torch.cuda.memory": memory}
+
+
+ADAPTER = ("answers", "pool", "patching", "memory", "captures")
+"""The adapter's modules that are not compiled, in order of import."""
+
+
+def adapter_on_stand_in(monkeypatch: Any) -> SimpleNamespace:
+    """The adapter's modules by name, imported anew over a stand-in with two GPUs, and our allocators of both."""
+    world, modules = stand_in(2)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    package = ModuleType("allotment.torch")  # the package itself brings in more than is wanted here
+    package.__path__ = [f"{allotment.__path__[0]}/torch"]
+    monkeypatch.setitem(sys.modules, "allotment.torch", package)
+    adapter = {}
+    for name in ADAPTER:
+        place = f"allotment.torch.{name}"
+        monkeypatch.setitem(sys.modules, place, package)  # so that it is as it was afterwards, there or not
+        del sys.modules[place]
+        adapter[name] = importlib.import_module(place)
+    allocators = [Allocator(SimulatedDevice(GIB, index), settings="") for index in range(2)]
+    asked: list[int] = []
+
+    def allocator_of(index: int) -> Allocator:
+        asked.append(index)
+        return allocators[index]
+
+    for module in adapter.values():
+        if hasattr(module, "allocator_of"):
+            monkeypatch.setattr(module, "allocator_of", allocator_of)
+    world.allocator = allocators[0]
+    world.init()
+    return SimpleNamespace(world=world, torch=modules["torch"], allocators=allocators, asked=asked, **adapter)

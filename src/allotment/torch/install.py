@@ -11,6 +11,7 @@ from allotment import config
 from allotment.current import current
 from allotment.errors import PoolError, RequestError, UnsupportedError
 from allotment.pools import PoolId, leave_ids_to_others
+from allotment.torch.captures import end_failed_captures
 
 if TYPE_CHECKING:
     from allotment.allocator import Allocator
@@ -50,6 +51,7 @@ def install(settings: str | config.Settings | None = None, *, patch: bool = Fals
                     " python -m allotment.torch"
                 ) from error
             _installed = True
+            end_failed_captures()
         elif settings is not None and _as_record(settings) != _settings:
             raise RequestError("allotment.torch is installed already, with other settings; they are set once")
     if patch:

@@ -1,0 +1,94 @@
+"""PyTorch's captures, on a stand-in that leaves the allocator in the dark when one fails, as PyTorch 2.11 does."""
+
+import pytest
+
+from allotment import PoolError
+from helpers.engine import MIB, reserved
+from helpers.torch_stand_in import adapter_on_stand_in
+
+
+@pytest.fixture
+def stand(monkeypatch):
+    stand = adapter_on_stand_in(monkeypatch)
+    stand.captures.end_failed_captures()
+    return stand
+
+
+def capture(stand, pool=None):
+    """A graph whose capture has begun, with a block that was freed in it."""
+    graph = stand.torch.cuda.CUDAGraph()
+    graph.capture_begin(pool)
+    stand.allocators[0].free(stand.allocators[0].malloc(4 * MIB, 7))
+    return graph
+
+
+def is_released(stand, pool):
+    stand.allocators[0].empty_cache()
+    with pytest.raises(PoolError):
+        stand.allocators[0].pool_use_count(pool)
+    return reserved(stand.allocators[0]) == 0
+
+
+def test_a_capture_that_ends_well_is_left_to_pytorch(stand):
+    graph = capture(stand)
+    graph.capture_end()
+    assert stand.allocators[0].pool_use_count(graph.begun_with) == 1
+    graph.reset()
+    assert is_released(stand, graph.begun_with)
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(stand):
+    graph = capture(stand)
+    stand.world.spoilt = True
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        graph.capture_end()
+    assert is_released(stand, graph.begun_with)
+
+
+def test_one_that_fails_in_a_shared_pool_leaves_it_to_the_other_graph(stand):
+    first = capture(stand)
+    first.capture_end()
+    second = capture(stand, first.begun_with)
+    stand.world.spoilt = True
+    with pytest.raises(RuntimeError):
+        second.capture_end()
+    assert stand.allocators[0].pool_use_count(first.begun_with) == 1
+    first.reset()
+    assert is_released(stand, first.begun_with)
+
+
+def test_an_end_that_was_tried_on_the_wrong_stream_can_be_tried_again(stand):
+    graph = capture(stand)
+    with stand.world.on_stream(8), pytest.raises(RuntimeError, match="same stream"):
+        graph.capture_end()
+    stand.world.stream = 7
+    assert stand.allocators[0].pool_use_count(graph.begun_with) == 1
+    graph.capture_end()
+    graph.reset()
+    assert is_released(stand, graph.begun_with)
+
+
+def test_a_capture_that_the_device_refuses_to_begin_leaves_nothing_behind(stand):
+    stand.world.refuses_captures = True
+    graph = stand.torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graph.capture_begin()
+    assert is_released(stand, graph.begun_with)
+
+
+def test_a_capture_that_pytorch_refuses_to_begin_changes_nothing(stand):
+    stand.world.stream = 0
+    with pytest.raises(RuntimeError, match="non-default stream"):
+        stand.torch.cuda.CUDAGraph().capture_begin()
+    assert stand.allocators[0].malloc(MIB)
+
+
+def test_a_second_capture_into_a_pool_that_is_captured_into_does_not_end_the_first(stand):
+    graph = capture(stand)
+    stand.world.stream = 8
+    with pytest.raises(PoolError):
+        stand.torch.cuda.CUDAGraph().capture_begin(graph.begun_with)
+    stand.world.stream = 7
+    inside = stand.allocators[0].malloc(MIB, 7)
+    assert inside in [block["address"] for s in stand.allocators[0].segments(graph.begun_with) for block in s["blocks"]]
+    graph.capture_end()
