@@ -52,7 +52,8 @@ def complaint(function: Any, *args: Any, **named: Any) -> str:
     try:
         return f"no complaint, {function(*args, **named)!r}"
     except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        return said.replace(f"argument {chr(99)}:", "argument 99:")  # PyTorch writes a device's number as a character
 
 
 def sequence(steps: int, seed: int, live: list[torch.Tensor], streams: list[torch.cuda.Stream]) -> None:
