@@ -1,0 +1,97 @@
+"""Buffers of cuda.core from an allocator of ours.
+
+    from cuda.core import Device
+    import allotment.cuda_core
+
+    device = Device()
+    device.set_current()
+    stream = device.create_stream()
+    resource = allotment.cuda_core.MemoryResource()     # the shared allocator of the current device
+    buffer = resource.allocate(1 << 20, stream=stream)
+    device.memory_resource = resource                   # for `device.allocate` too
+
+Memory is counted as the tenant "cuda.core".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allotment.allocator import Allocator
+from allotment.current import current
+from allotment.frameworks import PER_THREAD_STREAM, import_framework, raw_stream_handle, stream_handle, tenant_of
+from allotment.tenants import Tenant
+
+__all__ = ["MemoryResource", "record_stream"]
+
+_core = import_framework("allotment.cuda_core", "cuda.core", "cuda-core")
+
+_NAME = "cuda.core"
+_Base: Any = _core.MemoryResource
+
+
+class MemoryResource(_Base):  # type: ignore[misc]
+    """Device memory in stream order.
+
+    `allocator` is an Allocator, or a Tenant of one; None is the shared allocator of the current device.
+    Raises RequestError for an allocator that is not on a CUDA device.
+    """
+
+    def __init__(self, allocator: Allocator | Tenant | None = None) -> None:
+        if allocator is None:
+            allocator = current(f"cuda:{_core.Device().device_id}")
+        self._tenant = tenant_of(allocator, _NAME)
+
+    @property
+    def allocator(self) -> Allocator:
+        return self._tenant.allocator
+
+    def allocate(self, size: int, *, stream: Any = None) -> Any:
+        """A buffer for work on `stream`, by default the default stream; that stream also orders its end.
+
+        Raises StreamError for the per-thread default stream, SizeError, OutOfMemoryError (a MemoryError).
+        """
+        if stream is None:
+            stream = _core.LEGACY_DEFAULT_STREAM
+        elif not isinstance(stream, (_core.Stream, _core.graph.GraphBuilder)):
+            stream = _core.Stream.from_handle(raw_stream_handle(stream))
+        address = self._tenant.malloc(size, stream_handle(stream))
+        return _core.Buffer.from_handle(address, size, self, stream=stream)
+
+    def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
+        """Give memory back in the order of `stream`; that of its allocation is always observed."""
+        address = int(ptr)
+        if stream is not None:
+            if raw_stream_handle(stream) == PER_THREAD_STREAM:
+                stream.sync()  # whose stream that is, only this thread knows
+            else:
+                self._tenant.record_stream(address, stream_handle(stream))
+        self._tenant.free(address)
+
+    def record_stream(self, buffer: Any, stream: Any) -> None:
+        """Declare that work on `stream` uses a buffer, so that its memory is reused only when that work is done."""
+        self._tenant.record_stream(int(buffer.handle), stream_handle(stream))
+
+    @property
+    def is_device_accessible(self) -> bool:
+        return True
+
+    @property
+    def is_host_accessible(self) -> bool:
+        return False
+
+    @property
+    def device_id(self) -> int:
+        return self._tenant.allocator.device.index
+
+
+def record_stream(buffer: Any, stream: Any) -> None:
+    """Declare that work on `stream` uses a buffer, so that its memory is reused only when that work is done.
+
+    `stream` is a stream of any framework, or its handle. Raises TypeError for a buffer of another resource, and
+    StreamError for the per-thread default stream.
+    """
+    resource = buffer.memory_resource
+    if not isinstance(resource, MemoryResource):
+        raise TypeError(f"the buffer's memory is of {type(resource).__name__}, not of allotment.cuda_core")
+    resource.record_stream(buffer, stream)

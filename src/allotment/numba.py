@@ -1,0 +1,148 @@
+"""Numba's CUDA arrays on an allocator of ours, as a memory manager plug-in of numba-cuda.
+
+    NUMBA_CUDA_MEMORY_MANAGER=allotment.numba python program.py
+
+or, in the program:
+
+    import allotment.numba
+
+    allotment.numba.install()                           # the shared allocator of each device
+    allotment.numba.install(allotment.Allocator("cuda:0", limit="20GiB"))
+    allotment.numba.record_stream(array, stream)        # before an array that another stream uses is let go
+    allotment.numba.uninstall()
+
+Numba does not say which stream an array is for, so all memory belongs to the default stream, and is counted as the
+tenant "numba".
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+from weakref import proxy
+
+from allotment.allocator import Allocator
+from allotment.errors import OutOfMemoryError, UnsupportedError
+from allotment.frameworks import DeviceTenants, import_framework
+from allotment.tenants import Tenant
+
+__all__ = ["MemoryManager", "install", "record_stream", "uninstall"]
+
+_cuda = import_framework("allotment.numba", "numba.cuda", "numba-cuda")
+_driver = import_framework("allotment.numba", "numba.cuda.cudadrv.driver", "numba-cuda")
+
+_NAME = "numba"
+_IPC_PREFIX = b"\x01c"  # of a shared handle: see core/sharing.pxd
+_Base: Any = _cuda.HostOnlyCUDAMemoryManager
+
+
+class MemoryManager(_Base):  # type: ignore[misc]
+    """Device memory from an allocator; pinned and managed memory as in Numba's own manager.
+
+    Numba makes one for each context.
+    """
+
+    tenants: ClassVar[DeviceTenants] = DeviceTenants(_NAME)
+
+    def initialize(self) -> None:
+        if not self.deallocations.memory_capacity:
+            self.deallocations.memory_capacity = self.get_memory_info().total
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.tenants.on(int(self.context.device.id))
+
+    def memalloc(self, size: int) -> Any:
+        """Memory for work on the default stream. Raises OutOfMemoryError, which is a MemoryError."""
+        tenants, tenant = self.tenants, self.tenant
+        try:
+            address = tenant.malloc(size)
+        except OutOfMemoryError:
+            self.deallocations.clear()
+            address = tenant.malloc(size)
+
+        pointer = _driver.binding.CUdeviceptr(address)
+        give_back = partial(_give_back, tenant, address, tenants)
+        return _cuda.MemoryPointer(proxy(self.context), pointer, size, finalizer=give_back)
+
+    def get_memory_info(self) -> Any:
+        """What the device has, free and in total; what is cached here counts as taken."""
+        free, total = self.tenant.allocator.memory_info()
+        return _cuda.MemoryInfo(free=free, total=total)
+
+    def get_ipc_handle(self, memory: Any) -> Any:
+        """Raises UnsupportedError for memory in an expandable segment, of which Numba cannot open a handle."""
+        start = int(memory.owner.handle)
+        offset, handle = self.tenant.allocator.share(start)
+        if not handle.startswith(_IPC_PREFIX):
+            raise UnsupportedError("Numba opens no handles of expandable segments; switch these off to share memory")
+        driver_handle = _driver.binding.CUipcMemHandle()
+        driver_handle.reserved = handle.removeprefix(_IPC_PREFIX)
+        identity = self.context.device.get_device_identity()
+        offset += int(memory.handle) - start
+        return _cuda.IpcHandle(memory, driver_handle, memory.size, identity, offset=offset)
+
+    def reset(self) -> None:
+        """Give cached memory back. Arrays that are still held stay valid: others may share the allocator."""
+        super().reset()
+        self.tenant.allocator.empty_cache()
+
+    @property
+    def interface_version(self) -> int:
+        return 1
+
+
+def _give_back(tenant: Tenant, address: int, tenants: DeviceTenants) -> None:
+    """A finalizer, through which `tenants` lives as long as the memory."""
+    tenant.free(address)
+
+
+_numba_memory_manager = MemoryManager  # what Numba looks for in the module that its environment variable names
+_before: Any = None
+
+
+def install(allocator: Allocator | Tenant | None = None) -> None:
+    """Let Numba allocate here from now on; what it has stays where it is.
+
+    `allocator` serves its own device, other devices have their shared allocator; None is shared ones alone. A second
+    call replaces the first. Raises RequestError for an allocator that is not on a CUDA device.
+    """
+    global _before
+    manager = type("MemoryManager", (MemoryManager,), {"tenants": DeviceTenants(_NAME, allocator)})
+    if _before is None:
+        _driver._ensure_memory_manager()
+        _before = _driver._memory_manager
+    _use(manager)
+
+
+def uninstall() -> None:
+    """Go back to the manager that stood before `install`; arrays from here stay valid. Does nothing without one."""
+    global _before
+    if _before is not None:
+        _use(_before)
+        _before = None
+
+
+def record_stream(array: Any, stream: Any) -> None:
+    """Declare that work on `stream` uses an array or a view of one, so that its memory is reused only afterwards.
+
+    `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere, and
+    StreamError for the per-thread default stream.
+    """
+    memory = array.gpu_data.owner
+    if not isinstance(memory, _cuda.MemoryPointer):
+        memory = array.gpu_data  # of an array that another library made
+    device = int(memory.context.device.id)
+    DeviceTenants.record_stream(_NAME, device, int(memory.handle), stream)
+
+
+def _use(manager: Any) -> None:
+    """Numba asks for a manager when it makes a context; those that are there get theirs from us."""
+    _cuda.set_memory_manager(manager)
+    if not _driver.driver.is_initialized:
+        return
+    for device in _cuda.gpus:
+        context = device.primary_context
+        if context is not None:
+            context.memory_manager = manager(context=context)
+            context.prepare_for_use()
