@@ -1,0 +1,32 @@
+"""A device without memory that the adapters take for a GPU, and its pinned memory."""
+
+from __future__ import annotations
+
+from allotment.backends.python import Backend
+from allotment.errors import AddressError
+from helpers.queue_device import QueueDevice
+
+
+class CudaLikeDevice(QueueDevice):
+    """`pinned` is the pinned memory it has given and not got back: size by address."""
+
+    def __init__(self, capacity: int = 1 << 30, index: int = 0, pinned_capacity: int = 1 << 30) -> None:
+        super().__init__(capacity)
+        Backend.__init__(self, name=f"cuda:{index}", index=index)
+        self.pinned: dict[int, int] = {}
+        self._pinned_capacity = pinned_capacity
+        self._next_pinned = 1 << 40
+        for _ in range(2):
+            self.stream_create()  # 1 and 2 are numbers of default streams
+
+    def pinned_allocate(self, size: int) -> int:
+        if sum(self.pinned.values()) + size > self._pinned_capacity:
+            raise MemoryError(f"no pinned memory for {size} bytes")
+        address = self._next_pinned
+        self._next_pinned += size
+        self.pinned[address] = size
+        return address
+
+    def pinned_free(self, address: int) -> None:
+        if self.pinned.pop(address, None) is None:
+            raise AddressError(f"no pinned memory at {address:#x}", address)
