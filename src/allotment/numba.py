@@ -108,7 +108,8 @@ def install(allocator: Allocator | Tenant | None = None) -> None:
     call replaces the first. Raises RequestError for an allocator that is not on a CUDA device.
     """
     global _before
-    manager = type("MemoryManager", (MemoryManager,), {"tenants": DeviceTenants(_NAME, allocator)})
+    members = {"tenants": DeviceTenants(_NAME, allocator), "__module__": __name__}
+    manager = type("MemoryManager", (MemoryManager,), members)
     if _before is None:
         _driver._ensure_memory_manager()
         _before = _driver._memory_manager
@@ -139,7 +140,8 @@ def record_stream(array: Any, stream: Any) -> None:
 def _use(manager: Any) -> None:
     """Numba asks for a manager when it makes a context; those that are there get theirs from us."""
     _cuda.set_memory_manager(manager)
-    if not _driver.driver.is_initialized:
+    driver = _driver.driver
+    if not driver.is_initialized or driver.initialization_error is not None:
         return
     for device in _cuda.gpus:
         context = device.primary_context

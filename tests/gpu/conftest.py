@@ -1,5 +1,6 @@
 """Tests that need an NVIDIA GPU; without one they are skipped, and say why."""
 
+import faulthandler
 import os
 
 import pytest
@@ -18,3 +19,11 @@ def cuda_device():
         return cuda.CudaDevice(0)
     except DeviceError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def watchdog():
+    """A wait for a stream that is held for good ends the run, and says where."""
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()

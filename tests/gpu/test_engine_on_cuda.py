@@ -1,6 +1,5 @@
 """The engine on a real GPU: what it hands out is right while streams run, and it survives what a driver does."""
 
-import faulthandler
 import subprocess
 import sys
 
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 FaultyRelay = faulty(RelayDevice)
 SETTINGS = {"plain": "", "expandable": "expandable_segments:True"}
-
-
-@pytest.fixture(autouse=True)
-def watchdog():
-    """A wait for a stream that is held for good ends the run, and says where."""
-    faulthandler.dump_traceback_later(120, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

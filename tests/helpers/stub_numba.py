@@ -85,7 +85,7 @@ class StubNumba:
         self.driver.__dict__.update(
             _memory_manager=None,
             _ensure_memory_manager=self._ensure_memory_manager,
-            driver=SimpleNamespace(is_initialized=False),
+            driver=SimpleNamespace(is_initialized=False, initialization_error=None),
             binding=SimpleNamespace(CUdeviceptr=int, CUipcMemHandle=SimpleNamespace),
         )
         cuda = ModuleType("numba.cuda")
