@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ class Measure:
             return (time.perf_counter_ns() - start) / count
 
 
+@cache
+def plan(count: int) -> list[tuple[int, int]]:
+    """Every place is filled once, then chosen at random."""
+    choose = random.Random(1)
+    places = [*range(min(count, LIVE)), *(choose.randrange(LIVE) for _ in range(count - LIVE))]
+    return [(place, choose.choice(SIZES)) for place in places]
+
+
 # The frameworks.
 
 
@@ -78,9 +87,9 @@ def cupy_measures() -> Iterator[Measure]:
             empty(BLOCK, kind)
 
     def replacement(count: int, _: Any) -> None:
-        empty, kind, choose = cupy.empty, cupy.uint8, random.Random(1)
-        live = [empty(choose.choice(SIZES), kind) for _ in range(LIVE)]
-        for place, size in [(choose.randrange(LIVE), choose.choice(SIZES)) for _ in range(count)]:
+        empty, kind = cupy.empty, cupy.uint8
+        live: list[Any] = [None] * LIVE
+        for place, size in plan(count):
             live[place] = empty(size, kind)
 
     def total(count: int, _: Any) -> None:
