@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,6 +120,12 @@ def _tenant_on(index: int) -> Tenant:
     """PyTorch as a tenant of the allocator that everybody on the device shares."""
     allocator = current(f"cuda:{index}", settings=_settings)
     _refuse_pools_of_before(allocator)
+    if allocator.settings != _settings:
+        warnings.warn(
+            f"{allocator.device.name} has a shared allocator already, which keeps its settings; call"
+            " allotment.torch.install() before others use it, or configure() it",
+            stacklevel=2,
+        )
     if config.pytorch_caching_disabled():
         allocator.caching = False
     return allocator.tenant(TENANT)
