@@ -8,7 +8,7 @@ COVERAGE := build/coverage
 COPIED := src docs examples pyproject.toml setup.py README.md LICENSE
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: help demo test lint bench gpu coverage sanitize race clean
+.PHONY: help demo test lint bench gpu frameworks coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -35,6 +35,15 @@ gpu: ## tests and benchmarks that need an NVIDIA GPU, with PYTHON as it is; resu
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/smoke.py
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/latency.py --out build/gpu/latency.json
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/side_by_side.py --out build/gpu/side_by_side.json
+
+frameworks: ## the same for PyTorch (with transformers), CuPy, Numba and cuda.core on our memory; results in build/gpu
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	mkdir -p build/gpu
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/torch_functions.py --out build/gpu/functions.json --markdown build/gpu/functions.md
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/gpt2_training.py --out build/gpu/gpt2.json
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/torch_speed.py --out build/gpu/torch_speed.json
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/adapters.py --out build/gpu/adapters.json
+	PYTHONPATH=src $(PYTHON) tests/stress/torch_threads.py --seconds 60
 
 # Traced code reports each line to Python, so it cannot run beside other threads: those tests stay out.
 coverage: $(COVERAGE)/built ## line coverage of Python and Cython, from a build of its own
