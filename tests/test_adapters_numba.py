@@ -158,7 +158,7 @@ def test_a_handle_for_another_process_counts_from_the_segment(monkeypatch, adapt
     adapter.install(allocator)
     manager = numba.context().memory_manager
     memory = manager.memalloc(4096)
-    monkeypatch.setattr(type(manager), "tenant", Sharing(512, b"\x01c" + bytes(range(64))))
+    monkeypatch.setattr(type(manager), "tenant", Sharing(512, b"\x02c" + bytes(range(64))))
     shared = manager.get_ipc_handle(memory.view(100))
     assert shared.handle.reserved == bytes(range(64))
     assert (shared.offset, shared.size, shared.source_info) == (612, 3996, {"gpu": 0})
@@ -168,6 +168,6 @@ def test_a_handle_that_numba_cannot_open_is_refused(monkeypatch, adapter, numba,
     adapter.install(allocator)
     manager = numba.context().memory_manager
     memory = manager.memalloc(4096)
-    monkeypatch.setattr(type(manager), "tenant", Sharing(0, b"\x01e" + bytes(28)))
+    monkeypatch.setattr(type(manager), "tenant", Sharing(0, b"\x02e" + bytes(28)))
     with pytest.raises(UnsupportedError, match="expandable"):
         manager.get_ipc_handle(memory)

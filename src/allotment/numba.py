@@ -32,7 +32,7 @@ _cuda = import_framework("allotment.numba", "numba.cuda", "numba-cuda")
 _driver = import_framework("allotment.numba", "numba.cuda.cudadrv.driver", "numba-cuda")
 
 _NAME = "numba"
-_IPC_PREFIX = b"\x01c"  # of a shared handle: see core/sharing.pxd
+_PLAIN_SEGMENT = b"c"  # the kind of a shared handle that is the driver's own: see core/sharing.pxd
 _Base: Any = _cuda.HostOnlyCUDAMemoryManager
 
 
@@ -74,10 +74,11 @@ class MemoryManager(_Base):  # type: ignore[misc]
         """Raises UnsupportedError for memory in an expandable segment, of which Numba cannot open a handle."""
         start = int(memory.owner.handle)
         offset, handle = self.tenant.allocator.share(start)
-        if not handle.startswith(_IPC_PREFIX):
+        kind, of_driver = handle[1:2], handle[2:]
+        if kind != _PLAIN_SEGMENT:
             raise UnsupportedError("Numba opens no handles of expandable segments; switch these off to share memory")
         driver_handle = _driver.binding.CUipcMemHandle()
-        driver_handle.reserved = handle.removeprefix(_IPC_PREFIX)
+        driver_handle.reserved = of_driver
         identity = self.context.device.get_device_identity()
         offset += int(memory.handle) - start
         return _cuda.IpcHandle(memory, driver_handle, memory.size, identity, offset=offset)
