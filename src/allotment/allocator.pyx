@@ -37,7 +37,7 @@ from allotment.core.pool cimport (
 from allotment.core.raising cimport device_error
 from allotment.core.sharing cimport SharedHandle, share_block
 from allotment.core.sizes cimport Tuning
-from allotment.core.snapshot cimport action_name, action_number, segment_dicts, trace_dict
+from allotment.core.snapshot cimport action_name, action_number, segment_dicts, trace_dicts
 from allotment.core.stats cimport SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak
 from allotment.core.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment.core.trace cimport (
@@ -679,7 +679,7 @@ cdef class Allocator:
         if copies == NULL:
             raise MemoryError("the host has no memory for a snapshot")
         try:
-            return [trace_dict(&copies[i]) for i in range(count)]
+            return trace_dicts(copies, count)
         finally:
             free(copies)
 

@@ -1,12 +1,22 @@
-"""Copies of the engine's records as the dictionaries that PyTorch's memory tools read."""
+"""Copies of the engine's records as the dictionaries that PyTorch's memory tools read.
+
+Frames are made once for a stack and shared by all that show it, here as in PyTorch. The collector rests while a list
+is made: everything in it lives, so looking for garbage every few hundred dictionaries would find none.
+"""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
+from libc.string cimport memset
 
 from allotment.core.history cimport name_of, stack_frames
 from allotment.core.tenants cimport stack_of, tenant_name, tenant_of
 from allotment.core.trace cimport ACTION_OOM, TraceRecord
 from allotment.core.walk cimport Arrangement, BlockCopy, SegmentCopy
+
+cdef extern from "Python.h":
+    int PyGC_Disable()
+    int PyGC_Enable()
+    void PyObject_GC_UnTrack(object container)
 
 cdef tuple ACTIONS = (
     "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
@@ -30,53 +40,119 @@ cdef inline int name_tenant(dict shown, uint32_t context) except -1:
     return 0
 
 
-cdef dict block_dict(const BlockCopy* block):
+cdef inline list frames_of(uint32_t context, dict known):
+    """The frames of a stack; `known` has those that were asked for before."""
+    frames = known.get(stack_of(context))
+    if frames is None:
+        frames = known[stack_of(context)] = stack_frames(context)
+    return frames
+
+
+cdef inline list own_or_no_frames(uint32_t context, dict known):
+    return frames_of(context, known) if stack_of(context) != 0 else []
+
+
+cdef dict block_dict(const BlockCopy* block, dict known):
     cdef dict shown = {
         "address": block.address,
         "size": block.size,
         "requested_size": block.requested,
         "state": STATES[block.state],
-        "frames": stack_frames(block.context),
+        "frames": own_or_no_frames(block.context, known),
     }
     name_tenant(shown, block.context)
     return shown
 
 
-cdef list segment_dicts(const Arrangement* arrangement, int device):
-    cdef const SegmentCopy* segment
-    cdef size_t i, j
-    cdef list found = []
-    for i in range(arrangement.segment_count):
-        segment = &arrangement.segments[i]
-        found.append({
-            "device": device,
-            "address": segment.address,
-            "total_size": segment.total,
-            "allocated_size": segment.allocated,
-            "active_size": segment.active,
-            "requested_size": segment.requested,
-            "stream": segment.stream,
-            "segment_type": "small" if segment.is_small else "large",
-            "segment_pool_id": (segment.pool_first, segment.pool_second),
-            "is_expandable": bool(segment.is_expandable),
-            "frames": stack_frames(segment.context),
-            "blocks": [block_dict(&arrangement.blocks[segment.first_block + j]) for j in range(segment.block_count)],
-        })
-    return found
-
-
-cdef dict trace_dict(const TraceRecord* record):
-    cdef dict entry = {
-        "action": ACTIONS[record.action],
-        "device_free" if record.action == ACTION_OOM else "addr": record.address,
-        "size": record.size,
-        "stream": record.stream,
-        "time_us": record.time_us,
-        "compile_context": name_of(record.compile_context) or "N/A",
-        "user_metadata": name_of(record.metadata),
-        "pool_id": (record.pool_first, record.pool_second),
+cdef dict segment_dict(const SegmentCopy* segment, const BlockCopy* blocks, int device, dict known):
+    cdef size_t i
+    return {
+        "device": device,
+        "address": segment.address,
+        "total_size": segment.total,
+        "allocated_size": segment.allocated,
+        "active_size": segment.active,
+        "requested_size": segment.requested,
+        "stream": segment.stream,
+        "segment_type": "small" if segment.is_small else "large",
+        "segment_pool_id": (segment.pool_first, segment.pool_second),
+        "is_expandable": bool(segment.is_expandable),
+        "frames": own_or_no_frames(segment.context, known),
+        "blocks": [block_dict(&blocks[segment.first_block + i], known) for i in range(segment.block_count)],
     }
-    if stack_of(record.stack) != 0:
-        entry["frames"] = stack_frames(record.stack)
-    name_tenant(entry, record.stack)
-    return entry
+
+
+cdef list segment_dicts(const Arrangement* arrangement, int device):
+    cdef dict known = {}
+    cdef bint was_collecting = PyGC_Disable()
+    cdef size_t i
+    try:
+        return [segment_dict(&arrangement.segments[i], arrangement.blocks, device, known)
+                for i in range(arrangement.segment_count)]
+    finally:
+        if was_collecting:
+            PyGC_Enable()
+
+
+cdef tuple pool_id_of(const TraceRecord* record):
+    pool_id = (record.pool_first, record.pool_second)
+    # As the collector does with a tuple of numbers. A dictionary without tracked values is none of its business
+    # either, so a long history does not slow down every collection while somebody holds it.
+    PyObject_GC_UnTrack(pool_id)
+    return pool_id
+
+
+cdef dict out_of_memory_dict(dict entry):
+    return {"device_free" if key == "addr" else key: value for key, value in entry.items()}
+
+
+cdef list entry_dicts(const TraceRecord* records, size_t count):
+    # An entry is mostly like the one before it. So one dictionary runs along and takes on what differs, and each
+    # entry is a copy of it: values that stay cost neither a new object nor a look-up. It begins as `last` does.
+    cdef dict running, entry
+    cdef dict known = {}
+    cdef list frames = []
+    cdef list entries = []
+    cdef TraceRecord last
+    cdef const TraceRecord* record
+    cdef size_t i
+    memset(&last, 0, sizeof(TraceRecord))
+    running = {
+        "action": ACTIONS[0], "addr": 0, "size": 0, "stream": 0, "time_us": 0, "compile_context": "N/A",
+        "user_metadata": "", "pool_id": pool_id_of(&last)}
+    for i in range(count):
+        record = &records[i]
+        if record.action != last.action:
+            running["action"] = ACTIONS[record.action]
+        if record.address != last.address:
+            running["addr"] = record.address
+        if record.size != last.size:
+            running["size"] = record.size
+        if record.stream != last.stream:
+            running["stream"] = record.stream
+        if record.time_us != last.time_us:
+            running["time_us"] = record.time_us
+        if record.compile_context != last.compile_context:
+            running["compile_context"] = name_of(record.compile_context) or "N/A"
+        if record.metadata != last.metadata:
+            running["user_metadata"] = name_of(record.metadata)
+        if record.pool_first != last.pool_first or record.pool_second != last.pool_second:
+            running["pool_id"] = pool_id_of(record)
+        if record.stack != last.stack:
+            frames = frames_of(record.stack, known)
+        last = record[0]
+        entry = running.copy() if record.action != ACTION_OOM else out_of_memory_dict(running)
+        if stack_of(record.stack) != 0:
+            entry["frames"] = frames
+        name_tenant(entry, record.stack)
+        entries.append(entry)
+    return entries
+
+
+cdef list trace_dicts(const TraceRecord* records, size_t count):
+    cdef bint was_collecting = PyGC_Disable()
+    try:
+        return entry_dicts(records, count)
+    finally:
+        if was_collecting:
+            PyGC_Enable()
