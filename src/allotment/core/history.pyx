@@ -1,6 +1,8 @@
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy
 
+from allotment.core.pointer_map cimport PointerMap, map_get, map_init, map_put, map_reserve
 from allotment.core.tenants cimport STACK_MOST, stack_of
 from allotment.core.trace cimport trace_set_compile_context, trace_set_metadata
 
@@ -12,54 +14,94 @@ cdef extern from *:
     #define allotment_frame_code(frame) ((PyObject*) PyFrame_GetCode(frame))
     #define allotment_code_line(code, offset) PyCode_Addr2Line((PyCodeObject*) (code), offset)
     """
+    ctypedef struct PyObject
     ctypedef struct PyFrameObject
     PyFrameObject* PyEval_GetFrame()
     PyFrameObject* PyFrame_GetBack(PyFrameObject* frame)
-    object frame_code "allotment_frame_code"(PyFrameObject* frame)
+    PyObject* frame_code "allotment_frame_code"(PyFrameObject* frame)
     int PyFrame_GetLasti(PyFrameObject* frame)
     int code_line "allotment_code_line"(object code, int offset)
-    void Py_XDECREF(PyFrameObject* frame)
-    void Py_XINCREF(PyFrameObject* frame)
+    void Py_DECREF(void* something)
+    void Py_XDECREF(void* something)
+    void Py_XINCREF(void* something)
 
 cdef enum:
     DEEPEST = 256
 
-cdef list stacks = [()]             # number -> tuple of (code, offset), innermost first
-cdef dict stack_numbers = {}        # packed addresses and offsets -> number
-cdef dict rendered = {}              # number -> frames, once somebody has looked
+cdef struct Place:
+    PyObject* code
+    int64_t offset
+
+cdef struct Stack:
+    # A stack that was met, as it is recognised by: nothing of Python's is made for one that comes again.
+    Stack* next                 # of equal hash
+    uint32_t number
+    int depth
+    Place places[DEEPEST]       # innermost first; only `depth` of them are there
+
+cdef PointerMap met             # hash -> Stack
+cdef list stacks = [()]         # number -> tuple of (code, offset), innermost first
+cdef dict rendered = {}         # number -> frames, once somebody has looked
 cdef list names = [""]
 cdef dict name_numbers = {"": 0}
+
+if not map_init(&met):
+    raise MemoryError("the host has no memory for the allocator's own records")
 
 
 cdef uint32_t capture_stack() except? 0xFFFFFFFF:
     """The number of the calling thread's Python stack; at most the innermost 256 frames of it."""
-    cdef uint64_t packed[2 * DEEPEST]
+    cdef Place places[DEEPEST]
     cdef PyFrameObject* frame = PyEval_GetFrame()
     cdef PyFrameObject* outer
-    cdef list codes = []
+    cdef PyObject* code
+    cdef Stack* stack
+    cdef uint64_t hash = 0
     cdef int depth = 0
     Py_XINCREF(frame)
     while frame != NULL and depth < DEEPEST:
         code = frame_code(frame)
-        codes.append(code)
-        packed[2 * depth] = <uint64_t> <void*> code
-        packed[2 * depth + 1] = <uint64_t> PyFrame_GetLasti(frame)
+        Py_DECREF(code)         # the frame has it
+        places[depth].code = code
+        places[depth].offset = PyFrame_GetLasti(frame)
+        hash = (hash ^ <uint64_t> code ^ (<uint64_t> places[depth].offset << 48)) * <uint64_t> 11400714819323198485ULL
+        hash ^= hash >> 32
         depth += 1
         outer = PyFrame_GetBack(frame)
-        Py_XDECREF(frame)
+        Py_DECREF(frame)
         frame = outer
     Py_XDECREF(frame)
     if depth == 0:
         return 0
-    key = PyBytes_FromStringAndSize(<char*> packed, 2 * depth * sizeof(uint64_t))
-    number = stack_numbers.get(key)
-    if number is None:
-        if len(stacks) > STACK_MOST:
-            return 0
-        # The code objects are kept, so that their addresses stay theirs.
-        stacks.append(tuple([(codes[i], <int> packed[2 * i + 1]) for i in range(depth)]))
-        number = stack_numbers[key] = len(stacks) - 1
-    return number
+    hash |= 1                   # a key of the map is not 0
+    stack = <Stack*> map_get(&met, hash)
+    while stack != NULL:
+        if stack.depth == depth and memcmp(stack.places, places, depth * sizeof(Place)) == 0:
+            return stack.number
+        stack = stack.next
+    return remember(places, depth, hash)
+
+
+cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0xFFFFFFFF:
+    """Give a new stack its number; 0 when there are too many."""
+    cdef Stack* stack
+    cdef tuple kept
+    cdef int i
+    if len(stacks) > STACK_MOST:
+        return 0
+    # Keeps the code objects, so that their addresses stay theirs. A collection here may come back with another stack.
+    kept = tuple([(<object> places[i].code, <int> places[i].offset) for i in range(depth)])
+    stack = <Stack*> malloc(sizeof(Stack) - (DEEPEST - depth) * sizeof(Place))
+    if stack == NULL or not map_reserve(&met):
+        free(stack)
+        raise MemoryError("the host has no memory for the allocator's own records")
+    stacks.append(kept)
+    stack.number = <uint32_t> (len(stacks) - 1)
+    stack.depth = depth
+    memcpy(stack.places, places, depth * sizeof(Place))
+    stack.next = <Stack*> map_get(&met, hash)
+    map_put(&met, hash, stack)
+    return stack.number
 
 
 cdef list stack_frames(uint32_t stack):

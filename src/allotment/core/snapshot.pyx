@@ -41,15 +41,13 @@ cdef inline int name_tenant(dict shown, uint32_t context) except -1:
 
 
 cdef inline list frames_of(uint32_t context, dict known):
-    """The frames of a stack; `known` has those that were asked for before."""
+    """The frames of a stack; `known` has those that were asked for before. Without a stack, a list of its own."""
+    if stack_of(context) == 0:
+        return []
     frames = known.get(stack_of(context))
     if frames is None:
         frames = known[stack_of(context)] = stack_frames(context)
     return frames
-
-
-cdef inline list own_or_no_frames(uint32_t context, dict known):
-    return frames_of(context, known) if stack_of(context) != 0 else []
 
 
 cdef dict block_dict(const BlockCopy* block, dict known):
@@ -58,7 +56,7 @@ cdef dict block_dict(const BlockCopy* block, dict known):
         "size": block.size,
         "requested_size": block.requested,
         "state": STATES[block.state],
-        "frames": own_or_no_frames(block.context, known),
+        "frames": frames_of(block.context, known),
     }
     name_tenant(shown, block.context)
     return shown
@@ -77,7 +75,7 @@ cdef dict segment_dict(const SegmentCopy* segment, const BlockCopy* blocks, int 
         "segment_type": "small" if segment.is_small else "large",
         "segment_pool_id": (segment.pool_first, segment.pool_second),
         "is_expandable": bool(segment.is_expandable),
-        "frames": own_or_no_frames(segment.context, known),
+        "frames": frames_of(segment.context, known),
         "blocks": [block_dict(&blocks[segment.first_block + i], known) for i in range(segment.block_count)],
     }
 
