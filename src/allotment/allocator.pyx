@@ -15,7 +15,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from allotment.core.backend cimport OK, Backend, Device, status_t
-from allotment.core.block cimport complete_free, take_back
+from allotment.core.block cimport free_at_once
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
 from allotment.core.engine cimport (
     allocate_direct, asks_nobody, engine_add_peer, engine_base, engine_create, engine_destroy, engine_empty_cache,
@@ -41,7 +41,7 @@ from allotment.core.snapshot cimport action_name, action_number, segment_dicts, 
 from allotment.core.stats cimport SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak
 from allotment.core.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment.core.trace cimport (
-    TraceRecord, trace_clear, trace_listen, trace_nth, trace_track)
+    TraceRecord, trace_clear, trace_copy, trace_listen, trace_track)
 from allotment.core.tuning cimport fill_tuning
 from allotment.core.types cimport address_t, bytes_t, device_t, stream_t, thread_t
 from allotment.core.walk cimport (
@@ -385,8 +385,7 @@ cdef class Allocator:
         if is_guarded_already(engine):
             block = <Block*> map_pop(&engine.blocks, address)
             if is_freed_at_once(block):
-                take_back(engine, block, context)
-                complete_free(engine, block, context)
+                free_at_once(engine, block, context)
                 return 0
             engine_try_enter(engine)    # succeeds: nobody else can be inside
             with nogil:
@@ -668,13 +667,12 @@ cdef class Allocator:
     cdef list history(self):
         """The trace as dictionaries, oldest first."""
         cdef TraceRecord* copies
-        cdef size_t count, i
+        cdef size_t count
         self.enter()
         count = self.engine.trace.stored
         copies = <TraceRecord*> malloc((count + 1) * sizeof(TraceRecord))
         if copies != NULL:
-            for i in range(count):
-                copies[i] = trace_nth(&self.engine.trace, i)[0]
+            trace_copy(&self.engine.trace, copies)
         engine_leave(self.engine)
         if copies == NULL:
             raise MemoryError("the host has no memory for a snapshot")

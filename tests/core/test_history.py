@@ -1,7 +1,9 @@
 """What is remembered of what happened, how much of it, and with which stacks."""
 
+import gc
 import pickle
 import threading
+import time
 
 import pytest
 
@@ -158,6 +160,27 @@ def test_each_action_has_its_address_size_stream_and_pool():
     assert ["device_free" in entry for entry in trace(alloc)].count(True) == 1
 
 
+def wait_for_the_clock():
+    """Until it shows another microsecond."""
+    begun = time.time_ns() // 1000
+    while time.time_ns() // 1000 == begun:
+        pass
+
+
+def test_the_two_steps_of_a_free_are_one_moment_and_the_next_entry_another(alloc):
+    alloc.record_history(**NO_SNAPSHOTS)
+    begun = time.time_ns() // 1000
+    address = alloc.malloc(1)
+    wait_for_the_clock()
+    alloc.free(address)
+    wait_for_the_clock()
+    alloc.malloc(1)
+    times = {(entry["action"], n): entry["time_us"] for n, entry in enumerate(trace(alloc))}
+    assert list(times) == [("alloc", 0), ("free_requested", 1), ("free_completed", 2), ("alloc", 3)]
+    first, requested, completed, last = times.values()
+    assert begun <= first < requested == completed < last <= time.time_ns() // 1000
+
+
 def test_a_snapshot_shows_up_in_the_next_one(alloc):
     alloc.record_history()
     request(alloc, 300)
@@ -202,6 +225,26 @@ def test_after_everything_went_back_the_last_entry_says_so():
         alloc.free(alloc.malloc(1))
         alloc.empty_cache()
         assert actions(alloc) == [last]
+
+
+def test_a_history_without_stacks_is_nothing_to_the_collector(alloc):
+    alloc.record_history(context=None)
+    with alloc.pool():
+        request(alloc, 1)
+    request(alloc, 2)
+    assert not any(map(gc.is_tracked, trace(alloc)))
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_a_snapshot_leaves_the_collector_as_it_was(alloc, collecting):
+    alloc.record_history()
+    request(alloc, 1)
+    (gc.enable if collecting else gc.disable)()
+    try:
+        alloc.snapshot()
+        assert gc.isenabled() is collecting
+    finally:
+        gc.enable()
 
 
 # --- stacks ---
@@ -256,6 +299,41 @@ def test_a_stack_has_names_files_and_lines_innermost_first():
     first = trace(alloc)[-1]["frames"][0]
     assert (first["name"], first["filename"]) == ("allocates", __file__)
     assert first["line"] == allocates.__code__.co_firstlineno + 1
+
+
+def test_what_a_user_changes_in_one_snapshot_is_not_in_the_next():
+    alloc = on_device()
+    alloc.record_history()
+    allocates(alloc)
+    trace(alloc)[-1]["frames"].clear()
+    alloc.segments()[0]["blocks"][0]["frames"].clear()
+    assert functions(trace(alloc)[0]) == functions(alloc.segments()[0]["blocks"][0]) != set()
+
+
+def deeper(alloc, depth):
+    return allocates(alloc) if depth == 0 else deeper(alloc, depth - 1)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 50, 254, 255, 300])
+def test_a_stack_is_told_as_deep_as_it_is_up_to_256_frames(depth):
+    alloc = on_device()
+    alloc.record_history(**NO_SNAPSHOTS)
+    deeper(alloc, depth)
+    frames = trace(alloc)[-1]["frames"]
+    assert [frame["name"] for frame in frames[: depth + 2]] == ["allocates", *["deeper"] * (depth + 1)][:256]
+    assert len(frames) <= 256
+
+
+def test_stacks_that_differ_anywhere_are_told_apart():
+    alloc = on_device()
+    alloc.record_history(**NO_SNAPSHOTS)
+    for _ in range(2):
+        allocates(alloc); allocates(alloc)  # noqa: E702 - two places on one line
+        deeper(alloc, 1)
+        deeper(alloc, 2)
+    told = [entry["frames"] for entry in trace(alloc) if entry["action"] == "alloc"]
+    same_place = [[n for n, other in enumerate(told) if other is frames] for frames in told]
+    assert same_place == [[0, 4], [1, 5], [2, 6], [3, 7]] * 2
 
 
 def test_a_free_block_has_no_stack_and_a_split_segment_loses_its_own():

@@ -20,7 +20,7 @@ from allotment.core.slab cimport slab_give, slab_take
 from allotment.core.stats cimport SMALL, Stats, tally_down, tally_move, tally_up
 from allotment.core.tenants cimport context_of_free
 from allotment.core.trace cimport (
-    ACTION_ALLOC, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, trace_report)
+    ACTION_ALLOC, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, trace_hold_time, trace_report)
 from allotment.core.types cimport address_t, bytes_t, count_t
 
 
@@ -190,3 +190,12 @@ cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) n
     tally_down(&stats.active, size_class, 1)
     tally_down(&stats.active_bytes, size_class, size)
     tally_down(&stats.requested_bytes, size_class, block.requested)
+
+
+cdef inline void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The user is done with a block that nobody else uses. Both steps are one moment, so the clock is asked once."""
+    if engine.trace.on:
+        trace_hold_time(&engine.trace)
+    take_back(engine, block, context)
+    complete_free(engine, block, context)
+    engine.trace.moment = 0

@@ -2,7 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
-from allotment.core.block cimport complete_free, hand_out, take_back
+from allotment.core.block cimport free_at_once, hand_out, take_back
 from allotment.core.checkpoint cimport AddressList
 from allotment.core.failure cimport host_memory_failed
 from allotment.core.frees cimport free_used_block, is_freed_at_once
@@ -158,8 +158,7 @@ cdef bint free_all(Engine* engine, PoolOwner* owner, uint32_t context, AddressLi
     for i in range(freed.count):
         block = <Block*> map_pop(&engine.blocks, freed.addresses[i])
         if is_freed_at_once(block):
-            take_back(engine, block, context)
-            complete_free(engine, block, context)
+            free_at_once(engine, block, context)
         elif not free_used_block(engine, block, context, failure):
             take_back(engine, block, context)
             defer_unprepared(engine, block)
@@ -188,8 +187,7 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
             created.count += 1
         elif then.state != STATE_UNMAPPED:
             map_pop(&engine.blocks, block.address)
-            take_back(engine, block, context)
-            complete_free(engine, block, context)
+            free_at_once(engine, block, context)
         block = block.next
         then += 1
 

@@ -7,7 +7,7 @@ left: never inside the other operation.
 
 from libc.stdint cimport uint32_t
 
-from allotment.core.block cimport complete_free, take_back
+from allotment.core.block cimport free_at_once
 from allotment.core.model cimport Block, Engine, Failure
 from allotment.core.pointer_map cimport map_pop
 from allotment.core.types cimport address_t
@@ -29,6 +29,5 @@ cdef inline bint free_address(Engine* engine, address_t address, uint32_t contex
     cdef Block* block = <Block*> map_pop(&engine.blocks, address)
     if not is_freed_at_once(block):
         return free_special(engine, block, address, context, failure)
-    take_back(engine, block, context)
-    complete_free(engine, block, context)
+    free_at_once(engine, block, context)
     return True

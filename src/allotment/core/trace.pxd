@@ -43,6 +43,7 @@ cdef struct Trace:
     bint history                # the ring is
     bint attach_stacks          # entries carry contexts
     uint32_t skip               # bit per action that the ring leaves out
+    int64_t moment              # not 0: the time of everything that is reported now, without asking the clock
     size_t most                 # entries kept
     TraceRecord* ring
     size_t stored, room, cursor
@@ -55,6 +56,7 @@ cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil
 cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil
 cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
                        uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil
-cdef const TraceRecord* trace_nth(const Trace* trace, size_t n) noexcept nogil
+cdef void trace_hold_time(Trace* trace) noexcept nogil
+cdef void trace_copy(const Trace* trace, TraceRecord* out) noexcept nogil
 cdef uint32_t trace_set_compile_context(uint32_t context) noexcept nogil
 cdef uint32_t trace_set_metadata(uint32_t metadata) noexcept nogil

@@ -1,7 +1,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from allotment.core.tenants cimport tenant_of
 from allotment.core.trace cimport Trace, TraceRecord, tracker_t
@@ -74,32 +74,25 @@ cdef bint make_room(Trace* trace) noexcept nogil:
     return True
 
 
-cdef void append(Trace* trace, TraceRecord* record) noexcept nogil:
-    record.time_us = allotment_now_us()
-    record.compile_context = allotment_compile_context
-    record.metadata = allotment_metadata
-    if trace.tracker != NULL:
-        trace.tracker(trace.listener, record)
-    if not trace.history or (trace.skip >> record.action) & 1:
-        return
-    if not trace.attach_stacks:
-        record.stack = tenant_of(record.stack)
+cdef TraceRecord* next_place(Trace* trace) noexcept nogil:
+    """Where the ring's next record goes; NULL if there is no memory for a first one."""
+    cdef TraceRecord* place
     if trace.stored < trace.most and make_room(trace):
-        trace.ring[trace.stored] = record[0]
+        place = &trace.ring[trace.stored]
         trace.stored += 1
-    elif trace.stored > 0:
-        # Full, or the host has no memory for a longer history: the oldest entry makes way.
-        trace.ring[trace.cursor] = record[0]
-        trace.cursor += 1
-        if trace.cursor >= min(trace.most, trace.stored):
-            trace.cursor = 0
+        return place
+    if trace.stored == 0:
+        return NULL
+    # Full, or the host has no memory for a longer history: the oldest entry makes way.
+    place = &trace.ring[trace.cursor]
+    trace.cursor += 1
+    if trace.cursor >= min(trace.most, trace.stored):
+        trace.cursor = 0
+    return place
 
 
-cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
-                       uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil:
-    cdef TraceRecord record
-    if not trace.on:
-        return
+cdef inline void fill(TraceRecord* record, const Trace* trace, int action, address_t address, bytes_t size,
+                      stream_t stream, uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil:
     record.action = action
     record.stack = stack
     record.address = address
@@ -107,13 +100,41 @@ cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size
     record.stream = stream
     record.pool_first = pool_first
     record.pool_second = pool_second
-    append(trace, &record)
+    record.time_us = trace.moment if trace.moment != 0 else allotment_now_us()
+    record.compile_context = allotment_compile_context
+    record.metadata = allotment_metadata
 
 
-cdef const TraceRecord* trace_nth(const Trace* trace, size_t n) noexcept nogil:
-    """The n-th record, oldest first. pre: n < stored"""
-    cdef size_t place = trace.cursor + n
-    return &trace.ring[place - trace.stored if place >= trace.stored else place]
+cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
+                       uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil:
+    cdef TraceRecord told
+    cdef TraceRecord* kept
+    if not trace.on:
+        return
+    if trace.tracker != NULL:
+        fill(&told, trace, action, address, size, stream, pool_first, pool_second, stack)
+        trace.tracker(trace.listener, &told)
+    if not trace.history or (trace.skip >> action) & 1:
+        return
+    kept = next_place(trace)
+    if kept == NULL:
+        return
+    if not trace.attach_stacks:
+        stack = tenant_of(stack)
+    # Written where it stays: reading back in wide words what was just written in narrow ones stalls.
+    fill(kept, trace, action, address, size, stream, pool_first, pool_second, stack)
+
+
+cdef void trace_hold_time(Trace* trace) noexcept nogil:
+    trace.moment = allotment_now_us()
+
+
+cdef void trace_copy(const Trace* trace, TraceRecord* out) noexcept nogil:
+    """All records, oldest first. pre: `out` has room for as many as are stored"""
+    cdef size_t older = trace.stored - trace.cursor
+    if trace.stored > 0:
+        memcpy(out, &trace.ring[trace.cursor], older * sizeof(TraceRecord))
+        memcpy(out + older, trace.ring, trace.cursor * sizeof(TraceRecord))
 
 
 cdef uint32_t trace_set_compile_context(uint32_t context) noexcept nogil:
