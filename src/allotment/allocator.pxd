@@ -1,7 +1,9 @@
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 
 from allotment.core.backend cimport Device
 from allotment.core.model cimport Engine, Failure, PoolOwner
+from allotment.core.trace cimport TraceRecord
 from allotment.core.types cimport address_t, stream_t, thread_t
 
 cdef enum:
@@ -33,5 +35,6 @@ cdef class Allocator:
     cdef int raise_out_of_memory(self, object error) except -1
     cdef object failed(self, const Failure* failure)
     cdef int release_address(self, address_t address) except -1
+    cdef TraceRecord* copy_history(self, size_t* count) except NULL
     cdef list history(self)
     cdef PoolOwner* owner_of(self, pool) except NULL

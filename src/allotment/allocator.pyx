@@ -38,6 +38,7 @@ from allotment.core.raising cimport device_error
 from allotment.core.sharing cimport SharedHandle, share_block
 from allotment.core.sizes cimport Tuning
 from allotment.core.snapshot cimport action_name, action_number, segment_dicts, trace_dicts
+from allotment.core.snapshot_pickle cimport write_snapshot
 from allotment.core.stats cimport SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak
 from allotment.core.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment.core.trace cimport (
@@ -50,7 +51,6 @@ from allotment.core.walk cimport (
 
 import operator
 import os
-import pickle
 import time
 
 from allotment import config, texts
@@ -664,18 +664,23 @@ cdef class Allocator:
         finally:
             arrangement_clear(&arrangement)
 
-    cdef list history(self):
-        """The trace as dictionaries, oldest first."""
+    cdef TraceRecord* copy_history(self, size_t* count) except NULL:
+        """The records of the history, oldest first, for the caller to free."""
         cdef TraceRecord* copies
-        cdef size_t count
         self.enter()
-        count = self.engine.trace.stored
-        copies = <TraceRecord*> malloc((count + 1) * sizeof(TraceRecord))
+        count[0] = self.engine.trace.stored
+        copies = <TraceRecord*> malloc((count[0] + 1) * sizeof(TraceRecord))
         if copies != NULL:
             trace_copy(&self.engine.trace, copies)
         engine_leave(self.engine)
         if copies == NULL:
             raise MemoryError("the host has no memory for a snapshot")
+        return copies
+
+    cdef list history(self):
+        """The trace as dictionaries, oldest first."""
+        cdef size_t count = 0
+        cdef TraceRecord* copies = self.copy_history(&count)
         try:
             return trace_dicts(copies, count)
         finally:
@@ -692,8 +697,14 @@ cdef class Allocator:
         }
 
     def dump_snapshot(self, path):
+        cdef size_t count = 0
+        cdef TraceRecord* copies
         with open(path, "wb") as file:
-            pickle.dump(self.snapshot(), file)
+            copies = self.copy_history(&count)
+            try:
+                write_snapshot(file, self.snapshot(include_traces=False), copies, count)
+            finally:
+                free(copies)
 
     # --- private pools ---
 

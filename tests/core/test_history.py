@@ -2,11 +2,13 @@
 
 import gc
 import pickle
+import pickletools
 import threading
 import time
 
 import pytest
 
+from allotment import Allocator
 from allotment.core.history import (
     get_user_metadata,
     pop_compile_context,
@@ -14,6 +16,7 @@ from allotment.core.history import (
     set_user_metadata,
 )
 from allotment.errors import OutOfMemoryError, RequestError
+from allotment.formats.torch_snapshot import read_snapshot
 from helpers.engine import BUFFER, MIB, actions, check, on_device, unchanged
 
 
@@ -346,6 +349,95 @@ def test_a_free_block_has_no_stack_and_a_split_segment_loses_its_own():
     assert next(s for s in alloc.segments() if s["address"] == whole)["frames"] != []
     alloc.free(address)
     assert [block["frames"] for block in alloc.segments()[0]["blocks"]] == [[]]
+
+
+# --- written to a file ---
+
+
+def eventful(device="sim:24MiB"):
+    """An allocator whose history has an entry of every form, and the blocks and pools that gave rise to it."""
+    alloc = Allocator(device)
+    alloc.record_history(**NO_SNAPSHOTS)
+    alloc.record_annotation({"name": "step", "stage": "START", "shared": [(1, 2.5), None, "step"]})
+    kept = [alloc.malloc(size, stream=stream) for size, stream in ((1, 0), (1 << 20, 7), (300, (1 << 64) - 2))]
+    alloc.free(kept.pop())
+    pool = alloc.pool()
+    with pool:
+        kept.append(allocates(alloc, 512))
+    alloc.tenant("somebody").malloc(1000)
+    alloc.record_history(context=None, **NO_SNAPSHOTS)
+    alloc.tenant("somebody").malloc(1000)
+    push_compile_context("0/1")
+    set_user_metadata("caf\u00e9 \U0001f375 \udc80")
+    try:
+        alloc.record_history(**NO_SNAPSHOTS)
+        with pytest.raises(OutOfMemoryError):
+            alloc.malloc(1 << 40)
+        deeper(alloc, 3)
+    finally:
+        set_user_metadata("")
+        pop_compile_context()
+    return alloc, pool
+
+
+def assert_the_file_is_the_snapshot(alloc, path):
+    alloc.dump_snapshot(path)
+    snapshot = alloc.snapshot()
+    for loads in (pickle.loads, pickle._loads):  # compiled, and in Python: stricter about frames
+        loaded = loads(path.read_bytes())
+        assert loaded == snapshot
+        assert list(loaded) == list(snapshot)
+        assert list(map(list, loaded["device_traces"][-1])) == list(map(list, snapshot["device_traces"][-1]))
+    return snapshot
+
+
+@pytest.mark.parametrize("device", ["sim:24MiB", "sim:24MiB#2"])
+def test_a_dumped_snapshot_loads_as_the_snapshot(tmp_path, device):
+    alloc, _pool = eventful(device)
+    snapshot = assert_the_file_is_the_snapshot(alloc, tmp_path / "snapshot.pickle")
+    told = snapshot["device_traces"][-1]
+    assert len(snapshot["device_traces"]) == 1 + alloc.device.index
+    assert {"tenant", "frames", "device_free", "addr"} <= {key for entry in told for key in entry}
+    assert {entry["compile_context"] for entry in told} == {"N/A", "0/1"}
+
+
+def test_our_own_reader_reads_a_dumped_snapshot(tmp_path):
+    alloc, _pool = eventful()
+    snapshot = assert_the_file_is_the_snapshot(alloc, tmp_path / "snapshot.pickle")
+    read = read_snapshot(tmp_path / "snapshot.pickle")
+    (told,) = snapshot["device_traces"]
+    assert read.traces[0].size.tolist() == [entry["size"] for entry in told]
+    assert read.traces[0].stream.tolist() == [entry["stream"] for entry in told]
+    assert read.traces[0].time_us.tolist() == [entry["time_us"] for entry in told]
+    stacks = [entry.get("frames", []) for entry in told]
+    assert [[frame._asdict() for frame in read.stacks[n]] if n >= 0 else [] for n in read.traces[0].stack] == stacks
+    assert read.segments.total_size.tolist() == [segment["total_size"] for segment in snapshot["segments"]]
+
+
+@pytest.mark.parametrize("recording", [True, False])
+def test_a_dumped_snapshot_of_nothing_loads_as_the_snapshot(tmp_path, recording):
+    alloc = on_device()
+    if recording:
+        alloc.record_history(**NO_SNAPSHOTS)
+    snapshot = assert_the_file_is_the_snapshot(alloc, tmp_path / "snapshot.pickle")
+    assert read_snapshot(tmp_path / "snapshot.pickle").segments.total_size.size == len(snapshot["segments"]) == 0
+
+
+def test_a_long_history_is_dumped_in_pieces(tmp_path):
+    alloc = on_device()
+    alloc.record_history(**NO_SNAPSHOTS)
+    for number in range(15_000):
+        alloc.free(alloc.malloc(1 + number % 700))
+    assert_the_file_is_the_snapshot(alloc, tmp_path / "snapshot.pickle")
+    frames = [op for op, _, _ in pickletools.genops((tmp_path / "snapshot.pickle").read_bytes()) if op.name == "FRAME"]
+    assert len(frames) > 1
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_no_trace(alloc, tmp_path):
+    alloc.record_history()
+    with pytest.raises(FileNotFoundError):
+        alloc.dump_snapshot(tmp_path / "missing" / "snapshot.pickle")
+    assert trace(alloc) == []
 
 
 # --- what threads say about themselves ---
