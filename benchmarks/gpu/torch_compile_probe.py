@@ -15,6 +15,7 @@ import subprocess
 import sys
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,9 @@ def main() -> int:
     if options.worker:
         work(*options.worker)
         return 0
-    results = {way: {allocator: run(allocator, way) for allocator in ALLOCATORS} for way in WAYS}
+    with ThreadPoolExecutor() as threads:  # each waits for a process
+        pending = {way: {each: threads.submit(run, each, way) for each in ALLOCATORS} for way in WAYS}
+        results = {way: {each: told.result() for each, told in runs.items()} for way, runs in pending.items()}
     print("| torch.compile | " + " | ".join(ALLOCATORS) + " |")
     print("|---|" + "---|" * len(ALLOCATORS))
     for way, by_allocator in results.items():

@@ -3,6 +3,7 @@
 import faulthandler
 import os
 
+import numpy
 import pytest
 
 from allotment.errors import DeviceError
@@ -10,6 +11,10 @@ from allotment.errors import DeviceError
 # Streams share hardware queues beyond this many, and then one that is held can hold others. Read by the driver
 # when it is initialized.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+# numba-cuda 0.30 compiles nothing without this name, which NumPy 2.5 has given up.
+if not hasattr(numpy, "row_stack"):
+    numpy.row_stack = numpy.vstack
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,6 @@ def main() -> None:
     told["after a limit"] = figures()
     told["complaints"] = [
         complaint(torch.cuda.memory_stats, 99),
-        complaint(torch.cuda.memory_stats, -1),
         complaint(torch.cuda.memory_stats, "cpu"),
         complaint(torch.cuda.memory_stats, 1.5),
         complaint(torch.cuda.reset_peak_memory_stats, 99),
