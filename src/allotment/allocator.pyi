@@ -53,7 +53,10 @@ class Allocator:
     def summary(self, abbreviated: bool = False) -> str:
         """The counters as a boxed table for people."""
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
-        """Segments, blocks, history and settings in the form PyTorch's memory tools read."""
+        """Segments, blocks, history and settings in the form PyTorch's memory tools read.
+
+        All that show one stack share its list of frames.
+        """
     def dump_snapshot(self, path: str | PathLike[str]) -> None:
         """Write `snapshot()` to a file that PyTorch's memory tools open."""
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
