@@ -8,13 +8,13 @@ that hits the cache keeps the interpreter lock throughout, and as long as nobody
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from allotment.core.backend cimport OK, Backend, Device, status_t
+from allotment.arguments cimport read_address, read_identity, read_pool_id, read_stream
+from allotment.core.backend cimport Device
 from allotment.core.block cimport free_at_once
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
 from allotment.core.engine cimport (
@@ -34,12 +34,11 @@ from allotment.core.pointer_map cimport map_pop
 from allotment.core.policy cimport largest_free_block
 from allotment.core.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
-from allotment.core.raising cimport device_error
 from allotment.core.sharing cimport SharedHandle, share_block
 from allotment.core.sizes cimport Tuning
 from allotment.core.snapshot cimport action_name, action_number, segment_dicts, trace_dicts
 from allotment.core.snapshot_pickle cimport write_snapshot
-from allotment.core.stats cimport SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak
+from allotment.core.stats cimport SMALL, stats_flat, stats_nested, stats_reset_accumulated, stats_reset_peak
 from allotment.core.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment.core.trace cimport (
     TraceRecord, trace_clear, trace_copy, trace_listen, trace_track)
@@ -48,6 +47,7 @@ from allotment.core.types cimport address_t, bytes_t, device_t, stream_t, thread
 from allotment.core.walk cimport (
     STATE_ALLOCATED, STATE_INACTIVE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_segments)
+from allotment.device_calls cimport copy_memory, enable_peer, memory_info
 
 import operator
 import os
@@ -59,14 +59,13 @@ from allotment.buffer import Buffer
 from allotment.current import note_allocator
 from allotment.errors import (
     AddressError, AllotmentError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError,
-    SizeError, StreamError, UnsupportedError)
+    SizeError)
 from allotment.pools import BlockState, Pool, PoolState, SegmentState
 
 cdef object ABSURD_SIZE = 1 << 60
 
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
-cdef stream_t NO_STREAM = ~(<stream_t> 0)   # the one number that maps cannot hold: their keys are handles + 1
 
 
 # --- functions of the user's, called from inside the engine --------------------------------------------------
@@ -140,31 +139,6 @@ cdef void call_raw_delete(void* allocator, address_t address, bytes_t size, stre
 
 cdef void drop_reference(void* owned) noexcept with gil:
     Py_DECREF(<object> owned)
-
-
-# --- what callers give ---------------------------------------------------------------------------------------
-
-cdef address_t read_address(object address) except? 0:
-    try:
-        return operator.index(address)
-    except OverflowError:
-        raise AddressError(f"invalid device pointer: {address} is no address", address) from None
-
-
-cdef uint64_t read_identity(object number, str what) except? 0:
-    try:
-        return operator.index(number)
-    except OverflowError:
-        raise RequestError(f"{number} identifies no {what}") from None
-
-
-cdef int read_pool_id(object pool, uint64_t* first, uint64_t* second) except -1:
-    try:
-        one, other = pool
-        first[0], second[0] = operator.index(one), operator.index(other)
-    except (TypeError, ValueError, OverflowError):
-        raise PoolError(f"{pool!r} is no pool id; that is (0, n) or (n, 0) with n >= 1") from None
-    return 0
 
 
 # --- the allocator -------------------------------------------------------------------------------------------
@@ -243,28 +217,7 @@ cdef class Allocator:
         return failure_error(self.device, failure)
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
-        """The handle of a stream given as a number, which is trusted, or as an object, which is checked."""
-        cdef stream_t handle = NO_STREAM
-        if is_plain_int(stream):
-            try:
-                handle = PyLong_AsUnsignedLongLong(stream)
-            except OverflowError:
-                pass
-            if handle == NO_STREAM:
-                raise StreamError(f"{stream} is no stream handle")
-            return handle
-        if hasattr(stream, "__cuda_stream__"):
-            return stream.__cuda_stream__()[1]
-        try:
-            device, number = stream.device, stream.handle
-        except AttributeError:
-            try:
-                return self.stream_handle(int(operator.index(stream)))
-            except TypeError:
-                raise TypeError(f"a stream is a Stream or its handle, not {type(stream).__name__}") from None
-        if device is not self.device:
-            raise StreamError(f"the stream belongs to {device.name}, not to {self.device.name}")
-        return number
+        return read_stream(stream, self.device)
 
     # --- allocating and freeing ---
 
@@ -415,9 +368,7 @@ cdef class Allocator:
             engine_leave(self.engine)
 
     def stats(self):
-        cdef dict flat = {}
-        flatten(flat, "", self.nested_stats())
-        return dict(sorted(flat.items()))
+        return stats_flat(self.nested_stats())
 
     def reset_peak_stats(self):
         self.enter()
@@ -433,17 +384,7 @@ cdef class Allocator:
         return texts.memory_summary(self.stats(), self.device.name, abbreviated=abbreviated)
 
     def memory_info(self):
-        cdef Backend* table = &self.device.table
-        cdef bytes_t free_bytes = 0
-        cdef bytes_t total = 0
-        cdef status_t status
-        if table.memory_info == NULL:
-            raise UnsupportedError(f"{self.device.name} cannot tell how much memory it has", operation="memory_info")
-        with nogil:
-            status = table.memory_info(table.self, &free_bytes, &total)
-        if status != OK:
-            raise device_error(table, status, "memory_info")
-        return free_bytes, total
+        return memory_info(self.device)
 
     def base_allocation(self, address):
         cdef Failure failure
@@ -942,16 +883,9 @@ cdef class Allocator:
 
     def enable_peer_access(self, peer):
         cdef device_t other = peer
-        cdef Backend* table = &self.device.table
         cdef Failure failure
-        cdef status_t status = OK
         cdef bint ok
-        if table.peer_enable == NULL:
-            raise UnsupportedError(f"{self.device.name} has no peers", operation="peer_enable")
-        with nogil:
-            status = table.peer_enable(table.self, other)
-        if status != OK:
-            raise device_error(table, status, "peer_enable")
+        enable_peer(self.device, other)
         self.enter()
         with nogil:
             ok = engine_add_peer(self.engine, other, &failure)
@@ -960,19 +894,9 @@ cdef class Allocator:
             raise self.failed(&failure)
 
     def copy(self, destination, source, size, stream=0, *, source_device=None):
-        cdef Backend* table = &self.device.table
-        cdef address_t to = getattr(destination, "address", destination)
-        cdef address_t what = getattr(source, "address", source)
-        cdef bytes_t count = size
-        cdef device_t where = table.device if source_device is None else source_device
-        cdef stream_t on = self.stream_handle(stream)
-        cdef status_t status
-        if table.copy == NULL:
-            raise UnsupportedError(f"{self.device.name} cannot copy", operation="copy")
-        with nogil:
-            status = table.copy(table.self, to, what, count, where, on)
-        if status != OK:
-            raise device_error(table, status, "copy")
+        copy_memory(
+            self.device, getattr(destination, "address", destination), getattr(source, "address", source), size,
+            self.device.table.device if source_device is None else source_device, self.stream_handle(stream))
 
     # --- for tools and tests ---
 
@@ -1011,15 +935,6 @@ cdef long long checked_address(object given) except -1:
     if not 0 <= address < 1 << 63:
         raise AddressError(f"invalid device pointer: {address} is no address", address)
     return address
-
-
-cdef int flatten(dict flat, str prefix, dict nested) except -1:
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            flatten(flat, f"{prefix}{key}.", value)
-        else:
-            flat[prefix + key] = value
-    return 0
 
 
 cdef tuple state_of_segments(const Arrangement* arrangement):

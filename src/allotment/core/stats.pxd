@@ -31,6 +31,7 @@ cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil
 cdef void stats_reset_peak(Stats* stats) noexcept nogil
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil
 cdef dict stats_nested(const Stats* stats)
+cdef dict stats_flat(dict nested)       # "allocated_bytes.all.current", ..., sorted by key
 
 
 cdef inline void tally_up(Tally* tally, int size_class, count_t amount) noexcept nogil:

@@ -85,3 +85,18 @@ cdef dict stats_nested(const Stats* stats):
         "oversize_allocations": tally_of_all(&stats.oversize_allocations),
         "oversize_segments": tally_of_all(&stats.oversize_segments),
     }
+
+
+cdef int flatten(dict flat, str prefix, dict nested) except -1:
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flatten(flat, f"{prefix}{key}.", value)
+        else:
+            flat[prefix + key] = value
+    return 0
+
+
+cdef dict stats_flat(dict nested):
+    cdef dict flat = {}
+    flatten(flat, "", nested)
+    return dict(sorted(flat.items()))

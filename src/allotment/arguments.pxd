@@ -1,0 +1,14 @@
+"""What callers give, read into plain numbers: each function raises an error that names what it was given."""
+
+from libc.stdint cimport uint64_t
+
+from allotment.core.backend cimport Device
+from allotment.core.types cimport address_t, stream_t
+
+cdef address_t read_address(object address) except? 0
+cdef uint64_t read_identity(object number, str what) except? 0
+cdef int read_pool_id(object pool, uint64_t* first, uint64_t* second) except -1
+
+# The handle of a stream given as a number, which is trusted, or as an object, which is checked; against `device`,
+# unless that is None.
+cdef stream_t read_stream(object stream, Device device) except? 0xFFFFFFFFFFFFFFFF
