@@ -24,7 +24,14 @@ from allotment.errors import (
     StreamError,
     UnsupportedError,
 )
+from allotment.pluggable import PluggableAllocator
 from allotment.pools import Pool, PoolState
+from allotment.registry import (
+    DeviceAllocator,
+    change_current_allocator,
+    get_device_allocator,
+    register_device_allocator,
+)
 from allotment.streams import Event, Stream
 from allotment.tenants import Tenant
 
@@ -38,6 +45,7 @@ __all__ = [
     "Buffer",
     "CaptureError",
     "CheckpointError",
+    "DeviceAllocator",
     "DeviceError",
     "Event",
     "FormatError",
@@ -45,6 +53,7 @@ __all__ = [
     "InvariantError",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
+    "PluggableAllocator",
     "Pool",
     "PoolError",
     "PoolState",
@@ -59,5 +68,8 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "capture",
+    "change_current_allocator",
     "current",
+    "get_device_allocator",
+    "register_device_allocator",
 ]

@@ -29,6 +29,9 @@ class Allocator:
     ) -> None: ...
     @property
     def device(self) -> Device: ...
+    @property
+    def initialized(self) -> bool:
+        """True: an allocator that exists may be in use."""
     def malloc(self, size: int, stream: Stream | int = 0) -> int:
         """Address of `size` bytes for work on `stream`. Size 0 gives 0 and does nothing.
 

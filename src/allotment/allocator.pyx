@@ -48,6 +48,7 @@ from allotment.core.walk cimport (
     STATE_ALLOCATED, STATE_INACTIVE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_segments)
 from allotment.device_calls cimport copy_memory, enable_peer, memory_info
+from allotment.pluggable cimport PluggableAllocator
 
 import operator
 import os
@@ -192,6 +193,10 @@ cdef class Allocator:
 
     def __repr__(self):
         return f"<Allocator on {self.device.name}>"
+
+    @property
+    def initialized(self):
+        return True
 
     # The lock rule: see the top of this file.
     cdef int enter(self) except -1:
@@ -658,10 +663,13 @@ cdef class Allocator:
         cdef Failure failure
         cdef bint ok
         read_pool_id(pool, &first, &second)
-        raw.allocate = call_raw_alloc
-        raw.free = call_raw_delete
-        raw.drop = drop_reference
-        raw.self = <void*> allocator
+        if isinstance(allocator, PluggableAllocator):
+            raw = (<PluggableAllocator> allocator).raw_allocator(self.device.table.device)
+        else:
+            raw.allocate = call_raw_alloc
+            raw.free = call_raw_delete
+            raw.drop = drop_reference
+            raw.self = <void*> allocator
         self.enter()
         ok = pool_create_or_incref(self.engine, first, second, NULL if allocator is None else &raw, &failure)
         if ok and allocator is not None:

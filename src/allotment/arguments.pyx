@@ -2,7 +2,7 @@ from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.stdint cimport uint64_t
 
 from allotment.core.backend cimport Device
-from allotment.core.numbers cimport is_plain_int
+from allotment.core.numbers cimport int_value, is_plain_int
 from allotment.core.types cimport address_t, stream_t
 
 import operator
@@ -13,6 +13,9 @@ cdef stream_t NO_STREAM = ~(<stream_t> 0)   # the one number that maps cannot ho
 
 
 cdef address_t read_address(object address) except? 0:
+    cdef long long value = 0
+    if is_plain_int(address) and int_value(address, &value) and value >= 0:
+        return value
     try:
         return operator.index(address)
     except OverflowError:

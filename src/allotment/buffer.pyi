@@ -1,6 +1,6 @@
 from typing import Any
 
-from allotment.allocator import Allocator
+from allotment.registry import DeviceAllocator
 from allotment.streams import Stream
 
 class Buffer:
@@ -10,9 +10,9 @@ class Buffer:
     and CUDA), `__cuda_array_interface__` (CUDA). Who got it that way keeps it alive.
     """
 
-    def __init__(self, allocator: Allocator, address: int, size: int, stream: Stream | int = 0) -> None: ...
+    def __init__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0) -> None: ...
     @property
-    def allocator(self) -> Allocator: ...
+    def allocator(self) -> DeviceAllocator: ...
     @property
     def address(self) -> int: ...
     @property

@@ -6,28 +6,50 @@ import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
+from allotment.backends import device_name
+from allotment.errors import RequestError
+
 if TYPE_CHECKING:
     from allotment.allocator import Allocator
     from allotment.config import Settings
     from allotment.core.backend import Device
+    from allotment.registry import DeviceAllocator
 
 _lock = threading.RLock()  # an allocator made under it notes itself
-_shared: dict[str, Allocator] = {}
+_shared: dict[str, DeviceAllocator] = {}
 _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
 
 
-def current(device: str = "host", *, settings: str | Settings | None = None) -> Allocator:
-    """The shared allocator of a device, made at first use. `Allocator(device)` makes one of your own instead.
+def current(device: str = "host", *, settings: str | Settings | None = None) -> DeviceAllocator:
+    """The shared allocator of a device: an `Allocator` made at first use, unless another one was put in its place.
 
-    `settings` are for the one that is made; what is there already keeps its own.
+    `settings` are for the one that is made; what is there already keeps its own. `Allocator(device)` makes one of
+    your own instead.
     """
     from allotment.allocator import Allocator
 
-    name = "cuda:0" if device == "cuda" else device
     with _lock:
+        name = shared_name(device)
         if name not in _shared:
             _shared[name] = Allocator(name, settings=settings)
         return _shared[name]
+
+
+def shared_name(device: str) -> str:
+    """The name that a device's allocator is kept under. Raises RequestError if nobody knows the device."""
+    return device if device in _shared else device_name(device)
+
+
+def install(name: str, allocator: DeviceAllocator) -> None:
+    """Share `allocator` under a name, whose present allocator must not be initialized."""
+    with _lock:
+        present = _shared.get(name)
+        if present is not None and present.initialized:
+            raise RequestError(
+                f"Can't swap an already initialized allocator: {present!r} serves {name}, and its memory may be in use."
+                f" Change it before anybody asks for current({name!r})"
+            )
+        _shared[name] = allocator
 
 
 def note_allocator(allocator: Allocator) -> None:

@@ -11,10 +11,27 @@ from allotment.errors import RequestError, UnsupportedError
 if TYPE_CHECKING:
     from allotment.core.backend import Device
 
-__all__ = ["open_device"]
+__all__ = ["device_name", "is_device_name", "open_device"]
 
 _SIMULATED = re.compile(r"sim:(?P<capacity>[^#]+)(#(?P<index>\d+))?")
 _CUDA = re.compile(r"cuda(:(?P<index>\d+))?")
+
+
+def device_name(name: str) -> str:
+    """The one name, of several that it may have, that a device calls itself. Raises RequestError if it names none."""
+    if match := _SIMULATED.fullmatch(name):
+        index = int(match["index"] or 0)
+        return f"sim:{parse_size(match['capacity'])}" + (f"#{index}" if index else "")
+    if match := _CUDA.fullmatch(name):
+        return f"cuda:{int(match['index'] or 0)}"
+    if name != "host":
+        raise _no_device(name)
+    return name
+
+
+def is_device_name(name: str) -> bool:
+    """Whether a name stands for a device."""
+    return name == "host" or bool(_SIMULATED.fullmatch(name) or _CUDA.fullmatch(name))
 
 
 def open_device(name: str) -> Device:
@@ -25,7 +42,11 @@ def open_device(name: str) -> Device:
         return SimulatedDevice(parse_size(match["capacity"]), int(match["index"] or 0))
     if name == "host" or (match := _CUDA.fullmatch(name)):
         return _open_native(name, int(match["index"] or 0) if match else 0)
-    raise RequestError(f'{name!r} names no device; use "host", "cuda", "cuda:1", "sim:80GiB" or a device object')
+    raise _no_device(name)
+
+
+def _no_device(name: str) -> RequestError:
+    return RequestError(f'{name!r} names no device; use "host", "cuda", "cuda:1", "sim:80GiB" or a device object')
 
 
 def _open_native(name: str, index: int) -> Device:

@@ -1,0 +1,79 @@
+"""Functions for a pluggable allocator that note their calls: in C, and in Python."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).with_suffix(".c")
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        ("pointer", ctypes.c_size_t),
+        ("stream", ctypes.c_size_t),
+        ("filter", ctypes.c_size_t),
+        ("size", ctypes.c_size_t),
+        ("device", ctypes.c_int),
+        ("fraction", ctypes.c_double),
+        ("first", ctypes.c_uint64),
+        ("second", ctypes.c_uint64),
+    ]
+
+
+class Library:
+    """The functions of plugged_memory.c, and its diary."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.functions = ctypes.CDLL(str(path))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.functions[name]
+
+    def address(self, name: str) -> int:
+        return ctypes.cast(self.functions[name], ctypes.c_void_p).value or 0
+
+    def last(self, kind: str) -> Call:
+        return Call.in_dll(self.functions, f"last_{kind}")
+
+    def count(self, name: str) -> int:
+        return ctypes.c_long.in_dll(self.functions, name).value
+
+
+def build(folder: Path) -> Library:
+    compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
+    path = folder / "plugged_memory.so"
+    subprocess.run([compiler, "-std=c11", "-O1", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
+    return Library(path)
+
+
+class Memory:
+    """Python functions: addresses of nothing, and a diary. What `script` holds comes first: an address or an error."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.script: list[Any] = []
+        self.next_address = 1 << 40
+
+    def alloc(self, size: int, device: int, stream: int) -> Any:
+        self.calls.append(("alloc", size, device, stream))
+        self.next_address += max(size, 1)
+        return self.answer(self.next_address - max(size, 1))
+
+    def free(self, pointer: int, size: int, device: int, stream: int) -> None:
+        self.calls.append(("free", pointer, size, device, stream))
+        self.answer(None)
+
+    def answer(self, usual: Any) -> Any:
+        if not self.script:
+            return usual
+        scripted = self.script.pop(0)
+        if isinstance(scripted, BaseException):
+            raise scripted
+        return scripted
