@@ -72,7 +72,7 @@ def test_what_is_no_stream_is_refused():
 
 def test_an_allocator_serves_its_own_device_and_the_shared_one_serves_others(monkeypatch, allocator):
     shared = allotment.Allocator(CudaLikeDevice(index=1))
-    monkeypatch.setattr("allotment.frameworks.current", {"cuda:1": shared}.__getitem__)
+    monkeypatch.setattr("allotment.frameworks.current_caching", {"cuda:1": shared}.__getitem__)
     tenants = DeviceTenants("cupy", allocator)
     assert tenants.on(0).allocator is allocator
     assert tenants.on(1).allocator is shared

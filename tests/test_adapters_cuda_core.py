@@ -125,7 +125,7 @@ def test_nothing_has_no_address(resource, allocator, streams):
 
 
 def test_a_resource_says_what_it_is(adapter, monkeypatch, allocator):
-    monkeypatch.setattr("allotment.cuda_core.current", {"cuda:0": allocator}.__getitem__)
+    monkeypatch.setattr("allotment.cuda_core.current_caching", {"cuda:0": allocator}.__getitem__)
     resource = adapter.MemoryResource()
     assert resource.allocator is allocator
     assert (resource.is_device_accessible, resource.is_host_accessible, resource.device_id) == (True, False, 0)

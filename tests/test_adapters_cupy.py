@@ -84,7 +84,7 @@ def test_the_legacy_stream_is_the_default_stream(adapter, cupy, allocator):
 
 def test_each_device_has_its_own_allocator(monkeypatch, adapter, cupy, allocator):
     shared = allotment.Allocator(CudaLikeDevice(index=1))
-    monkeypatch.setattr("allotment.frameworks.current", {"cuda:1": shared}.__getitem__)
+    monkeypatch.setattr("allotment.frameworks.current_caching", {"cuda:1": shared}.__getitem__)
     adapter.install(allocator)
     first = cupy.alloc(512)
     cupy.device = 1

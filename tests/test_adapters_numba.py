@@ -48,7 +48,7 @@ def test_the_module_is_what_numbas_environment_variable_wants(adapter):
 
 
 def test_the_manager_named_by_the_environment_uses_the_shared_allocator(monkeypatch, adapter, numba, allocator):
-    monkeypatch.setattr("allotment.frameworks.current", {"cuda:0": allocator}.__getitem__)
+    monkeypatch.setattr("allotment.frameworks.current_caching", {"cuda:0": allocator}.__getitem__)
     numba.driver._memory_manager = adapter._numba_memory_manager
     array = numba.context().array(1000)
     assert live(allocator) == 1

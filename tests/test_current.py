@@ -7,6 +7,8 @@ import pytest
 import allotment
 from allotment import Allocator, DeviceAllocator, PluggableAllocator, RequestError
 from allotment.backends import device_name
+from allotment.current import current_caching
+from allotment.errors import UnsupportedError
 from helpers.plugged_memory import Memory
 from helpers.threads import in_a_thread
 
@@ -111,6 +113,14 @@ def test_a_device_that_nobody_knows_is_refused(plug, name):
             call(name)
     with pytest.raises(RequestError, match="names no device"):
         allotment.change_current_allocator(name, plug)
+
+
+def test_who_needs_a_caching_allocator_does_not_get_another_one(device, plug):
+    assert current_caching(device) is allotment.current(device)
+    other = f"{device}0"
+    allotment.change_current_allocator(other, plug)
+    with pytest.raises(UnsupportedError, match=r"PluggableAllocator> is .* a caching one is needed"):
+        current_caching(other)
 
 
 # --- the device-generic interface ---

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from allotment.allocator import Allocator
-from allotment.current import current
+from allotment.current import current_caching
 from allotment.frameworks import PER_THREAD_STREAM, import_framework, raw_stream_handle, stream_handle, tenant_of
 from allotment.tenants import Tenant
 
@@ -39,7 +39,7 @@ class MemoryResource(_Base):  # type: ignore[misc]
 
     def __init__(self, allocator: Allocator | Tenant | None = None) -> None:
         if allocator is None:
-            allocator = current(f"cuda:{_core.Device().device_id}")
+            allocator = current_caching(f"cuda:{_core.Device().device_id}")
         self._tenant = tenant_of(allocator, _NAME)
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 from allotment.backends import device_name
-from allotment.errors import RequestError
+from allotment.errors import RequestError, UnsupportedError
 
 if TYPE_CHECKING:
     from allotment.allocator import Allocator
@@ -33,6 +33,21 @@ def current(device: str = "host", *, settings: str | Settings | None = None) -> 
         if name not in _shared:
             _shared[name] = Allocator(name, settings=settings)
         return _shared[name]
+
+
+def current_caching(device: str = "host", *, settings: str | Settings | None = None) -> Allocator:
+    """`current`, for those who need what a caching allocator alone has: tenants, entry points, pools.
+
+    Raises UnsupportedError if an allocator of another kind was put in its place.
+    """
+    from allotment.allocator import Allocator
+
+    found = current(device, settings=settings)
+    if not isinstance(found, Allocator):
+        raise UnsupportedError(
+            f"{found!r} is the current allocator of {device}, and a caching one is needed here: hand over an Allocator"
+        )
+    return found
 
 
 def shared_name(device: str) -> str:

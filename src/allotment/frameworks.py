@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakSet
 
 from allotment.allocator import Allocator
-from allotment.current import current
+from allotment.current import current_caching
 from allotment.errors import AddressError, RequestError, StreamError
 from allotment.tenants import Tenant
 
@@ -47,7 +47,7 @@ class DeviceTenants:
     def on(self, device: int) -> Tenant:
         tenant = self._tenants.get(device)
         if tenant is None:
-            tenant = self._tenants.setdefault(device, current(f"cuda:{device}").tenant(self.name))
+            tenant = self._tenants.setdefault(device, current_caching(f"cuda:{device}").tenant(self.name))
         return tenant
 
     @classmethod

@@ -42,6 +42,8 @@ cdef extern from "Python.h":
 cdef object TOO_LARGE = 1 << 64         # no size_t
 cdef str OWN_POOLS = "give it to a caching allocator instead: Allocator(device).pool(allocator=this)"
 
+cdef str OWN_BOOKS = "a copy for each user, copy.copy(this), has the same functions and books of its own"
+
 
 # --- segments for the pools of a caching allocator: called from inside its engine, without the interpreter lock ------
 
@@ -605,6 +607,12 @@ cdef class PluggableAllocator:
 
     def restore_pool(self, state):
         raise unsupported("restore_pool", f"where its memory comes from cannot be restored; {OWN_POOLS}")
+
+    def tenant(self, name):
+        raise unsupported("tenant", OWN_BOOKS)
+
+    def tenants(self):
+        raise unsupported("tenants", OWN_BOOKS)
 
     def share(self, address):
         raise unsupported("share", "share through whoever wrote its functions, or use Allocator(device).share")

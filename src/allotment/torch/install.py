@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from allotment import config
-from allotment.current import current
+from allotment.current import current_caching
 from allotment.errors import PoolError, RequestError, UnsupportedError
 from allotment.pools import PoolId, leave_ids_to_others
 from allotment.torch.captures import end_failed_captures
@@ -118,7 +118,7 @@ def _as_record(settings: str | config.Settings | None) -> config.Settings:
 
 def _tenant_on(index: int) -> Tenant:
     """PyTorch as a tenant of the allocator that everybody on the device shares."""
-    allocator = current(f"cuda:{index}", settings=_settings)
+    allocator = current_caching(f"cuda:{index}", settings=_settings)
     _refuse_pools_of_before(allocator)
     if allocator.settings != _settings:
         warnings.warn(
