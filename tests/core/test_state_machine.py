@@ -305,7 +305,8 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert self.refusing or self.captures
             self.unreleased = True
         else:
-            self.unreleased = self.unreleased and self.refusing
+            # While requests are routed, nothing of the default pools is touched, nor what they owe.
+            self.unreleased = self.unreleased and (self.refusing or bool(self.routes))
 
     # --- the device ---
 
