@@ -32,6 +32,12 @@ cdef Block* index_below(Shelf* shelf, bytes_t size) noexcept nogil
 cdef Block* index_largest(Shelf* shelf) noexcept nogil
 
 
+cdef inline bint comes_before(const Block* a, const Block* b) noexcept nogil:
+    if a.mapped and a.size != b.size:
+        return a.size < b.size
+    return a.address < b.address
+
+
 cdef inline Block* tree_first(Block* root) noexcept nogil:
     while root.left != NULL:
         root = root.left

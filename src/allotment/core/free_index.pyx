@@ -1,16 +1,10 @@
 from libc.stdint cimport uint64_t
 
 from allotment.core.bits cimport highest_bit
-from allotment.core.free_index cimport first_bin_from, is_binned, tree_first
+from allotment.core.free_index cimport comes_before, first_bin_from, is_binned, tree_first
 from allotment.core.model cimport BIN_COUNT, Block, Shelf
 from allotment.core.sizes cimport MIN_BLOCK
 from allotment.core.types cimport bytes_t
-
-
-cdef inline bint comes_before(const Block* a, const Block* b) noexcept nogil:
-    if a.mapped and a.size != b.size:
-        return a.size < b.size
-    return a.address < b.address
 
 
 cdef inline uint64_t priority(const Block* block) noexcept nogil:

@@ -211,6 +211,13 @@ cdef int check_releasable(BlockPool* pool) except -1:
     return 0
 
 
+cdef int check_at_hand(BlockPool* pool) except -1:
+    cdef Block* block = pool.at_hand
+    if block != NULL and (block.shelf.pool != pool or not is_idle(block) or not block.mapped or block.releasable):
+        broken("what is at hand is free, and on no shelf", show(block))
+    return 0
+
+
 cdef int check_pool(Engine* engine, BlockPool* pool, bytes_t* reserved) except -1:
     """The blocks of a pool, once over its ranges and once over its shelves."""
     cdef Shelf* shelf = pool.shelves
@@ -227,6 +234,7 @@ cdef int check_pool(Engine* engine, BlockPool* pool, bytes_t* reserved) except -
     if free_bytes != pool.free_bytes:
         broken("a pool knows its free bytes", f"{pool.free_bytes} noted, {free_bytes} found")
     check_releasable(pool)
+    check_at_hand(pool)
     while range_ != NULL:
         block = range_.head if range_.shelf.pool == pool else NULL
         if block != NULL and range_.page != 0:
@@ -234,7 +242,7 @@ cdef int check_pool(Engine* engine, BlockPool* pool, bytes_t* reserved) except -
         while block != NULL:
             if block.mapped:
                 reserved[0] += block.size
-            if is_idle(block):
+            if is_idle(block) and block != pool.at_hand:
                 if block.mapped:
                     free_blocks -= 1
                     if is_plain(block) and not is_split(block):

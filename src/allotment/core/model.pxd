@@ -14,7 +14,7 @@ One `Engine` serves one device. Its memory is a set of *ranges*; each range is t
 
 A block is in exactly one of these states:
 
-    free       on its shelf's ordered set of free blocks; mapped
+    free       on its shelf's ordered set of free blocks, or at its pool's hand; mapped
     unmapped   on its shelf's ordered set of unmapped blocks; addresses without memory (expandable only)
     allocated  in the user's hands, and in the address map
     pending    freed by the user, but other streams may still use it: `event_count` > 0, or `uses` is
@@ -120,10 +120,11 @@ cdef struct BlockPool:
     Shelf* shelves
     Shelf* recent               # the one used last
     PointerMap by_stream        # handle + 1 -> Shelf
-    bytes_t free_bytes
+    Block* at_hand              # the block freed last, not on its shelf yet: see pool
+    bytes_t free_bytes          # on the shelves
     count_t expandable_count    # expandable ranges with blocks of this pool
     uint64_t search_count       # the clock of garbage collection
-    Block* oldest               # releasable blocks by age: gc_base never falls along this list,
+    Block* oldest               # releasable blocks on the shelves by age: gc_base never falls along this list,
     Block* newest               # and their number and the sum of their gc_base are kept, so the
     count_t releasable_count    # average age is known without a walk
     uint64_t releasable_gc_sum

@@ -14,9 +14,8 @@ block is found:
     8  out of memory
 """
 
-from allotment.core.free_index cimport index_best_fit
 from allotment.core.model cimport Block, Engine, Request, Shelf
-from allotment.core.pool cimport is_plain, unshelve
+from allotment.core.pool cimport best_fit, is_plain, unshelve
 from allotment.core.sizes cimport MIN_BLOCK, SMALL_SIZE
 from allotment.core.stats cimport SMALL
 from allotment.core.types cimport bytes_t
@@ -43,7 +42,7 @@ cdef inline Block* search(Engine* engine, Shelf* shelf, bytes_t size, bint expan
     cdef Block* block
     if collects_garbage(engine):
         shelf.pool.search_count += 1
-    block = index_best_fit(shelf, size)
+    block = best_fit(shelf, size)
     if block == NULL:
         return NULL
     if not is_plain(block):

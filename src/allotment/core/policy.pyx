@@ -10,7 +10,7 @@ from allotment.core.model cimport (
     FAILED_DEVICE, FAILED_OUT_OF_MEMORY, FILTER_THREAD, NO_FAILURE, Block, BlockPool, Engine,
     Failure, Filter, FreeMemoryCallback, PoolOwner, Request, Shelf)
 from allotment.core.pool cimport (
-    is_plain, is_split, pool_for_size, pool_release, route_begin, route_end, route_find, shelf_for)
+    is_plain, is_split, pool_for_size, pool_release, route_begin, route_end, route_find, shelf_for, tidy)
 from allotment.core.reclaim cimport BlockList, list_append, list_sort, release_everything, release_segments
 from allotment.core.segment cimport segment_obtain, segment_release
 from allotment.core.sizes cimport segment_size
@@ -30,6 +30,7 @@ cdef inline bytes_t size_with_room_to_grow(const Block* block) noexcept nogil:
 cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil:
     """Step from a block at the growing edge to a fit that costs no room to grow, if the next ones offer it."""
     cdef Block* following
+    tidy(shelf.pool)
     while not is_plain(block):
         following = index_next(shelf, block)
         if following == NULL or size_with_room_to_grow(following) >= size_with_room_to_grow(block):
@@ -39,6 +40,7 @@ cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil:
 
 
 cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil:
+    tidy(shelf.pool)
     while block != NULL and not is_plain(block):
         block = index_next(shelf, block)
     return block
@@ -117,6 +119,7 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
         return True
     list.blocks = NULL
     list.room = 0
+    tidy(pool)
     while ok and reclaimed < reserved - threshold and pool.releasable_count > 0:
         average_age = (<double> (<uint64_t> pool.releasable_count * pool.search_count - pool.releasable_gc_sum)
                        / <double> pool.releasable_count)
@@ -144,6 +147,7 @@ cdef bint release_oversize(Engine* engine, Request* request, bint* enough) noexc
     cdef Block* block
     cdef Block* smaller
     enough[0] = False
+    tidy(shelf.pool)
     block = index_best_fit(shelf, wanted)
     if block != NULL and is_plain(block) and not is_split(block):
         enough[0] = segment_release(engine, block, request.context, &request.failure)
@@ -239,6 +243,8 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     failure.private_free = 0
     owner = engine.first_pool
     while owner != NULL:
+        tidy(&owner.small)
+        tidy(&owner.large)
         failure.private_free += owner.small.free_bytes + owner.large.free_bytes
         owner = owner.next
     failure.largest_free = largest_free_block(engine)
@@ -248,6 +254,7 @@ cdef bytes_t largest_of_pool(BlockPool* pool) noexcept nogil:
     cdef Shelf* shelf = pool.shelves
     cdef bytes_t largest = 0
     cdef Block* block
+    tidy(pool)
     while shelf != NULL:
         block = index_largest(shelf)
         if block != NULL and block.size > largest:

@@ -9,7 +9,7 @@ Cost: finding a pool by id or a shelf by stream is one look-up in a map.
 
 from libc.stdint cimport uint64_t
 
-from allotment.core.free_index cimport index_insert, index_remove
+from allotment.core.free_index cimport comes_before, index_best_fit
 from allotment.core.model cimport (
     Block, BlockPool, Engine, Failure, Filter, PoolOwner, RawAllocator, Request, Route, Shelf, StreamRecord)
 from allotment.core.sizes cimport SMALL_SIZE
@@ -59,39 +59,43 @@ cdef inline bint is_split(const Block* block) noexcept nogil:
     return block.prev != NULL or block.next != NULL
 
 
+# A block that has just become free is likely to be the next one asked for, or to be merged with the next one
+# freed. So the last one stays at hand, and goes on its shelf when another takes its place, or when somebody
+# wants to walk the shelves (`tidy`). Both happen in order of freeing, which is the order of age.
+
+cdef void put_on_shelf(Block* block) noexcept nogil
+cdef void take_off_shelf(Block* block) noexcept nogil
+
+
+cdef inline void tidy(BlockPool* pool) noexcept nogil:
+    """Afterwards the shelves, and what the pool counts of them, are complete."""
+    if pool.at_hand != NULL:
+        put_on_shelf(pool.at_hand)
+        pool.at_hand = NULL
+
+
 cdef inline void shelve(Block* block) noexcept nogil:
-    """Put a free, mapped block on its shelf."""
+    """Keep a free, mapped block: at hand, until the next one comes."""
     cdef BlockPool* pool = block.shelf.pool
     block.gc_base = pool.search_count
-    pool.free_bytes += block.size
-    index_insert(block.shelf, block)
-    if not is_split(block) and is_plain(block):
-        block.releasable = True
-        block.newer = NULL
-        block.older = pool.newest
-        if pool.newest != NULL:
-            pool.newest.newer = block
-        else:
-            pool.oldest = block
-        pool.newest = block
-        pool.releasable_count += 1
-        pool.releasable_gc_sum += block.gc_base
+    if pool.at_hand != NULL:
+        put_on_shelf(pool.at_hand)
+    pool.at_hand = block
 
 
 cdef inline void unshelve(Block* block) noexcept nogil:
-    """Take a free block off its shelf. pre: its size and neighbours are as they were when it was put there"""
+    """Take a free block from where it is kept. pre: its size and neighbours are as they were when it was put there"""
     cdef BlockPool* pool = block.shelf.pool
-    pool.free_bytes -= block.size
-    index_remove(block.shelf, block)
-    if block.releasable:
-        block.releasable = False
-        if block.older != NULL:
-            block.older.newer = block.newer
-        else:
-            pool.oldest = block.newer
-        if block.newer != NULL:
-            block.newer.older = block.older
-        else:
-            pool.newest = block.older
-        pool.releasable_count -= 1
-        pool.releasable_gc_sum -= block.gc_base
+    if pool.at_hand == block:
+        pool.at_hand = NULL
+    else:
+        take_off_shelf(block)
+
+
+cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
+    """The smallest free block of at least `size`, of those the one at the lowest address; it stays where it is."""
+    cdef Block* at_hand = shelf.pool.at_hand
+    cdef Block* found = index_best_fit(shelf, size)
+    if at_hand == NULL or at_hand.shelf != shelf or at_hand.size < size:
+        return found
+    return at_hand if found == NULL or comes_before(at_hand, found) else found

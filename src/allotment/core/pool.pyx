@@ -4,13 +4,14 @@ from libc.string cimport memset
 
 from allotment.core.backend cimport OK, status_t
 from allotment.core.failure cimport device_failed
+from allotment.core.free_index cimport index_insert, index_remove
 from allotment.core.lock cimport this_thread
 from allotment.core.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_HOST_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
     FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, NO_FAILURE, Block,
     BlockPool, Engine, Failure, Filter, PoolOwner, RawAllocator, Reason, Request, Route, Shelf, StreamRecord)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
-from allotment.core.pool cimport pool_key
+from allotment.core.pool cimport is_plain, is_split, pool_key
 from allotment.core.stats cimport LARGE, SMALL
 from allotment.core.types cimport capture_t
 
@@ -47,6 +48,41 @@ cdef Shelf* shelf_make(Engine* engine, BlockPool* pool, StreamRecord* stream) no
 cdef void shelf_free(Shelf* shelf) noexcept nogil:
     free(shelf.bins)
     free(shelf)
+
+
+cdef void put_on_shelf(Block* block) noexcept nogil:
+    cdef BlockPool* pool = block.shelf.pool
+    pool.free_bytes += block.size
+    index_insert(block.shelf, block)
+    if not is_split(block) and is_plain(block):
+        block.releasable = True
+        block.newer = NULL
+        block.older = pool.newest
+        if pool.newest != NULL:
+            pool.newest.newer = block
+        else:
+            pool.oldest = block
+        pool.newest = block
+        pool.releasable_count += 1
+        pool.releasable_gc_sum += block.gc_base
+
+
+cdef void take_off_shelf(Block* block) noexcept nogil:
+    cdef BlockPool* pool = block.shelf.pool
+    pool.free_bytes -= block.size
+    index_remove(block.shelf, block)
+    if block.releasable:
+        block.releasable = False
+        if block.older != NULL:
+            block.older.newer = block.newer
+        else:
+            pool.oldest = block.newer
+        if block.newer != NULL:
+            block.newer.older = block.older
+        else:
+            pool.newest = block.older
+        pool.releasable_count -= 1
+        pool.releasable_gc_sum -= block.gc_base
 
 
 cdef bint block_pool_init(BlockPool* pool, PoolOwner* owner, int size_class) noexcept nogil:

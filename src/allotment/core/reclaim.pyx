@@ -6,7 +6,7 @@ from allotment.core.expandable cimport give_back_if_empty, unmap_block
 from allotment.core.failure cimport host_memory_failed
 from allotment.core.free_index cimport index_first, index_next, tree_first, tree_next
 from allotment.core.model cimport Block, BlockPool, Engine, Failure, PoolOwner, Shelf
-from allotment.core.pool cimport is_plain, pool_delete, route_find
+from allotment.core.pool cimport is_plain, pool_delete, route_find, tidy
 from allotment.core.ranges cimport drop_leftovers
 from allotment.core.reclaim cimport BlockList
 from allotment.core.segment cimport segment_release
@@ -71,9 +71,11 @@ cdef bint collect_expandable(BlockPool* pool, BlockList* list) noexcept nogil:
 cdef bint release_pool(Engine* engine, BlockPool* pool, uint32_t context, Failure* failure) noexcept nogil:
     """Release every plain segment that is wholly free, then unmap what is free of expandable ones."""
     cdef BlockList plain, growing
-    cdef Block* block = pool.oldest
+    cdef Block* block
     cdef size_t i
     cdef bint ok = True
+    tidy(pool)
+    block = pool.oldest
     plain.blocks = growing.blocks = NULL
     plain.count = plain.room = growing.count = growing.room = 0
     while block != NULL and ok:
