@@ -14,6 +14,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from allotment.arguments cimport read_address, read_identity, read_pool_id, read_stream
+from allotment.core.address_map cimport address_take
 from allotment.core.backend cimport Device
 from allotment.core.block cimport free_at_once
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
@@ -30,7 +31,6 @@ from allotment.core.model cimport (
     Failure, Filter, FreeMemoryCallback, PendingEvent, PoolOwner, Range, RawAllocator, Request, StreamRecord)
 from allotment.core.numbers cimport int_value, is_plain_int
 from allotment.core.outcome cimport failure_error
-from allotment.core.pointer_map cimport map_pop
 from allotment.core.policy cimport largest_free_block
 from allotment.core.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
@@ -341,7 +341,7 @@ cdef class Allocator:
         cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
         cdef bint ok = True
         if is_guarded_already(engine):
-            block = <Block*> map_pop(&engine.blocks, address)
+            block = address_take(engine, address)
             if is_freed_at_once(block):
                 free_at_once(engine, block, context)
                 return 0

@@ -12,9 +12,9 @@ Cost: O(1) beside the free index. This is the hot path, so it is all inline.
 
 from libc.stdint cimport uint32_t
 
+from allotment.core.address_map cimport address_put
 from allotment.core.free_index cimport tree_remove
 from allotment.core.model cimport Block, BlockPool, Engine, Range, Shelf
-from allotment.core.pointer_map cimport map_put
 from allotment.core.pool cimport is_plain, is_split, shelve, unshelve
 from allotment.core.slab cimport slab_give, slab_take
 from allotment.core.stats cimport SMALL, Stats, tally_down, tally_move, tally_up
@@ -129,7 +129,7 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     block.allocated = True
     block.requested = requested
     block.context = context
-    map_put(&engine.blocks, block.address, block)
+    address_put(engine, block)
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
                      pool.owner.first, pool.owner.second, context)

@@ -2,6 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
+from allotment.core.address_map cimport address_reserve, address_take
 from allotment.core.block cimport free_at_once, hand_out, take_back
 from allotment.core.checkpoint cimport AddressList
 from allotment.core.failure cimport host_memory_failed
@@ -156,7 +157,7 @@ cdef bint free_all(Engine* engine, PoolOwner* owner, uint32_t context, AddressLi
     if not slab_reserve(&engine.deferred_slab, freed.count):
         return host_memory_failed(failure)
     for i in range(freed.count):
-        block = <Block*> map_pop(&engine.blocks, freed.addresses[i])
+        block = address_take(engine, freed.addresses[i])
         if is_freed_at_once(block):
             free_at_once(engine, block, context)
         elif not free_used_block(engine, block, context, failure):
@@ -186,7 +187,7 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
             created.addresses[created.count] = block.address
             created.count += 1
         elif then.state != STATE_UNMAPPED:
-            map_pop(&engine.blocks, block.address)
+            address_take(engine, block.address)
             free_at_once(engine, block, context)
         block = block.next
         then += 1
@@ -209,7 +210,7 @@ cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, co
     created.addresses = <address_t*> realloc(created.addresses, (state.block_count + 1) * sizeof(address_t))
     created.room = state.block_count + 1
     ok = (ranges != NULL and created.addresses != NULL and ranges_by_base(engine, owner, &by_base)
-          and slab_reserve(&engine.block_slab, state.block_count) and map_reserve(&engine.blocks, state.block_count))
+          and slab_reserve(&engine.block_slab, state.block_count) and address_reserve(engine, state.block_count))
     if not ok:
         host_memory_failed(failure)
     ok = (ok and find_ranges(&by_base, state, ranges, failure)

@@ -13,13 +13,13 @@ A request is three steps, so that a caller can let go of the interpreter lock on
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from allotment.core.address_map cimport address_reserve
 from allotment.core.backend cimport CAN_VIRTUAL, Backend
 from allotment.core.block cimport hand_out
 from allotment.core.failure cimport host_memory_failed
 from allotment.core.frees cimport finish_late_frees, free_address
 from allotment.core.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
 from allotment.core.model cimport NO_FAILURE, Block, Engine, Failure, PoolOwner, Request, StreamRecord
-from allotment.core.pointer_map cimport map_reserve
 from allotment.core.policy cimport policy_hit, policy_miss, policy_splits
 from allotment.core.pool cimport pool_for_size, route_request, shelf_for, shelve
 from allotment.core.sizes cimport Tuning, round_size
@@ -107,7 +107,7 @@ cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
 
 cdef inline Block* request_deliver(Engine* engine, Request* request, Block* block) noexcept nogil:
     """Hand a block out that was found for a request. pre: on no shelf"""
-    if not (slab_reserve(&engine.block_slab, 1) and map_reserve(&engine.blocks)):
+    if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
         shelve(block)
         host_memory_failed(&request.failure)
         return NULL

@@ -2,6 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from allotment.core.address_map cimport block_at
 from allotment.core.backend cimport OK, OUT_OF_MEMORY, Backend, status_t
 from allotment.core.failure cimport device_failed, host_memory_failed, note_device_memory
 from allotment.core.model cimport (
@@ -137,7 +138,7 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
 # --- the rest ----------------------------------------------------------------------------------------------
 
 cdef Block* allocated_at(Engine* engine, address_t address, Failure* failure) noexcept nogil:
-    cdef Block* block = <Block*> map_get(&engine.blocks, address)
+    cdef Block* block = block_at(engine, address)
     if block == NULL:
         failure.reason = FAILED_ADDRESS
         failure.address = address

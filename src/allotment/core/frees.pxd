@@ -7,9 +7,9 @@ left: never inside the other operation.
 
 from libc.stdint cimport uint32_t
 
+from allotment.core.address_map cimport address_take
 from allotment.core.block cimport free_at_once
 from allotment.core.model cimport Block, Engine, Failure
-from allotment.core.pointer_map cimport map_pop
 from allotment.core.types cimport address_t
 
 cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
@@ -26,7 +26,7 @@ cdef inline bint is_freed_at_once(const Block* block) noexcept nogil:
 
 cdef inline bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
     """pre: address != 0"""
-    cdef Block* block = <Block*> map_pop(&engine.blocks, address)
+    cdef Block* block = address_take(engine, address)
     if not is_freed_at_once(block):
         return free_special(engine, block, address, context, failure)
     free_at_once(engine, block, context)

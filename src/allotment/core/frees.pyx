@@ -2,12 +2,13 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport realloc
 
+from allotment.core.address_map cimport address_put
 from allotment.core.backend cimport OK, status_t
 from allotment.core.block cimport complete_free, take_back
 from allotment.core.failure cimport device_failed
 from allotment.core.frees cimport free_address
 from allotment.core.model cimport FAILED_ADDRESS, Block, Deferred, Engine, Failure
-from allotment.core.pointer_map cimport map_get, map_pop, map_put
+from allotment.core.pointer_map cimport map_get, map_pop
 from allotment.core.streams cimport defer, deferral_prepare, events_attach
 from allotment.core.types cimport address_t, bytes_t
 
@@ -55,7 +56,7 @@ cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t
         return free_direct(engine, address, failure)
     if free_used_block(engine, block, context, failure):
         return True
-    map_put(&engine.blocks, address, block)
+    address_put(engine, block)
     return False
 
 

@@ -1,11 +1,11 @@
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
+from allotment.core.address_map cimport address_count, block_at
 from allotment.core.block cimport is_idle
 from allotment.core.free_index cimport index_first, index_next, tree_first, tree_next
 from allotment.core.model cimport (
     BIN_COUNT, Block, BlockPool, Deferred, Engine, PendingEvent, PoolOwner, Range, Shelf, StreamRecord)
-from allotment.core.pointer_map cimport map_get
 from allotment.core.pool cimport is_plain, is_split, pool_find
 from allotment.core.sizes cimport MIN_BLOCK
 from allotment.core.stats cimport LARGE, SMALL, Tally
@@ -87,7 +87,7 @@ cdef int count_block(Engine* engine, const Block* block, Totals* totals) except 
         return 0
     totals.reserved_bytes[size_class] += block.size
     if block.allocated:
-        if map_get(&engine.blocks, block.address) != <void*> block:
+        if block_at(engine, block.address) != block:
             broken("allocated blocks are in the address map", show(block))
         totals.allocation[size_class] += 1
         totals.allocated_bytes[size_class] += block.size
@@ -142,8 +142,8 @@ cdef int check_counters(Engine* engine, const Totals* totals) except -1:
     check_tally("inactive_split_bytes", &engine.stats.inactive_split_bytes, totals.inactive_split_bytes)
     check_tally("segment", &engine.stats.segment, totals.segment)
     check_tally("reserved_bytes", &engine.stats.reserved_bytes, totals.reserved_bytes)
-    if <count_t> engine.blocks.count != totals.allocation[SMALL] + totals.allocation[LARGE]:
-        broken("the address map holds allocated blocks alone", f"{engine.blocks.count} addresses")
+    if <count_t> address_count(engine) != totals.allocation[SMALL] + totals.allocation[LARGE]:
+        broken("the address map holds allocated blocks alone", f"{address_count(engine)} addresses")
     return 0
 
 

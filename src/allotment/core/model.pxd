@@ -271,6 +271,7 @@ cdef struct Engine:
     Trace trace
 
     bint uncached               # requests go straight to the device
+    Block* latest               # allocated last, and not in `blocks` yet: see address_map
     PointerMap blocks           # address -> allocated Block
     PointerMap direct           # address -> size, of what was allocated while caching was off
     PointerMap streams          # handle + 1 -> StreamRecord

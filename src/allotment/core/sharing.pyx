@@ -3,10 +3,10 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
+from allotment.core.address_map cimport block_at
 from allotment.core.backend cimport OK, SHARE_DESCRIPTOR, UNSUPPORTED, Backend, status_t
 from allotment.core.failure cimport device_failed, host_memory_failed
 from allotment.core.model cimport FAILED_ADDRESS, Block, Engine, Failure, Range
-from allotment.core.pointer_map cimport map_get
 from allotment.core.pool cimport is_plain
 from allotment.core.sharing cimport SharedHandle
 from allotment.core.types cimport address_t
@@ -69,7 +69,7 @@ cdef bint share_pages(Engine* engine, Block* block, long pid, SharedHandle* out,
 
 cdef bint share_block(Engine* engine, address_t address, long pid, SharedHandle* out, Failure* failure) noexcept nogil:
     """The caller frees out.bytes, also after a failure."""
-    cdef Block* block = <Block*> map_get(&engine.blocks, address)
+    cdef Block* block = block_at(engine, address)
     out.bytes = NULL
     if block == NULL:
         failure.reason = FAILED_ADDRESS

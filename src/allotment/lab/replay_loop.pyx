@@ -7,6 +7,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
+from allotment.core.address_map cimport address_reserve, block_at
 from allotment.core.backend cimport Device
 from allotment.core.block cimport hand_out
 from allotment.core.engine cimport (
@@ -18,7 +19,6 @@ from allotment.core.frees cimport free_address
 from allotment.core.model cimport (
     FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, PoolOwner, Range, Request)
 from allotment.core.outcome cimport failure_error
-from allotment.core.pointer_map cimport map_get, map_reserve
 from allotment.core.pool cimport (
     pool_create_or_incref, pool_find, pool_release, route_begin, route_end, route_find, shelf_for, unshelve)
 from allotment.core.segment cimport segment_obtain
@@ -241,7 +241,7 @@ cdef class Replay:
         if request.expandable:
             owner.malloc_count += 1
         for i in range(layout.piece_count):
-            if not (slab_reserve(&engine.block_slab, 1) and map_reserve(&engine.blocks)):
+            if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
                 return host_memory_failed(failure)
             split = pieces[i].size < block.size
             cut = hand_out(engine, block, pieces[i].size, pieces[i].requested, split, 0)
@@ -254,7 +254,7 @@ cdef class Replay:
         address = layout.address
         for i in range(layout.piece_count):
             if pieces[i].kind == HOLE:
-                cut = <Block*> map_get(&engine.blocks, address)
+                cut = block_at(engine, address)
                 if not (free_address(engine, address, 0, failure) and unmap_block(engine, cut, 0, failure)):
                     return False
             address += pieces[i].size
