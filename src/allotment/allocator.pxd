@@ -2,7 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 
 from allotment.core.backend cimport Device
-from allotment.core.model cimport Engine, Failure, PoolOwner
+from allotment.core.model cimport Block, Engine, Failure, PoolOwner, Request
 from allotment.core.trace cimport TraceRecord
 from allotment.core.types cimport address_t, stream_t, thread_t
 
@@ -28,6 +28,8 @@ cdef class Allocator:
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
+    cdef object allocate_after_miss(self, Request* request)
+    cdef object allocate_inside(self, Request* request)
     cdef int enter(self) except -1
     cdef int close_forgotten_pools(self) except -1
     cdef void wait_outside(self) noexcept
@@ -35,6 +37,8 @@ cdef class Allocator:
     cdef int raise_out_of_memory(self, object error) except -1
     cdef object failed(self, const Failure* failure)
     cdef int release_address(self, address_t address) except -1
+    cdef int release_special(self, Block* block, address_t address, uint32_t context) except -1
+    cdef int release_inside(self, address_t address, uint32_t context) except -1
     cdef TraceRecord* copy_history(self, size_t* count) except NULL
     cdef list history(self)
     cdef PoolOwner* owner_of(self, pool) except NULL

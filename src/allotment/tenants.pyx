@@ -18,9 +18,13 @@ cdef class Tenant:
     def __repr__(self):
         return f"<Tenant {self.name!r} of {self.allocator!r}>"
 
+    @cython.binding(False)      # as in Allocator
+    @cython.embedsignature.format("clinic")
     def malloc(self, size, stream=0):
         return self.allocator.allocate(size, stream, 0, self.context)
 
+    @cython.binding(False)
+    @cython.embedsignature.format("clinic")
     def free(self, address, /):
         self.allocator.free(address)
 
