@@ -92,10 +92,15 @@ def work(allocator: str, settings: str) -> None:
         install(settings=settings)
     else:
         from torch.cuda import memory
+    import transformers  # noqa: F401 - what takes long is done before its turn
+
+    print("ready", flush=True)
+    sys.stdin.readline()
     print(json.dumps(train(memory)))
 
 
-def run(allocator: str, settings: str) -> dict[str, Any]:
+def start(allocator: str, settings: str) -> subprocess.Popen[str]:
+    """A process that has imported everything, and trains when it is told to."""
     environment = os.environ | {
         "PYTORCH_CUDA_ALLOC_CONF": settings if allocator == NATIVE else "",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -103,10 +108,15 @@ def run(allocator: str, settings: str) -> dict[str, Any]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     command = [sys.executable, __file__, WORKER, allocator, settings]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{allocator} with {settings or 'default settings'} failed:\n{done.stderr[-4000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def run(process: subprocess.Popen[str]) -> dict[str, Any]:
+    told, complained = process.communicate("go\n")
+    if process.returncode != 0:
+        sys.exit(f"{process.args} failed:\n{complained[-4000:]}")
+    result: dict[str, Any] = json.loads(told.splitlines()[-1])
     return result
 
 
@@ -165,9 +175,20 @@ def main() -> int:
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {
         (allocator, name): [] for name in SETTINGS for allocator in (NATIVE, OURS)
     }
-    for turn, (allocator, name) in itertools.product(range(options.rounds), runs):
-        print(f"round {turn + 1}: {allocator}, {name}", file=sys.stderr, flush=True)
-        runs[allocator, name].append(run(allocator, SETTINGS[name]))
+    turns = list(itertools.product(range(options.rounds), runs))
+    processes = [start(allocator, SETTINGS[name]) for _, (allocator, name) in turns]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()  # nobody trains before all are ready
+    for (turn, (allocator, name)), process in zip(turns, processes, strict=True):
+        told = run(process)
+        runs[allocator, name].append(told)
+        print(
+            f"round {turn + 1}: {allocator}, {name}: {told['tokens_per_second']:,.0f} tokens/s, "
+            f"{told['peak_reserved'] >> 20:,} MiB reserved, last loss {told['losses'][-1]}",
+            file=sys.stderr,
+            flush=True,
+        )
     compared = [compare(runs, name) for name in SETTINGS]
     first = runs[NATIVE, "default"][0]
     print(f"{first['gpu']}, PyTorch {first['torch']}, GPT-2 of 6 layers, {STEPS} steps of {BATCH} sequences of "
