@@ -14,7 +14,12 @@ from setuptools import Extension, setup
 
 SOURCE = Path("src")
 CPP_SOURCES = {SOURCE / "allotment" / "torch" / "hooks.pyx"}
-PORTABLE_BACKENDS = {"allotment.backends.python", "allotment.backends.simulated"}
+PORTABLE_BACKENDS = {
+    "allotment.backends.python",
+    "allotment.backends.simulated",
+    "allotment.backends.simulated_pool",
+    "allotment.backends.simulation",
+}
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
 GENERATED_CODE = ["-Wno-unused-function", "-Wno-sign-compare"]  # Cython writes such things, and means them

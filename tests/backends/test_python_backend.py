@@ -106,6 +106,12 @@ CALLS = [
     ("chunk_import", (Share.DESCRIPTOR, b"\5\0\0\0", 4096), 19, 19),
     ("pinned_allocate", (4096,), 1 << 43, 1 << 43),
     ("pinned_free", (1 << 43,), None, None),
+    ("ordered_allocate", (4096, 12), 1 << 44, 1 << 44),
+    ("ordered_free", (1 << 44, 12), None, None),
+    ("ordered_trim", (4096,), None, None),
+    ("ordered_usage", (), (0, 5, 6, 7), (0, 5, 6, 7)),
+    ("ordered_reset_high", (), None, None),
+    ("ordered_access", (2,), None, None),
 ]
 ARGUMENTS = {operation: arguments for operation, arguments, _, _ in CALLS}
 
@@ -289,7 +295,7 @@ BAD_NUMBERS = [None, 0, -1, 2**64, 10**400, 4096.0, "4096", b"4096", object]
     "operation",
     [
         "segment_allocate", "range_reserve", "chunk_create", "granularity", "stream_create", "event_create",
-        "capture_begin", "segment_import", "chunk_import", "pinned_allocate",
+        "capture_begin", "segment_import", "chunk_import", "pinned_allocate", "ordered_allocate",
     ],
 )  # fmt: skip
 def test_a_number_that_cannot_be_one_is_a_device_error(operation, result):
@@ -312,6 +318,8 @@ def test_a_number_that_cannot_be_one_is_a_device_error(operation, result):
         ("memory_info", (5,)),
         ("memory_info", (1, 2, 3)),
         ("memory_info", (6, 5)),
+        ("ordered_usage", None),
+        ("ordered_usage", (1, 2, 3)),
         ("capture_terminals", None),
         ("capture_terminals", 5),
         ("segment_export", None),
@@ -329,6 +337,7 @@ def test_a_result_of_the_wrong_kind_is_a_device_error(operation, result):
     [
         ("memory_info", (-1, 5), -1),
         ("memory_info", (None, 5), None),
+        ("ordered_usage", (1, 2, 3, -4), -4),
         ("capture_terminals", [5, -6], -6),
         ("node_predecessors", ["five"], "five"),
     ],

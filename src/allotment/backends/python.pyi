@@ -113,3 +113,18 @@ class Backend(Device):
     # Host memory that the device can reach quickly, together.
     def pinned_allocate(self, size: int) -> int: ...
     def pinned_free(self, address: int) -> None: ...
+
+    # A stream-ordered pool that the device itself keeps, together: for `backend:cudaMallocAsync`, which leaves all
+    # caching to the device.
+    def ordered_allocate(self, size: int, stream: int) -> int:
+        """Address of `size` bytes that work on `stream` may use from now on."""
+    def ordered_free(self, address: int, stream: int) -> None:
+        """Take back what `ordered_allocate` gave, once `stream` has done what it was given so far."""
+    def ordered_trim(self, keep: int) -> None:
+        """Give memory that nobody uses back to the device until at most `keep` bytes are held."""
+    def ordered_usage(self) -> tuple[int, int, int, int]:
+        """(in use, the most in use, held, the most held), in bytes."""
+    def ordered_reset_high(self) -> None:
+        """The two peaks start anew from what there is now."""
+    def ordered_access(self, device: int) -> None:
+        """Let the device of that index touch the pool's memory."""

@@ -19,8 +19,8 @@ from libc.string cimport memcpy
 
 from allotment.core cimport backend as contract
 from allotment.core.backend cimport (
-    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PEERS, CAN_PINNED, CAN_SHARE, CAN_VIRTUAL, DEVICE_ERROR, INVALID,
-    IS_HOST, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Device, share_t, status_t)
+    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PEERS, CAN_PINNED, CAN_SHARE, CAN_STREAM_ORDERED, CAN_VIRTUAL,
+    DEVICE_ERROR, INVALID, IS_HOST, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Device, share_t, status_t)
 from allotment.core.raising cimport Failures, failure_text, forget_refusal, keep_failure, new_failures
 from allotment.core.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
@@ -161,6 +161,24 @@ cdef class Backend(Device):
     def pinned_free(self, address):
         raise lacks(self, "pinned_free")
 
+    def ordered_allocate(self, size, stream):
+        raise lacks(self, "ordered_allocate")
+
+    def ordered_free(self, address, stream):
+        raise lacks(self, "ordered_free")
+
+    def ordered_trim(self, keep):
+        raise lacks(self, "ordered_trim")
+
+    def ordered_usage(self):
+        raise lacks(self, "ordered_usage")
+
+    def ordered_reset_high(self):
+        raise lacks(self, "ordered_reset_high")
+
+    def ordered_access(self, device):
+        raise lacks(self, "ordered_access")
+
 
 cdef object lacks(Backend device, str method):
     return UnsupportedError(f"{device.name} does not define {method}", operation=method, status=UNSUPPORTED)
@@ -232,6 +250,15 @@ cdef int fill_table(contract.Backend* table, type cls) except -1:
         table.capabilities |= CAN_PINNED
         table.pinned_allocate = call_pinned_allocate
         table.pinned_free = call_pinned_free
+    if offers(cls, ("ordered_allocate", "ordered_free", "ordered_trim", "ordered_usage", "ordered_reset_high",
+                    "ordered_access")):
+        table.capabilities |= CAN_STREAM_ORDERED
+        table.ordered_allocate = call_ordered_allocate
+        table.ordered_free = call_ordered_free
+        table.ordered_trim = call_ordered_trim
+        table.ordered_usage = call_ordered_usage
+        table.ordered_reset_high = call_ordered_reset_high
+        table.ordered_access = call_ordered_access
     return 0
 
 
@@ -673,6 +700,60 @@ cdef status_t call_pinned_allocate(void* self, bytes_t size, address_t* address)
 cdef status_t call_pinned_free(void* self, address_t address) noexcept with gil:
     try:
         living(self).pinned_free(address)
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+
+cdef status_t call_ordered_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept with gil:
+    try:
+        address[0] = memory(living(self).ordered_allocate(size, stream), size, "ordered_allocate")
+        forget_refusal(self)
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+
+cdef status_t call_ordered_free(void* self, address_t address, stream_t stream) noexcept with gil:
+    try:
+        living(self).ordered_free(address, stream)
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+
+cdef status_t call_ordered_trim(void* self, bytes_t keep) noexcept with gil:
+    try:
+        living(self).ordered_trim(keep)
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+
+cdef status_t call_ordered_usage(void* self, bytes_t* used, bytes_t* used_high, bytes_t* reserved,
+                                 bytes_t* reserved_high) noexcept with gil:
+    try:
+        result = living(self).ordered_usage()
+        if not isinstance(result, tuple) or len(result) != 4:
+            raise wrong_result(result, "ordered_usage", "(used, used_high, reserved, reserved_high)")
+        numbers = [number(figure, "ordered_usage", "bytes", 0) for figure in result]
+        used[0], used_high[0], reserved[0], reserved_high[0] = numbers
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+
+cdef status_t call_ordered_reset_high(void* self) noexcept with gil:
+    try:
+        living(self).ordered_reset_high()
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+
+cdef status_t call_ordered_access(void* self, device_t device) noexcept with gil:
+    try:
+        living(self).ordered_access(device)
         return OK
     except BaseException as error:
         return failed(self, error)

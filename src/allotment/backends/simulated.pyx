@@ -13,11 +13,20 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset, strlen
 
+from allotment.backends.simulated_pool cimport clear_pool, fill_pool
+from allotment.backends.simulation cimport (
+    CAPTURE_BEGIN, CAPTURE_END, CAPTURE_STATUS, CAPTURE_TERMINALS, CHUNK_CREATE, CHUNK_RELEASE, COPY,
+    DEVICE_SYNCHRONIZE, EVENT_CREATE, EVENT_DESTROY, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE, GRANULARITY, MAP,
+    MEMORY_INFO, NODE_PREDECESSORS, RANGE_RELEASE, RANGE_RESERVE, SEGMENT_ALLOCATE, SEGMENT_FREE, SET_ACCESS,
+    STREAM_CREATE, STREAM_DESTROY, STREAM_SYNCHRONIZE, STREAM_WAIT, UNMAP, NodeSet, Refusal, SimCapture, SimChunk,
+    SimEvent, SimMoment, Simulation, SimStream, add_node, destroyed, enter, has_come, leave, new_handle, set_add,
+    set_clear, stream_at, take_addresses)
 from allotment.core.backend cimport (
     CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PEERS, CAN_SHARE, CAN_VIRTUAL, DEVICE_ERROR, INVALID, NOT_READY, OK,
     OUT_OF_MEMORY, SHARE_DESCRIPTOR, Backend, Device, share_t, status_t)
-from allotment.core.lock cimport lock_give, lock_try, lock_wait
-from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
+from allotment.core.lock cimport lock_give, lock_wait
+from allotment.core.pointer_map cimport (
+    PointerMap, map_clear, map_get, map_init, map_pop, map_put, map_reserve)
 from allotment.core.raising cimport device_error, keep_failure
 from allotment.core.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
@@ -26,9 +35,6 @@ import sys
 
 from allotment.errors import RequestError
 
-cdef enum:
-    GRANULARITY = 2097152
-
 cdef tuple OPERATION_NAMES = (
     "segment_allocate", "segment_free",
     "range_reserve", "range_release", "chunk_create", "chunk_release", "map", "unmap", "set_access",
@@ -36,41 +42,8 @@ cdef tuple OPERATION_NAMES = (
     "event_create", "event_destroy", "event_record", "event_query", "event_synchronize",
     "capture_begin", "capture_end", "capture_status", "capture_terminals", "node_predecessors",
     "memory_info", "copy",
+    "ordered_allocate", "ordered_free", "ordered_trim", "ordered_usage", "ordered_reset_high", "ordered_access",
 )
-
-
-# --- entering and leaving ----------------------------------------------------------------------------------
-
-cdef status_t enter(Simulation* device, int operation) noexcept nogil:
-    """Take the lock and count the call; a refusal that is due has given the lock back."""
-    if not lock_try(&device.lock):
-        lock_wait(&device.lock)
-    device.called[operation] += 1
-    if is_due(&device.refusal):
-        return leave(device, device.refusal.status)
-    if is_due(&device.refusals[operation]):
-        return leave(device, device.refusals[operation].status)
-    return OK
-
-
-cdef inline bint is_due(Refusal* refusal) noexcept nogil:
-    if refusal.times == 0:
-        return False
-    if refusal.after > 0:
-        refusal.after -= 1
-        return False
-    refusal.times -= 1
-    return True
-
-
-cdef inline status_t leave(Simulation* device, status_t status) noexcept nogil:
-    lock_give(&device.lock)
-    return status
-
-
-cdef inline uint64_t new_handle(Simulation* device) noexcept nogil:
-    device.last_handle += 1
-    return device.last_handle
 
 
 cdef inline bytes_t size_at(PointerMap* map, address_t address) noexcept nogil:
@@ -78,12 +51,6 @@ cdef inline bytes_t size_at(PointerMap* map, address_t address) noexcept nogil:
 
 
 # --- plain memory ------------------------------------------------------------------------------------------
-
-cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil:
-    cdef address_t address = device.next_address
-    device.next_address += (size + GRANULARITY - 1) // GRANULARITY * GRANULARITY
-    return address
-
 
 cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t* answer) noexcept with gil:
     """Ask the script, with the device's lock held.
@@ -285,51 +252,6 @@ cdef status_t granularity(void* self, bytes_t* size) noexcept nogil:
 
 # --- streams and events ------------------------------------------------------------------------------------
 
-cdef SimStream* stream_at(Simulation* device, stream_t handle) noexcept nogil:
-    """A stream by its handle. Numbers are trusted: an unknown one is a stream from now on, until destroyed."""
-    cdef SimStream* stream = <SimStream*> map_get(&device.streams, handle + 1)
-    if stream == NULL:
-        if not map_reserve(&device.streams):
-            return NULL
-        stream = <SimStream*> calloc(1, sizeof(SimStream))
-        if stream != NULL:
-            stream.older = device.newest_stream
-            device.newest_stream = stream
-            map_put(&device.streams, handle + 1, stream)
-    return stream if stream != destroyed() else NULL
-
-
-cdef SimStream destroyed_stream
-
-cdef inline SimStream* destroyed() noexcept nogil:
-    """Stands in the map for every stream that is no more."""
-    return &destroyed_stream
-
-
-cdef bint set_add(NodeSet* set, const node_t* nodes, size_t count) noexcept nogil:
-    cdef node_t* larger
-    cdef size_t i, j
-    if set.count + count > set.room:
-        larger = <node_t*> realloc(set.nodes, 2 * (set.count + count) * sizeof(node_t))
-        if larger == NULL:
-            return False
-        set.nodes = larger
-        set.room = 2 * (set.count + count)
-    for i in range(count):
-        j = 0
-        while j < set.count and set.nodes[j] != nodes[i]:
-            j += 1
-        if j == set.count:
-            set.nodes[set.count] = nodes[i]
-            set.count += 1
-    return True
-
-
-cdef void set_clear(NodeSet* set) noexcept nogil:
-    free(set.nodes)
-    memset(set, 0, sizeof(NodeSet))
-
-
 cdef status_t stream_create(void* self, stream_t* stream) noexcept nogil:
     cdef Simulation* device = <Simulation*> self
     cdef status_t status = enter(device, STREAM_CREATE)
@@ -487,8 +409,34 @@ cdef status_t event_synchronize(void* self, event_t handle) noexcept nogil:
     return leave(device, OK)
 
 
+cdef bint await_moment(SimStream* stream, SimStream* other, uint64_t tick) noexcept nogil:
+    """The stream's later work comes after the other's, and after all that the other has to wait for."""
+    cdef SimMoment* larger
+    cdef size_t count = 0
+    cdef size_t room = stream.awaited_count + other.awaited_count + 1
+    cdef size_t i
+    if room > stream.awaited_room:
+        larger = <SimMoment*> realloc(stream.awaited, 2 * room * sizeof(SimMoment))
+        if larger == NULL:
+            return False
+        stream.awaited = larger
+        stream.awaited_room = 2 * room
+    for i in range(stream.awaited_count):
+        if not has_come(&stream.awaited[i]):
+            stream.awaited[count] = stream.awaited[i]
+            count += 1
+    for i in range(other.awaited_count if other != stream else 0):
+        stream.awaited[count + i] = other.awaited[i]
+    count += other.awaited_count if other != stream else 0
+    stream.awaited[count].stream = other
+    stream.awaited[count].tick = tick
+    stream.awaited_count = count + 1
+    return True
+
+
 cdef status_t stream_wait(void* self, stream_t handle, event_t on) noexcept nogil:
-    """Inside a capture this joins the stream to it; outside, order among streams is left to who finishes them."""
+    """Inside a capture this joins the stream to it. Outside, frees in the pool respect it; when the stream's own
+    work is done is left to who finishes it."""
     cdef Simulation* device = <Simulation*> self
     cdef status_t status = enter(device, STREAM_WAIT)
     cdef SimEvent* event
@@ -500,6 +448,8 @@ cdef status_t stream_wait(void* self, stream_t handle, event_t on) noexcept nogi
     if event == NULL or stream == NULL:
         return leave(device, INVALID)
     if event.capture == NULL:
+        if not is_finished(event) and not await_moment(stream, event.stream, event.tick):
+            return leave(device, OUT_OF_MEMORY)
         return leave(device, OK)
     if stream.capture != NULL and stream.capture != event.capture:
         stream.capture.broken = event.capture.broken = True
@@ -590,7 +540,7 @@ cdef status_t capture_end(void* self, stream_t handle, void** graph) noexcept no
         if device.events.slots[i].key != 0 and (<SimEvent*> device.events.slots[i].value).capture == capture:
             (<SimEvent*> device.events.slots[i].value).capture = NULL
     forget_capture(device, capture)
-    if graph != NULL:
+    if whole and graph != NULL:
         graph[0] = NULL
     return leave(device, OK if whole else DEVICE_ERROR)
 
@@ -768,6 +718,8 @@ cdef class SimulatedDevice(Device):
         table.segment_export = segment_export
         table.chunk_export = chunk_export
         table.describe = describe
+        if not fill_pool(table, &sim.pool):
+            raise MemoryError("no memory for a simulated device's records")
 
     def __dealloc__(self):
         cdef Simulation* sim = &self.simulation
@@ -778,6 +730,7 @@ cdef class SimulatedDevice(Device):
             stream = sim.newest_stream
             sim.newest_stream = stream.older
             set_clear(&stream.terminals)
+            free(stream.awaited)
             free(stream)
         while sim.first_capture != NULL:
             forget_capture(sim, sim.first_capture)
@@ -793,6 +746,7 @@ cdef class SimulatedDevice(Device):
             chunk = <SimChunk*> sim.chunks.slots[i].value
             if sim.chunks.slots[i].key != 0:
                 free(chunk)
+        clear_pool(&sim.pool)
         map_clear(&sim.segments)
         map_clear(&sim.ranges)
         map_clear(&sim.chunks)
@@ -833,19 +787,12 @@ cdef class SimulatedDevice(Device):
     def launch(self, stream_t stream):
         cdef Simulation* sim = &self.simulation
         cdef SimStream* on
-        cdef NodeSet* before
         cdef node_t node = 0
         with nogil:
             lock_wait(&sim.lock)
             on = stream_at(&self.simulation, stream)
             if on != NULL and on.capture != NULL:
-                before = <NodeSet*> calloc(1, sizeof(NodeSet))
-                if before != NULL and map_reserve(&sim.nodes):
-                    before[0] = on.terminals
-                    memset(&on.terminals, 0, sizeof(NodeSet))
-                    node = new_handle(sim)
-                    map_put(&sim.nodes, node, before)
-                    set_add(&on.terminals, &node, 1)
+                node = add_node(sim, on)
             elif on != NULL:
                 on.launched += 1
             lock_give(&sim.lock)

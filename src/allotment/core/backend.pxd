@@ -46,6 +46,7 @@ cdef enum:                  # capabilities
     CAN_COPY = 32
     CAN_PINNED = 64
     IS_HOST = 128           # addresses can be read and written by this process
+    CAN_STREAM_ORDERED = 256    # has a pool of its own, which gives and takes memory in stream order
 
 ctypedef enum share_t:      # how a piece of memory travels to another process
     SHARE_IPC = 0           # opaque 64 bytes, made from a plain segment
@@ -121,6 +122,20 @@ cdef struct Backend:
                              chunk_t* chunk) noexcept nogil
     status_t (*pinned_allocate)(void* self, bytes_t size, address_t* address) noexcept nogil
     status_t (*pinned_free)(void* self, address_t address) noexcept nogil
+
+    # The device's own stream-ordered pool, set up by the first call. What is freed on a stream may be handed out
+    # again on that stream at once, and on others once that stream has come so far. On a stream that is being captured
+    # both are nodes of the graph: what was allocated inside may be freed there, or outside once the graph has run; what
+    # was allocated outside cannot be freed inside. Usage is of the pool alone, not of graphs: what is in use, what the
+    # pool holds of the device, and the most of either since ordered_reset_high. ordered_trim gives back what nobody
+    # uses until at most `keep` bytes are held. ordered_access lets a device touch all memory of the pool.
+    status_t (*ordered_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
+    status_t (*ordered_free)(void* self, address_t address, stream_t stream) noexcept nogil
+    status_t (*ordered_trim)(void* self, bytes_t keep) noexcept nogil
+    status_t (*ordered_usage)(void* self, bytes_t* used, bytes_t* used_high, bytes_t* reserved,
+                              bytes_t* reserved_high) noexcept nogil
+    status_t (*ordered_reset_high)(void* self) noexcept nogil
+    status_t (*ordered_access)(void* self, device_t device) noexcept nogil
 
 
 cdef class Device:

@@ -42,6 +42,7 @@ class Capability(enum.IntFlag):
     COPY = contract.CAN_COPY
     PINNED = contract.CAN_PINNED
     HOST = contract.IS_HOST
+    STREAM_ORDERED = contract.CAN_STREAM_ORDERED
 
 
 class Share(enum.IntEnum):
@@ -72,6 +73,7 @@ OPERATIONS = (
     "memory_info", "clear_error", "describe",
     "copy", "peer_enable", "segment_export", "segment_import", "segment_close", "chunk_export", "chunk_import",
     "pinned_allocate", "pinned_free",
+    "ordered_allocate", "ordered_free", "ordered_trim", "ordered_usage", "ordered_reset_high", "ordered_access",
 )
 
 cdef enum:
@@ -454,6 +456,54 @@ cdef class Probe:
         with nogil:
             status = self.table.pinned_free(self.table.self, address)
         self.check(status, "pinned_free")
+
+    # The device's own stream-ordered pool.
+
+    def ordered_allocate(self, bytes_t size, stream_t stream=0):
+        cdef address_t address = UNWRITTEN
+        cdef status_t status
+        self.require("ordered_allocate")
+        with nogil:
+            status = self.table.ordered_allocate(self.table.self, size, stream, &address)
+        self.check(status, "ordered_allocate", address)
+        return address
+
+    def ordered_free(self, address_t address, stream_t stream=0):
+        cdef status_t status
+        self.require("ordered_free")
+        with nogil:
+            status = self.table.ordered_free(self.table.self, address, stream)
+        self.check(status, "ordered_free")
+
+    def ordered_trim(self, bytes_t keep=0):
+        cdef status_t status
+        self.require("ordered_trim")
+        with nogil:
+            status = self.table.ordered_trim(self.table.self, keep)
+        self.check(status, "ordered_trim")
+
+    def ordered_usage(self):
+        cdef bytes_t used = UNWRITTEN, used_high = UNWRITTEN, reserved = UNWRITTEN, reserved_high = UNWRITTEN
+        cdef status_t status
+        self.require("ordered_usage")
+        with nogil:
+            status = self.table.ordered_usage(self.table.self, &used, &used_high, &reserved, &reserved_high)
+        self.check(status, "ordered_usage", used)
+        return used, used_high, reserved, reserved_high
+
+    def ordered_reset_high(self):
+        cdef status_t status
+        self.require("ordered_reset_high")
+        with nogil:
+            status = self.table.ordered_reset_high(self.table.self)
+        self.check(status, "ordered_reset_high")
+
+    def ordered_access(self, device_t device):
+        cdef status_t status
+        self.require("ordered_access")
+        with nogil:
+            status = self.table.ordered_access(self.table.self, device)
+        self.check(status, "ordered_access")
 
 
 cdef inline bint has_entry(void** entries, size_t at) noexcept:

@@ -1,0 +1,94 @@
+"""Entering and leaving, addresses, streams and nodes of a simulated device."""
+
+from libc.stddef cimport size_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+from allotment.core.backend cimport OK, status_t
+from allotment.core.lock cimport lock_try, lock_wait
+from allotment.core.pointer_map cimport map_get, map_put, map_reserve
+from allotment.core.types cimport address_t, bytes_t, node_t, stream_t
+
+
+cdef status_t enter(Simulation* device, int operation) noexcept nogil:
+    if not lock_try(&device.lock):
+        lock_wait(&device.lock)
+    device.called[operation] += 1
+    if is_due(&device.refusal):
+        return leave(device, device.refusal.status)
+    if is_due(&device.refusals[operation]):
+        return leave(device, device.refusals[operation].status)
+    return OK
+
+
+cdef inline bint is_due(Refusal* refusal) noexcept nogil:
+    if refusal.times == 0:
+        return False
+    if refusal.after > 0:
+        refusal.after -= 1
+        return False
+    refusal.times -= 1
+    return True
+
+
+cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil:
+    cdef address_t address = device.next_address
+    device.next_address += (size + GRANULARITY - 1) // GRANULARITY * GRANULARITY
+    return address
+
+
+cdef SimStream* stream_at(Simulation* device, stream_t handle) noexcept nogil:
+    cdef SimStream* stream = <SimStream*> map_get(&device.streams, handle + 1)
+    if stream == NULL:
+        if not map_reserve(&device.streams):
+            return NULL
+        stream = <SimStream*> calloc(1, sizeof(SimStream))
+        if stream != NULL:
+            stream.older = device.newest_stream
+            device.newest_stream = stream
+            map_put(&device.streams, handle + 1, stream)
+    return stream if stream != destroyed() else NULL
+
+
+cdef SimStream destroyed_stream
+
+cdef SimStream* destroyed() noexcept nogil:
+    return &destroyed_stream
+
+
+cdef bint set_add(NodeSet* set, const node_t* nodes, size_t count) noexcept nogil:
+    cdef node_t* larger
+    cdef size_t i, j
+    if set.count + count > set.room:
+        larger = <node_t*> realloc(set.nodes, 2 * (set.count + count) * sizeof(node_t))
+        if larger == NULL:
+            return False
+        set.nodes = larger
+        set.room = 2 * (set.count + count)
+    for i in range(count):
+        j = 0
+        while j < set.count and set.nodes[j] != nodes[i]:
+            j += 1
+        if j == set.count:
+            set.nodes[set.count] = nodes[i]
+            set.count += 1
+    return True
+
+
+cdef void set_clear(NodeSet* set) noexcept nogil:
+    free(set.nodes)
+    memset(set, 0, sizeof(NodeSet))
+
+
+cdef node_t add_node(Simulation* device, SimStream* stream) noexcept nogil:
+    cdef NodeSet* before = <NodeSet*> calloc(1, sizeof(NodeSet))
+    cdef node_t node
+    if before == NULL or not map_reserve(&device.nodes):
+        free(before)
+        return 0
+    before[0] = stream.terminals
+    memset(&stream.terminals, 0, sizeof(NodeSet))
+    node = new_handle(device)
+    map_put(&device.nodes, node, before)
+    set_add(&stream.terminals, &node, 1)
+    return node
