@@ -47,13 +47,14 @@ typedef struct Event {
 } Event;
 
 typedef struct Step {
-    enum { FILL, COPY, WAIT_VALUE, WRITE_VALUE, RECORD, WAIT_EVENT, RUN_GRAPH } kind;
+    enum { FILL, COPY, WAIT_VALUE, WRITE_VALUE, RECORD, WAIT_EVENT, RUN_GRAPH, POOL_FREE, NOTHING } kind;
     CUdeviceptr to, from;
     size_t size;
     uint32_t value;
     Event* event;
     long ticket;
     struct Graph* graph;
+    struct Area* area;
     struct Step* next;
 } Step;
 
@@ -78,20 +79,25 @@ typedef struct Stream {
 } Stream;
 
 typedef struct Area {                       /* an allocation, a reservation, a mapping or an import */
-    enum { PLAIN, PINNED, RESERVED, MAPPED, IMPORTED } kind;
+    enum { PLAIN, PINNED, RESERVED, MAPPED, IMPORTED, POOLED, LEAVING, IDLE, IN_GRAPH } kind;
     CUdeviceptr base;
     size_t size;
     int descriptor;
     struct Chunk* chunk;
+    struct Pool* pool;
+    struct Capture* capture;                /* that memory of a graph was allocated in */
     struct Area* next;
 } Area;
 
 typedef struct Chunk { long magic, references; int descriptor, handle_types; size_t size; } Chunk;
 
+typedef struct Pool { uint64_t threshold, held, held_high, used, used_high; int reuse[4]; int access[MAX_DEVICES]; } Pool;
+
 enum { STREAM_MAGIC = 0x57EA, CHUNK_MAGIC = 0xC4A2 };
 
 static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static Context contexts[MAX_DEVICES];
+static Pool pools[MAX_DEVICES];
 static Stream* streams;
 static Stream default_stream = {.magic = STREAM_MAGIC};
 static Area* areas;
@@ -163,7 +169,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t* size, CUdevice device) { (void)devic
 EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
     (void)device;
     switch (attribute) {
-    case 41: case 102: case 103: case 110: case 128: *value = 1; return SUCCESS;
+    case 41: case 102: case 103: case 110: case 115: case 128: *value = 1; return SUCCESS;
     case 75: *value = 9; return SUCCESS;
     case 76: *value = 0; return SUCCESS;
     default: return INVALID_VALUE;
@@ -217,6 +223,10 @@ static void run(const Step* step) {
     if (step->kind == COPY) memmove((void*)step->to, (void*)step->from, step->size);
     if (step->kind == WRITE_VALUE) __atomic_store_n((uint32_t*)step->to, step->value, __ATOMIC_RELEASE);
     if (step->kind == RECORD && step->event->completed < step->ticket) step->event->completed = step->ticket;
+    if (step->kind == POOL_FREE) {
+        step->area->kind = IDLE;
+        step->area->pool->used -= step->area->size;
+    }
     if (step->kind == RUN_GRAPH)
         for (Node* node = step->graph->first; node; node = node->next) run(&node->step);
 }
@@ -480,7 +490,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, un
     NEED_CONTEXT;
     *executable = calloc(1, sizeof **executable);
     **executable = *graph;
-    return flags ? INVALID_VALUE : SUCCESS;
+    return flags > 1 ? INVALID_VALUE : SUCCESS;
 }
 EXPORT CUresult cuGraphLaunch(Graph* executable, Stream* stream) {
     NEED_CONTEXT;
@@ -724,6 +734,112 @@ EXPORT CUresult cuMemImportFromShareableHandle(Handle* handle, void* shareable, 
     used += chunk->size;
     *handle = (Handle)chunk;
     return SUCCESS;
+}
+
+/* The device's own pool. Free memory is kept for requests of its size; a free happens when its stream gets to it. */
+
+EXPORT CUresult cuDeviceGetDefaultMemPool(Pool** pool, CUdevice device) {
+    if (device < 0 || device >= device_count()) return INVALID_DEVICE;
+    *pool = &pools[device];
+    return SUCCESS;
+}
+static uint64_t* figure_of(Pool* pool, int attribute) {
+    uint64_t* figures[] = {&pool->threshold, &pool->held, &pool->held_high, &pool->used, &pool->used_high};
+    return attribute >= 4 && attribute <= 8 ? figures[attribute - 4] : NULL;
+}
+EXPORT CUresult cuMemPoolSetAttribute(Pool* pool, int attribute, void* value) {
+    LOCKED;
+    if (attribute >= 1 && attribute <= 3) { pool->reuse[attribute] = *(int*)value; return SUCCESS; }
+    if (attribute == 5 || attribute == 7 || !figure_of(pool, attribute)) return INVALID_VALUE;
+    if (attribute != 4 && *(uint64_t*)value != 0) return INVALID_VALUE;
+    *figure_of(pool, attribute) = *(uint64_t*)value;
+    return SUCCESS;
+}
+EXPORT CUresult cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) {
+    LOCKED;
+    move_all();
+    if (attribute >= 1 && attribute <= 3) { *(int*)value = pool->reuse[attribute]; return SUCCESS; }
+    if (!figure_of(pool, attribute)) return INVALID_VALUE;
+    *(uint64_t*)value = *figure_of(pool, attribute);
+    return SUCCESS;
+}
+static void release_idle(Pool* pool, uint64_t keep) {
+    for (Area *area = areas, *next; area && pool->held > keep; area = next) {
+        next = area->next;
+        if (area->kind != IDLE || area->pool != pool) continue;
+        munmap((void*)area->base, area->size);
+        close(area->descriptor);
+        used -= area->size;
+        pool->held -= area->size;
+        remove_area(area);
+    }
+}
+EXPORT CUresult cuMemPoolTrimTo(Pool* pool, size_t keep) {
+    NEED_CONTEXT;
+    move_all();
+    release_idle(pool, keep);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemPoolSetAccess(Pool* pool, const Access* access, size_t count) {
+    NEED_CONTEXT;
+    if (count != 1 || access->location_type != 1 || access->flags != 3) return INVALID_VALUE;
+    if (access->location_id < 0 || access->location_id >= device_count()) return INVALID_DEVICE;
+    if (pool == &pools[access->location_id]) return INVALID_DEVICE;
+    pool->access[access->location_id] = 1;
+    return SUCCESS;
+}
+static Area* take_idle_area(Pool* pool, size_t size) {
+    for (Area* area = areas; area; area = area->next)
+        if (area->kind == IDLE && area->pool == pool && area->size == size) return area;
+    return NULL;
+}
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, Pool* pool, Stream* given) {
+    NEED_CONTEXT;
+    Stream* stream = stream_of(given);
+    int descriptor;
+    if (size > TOTAL) return OUT_OF_MEMORY;
+    size = (size + 511) / 512 * 512;
+    move_all();
+    Area* area = stream->capture ? NULL : take_idle_area(pool, size);
+    if (stream->capture && stream->capture->is_invalid) return CAPTURE_INVALIDATED;
+    if (!area) {
+        if (size > TOTAL - used) release_idle(pool, 0);
+        void* base = take_memory(size, &descriptor);
+        if (!base) return OUT_OF_MEMORY;
+        area = add_area(IDLE, base, size, descriptor);
+        area->pool = pool;
+        if (!stream->capture) pool->held += size;
+    }
+    *address = area->base;
+    if (stream->capture) {
+        area->kind = IN_GRAPH;
+        area->capture = stream->capture;
+        return enqueue(stream, (Step){.kind = NOTHING});
+    }
+    area->kind = POOLED;
+    pool->used += size;
+    if (pool->used > pool->used_high) pool->used_high = pool->used;
+    if (pool->held > pool->held_high) pool->held_high = pool->held;
+    return SUCCESS;
+}
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, Stream* given) {
+    NEED_CONTEXT;
+    Stream* stream = stream_of(given);
+    Area* area = find_area(IN_GRAPH, address);
+    if (stream->capture) {
+        if (stream->capture->is_invalid) return CAPTURE_INVALIDATED;
+        if (!area || area->capture != stream->capture) return INVALID_VALUE;
+        area->capture = NULL;               /* the graph frees it each time */
+        return enqueue(stream, (Step){.kind = NOTHING});
+    }
+    if (area) {                             /* the graph keeps the memory for its next launch */
+        if (!area->capture) return INVALID_VALUE;
+        return SUCCESS;
+    }
+    area = find_area(POOLED, address);
+    if (!area) return INVALID_VALUE;
+    area->kind = LEAVING;
+    return enqueue(stream, (Step){.kind = POOL_FREE, .area = area});
 }
 
 /* Copies and fills. */

@@ -7,9 +7,10 @@ from libc.stdint cimport uint32_t, uintptr_t
 from allotment.backends.cuda_context cimport CudaContext, Visit, enter, leave, open_context
 from allotment.backends.cuda_driver cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_STREAM_WAIT_VALUE_GEQ, CUDA_SUCCESS, CUdevice_attribute, CUgraph, CUgraphExec, CUresult, CUstream, CUuuid,
-    driver, forget_words, is_forked, last_words, refuse, status_of)
+    CU_STREAM_WAIT_VALUE_GEQ, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, CUDA_SUCCESS, CUdevice_attribute,
+    CUgraph, CUgraphExec, CUresult, CUstream, CUuuid, driver, forget_words, is_forked, last_words, refuse, status_of)
 from allotment.backends.cuda_memory cimport fill_memory
+from allotment.backends.cuda_pool cimport fill_pool
 from allotment.backends.cuda_streams cimport fill_streams, is_parked, refuse_parked
 from allotment.core.backend cimport DEVICE_ERROR, INVALID, OK, Device, status_t
 from allotment.core.raising cimport device_error
@@ -47,6 +48,7 @@ cdef class CudaDevice(Device):
         self.table.describe = describe
         fill_streams(&self.table)
         fill_memory(&self.table, &self.backend)
+        fill_pool(&self.table, &self.backend)
 
     cdef int check(self, status_t status, str operation) except -1:
         if status != OK:
@@ -352,7 +354,9 @@ cdef status_t instantiate_graph(CudaContext* context, CUgraph graph, CUgraphExec
         return refuse_graph()
     if not enter(context, &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuGraphInstantiate", driver.cuGraphInstantiateWithFlags(executable, graph, 0))
+    # What a graph allocates and does not free it frees by itself when it is launched again, which is else refused.
+    return leave(&visit, b"cuGraphInstantiate", driver.cuGraphInstantiateWithFlags(
+        executable, graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH))
 
 
 cdef status_t launch_graph(CudaContext* context, CUgraphExec executable, stream_t stream) noexcept nogil:

@@ -15,7 +15,8 @@ length of the call, so that the thread finds the context it had. Every call of t
 
 from libc.stddef cimport size_t
 
-from allotment.backends.cuda_driver cimport CUcontext, CUdevice, CUmemAllocationProp, CUresult, CUstream
+from allotment.backends.cuda_driver cimport (
+    CUcontext, CUdevice, CUmemAllocationProp, CUmemoryPool, CUresult, CUstream)
 from allotment.core.backend cimport status_t
 from allotment.core.pointer_map cimport PointerMap
 from allotment.core.types cimport bytes_t, device_t
@@ -35,6 +36,7 @@ cdef struct CudaContext:
     size_t parked_count
     size_t parked_capacity
     PointerMap chunks           # chunks that exist: handle -> how often it was given out
+    CUmemoryPool pool           # the device's default pool; NULL until it is first used
 
 cdef struct CudaBackend:        # what `self` of a table points to
     CudaContext* context

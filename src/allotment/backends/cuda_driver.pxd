@@ -21,6 +21,7 @@ ctypedef void* CUevent
 ctypedef void* CUgraph
 ctypedef void* CUgraphNode
 ctypedef void* CUgraphExec
+ctypedef void* CUmemoryPool
 ctypedef uint32_t cuuint32_t
 ctypedef uint64_t cuuint64_t
 
@@ -31,6 +32,7 @@ ctypedef int CUmemAllocationHandleType
 ctypedef int CUmemLocationType
 ctypedef int CUmemAccess_flags
 ctypedef int CUmemAllocationGranularity_flags
+ctypedef int CUmemPool_attribute
 ctypedef int CUstreamCaptureStatus
 ctypedef int CUstreamCaptureMode
 
@@ -56,6 +58,7 @@ cdef enum:
     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103
     CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110
+    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED = 128
 
 cdef enum:
@@ -76,6 +79,15 @@ cdef enum:
     CU_STREAM_CAPTURE_STATUS_ACTIVE = 1
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
     CU_STREAM_CAPTURE_MODE_RELAXED = 2
+    CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5
+    CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7
+    CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8
+    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1
 
 cdef enum:
     CU_IPC_HANDLE_SIZE = 64
@@ -164,6 +176,15 @@ cdef struct Driver:
                                              CUmemAllocationHandleType kind, unsigned long long flags) noexcept nogil
     CUresult (*cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle* handle, void* shareable,
                                                CUmemAllocationHandleType kind) noexcept nogil
+
+    CUresult (*cuDeviceGetDefaultMemPool)(CUmemoryPool* pool, CUdevice device) noexcept nogil
+    CUresult (*cuMemAllocFromPoolAsync)(CUdeviceptr* address, size_t size, CUmemoryPool pool,
+                                        CUstream stream) noexcept nogil
+    CUresult (*cuMemFreeAsync)(CUdeviceptr address, CUstream stream) noexcept nogil
+    CUresult (*cuMemPoolTrimTo)(CUmemoryPool pool, size_t keep) noexcept nogil
+    CUresult (*cuMemPoolSetAttribute)(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept nogil
+    CUresult (*cuMemPoolGetAttribute)(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept nogil
+    CUresult (*cuMemPoolSetAccess)(CUmemoryPool pool, const CUmemAccessDesc* access, size_t count) noexcept nogil
 
     CUresult (*cuStreamCreate)(CUstream* stream, unsigned int flags) noexcept nogil
     CUresult (*cuStreamQuery)(CUstream stream) noexcept nogil

@@ -11,14 +11,16 @@ from libc.string cimport memset
 from posix.unistd cimport close
 
 from allotment.backends.cuda_driver cimport (
-    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, CU_EVENT_DISABLE_TIMING,
+    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    CU_EVENT_DISABLE_TIMING,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMHOSTALLOC_PORTABLE,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
     CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_STATUS_ACTIVE,
     CU_STREAM_NON_BLOCKING, CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_SUCCESS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph,
-    CUgraphEdgeData, CUgraphExec, CUgraphNode, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_SUCCESS, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
+    CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemoryPool, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
     cuuint64_t, driver, last_words, open_driver, status_of)
 
 cdef enum:
@@ -61,8 +63,10 @@ cdef class Trial:
             self.copy_and_fill()
             self.wait_and_query()
             self.capture()
-            if has_virtual_memory(self.device):
+            if has(self.device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
                 self.virtual_memory()
+            if has(self.device, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
+                self.pool()
             self.share()
         self.give_back()
 
@@ -283,6 +287,39 @@ cdef class Trial:
                 driver.cuMemRelease(again)
         return self.expect("cuMemAddressFree", driver.cuMemAddressFree(base, 2 * page))
 
+    cdef bint pool(self) except -1:
+        cdef CUmemoryPool pool = NULL
+        cdef CUmemAccessDesc access
+        cdef CUdeviceptr memory = 0
+        cdef cuuint64_t before = 0
+        cdef cuuint64_t used = 0
+        cdef cuuint64_t threshold = ~(<cuuint64_t> 0)
+        cdef unsigned char seen = 0
+        cdef CUresult result = driver.cuDeviceGetDefaultMemPool(&pool, self.device)
+        if not self.expect("cuDeviceGetDefaultMemPool", result, pool != NULL, "no pool"):
+            return False
+        self.expect("cuMemPoolSetAttribute", driver.cuMemPoolSetAttribute(
+            pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold))
+        driver.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &before)
+        result = driver.cuMemAllocFromPoolAsync(&memory, SIZE, pool, self.stream)
+        driver.cuMemsetD8Async(memory, 13, SIZE, self.stream)
+        driver.cuStreamSynchronize(self.stream)
+        driver.cuMemcpyDtoH_v2(&seen, memory + SIZE - 1, 1)
+        self.expect("cuMemAllocFromPoolAsync", result, seen == 13, f"the memory holds {seen}")
+        result = driver.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used)
+        self.expect("cuMemPoolGetAttribute", result, used >= before + SIZE, f"{used} bytes in use, {before} before")
+        result = driver.cuMemFreeAsync(memory, self.stream)
+        driver.cuStreamSynchronize(self.stream)
+        driver.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used)
+        self.expect("cuMemFreeAsync", result, used == before, f"{used} bytes in use, {before} before")
+        self.expect("cuMemPoolTrimTo", driver.cuMemPoolTrimTo(pool, 0))
+        if self.peer != self.device:
+            access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+            access.location.id = self.peer
+            access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            self.expect("cuMemPoolSetAccess", driver.cuMemPoolSetAccess(pool, &access, 1))
+        return True
+
     cdef bint share(self) except -1:
         cdef CUipcMemHandle handle
         cdef CUcontext other = NULL
@@ -311,9 +348,9 @@ cdef class Trial:
         return 0
 
 
-cdef bint has_virtual_memory(CUdevice device) noexcept:
+cdef bint has(CUdevice device, CUdevice_attribute attribute) noexcept:
     cdef int value = 0
-    driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device)
+    driver.cuDeviceGetAttribute(&value, attribute, device)
     return value != 0
 
 
