@@ -7,6 +7,7 @@ from allotment.buffer import Buffer
 from allotment.capture import Graph, capture
 from allotment.config import Settings
 from allotment.current import current
+from allotment.driver_pool import AsyncAllocator
 from allotment.errors import (
     AddressError,
     AllotmentError,
@@ -41,6 +42,7 @@ __all__ = [
     "AddressError",
     "Allocator",
     "AllotmentError",
+    "AsyncAllocator",
     "Backend",
     "Buffer",
     "CaptureError",

@@ -8,6 +8,7 @@ that hits the cache keeps the interpreter lock throughout, and as long as nobody
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.object cimport PyObject, PyTypeObject, newfunc
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -1021,3 +1022,33 @@ cdef int arrange_state(Arrangement* arrangement, tuple segments) except -1:
             block.state = (STATE_UNMAPPED if not recorded.mapped
                            else STATE_ALLOCATED if recorded.in_use else STATE_INACTIVE)
     return 0
+
+
+# --- which allocator -----------------------------------------------------------------------------------------
+
+# `backend:cudaMallocAsync` asks for another class. That is seen here, in the place of the type's own constructor, so
+# that the class of everybody else need not know of it.
+cdef extern from *:
+    """
+    /* A shorter way to the type's own constructor, past the one that is put in its place. */
+    #define allotment_forget_vectorcall(type) ((type)->tp_vectorcall = NULL)
+    """
+    void forget_vectorcall "allotment_forget_vectorcall"(PyTypeObject* type) noexcept
+
+cdef newfunc new_native = (<PyTypeObject*> Allocator).tp_new
+
+cdef object new_allocator(type cls, PyObject* args, PyObject* kwargs):
+    cdef dict options = {} if kwargs == NULL else dict(<object> kwargs)
+    settings = options.get("settings")
+    if settings is None:
+        settings = config.from_environment()
+    elif isinstance(settings, str):
+        settings = config.parse(settings)
+    options["settings"] = settings
+    if getattr(settings, "backend", None) == "cudaMallocAsync":
+        from allotment.driver_pool import AsyncAllocator
+        return AsyncAllocator(*<object> args, **options)
+    return new_native(cls, args, <PyObject*> options)
+
+(<PyTypeObject*> Allocator).tp_new = <newfunc> new_allocator
+forget_vectorcall(<PyTypeObject*> Allocator)

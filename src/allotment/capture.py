@@ -7,6 +7,8 @@
 Requests of capturing streams are served from the graph's pool, and from nowhere else; all others go on as
 before. What is freed inside is reused inside, and by later captures that share the pool. The pool's memory
 is given back when the last graph that uses it is reset.
+
+With `backend:cudaMallocAsync` there is no such pool: the device makes the memory a part of the graph itself.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from allotment.current import allocator_on
+from allotment.driver_pool import AsyncAllocator
 from allotment.errors import AllotmentError, CaptureError, DeviceError
 from allotment.pools import Pool, PoolId, next_graph_pool_id
 
@@ -99,8 +102,11 @@ class capture:
             return
         device: Any = self._stream.device
         try:
+            if isinstance(self._allocator, AsyncAllocator):
+                self._allocator.join_capture(self._stream)
             work = device.end_capture(self._stream.handle)
         except DeviceError as refused:
+            self._abandon_device_capture()
             self._let_go_of_pool()
             raise CaptureError(f"the capture could not be ended: {refused}") from refused
         self._allocator.end_allocate_to_pool(self._id)

@@ -66,6 +66,9 @@ class OutOfMemoryFacts:
     stream: int
     absurd: bool = False
     """The request was refused for its size alone (2**60 bytes or more); no other figure was gathered."""
+    device_pool: bool = False
+    """The device's own pool was asked (backend:cudaMallocAsync): nothing was rounded, cached or released here, and
+    `limit` is of what is in use; `reserved` is what the device's pool holds."""
 
 
 class OutOfMemoryError(AllotmentError, MemoryError):

@@ -58,6 +58,8 @@ def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "") -> str:
     """
     if facts.absurd:
         return "CUDA out of memory. Tried to allocate more than 1EB memory."
+    if facts.device_pool:
+        return _pytorch_device_pool_out_of_memory(facts)
     in_pools = facts.private_free
     limit = "" if facts.limit is None else f"{format_size(facts.limit)} allowed; "
     pools = f"with {format_size(in_pools)} allocated in private pools (e.g., CUDA Graphs), " if in_pools else ""
@@ -81,6 +83,19 @@ def pytorch_processes(device: Any) -> str:
     )
 
 
+def _pytorch_device_pool_out_of_memory(facts: OutOfMemoryFacts) -> str:
+    limit = 2**64 - 1 if facts.limit is None else facts.limit
+    return (
+        f"Allocation on device {facts.device_index} would exceed allowed memory. (out of memory)"
+        f"\nCurrently allocated     : {format_size(facts.allocated)}"
+        f"\nRequested               : {format_size(facts.requested)}"
+        f"\nDevice limit            : {format_size(facts.device_total)}"
+        f"\nFree (according to CUDA): {format_size(facts.device_free)}"
+        f"\nPyTorch limit (set by user-supplied memory fraction)"
+        f"\n                        : {format_size(limit)}"
+    )
+
+
 def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
     """What was asked of which device, what stood in the way, and what to try."""
     if facts.absurd:
@@ -89,6 +104,15 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
             " Check how the size was computed."
         )
     limit = "no limit" if facts.limit is None else f"limit {format_size(facts.limit)}"
+    if facts.device_pool:
+        return (
+            f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream}"
+            " of the device's own pool."
+            f" Device: {format_size(facts.device_free)} free of {format_size(facts.device_total)}."
+            f" Pool: {format_size(facts.reserved)} held; {format_size(facts.allocated)} in use by this allocator"
+            f" ({limit})."
+            f" Try: {'; '.join(_device_pool_remedies(facts))}."
+        )
     return (
         f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream},"
         f" for which a segment of {format_size(facts.segment_size)} was needed."
@@ -110,6 +134,12 @@ def _remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
         yield "expandable_segments:True (enough is reserved and unused, but in pieces or for other streams)"
     if facts.private_free >= facts.rounded:
         yield "release private pools, or let them serve others with use_on_oom"
+    yield "free blocks that are no longer needed, or ask for less at a time"
+
+
+def _device_pool_remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
+    if facts.limit is not None and facts.allocated + facts.requested > facts.limit:
+        yield "raise the limit"
     yield "free blocks that are no longer needed, or ask for less at a time"
 
 

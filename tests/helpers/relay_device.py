@@ -100,6 +100,34 @@ class RelayDevice(Backend):
         return self._relay("memory_info")
 
 
+class OrderedRelay(RelayDevice):
+    """With streams of its own and the other device's stream-ordered pool as well."""
+
+    def stream_create(self) -> int:
+        return self._relay("stream_create")
+
+    def stream_destroy(self, stream: int) -> None:
+        self._relay("stream_destroy", stream)
+
+    def ordered_allocate(self, size: int, stream: int) -> int:
+        return self._relay("ordered_allocate", size, stream)
+
+    def ordered_free(self, address: int, stream: int) -> None:
+        self._relay("ordered_free", address, stream)
+
+    def ordered_trim(self, keep: int) -> None:
+        self._relay("ordered_trim", keep)
+
+    def ordered_usage(self) -> tuple[int, int, int, int]:
+        return self._relay("ordered_usage")
+
+    def ordered_reset_high(self) -> None:
+        self._relay("ordered_reset_high")
+
+    def ordered_access(self, device: int) -> None:
+        self._relay("ordered_access", device)
+
+
 def raise_as_backend(refused: StatusError) -> NoReturn:
     """The error by which a device in Python says the same."""
     words = f"{refused.operation}: {refused.text}"

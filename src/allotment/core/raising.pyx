@@ -22,8 +22,8 @@ cdef dict STATUS_TEXTS = {
 
 # Operations whose only handle from outside is a stream. Events and chunks are the engine's own.
 cdef frozenset STREAM_OPERATIONS = frozenset((
-    "segment_allocate", "range_reserve", "ordered_allocate", "ordered_free", "stream_destroy", "stream_query",
-    "stream_synchronize", "stream_wait", "event_record", "capture_begin", "capture_end", "capture_status", "capture_terminals",
+    "segment_allocate", "range_reserve", "ordered_allocate", "stream_destroy", "stream_query", "stream_synchronize",
+    "stream_wait", "event_record", "capture_begin", "capture_end", "capture_status", "capture_terminals",
 ))
 
 

@@ -1,0 +1,383 @@
+"""Taking from a device's own pool and giving back to it."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from allotment.core.backend cimport INVALID, OK, OUT_OF_MEMORY, Backend, status_t
+from allotment.core.lock cimport allotment_owner_get, allotment_owner_set, lock_give, lock_try, lock_wait
+from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
+from allotment.core.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
+from allotment.core.types cimport address_t, bytes_t, capture_t, event_t, stream_t
+
+cdef struct Routing:
+    Lock lock
+    uint64_t owner          # address of the pool whose capture is under way, 0 if none; read without the lock
+    uint64_t first, second  # the id it was announced with
+
+cdef Routing routing
+
+
+cdef inline void enter(Lock* lock) noexcept nogil:
+    if not lock_try(lock):
+        lock_wait(lock)
+
+
+cdef inline bint is_capturing() noexcept nogil:
+    return allotment_owner_get(&routing.owner) != 0
+
+
+cdef PoolOutcome refused(PoolRefusal* refusal, status_t status, const char* operation) noexcept nogil:
+    refusal.status = status
+    refusal.operation = operation
+    return POOL_REFUSED
+
+
+# --- lists of streams ----------------------------------------------------------------------------------------
+
+cdef bint list_add(StreamList* list, stream_t stream) noexcept nogil:
+    """Unless it is there already; False if there is no memory for that."""
+    cdef stream_t* larger
+    cdef size_t i
+    for i in range(list.count):
+        if list.streams[i] == stream:
+            return True
+    if list.count == list.room:
+        larger = <stream_t*> realloc(list.streams, 2 * (list.room + 1) * sizeof(stream_t))
+        if larger == NULL:
+            return False
+        list.streams = larger
+        list.room = 2 * (list.room + 1)
+    list.streams[list.count] = stream
+    list.count += 1
+    return True
+
+
+cdef void list_clear(StreamList* list) noexcept nogil:
+    free(list.streams)
+    memset(list, 0, sizeof(StreamList))
+
+
+# --- the pool as a whole -------------------------------------------------------------------------------------
+
+cdef PoolOutcome pool_open(DevicePool* pool, Backend* device, PoolRefusal* refusal) noexcept nogil:
+    cdef status_t status
+    memset(pool, 0, sizeof(DevicePool))
+    pool.limit = ~(<bytes_t> 0)
+    slab_init(&pool.records, sizeof(PoolBlock))
+    if not map_init(&pool.blocks):
+        return POOL_NO_HOST_MEMORY
+    status = device.stream_create(device.self, &pool.unifying)
+    if status != OK:
+        return refused(refusal, status, b"stream_create")
+    pool.device = device
+    return POOL_DONE
+
+
+cdef void pool_retire(DevicePool* pool) noexcept nogil:
+    cdef PoolRefusal refusal
+    cdef size_t i = 0
+    cdef size_t before
+    if pool.device == NULL:
+        return
+    routing_end(pool, routing.first, routing.second)
+    pool_catch_up(pool, &refusal)
+    while i <= pool.blocks.mask:
+        before = pool.blocks.count
+        if pool.blocks.slots[i].key != 0:
+            pool_give(pool, pool.blocks.slots[i].key, &refusal)
+        # What follows a block that goes moves up, so its place is looked at again.
+        if pool.blocks.count == before:
+            i += 1
+    pool.device.stream_destroy(pool.device.self, pool.unifying)
+    pool.device = NULL
+
+
+cdef void pool_clear(DevicePool* pool) noexcept nogil:
+    cdef size_t i
+    for i in range(pool.blocks.mask + 1 if pool.blocks.slots != NULL else 0):
+        if pool.blocks.slots[i].key != 0:
+            list_clear(&(<PoolBlock*> pool.blocks.slots[i].value).uses)
+    while pool.postponed != NULL:
+        list_clear(&pool.postponed.uses)
+        pool.postponed = pool.postponed.next
+    list_clear(&pool.freed_on)
+    map_clear(&pool.blocks)
+    slab_clear(&pool.records)
+
+
+cdef bytes_t pool_sum(DevicePool* pool) noexcept nogil:
+    cdef PoolBlock* block
+    cdef bytes_t total = 0
+    cdef size_t i
+    enter(&pool.lock)
+    for i in range(pool.blocks.mask + 1):
+        if pool.blocks.slots[i].key != 0:
+            total += (<PoolBlock*> pool.blocks.slots[i].value).size
+    block = pool.postponed
+    while block != NULL:
+        total += block.size
+        block = block.next
+    lock_give(&pool.lock)
+    return total
+
+
+# --- taking --------------------------------------------------------------------------------------------------
+
+cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, address_t* address,
+                           PoolRefusal* refusal) noexcept nogil:
+    cdef Backend* device = pool.device
+    cdef PoolRefusal unimportant
+    cdef PoolBlock* block
+    cdef capture_t capture = 0
+    cdef status_t status
+    pool_catch_up(pool, &unimportant)
+    if is_capturing() and device.capture_status != NULL:
+        status = device.capture_status(device.self, stream, &capture)
+        if status != OK:
+            return refused(refusal, status, b"capture_status")
+    enter(&pool.lock)
+    if pool.used > pool.limit or size > pool.limit - pool.used:
+        lock_give(&pool.lock)
+        return POOL_FULL
+    if not slab_reserve(&pool.records, 1) or not map_reserve(&pool.blocks, pool.under_way + 1):
+        lock_give(&pool.lock)
+        return POOL_NO_HOST_MEMORY
+    block = <PoolBlock*> slab_take(&pool.records)
+    pool.under_way += 1
+    pool.used += size
+    lock_give(&pool.lock)
+
+    memset(block, 0, sizeof(PoolBlock))
+    block.size = size
+    block.stream = stream
+    block.captured = capture != 0
+    status = device.ordered_allocate(device.self, size, stream, &block.address)
+
+    enter(&pool.lock)
+    pool.under_way -= 1
+    if status == OK:
+        address[0] = block.address
+        map_put(&pool.blocks, block.address, block)
+    else:
+        forget(pool, block)
+    lock_give(&pool.lock)
+    if status == OUT_OF_MEMORY:
+        return POOL_FULL
+    return POOL_DONE if status == OK else refused(refusal, status, b"ordered_allocate")
+
+
+cdef void forget(DevicePool* pool, PoolBlock* block) noexcept nogil:
+    """pre: locked; the block is in no list"""
+    pool.used -= block.size
+    list_clear(&block.uses)
+    slab_give(&pool.records, block)
+
+
+cdef PoolOutcome pool_size_of(DevicePool* pool, address_t address, bytes_t* size) noexcept nogil:
+    cdef PoolBlock* block
+    enter(&pool.lock)
+    block = <PoolBlock*> map_get(&pool.blocks, address)
+    if block != NULL:
+        size[0] = block.size
+    lock_give(&pool.lock)
+    return POOL_DONE if block != NULL else POOL_NO_SUCH_BLOCK
+
+
+cdef PoolOutcome pool_use(DevicePool* pool, address_t address, stream_t stream) noexcept nogil:
+    cdef PoolOutcome outcome = POOL_DONE
+    cdef PoolBlock* block
+    enter(&pool.lock)
+    block = <PoolBlock*> map_get(&pool.blocks, address)
+    if block == NULL:
+        outcome = POOL_NO_SUCH_BLOCK
+    elif block.stream == stream:
+        outcome = POOL_OWN_STREAM
+    elif not list_add(&block.uses, stream):
+        outcome = POOL_NO_HOST_MEMORY
+    lock_give(&pool.lock)
+    return outcome
+
+
+# --- giving back ---------------------------------------------------------------------------------------------
+
+cdef PoolOutcome pool_give(DevicePool* pool, address_t address, PoolRefusal* refusal) noexcept nogil:
+    cdef PoolRefusal unimportant
+    cdef PoolOutcome outcome = POOL_DONE
+    cdef PoolBlock* block
+    cdef bint capturing = is_capturing()
+    pool_catch_up(pool, &unimportant)
+    enter(&pool.lock)
+    block = <PoolBlock*> map_pop(&pool.blocks, address)
+    if block == NULL:
+        outcome = POOL_NO_SUCH_BLOCK
+    elif capturing and not block.captured:
+        postpone(pool, block)
+        outcome = POOL_POSTPONED
+    elif capturing and not list_add(&pool.freed_on, way_out(pool, block)):
+        map_put(&pool.blocks, address, block)
+        outcome = POOL_NO_HOST_MEMORY
+    else:
+        pool.under_way += 1
+    lock_give(&pool.lock)
+    if outcome != POOL_DONE:
+        return outcome
+
+    outcome = give_back(pool, block, capturing, refusal)
+
+    enter(&pool.lock)
+    pool.under_way -= 1
+    if outcome == POOL_REFUSED:
+        map_put(&pool.blocks, address, block)
+    else:
+        if block.captured and not capturing:
+            outcome = POOL_DONE_LATE
+        forget(pool, block)
+    lock_give(&pool.lock)
+    return outcome
+
+
+cdef inline stream_t way_out(DevicePool* pool, const PoolBlock* block) noexcept nogil:
+    """The stream that a block is freed on."""
+    return block.stream if block.uses.count == 0 else pool.unifying
+
+
+cdef PoolOutcome give_back(DevicePool* pool, PoolBlock* block, bint capturing, PoolRefusal* refusal) noexcept nogil:
+    """pre: not locked; the block is in no list"""
+    cdef Backend* device = pool.device
+    cdef PoolOutcome outcome = await_uses(pool, block, refusal)
+    cdef status_t status
+    if outcome == POOL_DONE:
+        status = device.ordered_free(device.self, block.address, way_out(pool, block))
+        if status == OK:
+            return POOL_DONE
+        outcome = refused(refusal, status, b"ordered_free")
+    if refusal.status != INVALID or capturing:
+        return outcome
+    # One of its streams was destroyed, and cannot be waited for by itself any more; its work may still run.
+    status = device.device_synchronize(device.self)
+    if status != OK:
+        return refused(refusal, status, b"device_synchronize")
+    status = device.ordered_free(device.self, block.address, pool.unifying)
+    if status == INVALID and block.captured:
+        return POOL_DONE        # the graph never ran, or is gone, and its memory with it
+    return POOL_DONE if status == OK else refused(refusal, status, b"ordered_free")
+
+
+cdef PoolOutcome await_uses(DevicePool* pool, const PoolBlock* block, PoolRefusal* refusal) noexcept nogil:
+    """Lets the unifying stream wait for all streams of a block that others than its own have used."""
+    cdef PoolOutcome outcome
+    cdef size_t i = 0
+    if block.uses.count == 0:
+        return POOL_DONE
+    outcome = let_wait(pool.device, pool.unifying, block.stream, refusal)
+    while outcome == POOL_DONE and i < block.uses.count:
+        outcome = let_wait(pool.device, pool.unifying, block.uses.streams[i], refusal)
+        i += 1
+    return outcome
+
+
+cdef PoolOutcome let_wait(Backend* device, stream_t stream, stream_t other, PoolRefusal* refusal) noexcept nogil:
+    """Lets a stream wait for what another one has been given."""
+    cdef event_t event = 0
+    cdef PoolOutcome outcome = POOL_DONE
+    cdef status_t status = device.event_create(device.self, &event)
+    if status != OK:
+        return refused(refusal, status, b"event_create")
+    status = device.event_record(device.self, event, other)
+    if status != OK:
+        outcome = refused(refusal, status, b"event_record")
+    else:
+        status = device.stream_wait(device.self, stream, event)
+        if status != OK:
+            outcome = refused(refusal, status, b"stream_wait")
+    device.event_destroy(device.self, event)    # the device keeps what a stream waits for
+    return outcome
+
+
+cdef void postpone(DevicePool* pool, PoolBlock* block) noexcept nogil:
+    """pre: locked"""
+    block.next = pool.postponed
+    pool.postponed = block
+
+
+cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept nogil:
+    cdef PoolOutcome outcome = POOL_DONE
+    cdef PoolBlock* block = NULL
+    cdef PoolBlock* rest
+    cdef PoolRefusal latest
+    if is_capturing():
+        return POOL_DONE
+    enter(&pool.lock)
+    rest = pool.postponed
+    pool.postponed = NULL
+    lock_give(&pool.lock)
+    while rest != NULL:
+        block = rest
+        rest = block.next
+        if give_back(pool, block, False, &latest) == POOL_DONE:
+            enter(&pool.lock)
+            forget(pool, block)
+        else:
+            refusal[0] = latest
+            outcome = POOL_REFUSED
+            enter(&pool.lock)
+            postpone(pool, block)
+        lock_give(&pool.lock)
+    return outcome
+
+
+# --- captures ------------------------------------------------------------------------------------------------
+
+cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil:
+    cdef bint begun
+    enter(&routing.lock)
+    begun = not is_capturing()
+    if begun:
+        routing.first = first
+        routing.second = second
+        pool.freed_on.count = 0
+        allotment_owner_set(&routing.owner, <uint64_t> <size_t> pool)
+    lock_give(&routing.lock)
+    return begun
+
+
+cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil:
+    cdef bint ended
+    enter(&routing.lock)
+    ended = (allotment_owner_get(&routing.owner) == <uint64_t> <size_t> pool
+             and routing.first == first and routing.second == second)
+    if ended:
+        allotment_owner_set(&routing.owner, 0)
+    lock_give(&routing.lock)
+    return ended
+
+
+cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refusal) noexcept nogil:
+    cdef Backend* device = pool.device
+    cdef PoolOutcome outcome = POOL_DONE
+    cdef capture_t capture
+    cdef stream_t other
+    cdef status_t status
+    while True:
+        enter(&pool.lock)
+        if pool.freed_on.count == 0:
+            lock_give(&pool.lock)
+            return POOL_DONE
+        pool.freed_on.count -= 1
+        other = pool.freed_on.streams[pool.freed_on.count]
+        lock_give(&pool.lock)
+        if other == stream:
+            continue
+        capture = 0
+        status = device.capture_status(device.self, other, &capture)
+        if status != OK:
+            outcome = refused(refusal, status, b"capture_status")
+        elif capture != 0:
+            outcome = let_wait(device, stream, other, refusal)
+        if outcome != POOL_DONE:
+            enter(&pool.lock)
+            list_add(&pool.freed_on, other)     # there is room: it was there
+            lock_give(&pool.lock)
+            return outcome
