@@ -15,7 +15,8 @@ class Allocator:
 
     `device` is "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1", or a device object (a `Backend`
     subclass, `SimulatedDevice`, ...). `settings` is a settings string or record, by default what the
-    environment variable ALLOTMENT_CONF says. `limit` caps what may be reserved, in bytes or as "20GiB".
+    environment variable ALLOTMENT_CONF says; with "backend:cudaMallocAsync" in them an `AsyncAllocator` is made
+    instead, over the device's own pool. `limit` caps what may be reserved, in bytes or as "20GiB".
 
     Safe to use from several threads.
     """

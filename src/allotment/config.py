@@ -61,7 +61,7 @@ class Settings:
     """Grow segments in place by mapping pages, where the device can."""
     pinned_use_background_threads: bool = False
     backend: str = "native"
-    """Which allocator PyTorch was told to use: "native" or "cudaMallocAsync"."""
+    """Who keeps the cache: we ("native"), or the device in a pool of its own ("cudaMallocAsync")."""
     release_lock_on_device_malloc: bool = False
     """Let other threads in while the device allocates a segment."""
     pinned_use_host_register: bool = False
