@@ -616,6 +616,17 @@ def test_freeing_a_graphs_memory_outside_its_capture_warns(alloc):
         alloc.free(address)
 
 
+@pytest.mark.filterwarnings("ignore:memory that was allocated before a graph capture")
+def test_memory_of_an_earlier_graph_is_not_freed_in_a_later_capture(alloc):
+    with capturing(alloc):
+        address = alloc.malloc(MIB, MAIN)
+    with capturing(alloc), calls(alloc.device) as counted:
+        alloc.free(address)
+    assert counted == {}
+    with pytest.raises(AddressError):
+        alloc.free(address)
+
+
 def test_a_graphs_memory_that_the_device_no_longer_knows_is_forgotten(alloc):
     with capturing(alloc):
         address = alloc.malloc(MIB, MAIN)

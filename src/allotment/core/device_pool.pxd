@@ -11,7 +11,7 @@ unifying stream, after it was told to wait for all of them:
 The lock guards the records and is never held while the device is called; a block that is on its way to the device
 or back is in nobody's records, so nobody else can touch it.
 
-While a capture is under way (anywhere in the process: there is one at a time) what was allocated before it cannot
+While a capture is under way (anywhere in the process: there is one at a time) what was allocated outside it cannot
 be freed. Such frees are postponed, and done by the first request or free after it. What the capture itself
 allocated is the graph's; a stream on which some of it was freed has to be joined to the capture before it ends.
 """
@@ -34,7 +34,7 @@ cdef struct PoolBlock:
     bytes_t size            # as asked for
     stream_t stream         # that it was asked for on
     StreamList uses         # other streams that work with it
-    bint captured           # it is memory of a graph
+    uint64_t capture        # number of the capture whose graph's memory it is, 0 if none
     PoolBlock* next         # among the postponed ones
 
 cdef struct DevicePool:

@@ -13,7 +13,9 @@ from allotment.core.types cimport address_t, bytes_t, capture_t, event_t, stream
 
 cdef struct Routing:
     Lock lock
-    uint64_t owner          # address of the pool whose capture is under way, 0 if none; read without the lock
+    uint64_t under_way      # number of the capture that is under way, 0 if none; read without the lock
+    uint64_t count          # of captures so far
+    DevicePool* owner       # whose it is
     uint64_t first, second  # the id it was announced with
 
 cdef Routing routing
@@ -24,8 +26,8 @@ cdef inline void enter(Lock* lock) noexcept nogil:
         lock_wait(lock)
 
 
-cdef inline bint is_capturing() noexcept nogil:
-    return allotment_owner_get(&routing.owner) != 0
+cdef inline uint64_t present_capture() noexcept nogil:
+    return allotment_owner_get(&routing.under_way)
 
 
 cdef PoolOutcome refused(PoolRefusal* refusal, status_t status, const char* operation) noexcept nogil:
@@ -130,11 +132,12 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
     cdef Backend* device = pool.device
     cdef PoolRefusal unimportant
     cdef PoolBlock* block
-    cdef capture_t capture = 0
+    cdef uint64_t capture = present_capture()
+    cdef capture_t joined = 0
     cdef status_t status
     pool_catch_up(pool, &unimportant)
-    if is_capturing() and device.capture_status != NULL:
-        status = device.capture_status(device.self, stream, &capture)
+    if capture != 0 and device.capture_status != NULL:
+        status = device.capture_status(device.self, stream, &joined)
         if status != OK:
             return refused(refusal, status, b"capture_status")
     enter(&pool.lock)
@@ -152,7 +155,7 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
     memset(block, 0, sizeof(PoolBlock))
     block.size = size
     block.stream = stream
-    block.captured = capture != 0
+    block.capture = capture if joined != 0 else 0
     status = device.ordered_allocate(device.self, size, stream, &block.address)
 
     enter(&pool.lock)
@@ -206,16 +209,16 @@ cdef PoolOutcome pool_give(DevicePool* pool, address_t address, PoolRefusal* ref
     cdef PoolRefusal unimportant
     cdef PoolOutcome outcome = POOL_DONE
     cdef PoolBlock* block
-    cdef bint capturing = is_capturing()
+    cdef uint64_t capture = present_capture()
     pool_catch_up(pool, &unimportant)
     enter(&pool.lock)
     block = <PoolBlock*> map_pop(&pool.blocks, address)
     if block == NULL:
         outcome = POOL_NO_SUCH_BLOCK
-    elif capturing and not block.captured:
+    elif capture != 0 and block.capture != capture:
         postpone(pool, block)
         outcome = POOL_POSTPONED
-    elif capturing and not list_add(&pool.freed_on, way_out(pool, block)):
+    elif capture != 0 and not list_add(&pool.freed_on, way_out(pool, block)):
         map_put(&pool.blocks, address, block)
         outcome = POOL_NO_HOST_MEMORY
     else:
@@ -224,14 +227,14 @@ cdef PoolOutcome pool_give(DevicePool* pool, address_t address, PoolRefusal* ref
     if outcome != POOL_DONE:
         return outcome
 
-    outcome = give_back(pool, block, capturing, refusal)
+    outcome = give_back(pool, block, capture != 0, refusal)
 
     enter(&pool.lock)
     pool.under_way -= 1
     if outcome == POOL_REFUSED:
         map_put(&pool.blocks, address, block)
     else:
-        if block.captured and not capturing:
+        if block.capture != capture:
             outcome = POOL_DONE_LATE
         forget(pool, block)
     lock_give(&pool.lock)
@@ -260,7 +263,7 @@ cdef PoolOutcome give_back(DevicePool* pool, PoolBlock* block, bint capturing, P
     if status != OK:
         return refused(refusal, status, b"device_synchronize")
     status = device.ordered_free(device.self, block.address, pool.unifying)
-    if status == INVALID and block.captured:
+    if status == INVALID and block.capture != 0:
         return POOL_DONE        # the graph never ran, or is gone, and its memory with it
     return POOL_DONE if status == OK else refused(refusal, status, b"ordered_free")
 
@@ -307,7 +310,7 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
     cdef PoolBlock* block = NULL
     cdef PoolBlock* rest
     cdef PoolRefusal latest
-    if is_capturing():
+    if present_capture() != 0:
         return POOL_DONE
     enter(&pool.lock)
     rest = pool.postponed
@@ -333,12 +336,14 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
 cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil:
     cdef bint begun
     enter(&routing.lock)
-    begun = not is_capturing()
+    begun = routing.owner == NULL
     if begun:
+        routing.owner = pool
         routing.first = first
         routing.second = second
+        routing.count += 1
         pool.freed_on.count = 0
-        allotment_owner_set(&routing.owner, <uint64_t> <size_t> pool)
+        allotment_owner_set(&routing.under_way, routing.count)
     lock_give(&routing.lock)
     return begun
 
@@ -346,10 +351,10 @@ cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second) noexc
 cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil:
     cdef bint ended
     enter(&routing.lock)
-    ended = (allotment_owner_get(&routing.owner) == <uint64_t> <size_t> pool
-             and routing.first == first and routing.second == second)
+    ended = routing.owner == pool and routing.first == first and routing.second == second
     if ended:
-        allotment_owner_set(&routing.owner, 0)
+        routing.owner = NULL
+        allotment_owner_set(&routing.under_way, 0)
     lock_give(&routing.lock)
     return ended
 
