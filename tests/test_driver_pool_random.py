@@ -47,6 +47,7 @@ class Reader:
     """Freed memory, until each of these streams has finished so much; its heir may be in order behind them all."""
 
     address: int
+    size: int
     moments: dict[int, int]
     heir: int | None
 
@@ -90,7 +91,7 @@ class World:
     def note_free(self, block: Block) -> None:
         if block.capture is None:
             moments = {stream: self.launched[stream] for stream in {block.stream, *block.uses}}
-            self.readers.append(Reader(block.address, moments, None if block.uses else block.stream))
+            self.readers.append(Reader(block.address, block.size, moments, None if block.uses else block.stream))
 
     def catch_up(self) -> None:
         for block in self.postponed:
@@ -170,6 +171,12 @@ class DriverPoolMachine(RuleBasedStateMachine):
             assert error.facts.requested == size
             assert error.facts.allocated == sum(b.size for b in self.world.blocks + self.world.postponed)
 
+    @precondition(lambda self: self.world.readers)
+    @rule(data=st.data(), stream=st.sampled_from(STREAMS))
+    def malloc_again(self, data: st.DataObject, stream: int) -> None:
+        """As a block that was freed before, whose memory fits."""
+        self.malloc(data.draw(st.sampled_from(self.world.readers), "freed").size, stream)
+
     @precondition(lambda self: self.world.blocks)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
@@ -179,6 +186,7 @@ class DriverPoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), stream=st.sampled_from(STREAMS))
     def use(self, data: st.DataObject, stream: int) -> None:
         self.world.use(data.draw(st.sampled_from(self.world.blocks), "block"), stream)
+        self.world.launch(stream)
 
     @rule(stream=st.sampled_from(STREAMS))
     def launch(self, stream: int) -> None:
@@ -202,7 +210,7 @@ class DriverPoolMachine(RuleBasedStateMachine):
     def empty_cache(self) -> None:
         self.world.empty_cache()
 
-    @rule(limit=st.sampled_from((None, 0, 1000, 4 * MIB, CAPACITY)))
+    @rule(limit=st.sampled_from((None, None, 1000, 4 * MIB, CAPACITY)))
     def limit(self, limit: int | None) -> None:
         self.world.alloc.limit = limit
 
