@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allotment import AllotmentError, Allocator, DeviceError, OutOfMemoryError, SimulatedDevice
+from allotment import Allocator, AllotmentError, DeviceError, OutOfMemoryError, SimulatedDevice
 from allotment.core.probe import Probe
 from helpers.faulty import faulty
 from helpers.relay_device import OrderedRelay

@@ -202,8 +202,8 @@ cdef class AsyncAllocator:
         if outcome == POOL_POSTPONED and not self.warned_of_postponing:
             self.warned_of_postponing = True
             warnings.warn(
-                "memory that was allocated before a graph capture is freed during it; that has to wait until the capture "
-                "is over, and is not mentioned again")
+                "memory that was allocated before a graph capture is freed during it; that has to wait until the "
+                "capture is over, and is not mentioned again")
         elif outcome == POOL_DONE_LATE:
             warnings.warn(
                 f"memory at {given:#x}, which a graph allocated, is freed outside of its capture; unless the graph is "
