@@ -8,7 +8,7 @@ from allotment.core.model cimport (
     BIN_COUNT, Block, BlockPool, Deferred, Engine, PendingEvent, PoolOwner, Range, Shelf, StreamRecord)
 from allotment.core.pool cimport is_plain, is_split, pool_find
 from allotment.core.sizes cimport MIN_BLOCK
-from allotment.core.stats cimport LARGE, SMALL, Tally
+from allotment.core.stats cimport ALL, LARGE, SMALL, Tally, tally_of
 from allotment.core.types cimport bytes_t, count_t
 
 from allotment.errors import InvariantError
@@ -124,11 +124,13 @@ cdef int check_ranges(Engine* engine, Totals* totals) except -1:
 cdef int check_tally(str name, const Tally* tally, const count_t* found) except -1:
     cdef int size_class
     for size_class in range(2):
-        if tally.current[size_class] != found[size_class]:
+        if tally_of(tally, size_class) != found[size_class]:
             broken("counters say what is there", f"{name}.{('small_pool', 'large_pool')[size_class]} is "
-                   f"{tally.current[size_class]}, but there is {found[size_class]}")
-        if tally.peak[size_class] < tally.current[size_class]:
-            broken("no peak is below its current value", name)
+                   f"{tally_of(tally, size_class)}, but there is {found[size_class]}")
+        if tally.room[size_class] < 0 or tally.ceiling[size_class] > tally.peak[size_class]:
+            broken("no class has room above its peak", name)
+    if tally.ceiling[SMALL] + tally.ceiling[LARGE] > tally.peak[ALL]:
+        broken("the classes together have no room above their peak", name)
     return 0
 
 

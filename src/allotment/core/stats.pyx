@@ -1,12 +1,32 @@
 from libc.string cimport memset
 
-from allotment.core.stats cimport ALL, LARGE, SMALL, Stats, Tally, tally_now
-from allotment.core.types cimport bytes_t, int64_t
+from allotment.core.stats cimport ALL, LARGE, SMALL, Stats, Tally, tally_now, tally_of
+from allotment.core.types cimport bytes_t, count_t, int64_t
 
 
 cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil:
     memset(stats, 0, sizeof(Stats))
     stats.max_split = max_split
+
+
+cdef void tally_raise(Tally* tally, int size_class) noexcept nogil:
+    """Raise the peaks that were passed, and share out what room there is below that over all.
+
+    The class that asked gets most of it; the other keeps some, or each would take it from the other in turns.
+    """
+    cdef int other = LARGE - size_class
+    cdef count_t now[2]
+    cdef count_t spare, spare_of_other
+    now[SMALL] = tally_of(tally, SMALL)
+    now[LARGE] = tally_of(tally, LARGE)
+    tally.peak[size_class] = max(tally.peak[size_class], now[size_class])
+    tally.peak[ALL] = max(tally.peak[ALL], now[SMALL] + now[LARGE])
+    spare = tally.peak[ALL] - now[SMALL] - now[LARGE]
+    spare_of_other = min(tally.peak[other] - now[other], spare // 2)
+    tally.room[other] = spare_of_other
+    tally.room[size_class] = min(tally.peak[size_class] - now[size_class], spare - spare_of_other)
+    tally.ceiling[SMALL] = now[SMALL] + tally.room[SMALL]
+    tally.ceiling[LARGE] = now[LARGE] + tally.room[LARGE]
 
 
 cdef enum:
@@ -19,13 +39,14 @@ cdef inline Tally* nth(Stats* stats, int i) noexcept nogil:
 
 
 cdef void stats_reset_peak(Stats* stats) noexcept nogil:
-    cdef int i
+    cdef int i, size_class
     cdef Tally* tally
     for i in range(TALLIES):
         tally = nth(stats, i)
-        tally.peak[SMALL] = tally.current[SMALL]
-        tally.peak[LARGE] = tally.current[LARGE]
         tally.peak[ALL] = tally_now(tally)
+        for size_class in range(2):
+            tally.peak[size_class] = tally.ceiling[size_class] = tally_of(tally, size_class)
+            tally.room[size_class] = 0
 
 
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil:
@@ -35,17 +56,17 @@ cdef void stats_reset_accumulated(Stats* stats) noexcept nogil:
         tally = nth(stats, i)
         for size_class in range(2):
             tally.total_mark[size_class] = tally.total[size_class]
-            tally.freed_mark[size_class] = tally.total[size_class] - tally.current[size_class]
+            tally.freed_mark[size_class] = tally.total[size_class] - tally_of(tally, size_class)
     stats.alloc_retries = stats.ooms = stats.sync_all_streams = 0
     stats.device_allocs = stats.device_frees = 0
 
 
 cdef dict tally_of_class(const Tally* tally, int size_class):
     return {
-        "current": tally.current[size_class],
+        "current": tally_of(tally, size_class),
         "peak": tally.peak[size_class],
         "allocated": tally.total[size_class] - tally.total_mark[size_class],
-        "freed": tally.total[size_class] - tally.current[size_class] - tally.freed_mark[size_class],
+        "freed": tally.total[size_class] - tally_of(tally, size_class) - tally.freed_mark[size_class],
     }
 
 
