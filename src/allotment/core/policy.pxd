@@ -66,8 +66,8 @@ cdef inline Block* policy_hit(Engine* engine, Request* request) noexcept nogil:
 cdef inline bint policy_splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil:
     """Whether a block gives only its front to a request of `size`. `expandable` is the request's, not the block's."""
     cdef bytes_t rest = block.size - size
-    if block.shelf.pool.owner.no_split:
+    if rest < MIN_BLOCK or block.shelf.pool.owner.no_split:
         return False
     if block.shelf.pool.size_class == SMALL or expandable:
-        return rest >= MIN_BLOCK
+        return True
     return size < engine.tuning.max_split and rest > SMALL_SIZE

@@ -25,6 +25,7 @@ cdef struct Tuning:
     bytes_t large_segment
     double gc_threshold             # part of the limit above which unused segments are collected; 0 = never
     uint64_t divisions[DIVISION_SLOTS]  # steps per power of two that requests are rounded to; 0, 1 = off
+    bint divided                    # any of them is on
     bint expandable
     bint stream_reuse               # reuse multi-stream blocks inside a capture where the graph proves it safe
     bint release_lock               # let other threads in while the device allocates
@@ -50,11 +51,10 @@ cdef inline bytes_t round_to_division(bytes_t size, uint64_t divisions) noexcept
 cdef inline bytes_t round_size(const Tuning* tuning, bytes_t size) noexcept nogil:
     """pre: size > 0"""
     cdef uint64_t divisions
-    if size < MIN_BLOCK:
-        return MIN_BLOCK
-    divisions = tuning.divisions[division_slot(size)]
-    if divisions > 1 and size > MIN_BLOCK * divisions:
-        return round_to_division(size, divisions)
+    if tuning.divided:
+        divisions = tuning.divisions[division_slot(size)]
+        if divisions > 1 and size > MIN_BLOCK * divisions:
+            return round_to_division(size, divisions)
     return (size + (MIN_BLOCK - 1)) & ~(<bytes_t> (MIN_BLOCK - 1))
 
 

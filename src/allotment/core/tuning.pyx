@@ -10,8 +10,10 @@ cdef int fill_tuning(Tuning* tuning, object settings) except -1:
     fresh.max_non_split_rounding = settings.max_non_split_rounding
     fresh.large_segment = settings.large_segment_size
     fresh.gc_threshold = settings.garbage_collection_threshold
+    fresh.divided = False
     for slot in range(DIVISION_SLOTS):
         fresh.divisions[slot] = settings.roundup_power2_divisions[slot]
+        fresh.divided |= fresh.divisions[slot] > 1
     fresh.expandable = settings.expandable_segments
     fresh.stream_reuse = settings.graph_capture_record_stream_reuse
     fresh.release_lock = settings.release_lock_on_device_malloc
