@@ -33,7 +33,7 @@ class SimulatedDevice(Device):
     def capacity(self) -> int: ...
     @property
     def used(self) -> int:
-        """Bytes of segments and chunks that exist."""
+        """Bytes of segments and chunks that exist, and of what the pool holds."""
     calls: dict[str, int]
     def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
         """Let calls of a contract operation ("segment_allocate", "map", ...) fail, `after` more have succeeded."""
