@@ -797,6 +797,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, Pool*
     NEED_CONTEXT;
     Stream* stream = stream_of(given);
     int descriptor;
+    if (!stream->capture && spoil()) return CAPTURE_UNSUPPORTED;
     if (size > TOTAL) return OUT_OF_MEMORY;
     size = (size + 511) / 512 * 512;
     move_all();

@@ -134,7 +134,8 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
     cdef PoolBlock* block
     cdef uint64_t capture = present_capture()
     cdef capture_t joined = 0
-    cdef status_t status
+    cdef bint relaxed
+    cdef status_t status = OK
     pool_catch_up(pool, &unimportant)
     if capture != 0 and device.capture_status != NULL:
         status = device.capture_status(device.self, stream, &joined)
@@ -156,7 +157,14 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
     block.size = size
     block.stream = stream
     block.capture = capture if joined != 0 else 0
-    status = device.ordered_allocate(device.self, size, stream, &block.address)
+    # On a stream beside the capture this is a call that a strict capture forbids its thread.
+    relaxed = capture != 0 and joined == 0 and device.capture_relaxed != NULL
+    if relaxed:
+        status = device.capture_relaxed(device.self, True)
+    if status == OK:
+        status = device.ordered_allocate(device.self, size, stream, &block.address)
+        if relaxed:
+            device.capture_relaxed(device.self, False)
 
     enter(&pool.lock)
     pool.under_way -= 1

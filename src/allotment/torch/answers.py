@@ -55,10 +55,15 @@ def _is_used(device: int) -> bool:
     return bool(device == torch.cuda.current_device() or torch._C._cuda_hasPrimaryContext(device))
 
 
-def _checked(device: int) -> int:
+def _checked(device: int, complaint: str = "Invalid device argument {}") -> int:
     if not torch.cuda.is_initialized() or not 0 <= device < torch.cuda.device_count():
-        raise RuntimeError(f"Invalid device argument {device}: did you call init?")
+        raise RuntimeError(f"{complaint.format(device)}: did you call init?")
     return device
+
+
+def _checked_for_fraction(device: int) -> int:
+    """PyTorch's words where it looks for the allocator and not for the device."""
+    return _checked(device, "Allocator not initialized for device {}")
 
 
 # -- Figures ---------------------------------------------------------------------------------------------------------
@@ -92,11 +97,11 @@ def reset_peak_stats(device: int) -> None:
 
 
 def memory_fraction(device: int) -> float:
-    return allocator_of(device).memory_fraction if _is_used(_checked(device)) else 1.0
+    return allocator_of(device).memory_fraction if _is_used(_checked_for_fraction(device)) else 1.0
 
 
 def set_memory_fraction(fraction: float, device: int) -> None:
-    allocator_of(_checked(device)).memory_fraction = fraction
+    allocator_of(_checked_for_fraction(device)).memory_fraction = fraction
 
 
 def enable_caching(value: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 import warnings
 from typing import Any
@@ -53,7 +54,9 @@ def complaint(function: Any, *args: Any, **named: Any) -> str:
         return f"no complaint, {function(*args, **named)!r}"
     except Exception as error:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
-        return said.replace(f"argument {chr(99)}:", "argument 99:")  # PyTorch writes a device's number as a character
+        # PyTorch writes a device's number as a character, and where it asserts, the place in its source.
+        said = re.sub(rf"(argument|device) {chr(99)}:", r"\1 99:", said)
+        return re.sub(r": .*INTERNAL ASSERT FAILED.*(Allocator not)", r": \1", said)
 
 
 def sequence(steps: int, seed: int, live: list[torch.Tensor], streams: list[torch.cuda.Stream]) -> None:
