@@ -20,11 +20,11 @@ from allotment.core.backend cimport Device
 from allotment.core.block cimport free_at_once
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
 from allotment.core.engine cimport (
-    allocate_direct, asks_nobody, engine_add_peer, engine_base, engine_create, engine_destroy, engine_empty_cache,
-    engine_end_routing, engine_enter, engine_is_inside, engine_leave, engine_record_stream, engine_retire,
-    engine_try_enter,
-    is_guarded_already, policy_hit, policy_miss, request_begin, request_deliver, serve)
-from allotment.core.frees cimport free_address, free_later, free_special, is_freed_at_once
+    asks_nobody, engine_add_peer, engine_allocate, engine_allocate_missed, engine_base, engine_create,
+    engine_destroy, engine_empty_cache, engine_end_routing, engine_enter, engine_free, engine_is_inside, engine_leave,
+    engine_record_stream, engine_retire, engine_try_enter, is_guarded_already, policy_hit, request_begin,
+    request_deliver)
+from allotment.core.frees cimport free_later, free_special, is_freed_at_once
 from allotment.core.history cimport capture_stack
 from allotment.core.invariants cimport check_engine
 from allotment.core.model cimport (
@@ -304,15 +304,10 @@ cdef class Allocator:
     cdef object allocate_after_miss(self, Request* request):
         """Ask the device, without the interpreter. pre: begun under the interpreter lock alone"""
         cdef Engine* engine = self.engine
-        cdef address_t address = 0
-        cdef Block* block
+        cdef address_t address
         engine_try_enter(engine)    # succeeds: nobody else can be inside
         with nogil:
-            block = policy_miss(engine, request)
-            if block != NULL:
-                block = request_deliver(engine, request, block)
-            if block != NULL:
-                address = block.address
+            address = engine_allocate_missed(engine, request)
             engine_leave(engine)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
@@ -321,16 +316,10 @@ cdef class Allocator:
     cdef object allocate_inside(self, Request* request):
         """A request from beginning to end, under the engine's lock."""
         cdef Engine* engine = self.engine
-        cdef address_t address = 0
-        cdef Block* block
+        cdef address_t address
         self.enter()
         with nogil:
-            if engine.uncached:
-                address = allocate_direct(engine, request)
-            else:
-                block = serve(engine, request)
-                if block != NULL:
-                    address = block.address
+            address = engine_allocate(engine, request)
             engine_leave(engine)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
@@ -394,7 +383,7 @@ cdef class Allocator:
                 return 0
             self.wait_outside()
         with nogil:
-            ok = free_address(engine, address, context, &failure)
+            ok = engine_free(engine, address, context, &failure)
             engine_leave(engine)
         if not ok:
             raise self.failed(&failure)

@@ -4,12 +4,15 @@ from libc.stdlib cimport calloc, free
 
 from allotment.core.address_map cimport block_at
 from allotment.core.backend cimport OK, OUT_OF_MEMORY, Backend, status_t
+from allotment.core.engine cimport request_deliver, serve
 from allotment.core.failure cimport device_failed, host_memory_failed, note_device_memory
+from allotment.core.frees cimport free_address
 from allotment.core.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
     PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route,
     StreamRecord, StreamUse)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
+from allotment.core.policy cimport policy_miss
 from allotment.core.pool cimport (
     is_plain, owner_clear, owner_init, pool_delete, pool_find, route_end, route_find)
 from allotment.core.ranges cimport grant_access
@@ -133,6 +136,27 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
         request.failure.private_free = request.failure.largest_free = 0
         note_device_memory(engine, &request.failure)
     return 0
+
+
+cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil:
+    """A request from beginning to end, from the cache or past it; 0 with the reason in request.failure."""
+    cdef Block* block
+    if engine.uncached:
+        return allocate_direct(engine, request)
+    block = serve(engine, request)
+    return block.address if block != NULL else 0
+
+
+cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil:
+    """The rest of a request that was begun and found nothing in the cache."""
+    cdef Block* block = policy_miss(engine, request)
+    if block != NULL:
+        block = request_deliver(engine, request, block)
+    return block.address if block != NULL else 0
+
+
+cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
+    return free_address(engine, address, context, failure)
 
 
 # --- the rest ----------------------------------------------------------------------------------------------
