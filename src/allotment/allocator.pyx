@@ -21,9 +21,9 @@ from allotment.core.block cimport free_at_once
 from allotment.core.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
 from allotment.core.engine cimport (
     asks_nobody, engine_add_peer, engine_allocate, engine_allocate_missed, engine_base, engine_create,
-    engine_destroy, engine_empty_cache, engine_end_routing, engine_enter, engine_free, engine_is_inside, engine_leave,
-    engine_record_stream, engine_retire, engine_try_enter, is_guarded_already, policy_hit, request_begin,
-    request_deliver)
+    engine_destroy, engine_empty_cache, engine_end_routing, engine_enter, engine_free, engine_free_at_once,
+    engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter, is_guarded_already,
+    policy_hit, request_begin, request_deliver)
 from allotment.core.frees cimport free_later, free_special, is_freed_at_once
 from allotment.core.history cimport capture_stack
 from allotment.core.invariants cimport check_engine
@@ -237,11 +237,23 @@ cdef class Allocator:
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
     def free(self, address, /):
+        cdef Engine* engine = self.engine
         cdef long long value = 0
+        cdef uint32_t context
+        cdef Block* block
         if not is_plain_int(address) or not int_value(address, &value) or value < 0:
             value = checked_address(address)
-        if value != 0:
-            self.release_address(value)
+        if value == 0:
+            return
+        context = capture_stack() if self.level >= EVERYTHING else 0
+        if is_guarded_already(engine):
+            block = address_take(engine, value)
+            if is_freed_at_once(block):
+                free_at_once(engine, block, context)
+            else:
+                self.release_special(block, value, context)
+        else:
+            self.release_inside(value, context)
 
     def empty(self, size, stream=0):
         return Buffer(self, self.malloc(size, stream), size, stream)
@@ -346,7 +358,7 @@ cdef class Allocator:
         raise error
 
     cdef int release_address(self, address_t address) except -1:
-        """pre: address != 0"""
+        """What `free` does, for callers in C. pre: address != 0"""
         cdef Engine* engine = self.engine
         cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
         cdef Block* block
@@ -355,7 +367,7 @@ cdef class Allocator:
         block = address_take(engine, address)
         if not is_freed_at_once(block):
             return self.release_special(block, address, context)
-        free_at_once(engine, block, context)
+        engine_free_at_once(engine, block, context)
         return 0
 
     cdef int release_special(self, Block* block, address_t address, uint32_t context) except -1:

@@ -37,6 +37,7 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
 cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil
 cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil
 cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil
+cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil
 
 cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil
 cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, uint32_t context,

@@ -4,6 +4,7 @@ from libc.stdlib cimport calloc, free
 
 from allotment.core.address_map cimport block_at
 from allotment.core.backend cimport OK, OUT_OF_MEMORY, Backend, status_t
+from allotment.core.block cimport free_at_once
 from allotment.core.engine cimport request_deliver, serve
 from allotment.core.failure cimport device_failed, host_memory_failed, note_device_memory
 from allotment.core.frees cimport free_address
@@ -157,6 +158,10 @@ cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept
 
 cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
     return free_address(engine, address, context, failure)
+
+
+cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    free_at_once(engine, block, context)
 
 
 # --- the rest ----------------------------------------------------------------------------------------------
