@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from allotment.errors import OutOfMemoryError
-from helpers.engine import BUFFER, GIB, MIB, SEGMENT, check, empties, on_device, reserved, segment_of, states
+from allotment.errors import AddressError, OutOfMemoryError
+from helpers.engine import BUFFER, GIB, KIB, MIB, SEGMENT, check, empties, on_device, reserved, segment_of, states
 
 
 def block_size(alloc, address):
@@ -113,6 +113,37 @@ def test_the_smallest_block_that_fits_serves_and_of_equal_ones_the_lowest():
     assert alloc.malloc(13 * MIB) == max(blocks[1:3])
     assert alloc.malloc(13 * MIB) == blocks[0]
     check(alloc)
+
+
+@pytest.mark.parametrize("size", [KIB, 3 * MIB])
+@pytest.mark.parametrize("order", [(0, 2), (2, 0)])
+def test_of_equal_blocks_the_lowest_serves_whichever_was_freed_last(order, size):
+    alloc = on_device()
+    blocks = [alloc.malloc(size) for _ in range(4)]
+    for place in order:
+        alloc.free(blocks[place])
+    assert [alloc.malloc(size), alloc.malloc(size)] == [blocks[0], blocks[2]]
+    check(alloc)
+
+
+@pytest.mark.parametrize("order", [(0, 2), (2, 0)])
+def test_the_smaller_block_serves_whichever_was_freed_last(order):
+    alloc = on_device()
+    blocks = [alloc.malloc(size) for size in (8 * KIB, KIB, 4 * KIB, KIB)]
+    for place in order:
+        alloc.free(blocks[place])
+    assert [alloc.malloc(4 * KIB), alloc.malloc(4 * KIB)] == [blocks[2], blocks[0]]
+    check(alloc)
+
+
+def test_every_live_address_is_known_until_it_is_freed():
+    alloc = on_device()
+    blocks = [alloc.malloc(KIB) for _ in range(50)]
+    for freed in [blocks[-1], blocks[0], *blocks[10:20], *reversed(blocks[20:30])]:
+        alloc.free(freed)
+        with pytest.raises(AddressError):
+            alloc.free(freed)
+        check(alloc)
 
 
 def test_freed_neighbours_merge_in_every_order():
