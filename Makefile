@@ -49,7 +49,8 @@ frameworks: ## the same for PyTorch (with transformers), CuPy, Numba and cuda.co
 coverage: $(COVERAGE)/built ## line coverage of Python and Cython, from a build of its own
 	rm -rf $(COVERAGE)/tests
 	cp -R tests $(COVERAGE)/tests
-	cd $(COVERAGE) && PYTHONPATH=src $(CURDIR)/$(BIN)/python -m coverage run -m pytest -m "not threads and not gpu"
+	cd $(COVERAGE) && ALLOTMENT_TESTS_THINNED=20 PYTHONPATH=src \
+		$(CURDIR)/$(BIN)/python -m coverage run -m pytest -m "not threads and not gpu and not slow"
 	cd $(COVERAGE) && $(CURDIR)/$(BIN)/python -m coverage report
 
 sanitize: build/address/built ## tests with the address, leak and undefined behaviour sanitizers, from a build of its own

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from allotment import Allocator, AllotmentError, DeviceError, OutOfMemoryError, SimulatedDevice
 from allotment.core.probe import Probe
+from helpers.effort import some
 from helpers.faulty import faulty
 from helpers.relay_device import OrderedRelay
 
@@ -225,7 +226,7 @@ class DriverPoolMachine(RuleBasedStateMachine):
 
 
 TestDriverPoolMachine = DriverPoolMachine.TestCase
-TestDriverPoolMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestDriverPoolMachine.settings = settings(max_examples=some(100), stateful_step_count=40, deadline=None)
 
 
 # Any call refused.

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from allotment.errors import CheckpointError
 from allotment.pools import PoolState, SegmentState
+from helpers.effort import some
 from helpers.engine import GIB, KIB, MIB, check, on_device, unchanged
 
 STREAMS = (0, 7)
@@ -203,7 +204,7 @@ def mapped_runs(segment: SegmentState) -> list[tuple[int, int]]:
 
 
 CheckpointMachine.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=some(120),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from allotment.core.probe import Probe
 from allotment.errors import DeviceError, OutOfMemoryError, PoolError
 from allotment.pools import PoolId, next_graph_pool_id
+from helpers.effort import some
 from helpers.engine import BUFFER, KIB, MIB, SEGMENT, check, on_device, segment_of
 
 CAPACITY = 256 * MIB
@@ -513,7 +514,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 AllocatorMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=some(150),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

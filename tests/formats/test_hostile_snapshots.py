@@ -22,6 +22,7 @@ from allotment.formats.pickle_columns import RowReader, StackTable, TextTable
 from allotment.formats.pickle_reader import PickleTree, Value
 from allotment.formats.torch_snapshot import read_snapshot
 from helpers import hostile_files
+from helpers.effort import some
 from helpers.snapshot_forms import small_snapshot
 
 MOST_MIB = 256
@@ -148,7 +149,7 @@ ARGUMENTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=2000)
+@settings(deadline=None, max_examples=some(2000))
 @given(opcodes=st.lists(ARGUMENTS, max_size=30), cut=st.integers(0, 60))
 def test_what_the_tree_accepts_is_what_pickle_loads(opcodes: list[bytes], cut: int) -> None:
     data = b"\x80\x04" + b"".join(opcodes) + b"."
@@ -179,7 +180,7 @@ def has_tuple_keys(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(has_tuple_keys(item) for item in value)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=some(1000))
 @given(
     data=st.binary(max_size=200),
     header=st.sampled_from([b"", b"\x80\x04", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03"]),

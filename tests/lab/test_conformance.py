@@ -14,9 +14,10 @@ from allotment.cli import main
 from allotment.errors import UnsupportedError
 from allotment.lab import golden_file, golden_ops, golden_world
 from allotment.lab.conformance import check_file
+from helpers.effort import sample
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-FILES = sorted(GOLDEN.glob("*.json.gz"))
+FILES = sample(sorted(GOLDEN.glob("*.json.gz")))
 LIMITED = GOLDEN / "edges.gclimit.s1.json.gz"
 SETTINGS = GOLDEN / "settings.limit.s1.json.gz"
 
