@@ -226,26 +226,26 @@ cdef int begin_allocate_to_pool(void* self, uint64_t first, uint64_t second, fil
     return 1 if ok else note(&failure)
 
 
-cdef int end_allocate_to_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
+ctypedef bint (*pool_step_t)(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
+
+
+cdef int step_of_pool(void* self, uint64_t first, uint64_t second, pool_step_t step) noexcept nogil:
     cdef Engine* engine = (<Context*> self).engine
     cdef Failure failure
     cdef bint ok
     if not enter(engine):
         return 0
-    ok = engine_end_routing(engine, first, second, &failure)
+    ok = step(engine, first, second, &failure)
     engine_leave(engine)
     return 1 if ok else note(&failure)
+
+
+cdef int end_allocate_to_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
+    return step_of_pool(self, first, second, engine_end_routing)
 
 
 cdef int release_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
-    cdef Engine* engine = (<Context*> self).engine
-    cdef Failure failure
-    cdef bint ok
-    if not enter(engine):
-        return 0
-    ok = pool_release(engine, first, second, &failure)
-    engine_leave(engine)
-    return 1 if ok else note(&failure)
+    return step_of_pool(self, first, second, pool_release)
 
 
 cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:

@@ -14,6 +14,7 @@ from allotment import Allocator, AsyncAllocator, DeviceError, OutOfMemoryError, 
 from allotment.core.probe import Capability, Probe
 from allotment.texts import pytorch_out_of_memory
 from helpers.faulty import faulty, no_faults
+from helpers.late_write import filled, write_late_and_reuse
 from helpers.relay_device import OrderedRelay
 
 pytestmark = pytest.mark.gpu
@@ -55,10 +56,6 @@ def alloc(device, streams):  # after the streams, because it goes before them
     made.empty_cache()
 
 
-def filled(value, size):
-    return bytes([value]) * size
-
-
 def used(alloc):
     alloc.device.synchronize()
     return alloc.stats()["allocated_bytes.all.current"]
@@ -84,25 +81,6 @@ def test_a_buffer_is_seen_by_others_without_a_copy(device, alloc, streams):
     assert interface["data"] == (buffer.address, False)
     assert interface["stream"] == streams[0].handle
     assert buffer.__dlpack_device__() == (2, device.index)
-
-
-def write_late_and_reuse(device, alloc, own, side, size, record):
-    """(whether the same memory came back, what the second owner then finds in it)"""
-    first = alloc.malloc(size, own)
-    with device.hold(side.handle):
-        own.synchronize()  # the memory is there, for the other stream too
-        device.memset_async(first, 7, size, side.handle)
-        if record:
-            alloc.record_stream(first, side)
-        alloc.free(first)
-        second = alloc.malloc(size, own)
-        device.memset_async(second, 2, size, own.handle)
-        own.synchronize()
-    side.synchronize()
-    found = device.copy_to_host(second, size)
-    alloc.free(second)
-    own.synchronize()
-    return second == first, found
 
 
 @pytest.mark.parametrize("size", [4096, 2 * MIB])

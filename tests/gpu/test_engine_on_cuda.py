@@ -10,6 +10,7 @@ from allotment import Allocator, DeviceError, OutOfMemoryError, Stream
 from allotment.core.probe import Probe
 from helpers.faulty import faulty, no_faults
 from helpers.gpu_workload import GpuWorkload
+from helpers.late_write import filled, write_late_and_reuse
 from helpers.relay_device import RelayDevice
 
 pytestmark = pytest.mark.gpu
@@ -43,10 +44,6 @@ def allocator(device, settings, streams):  # after the streams, because it goes 
     made = Allocator(device, settings=settings)
     yield made
     made.empty_cache()
-
-
-def filled(value, size):
-    return bytes([value]) * size
 
 
 # Random requests.
@@ -110,23 +107,6 @@ def test_a_loop_that_repeats_obtains_and_releases_no_memory(device, allocator, s
 
 
 # Two streams and one block.
-
-
-def write_late_and_reuse(device, allocator, own, side, size, record):
-    """(whether the same memory came back, what the second owner then finds in it)"""
-    first = allocator.malloc(size, own)
-    with device.hold(side.handle):
-        device.memset_async(first, 7, size, side.handle)
-        if record:
-            allocator.record_stream(first, side)
-        allocator.free(first)
-        second = allocator.malloc(size, own)
-        device.memset_async(second, 2, size, own.handle)
-        own.synchronize()
-    side.synchronize()
-    found = device.copy_to_host(second, size)
-    allocator.free(second)
-    return second == first, found
 
 
 @pytest.mark.parametrize("size", [4096, 2 * MIB])
