@@ -108,13 +108,23 @@ def preloaded(library: str) -> str:
     return " ".join(found)
 
 
-def plain_compiler(build: Path) -> Path:
-    """A folder for PATH with a `cc` that runs without the sanitizer: tests compile things, and compilers leak."""
+def plain_compilers(build: Path) -> Path:
+    """A folder for PATH with compilers that run without the sanitizer: tests compile things, and compilers leak."""
     folder = build / "compiler"
     folder.mkdir(exist_ok=True)
-    (folder / "cc").write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {shutil.which("cc")} "$@"\n')
-    (folder / "cc").chmod(0o755)
+    for name in ("cc", "c++"):
+        if found := shutil.which(name):
+            (folder / name).write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {found} "$@"\n')
+            (folder / name).chmod(0o755)
     return folder.resolve()
+
+
+def longer(arguments: list[str], seconds: str | None) -> list[str]:
+    """The same run, if it is one under stress for so many seconds."""
+    if seconds is None or "--seconds" not in arguments:
+        return arguments
+    place = arguments.index("--seconds") + 1
+    return [*arguments[:place], seconds, *arguments[place + 1 :]]
 
 
 def finds_planted_bugs(sanitizer: Sanitizer, build: Path, environment: dict[str, str]) -> bool:
@@ -148,19 +158,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=sorted(SANITIZERS))
     parser.add_argument("build", type=Path)
+    parser.add_argument("--seconds", help="of each run under stress, instead of a few")
     options = parser.parse_args()
     sanitizer = SANITIZERS[options.kind]
     environment = {
         **os.environ,
         **sanitizer.environment,
         "LD_PRELOAD": preloaded(sanitizer.library),
-        "PATH": f"{plain_compiler(options.build)}:{os.environ['PATH']}",
+        "PATH": f"{plain_compilers(options.build)}:{os.environ['PATH']}",
         "PYTHONPATH": "src",
     }
     if not finds_planted_bugs(sanitizer, options.build, environment):
         sys.exit("a planted bug was not reported: what this sanitizer says of the rest means nothing")
-    failed = [arguments for arguments in sanitizer.runs if not is_clean(arguments, options.build, environment)]
-    print(f"{options.kind}: {len(sanitizer.runs) - len(failed)} of {len(sanitizer.runs)} runs clean")
+    runs = [longer(arguments, options.seconds) for arguments in sanitizer.runs]
+    failed = [arguments for arguments in runs if not is_clean(arguments, options.build, environment)]
+    print(f"{options.kind}: {len(runs) - len(failed)} of {len(runs)} runs clean")
     sys.exit(1 if failed else 0)
 
 
