@@ -107,7 +107,8 @@ cdef class AsyncAllocator:
             pool_retire(&self.blocks)
 
     def __dealloc__(self):
-        pool_clear(&self.blocks)
+        with nogil:
+            pool_clear(&self.blocks)
 
     def __repr__(self):
         return f"<AsyncAllocator on {self.device.name}>"

@@ -128,7 +128,10 @@ cdef class PluggableAllocator:
         self.observers = []
         self.fractions = {}
         self.pool_uses = {}
-        if not ledger_init(&self.plug.ledger):
+        cdef bint ok
+        with nogil:
+            ok = ledger_init(&self.plug.ledger)
+        if not ok:
             raise MemoryError("the host has no memory for the allocator's own records")
 
     def __init__(self, alloc, free, *, device=None, device_count=0, init=None, reset=None, memory_fraction=None,
@@ -176,7 +179,8 @@ cdef class PluggableAllocator:
             following = lender.next
             free_host_memory(lender)
             lender = following
-        ledger_clear(&self.plug.ledger)
+        with nogil:
+            ledger_clear(&self.plug.ledger)
 
     def __copy__(self):
         cdef PluggableAllocator other = PluggableAllocator.__new__(PluggableAllocator)

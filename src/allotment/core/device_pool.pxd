@@ -20,6 +20,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from allotment.core.backend cimport Backend, status_t
+from allotment.core.forks cimport ForkGuard
 from allotment.core.lock cimport Lock
 from allotment.core.pointer_map cimport PointerMap
 from allotment.core.slab cimport Slab
@@ -48,6 +49,7 @@ cdef struct DevicePool:
     stream_t unifying
     PoolBlock* postponed    # the last one first
     StreamList freed_on     # streams on which something was freed in the capture that is under way
+    ForkGuard fork_guard
 
 cdef enum PoolOutcome:
     POOL_DONE

@@ -6,6 +6,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from allotment.core.backend cimport INVALID, OK, OUT_OF_MEMORY, Backend, status_t
+from allotment.core.forks cimport guard_forks, unguard_forks
 from allotment.core.lock cimport allotment_owner_get, allotment_owner_set, lock_give, lock_try, lock_wait
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 from allotment.core.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
@@ -68,6 +69,7 @@ cdef PoolOutcome pool_open(DevicePool* pool, Backend* device, PoolRefusal* refus
     memset(pool, 0, sizeof(DevicePool))
     pool.limit = ~(<bytes_t> 0)
     slab_init(&pool.records, sizeof(PoolBlock))
+    guard_forks(&pool.fork_guard, &pool.lock)
     if not map_init(&pool.blocks):
         return POOL_NO_HOST_MEMORY
     status = device.stream_create(device.self, &pool.unifying)
@@ -98,6 +100,7 @@ cdef void pool_retire(DevicePool* pool) noexcept nogil:
 
 cdef void pool_clear(DevicePool* pool) noexcept nogil:
     cdef size_t i
+    unguard_forks(&pool.fork_guard)
     for i in range(pool.blocks.mask + 1 if pool.blocks.slots != NULL else 0):
         if pool.blocks.slots[i].key != 0:
             list_clear(&(<PoolBlock*> pool.blocks.slots[i].value).uses)

@@ -15,6 +15,7 @@ lock. So it is held for nanoseconds, and may be waited for with the interpreter 
 
 from libc.stddef cimport size_t
 
+from allotment.core.forks cimport ForkGuard
 from allotment.core.lock cimport Lock
 from allotment.core.pointer_map cimport PointerMap
 from allotment.core.slab cimport Slab
@@ -39,7 +40,9 @@ cdef struct Ledger:
     bint null_is_out
     Slab records
     Account* accounts           # of devices, in order of their first request
+    ForkGuard fork_guard
 
+# pre, of both: the interpreter lock is not held
 cdef bint ledger_init(Ledger* ledger) noexcept nogil
 cdef void ledger_clear(Ledger* ledger) noexcept nogil
 

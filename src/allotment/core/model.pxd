@@ -28,6 +28,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from allotment.core.backend cimport Backend, status_t
+from allotment.core.forks cimport ForkGuard
 from allotment.core.lock cimport Lock
 from allotment.core.pointer_map cimport PointerMap
 from allotment.core.sizes cimport Tuning
@@ -304,3 +305,4 @@ cdef struct Engine:
     size_t late_free_count, late_free_room
 
     Slab block_slab, use_slab, pending_slab, deferred_slab, chunk_slab
+    ForkGuard fork_guard
