@@ -61,7 +61,7 @@ cdef bint take_all() noexcept nogil:
     return True
 
 
-def before_fork():
+def _before_fork():
     cdef int round = 0
     while not take_all():
         with nogil:
@@ -69,9 +69,9 @@ def before_fork():
         round += 1
 
 
-def after_fork():
+def _after_fork():
     give_all()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
