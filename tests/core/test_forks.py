@@ -38,7 +38,7 @@ class SlowDevice(Backend):
 @pytest.fixture
 def alarm():
     """A child that waits for ever is ended, and so fails."""
-    return lambda: signal.alarm(20)
+    return lambda: signal.alarm(60)
 
 
 def test_a_fork_waits_for_a_thread_inside(alarm):

@@ -9,6 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from allotment.core.backend cimport status_t
+from allotment.core.forks cimport ForkGuard
 from allotment.core.lock cimport Lock, lock_give
 from allotment.core.pointer_map cimport PointerMap
 from allotment.core.types cimport address_t, bytes_t, capture_t, node_t, stream_t
@@ -79,6 +80,7 @@ cdef struct SimPool:
 
 cdef struct Simulation:
     Lock lock
+    ForkGuard fork_guard
     void* script                # the device's script, NULL without one
     bytes_t capacity, used
     address_t next_address

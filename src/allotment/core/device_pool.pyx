@@ -6,7 +6,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from allotment.core.backend cimport INVALID, OK, OUT_OF_MEMORY, Backend, status_t
-from allotment.core.forks cimport guard_forks, unguard_forks
+from allotment.core.forks cimport ForkGuard, guard_forks, unguard_forks
 from allotment.core.lock cimport allotment_owner_get, allotment_owner_set, lock_give, lock_try, lock_wait
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 from allotment.core.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
@@ -20,6 +20,10 @@ cdef struct Routing:
     uint64_t first, second  # the id it was announced with
 
 cdef Routing routing
+cdef ForkGuard routing_guard
+
+with nogil:
+    guard_forks(&routing_guard, &routing.lock)
 
 
 cdef inline void enter(Lock* lock) noexcept nogil:
