@@ -77,6 +77,7 @@ def test_every_hostile_file_ends_in_one_line(group: str) -> None:
         one_line_complaint(name, data)
 
 
+@pytest.mark.slow
 def test_bombs_are_stopped_by_ratio_or_by_density() -> None:
     complaints = {name: one_line_complaint(name, data) for name, data in hostile_files.gzip_bombs()}
     assert "max_ratio" in complaints["bomb of frames"]

@@ -16,11 +16,13 @@ from allotment.errors import FormatError, SettingsError
 from allotment.formats.torch_snapshot import Snapshot, read_snapshot
 from allotment.lab.replay import STEP, Recording, Result, read_recording
 from allotment.lab.workload import Kind, lanes
+from helpers.effort import sample
 from helpers.recorded_programs import recorded_program
 
 TRACES = Path(__file__).parent.parent / "traces"
-WHOLE = sorted(path for path in TRACES.glob("*.pickle.gz") if not path.name.startswith(("late_", "ring_")))
-CUT = sorted(path for path in TRACES.glob("*.pickle.gz") if path.name.startswith(("late_", "ring_")))
+SMALLEST_FIRST = sorted(TRACES.glob("*.pickle.gz"), key=lambda path: path.stat().st_size)
+WHOLE = sample([path for path in SMALLEST_FIRST if not path.name.startswith(("late_", "ring_"))])
+CUT = sample([path for path in SMALLEST_FIRST if path.name.startswith(("late_", "ring_"))])
 FIGURES = {
     "peak_requested_bytes": "requested_bytes.all.peak",
     "peak_allocated_bytes": "allocated_bytes.all.peak",
