@@ -7,6 +7,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found]
 
+from allotment.errors import UnsupportedError
 from allotment.pools import PoolId
 from allotment.torch.answers import allocator_of, memory_snapshot, used_devices
 
@@ -20,9 +21,10 @@ class MemPool:
 
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         if allocator is not None:
-            raise NotImplementedError(
+            raise UnsupportedError(
                 "a MemPool with an allocator of its own needs PyTorch's native allocator as the current one;"
-                " leave allocator out, or do not install Allotment"
+                " leave allocator out, or do not install Allotment",
+                operation="MemPool",
             )
         self._device: int = torch.cuda.current_device()
         # PyTorch's counter also feeds graph_pool_handle, and an id must be of one pool alone.
