@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from allotment.errors import UnsupportedError
 from allotment.texts import PYTORCH_SUMMARY, memory_summary
 from helpers.engine import MIB
 from helpers.torch_stand_in import PASSED_ON, REFUSED, adapter_on_stand_in
@@ -327,7 +328,7 @@ def test_a_pool_that_is_let_go_gives_its_memory_back(stand):
 
 
 def test_a_pool_over_another_allocator_is_refused(stand):
-    with pytest.raises(NotImplementedError, match="native allocator"):
+    with pytest.raises(UnsupportedError, match="native allocator"):
         stand.memory.MemPool(allocator=object())
 
 

@@ -128,7 +128,7 @@ class _Run:
             outcome = difference
         except (InvariantError, FormatError):
             raise
-        except (UnsupportedError, NotImplementedError) as error:
+        except UnsupportedError as error:
             raise self._not_yet(str(error)) from None
         except AttributeError as error:
             if error.obj is not self._world.allocator:
