@@ -9,9 +9,10 @@ that hits the cache keeps the interpreter lock throughout, and as long as nobody
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject, PyTypeObject, newfunc
+from cpython.ref cimport Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from allotment.arguments cimport read_address, read_identity, read_pool_id, read_stream
@@ -37,7 +38,7 @@ from allotment.core.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
 from allotment.core.sharing cimport SharedHandle, share_block
 from allotment.core.sizes cimport Tuning
-from allotment.core.snapshot cimport action_name, action_number, segment_dicts, trace_dicts
+from allotment.core.snapshot cimport action_number, segment_dicts, trace_dicts
 from allotment.core.snapshot_pickle cimport write_snapshot
 from allotment.core.stats cimport SMALL, stats_flat, stats_nested, stats_reset_accumulated, stats_reset_peak
 from allotment.core.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
@@ -45,11 +46,12 @@ from allotment.core.trace cimport (
     TraceRecord, trace_clear, trace_copy, trace_listen, trace_track)
 from allotment.core.tuning cimport fill_tuning
 from allotment.core.types cimport address_t, bytes_t, device_t, stream_t, thread_t
-from allotment.core.walk cimport (
-    STATE_ALLOCATED, STATE_INACTIVE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
-    walk_segments)
+from allotment.core.walk cimport Arrangement, arrangement_clear, walk_segments
 from allotment.device_calls cimport copy_memory, enable_peer, memory_info
 from allotment.pluggable cimport PluggableAllocator
+from allotment.pool_states cimport arrange_state, state_of_segments
+from allotment.upcalls cimport (
+    call_filter, call_free_memory, call_raw_alloc, call_raw_delete, call_trackers, drop_reference)
 
 import operator
 import os
@@ -62,15 +64,13 @@ from allotment.current import note_allocator
 from allotment.errors import (
     AddressError, AllotmentError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError,
     SizeError)
-from allotment.pools import BlockState, Pool, PoolState, SegmentState
+from allotment.pools import Pool, PoolState
 
 cdef object ABSURD_SIZE = 1 << 60
 
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
 
-
-# --- functions of the user's, called from inside the engine --------------------------------------------------
 
 cdef extern from *:
     """
@@ -81,66 +81,6 @@ cdef extern from *:
     #endif
     """
     bint has_interpreter_lock "allotment_has_interpreter_lock"() noexcept
-
-
-cdef extern from "Python.h":
-    void Py_INCREF(object)
-    void Py_DECREF(object)
-
-
-cdef int write_unraisable(object who) except -1:
-    """An exception that the engine cannot carry. pre: inside an except clause"""
-    import sys
-    import traceback
-    print(f"Exception ignored in {who!r}, which the allocator called:", file=sys.stderr)
-    traceback.print_exc()
-    return 0
-
-
-cdef bint call_free_memory(void* callback) noexcept with gil:
-    try:
-        return bool((<object> callback)())
-    except BaseException:
-        write_unraisable(<object> callback)
-        return False
-
-
-cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil:
-    try:
-        return bool((<object> accepts)(stream))
-    except BaseException:
-        write_unraisable(<object> accepts)
-        return False
-
-
-cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with gil:
-    for tracker in <list> trackers:
-        try:
-            tracker(action_name(record.action), record.address, record.size, record.stream,
-                    (record.pool_first, record.pool_second))
-        except BaseException:
-            write_unraisable(tracker)
-
-
-cdef address_t call_raw_alloc(void* allocator, bytes_t size, stream_t stream) noexcept with gil:
-    try:
-        return (<object> allocator).allocate(size, stream) or 0
-    except MemoryError:
-        return 0
-    except BaseException:
-        write_unraisable(<object> allocator)
-        return 0
-
-
-cdef void call_raw_delete(void* allocator, address_t address, bytes_t size, stream_t stream) noexcept with gil:
-    try:
-        (<object> allocator).free(address, size, stream)
-    except BaseException:
-        write_unraisable(<object> allocator)
-
-
-cdef void drop_reference(void* owned) noexcept with gil:
-    Py_DECREF(<object> owned)
 
 
 # --- the allocator -------------------------------------------------------------------------------------------
@@ -981,48 +921,6 @@ cdef long long checked_address(object given) except -1:
     if not 0 <= address < 1 << 63:
         raise AddressError(f"invalid device pointer: {address} is no address", address)
     return address
-
-
-cdef tuple state_of_segments(const Arrangement* arrangement):
-    """A pool's arrangement as records that people can read."""
-    cdef const SegmentCopy* segment
-    cdef const BlockCopy* block
-    cdef size_t i, j
-    cdef list segments = []
-    for i in range(arrangement.segment_count):
-        segment = &arrangement.segments[i]
-        blocks = []
-        for j in range(segment.block_count):
-            block = &arrangement.blocks[segment.first_block + j]
-            blocks.append(BlockState(
-                block.address, block.size, block.state == STATE_ALLOCATED, block.state != STATE_UNMAPPED))
-        segments.append(SegmentState(
-            segment.address, segment.stream, bool(segment.is_small), bool(segment.is_expandable), tuple(blocks)))
-    return tuple(segments)
-
-
-cdef int arrange_state(Arrangement* arrangement, tuple segments) except -1:
-    """The other way: what `restore_pool` hands to the engine. The caller clears it, also after a failure."""
-    cdef SegmentCopy* segment
-    cdef BlockCopy* block
-    arrangement.segments = <SegmentCopy*> calloc(len(segments) + 1, sizeof(SegmentCopy))
-    arrangement.blocks = <BlockCopy*> calloc(sum(len(state.blocks) for state in segments) + 1, sizeof(BlockCopy))
-    if arrangement.segments == NULL or arrangement.blocks == NULL:
-        raise MemoryError("the host has no memory for a pool's state")
-    for state in segments:
-        segment = &arrangement.segments[arrangement.segment_count]
-        arrangement.segment_count += 1
-        segment.address = state.address
-        segment.first_block = arrangement.block_count
-        segment.block_count = len(state.blocks)
-        for recorded in state.blocks:
-            block = &arrangement.blocks[arrangement.block_count]
-            arrangement.block_count += 1
-            block.address = recorded.address
-            block.size = recorded.size
-            block.state = (STATE_UNMAPPED if not recorded.mapped
-                           else STATE_ALLOCATED if recorded.in_use else STATE_INACTIVE)
-    return 0
 
 
 # --- which allocator -----------------------------------------------------------------------------------------
