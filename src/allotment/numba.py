@@ -139,7 +139,10 @@ def record_stream(array: Any, stream: Any) -> None:
 
 
 def _use(manager: Any) -> None:
-    """Numba asks for a manager when it makes a context; those that are there get theirs from us."""
+    """Numba asks for a manager when it makes a context; those that are there get theirs from us.
+
+    What waits there to be deallocated goes on waiting with the new manager: with the old one it would be lost.
+    """
     _cuda.set_memory_manager(manager)
     driver = _driver.driver
     if not driver.is_initialized or driver.initialization_error is not None:
@@ -147,5 +150,7 @@ def _use(manager: Any) -> None:
     for device in _cuda.gpus:
         context = device.primary_context
         if context is not None:
+            waiting = context.memory_manager.deallocations
             context.memory_manager = manager(context=context)
+            context.memory_manager.deallocations = waiting
             context.prepare_for_use()

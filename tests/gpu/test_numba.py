@@ -124,6 +124,18 @@ def test_uninstall_goes_back_and_arrays_stay(allocator):
     assert blocks(allocator) == 0
 
 
+def test_memory_that_waits_to_be_deallocated_is_not_lost(device):
+    waiting = cuda.current_context().memory_manager.deallocations
+    waiting.clear()
+    array = cuda.to_device(np.arange(10))
+    adapter.install(allotment.Allocator(device))
+    del array
+    assert len(cuda.current_context().memory_manager.deallocations) == 1
+    adapter.uninstall()
+    assert cuda.current_context().memory_manager.deallocations is waiting
+    assert len(waiting) == 1
+
+
 def test_the_environment_variable_is_enough(device):
     program = (
         "from numba import cuda; import numpy; import allotment; x = cuda.to_device(numpy.ones(1000, numpy.uint8));"
@@ -155,12 +167,19 @@ def write_late_and_reuse(device, side, record):
 
 @pytest.fixture
 def side(device):
-    """A stream that does not wait for the default one, with the kernel loaded so that no launch waits for that."""
+    """A stream that does not wait for the default one, and nothing that would wait for it while it is held.
+
+    The kernel is loaded. What the compiler left behind is collected, and no collection comes later: unloading code and
+    freeing memory of Numba's own wait for the whole device.
+    """
     stream = device.create_stream()
     warm = cuda.device_array(MIB, np.uint8)
     fill[(*launch(MIB), cuda.external_stream(stream))](warm, 0)
     device.synchronize()
+    gc.collect()
+    gc.disable()
     yield stream
+    gc.enable()
     device.destroy_stream(stream)
 
 
