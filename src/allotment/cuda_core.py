@@ -19,7 +19,8 @@ from typing import Any
 
 from allotment.allocator import Allocator
 from allotment.current import current_caching
-from allotment.frameworks import PER_THREAD_STREAM, import_framework, raw_stream_handle, stream_handle, tenant_of
+from allotment.errors import StreamError
+from allotment.frameworks import import_framework, raw_stream_handle, stream_handle, tenant_of
 from allotment.tenants import Tenant
 
 __all__ = ["MemoryResource", "record_stream"]
@@ -28,6 +29,7 @@ _core = import_framework("allotment.cuda_core", "cuda.core", "cuda-core")
 
 _NAME = "cuda.core"
 _Base: Any = _core.MemoryResource
+_STREAMS = (_core.Stream, _core.graph.GraphBuilder)
 
 
 class MemoryResource(_Base):  # type: ignore[misc]
@@ -53,7 +55,7 @@ class MemoryResource(_Base):  # type: ignore[misc]
         """
         if stream is None:
             stream = _core.LEGACY_DEFAULT_STREAM
-        elif not isinstance(stream, (_core.Stream, _core.graph.GraphBuilder)):
+        elif not isinstance(stream, _STREAMS):
             stream = _core.Stream.from_handle(raw_stream_handle(stream))
         address = self._tenant.malloc(size, stream_handle(stream))
         return _core.Buffer.from_handle(address, size, self, stream=stream)
@@ -62,10 +64,10 @@ class MemoryResource(_Base):  # type: ignore[misc]
         """Give memory back in the order of `stream`; that of its allocation is always observed."""
         address = int(ptr)
         if stream is not None:
-            if raw_stream_handle(stream) == PER_THREAD_STREAM:
-                stream.sync()  # whose stream that is, only this thread knows
-            else:
+            try:
                 self._tenant.record_stream(address, stream_handle(stream))
+            except StreamError:
+                stream.sync()  # the per-thread default stream: whose that is, only this thread knows
         self._tenant.free(address)
 
     def record_stream(self, buffer: Any, stream: Any) -> None:

@@ -83,8 +83,11 @@ def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
 
 def raw_stream_handle(stream: Any) -> int:
     """The number of a stream of any framework, or of one given as a number."""
-    if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
+    try:
+        handle: int = stream.__cuda_stream__()[1]
+        return handle
+    except AttributeError:
+        pass
     for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy before 14, others
         if hasattr(stream, attribute):
             return int(getattr(stream, attribute))
