@@ -28,7 +28,7 @@ def cuda_device():
 
 @pytest.fixture(autouse=True)
 def watchdog(pytestconfig):
-    """A wait for a stream that is held for good ends the run and says where, after pytest's faulthandler_timeout if set."""
+    """A wait for a stream held for good ends the run and says where, after pytest's faulthandler_timeout if set."""
     faulthandler.dump_traceback_later(float(pytestconfig.getini("faulthandler_timeout")) or 120, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
