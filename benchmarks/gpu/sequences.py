@@ -8,6 +8,7 @@ While a stream is held nothing is asked that would wait for it.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,9 @@ class Sequence:
     def name(self) -> str:
         return f"{self.family}-{self.seed}"
 
+    def calls(self) -> list[Op]:
+        return Writer(self).write(600)
+
 
 def all_sequences() -> list[Sequence]:
     kinds = [
@@ -66,11 +70,7 @@ def all_sequences() -> list[Sequence]:
     return [Sequence(family, settings, limit * MIB, seed) for seed, (family, settings, limit) in enumerate(kinds, 1)]
 
 
-def calls(sequence: Sequence, count: int = 600) -> list[Op]:
-    return _Writer(sequence).write(count)
-
-
-class _Writer:
+class Writer:
     """Chooses one call after another, each allowed after those before it."""
 
     def __init__(self, sequence: Sequence) -> None:
@@ -86,27 +86,31 @@ class _Writer:
         self._graphs: list[int] = []
 
     def write(self, count: int) -> list[Op]:
-        extra = {
-            "mixed": [self._empty_cache],
-            "small": [self._empty_cache],
-            "large": [self._empty_cache],
-            "streams": [*[self._record_stream] * 12, *[self._hold] * 2, *[self._release] * 2, self._empty_cache],
-            "pools": [*[self._pool] * 6, *[self._record_stream] * 4, self._empty_cache],
-            "captures": [*[self._capture] * 6, *[self._record_stream] * 6, self._empty_cache],
-            "settings": [*[self._settings] * 3, self._empty_cache],
-        }[self._family]
+        extra = self._extra()
         while len(self._ops) < count:
             if self._choose.random() < 0.8:
                 self._request_or_free()
             else:
                 self._choose.choice(extra)()
+        self._finish()
+        return self._ops
+
+    def _extra(self) -> list[Callable[[], None]]:
+        """What there is beside requests and frees, each as often as it is named."""
+        return {
+            "streams": [*[self._record_stream] * 12, *[self._hold] * 2, *[self._release] * 2, self._empty_cache],
+            "pools": [*[self._pool] * 6, *[self._record_stream] * 4, self._empty_cache],
+            "captures": [*[self._capture] * 6, *[self._record_stream] * 6, self._empty_cache],
+            "settings": [*[self._settings] * 3, self._empty_cache],
+        }.get(self._family, [self._empty_cache])
+
+    def _finish(self) -> None:
         self._release()
         if self._capturing is not None:
             self._end_capture()
         if self._routed is not None:
             self._end_pool()
         self._empty_cache()
-        return self._ops
 
     def _add(self, op: str, **fields: Any) -> None:
         self._ops.append({"op": op, **fields})
@@ -131,9 +135,12 @@ class _Writer:
         if self._live and self._choose.random() < 0.25 + 0.5 * len(self._live) / most:
             self._add("free", id=self._live.pop(self._choose.randrange(len(self._live))))
         else:
-            number = self._number()
-            self._add("alloc", id=number, size=self._size(), stream=self._stream())
-            self._live.append(number)
+            self._request()
+
+    def _request(self, **fields: Any) -> None:
+        number = self._number()
+        self._add("alloc", id=number, size=self._size(), stream=self._stream(), **fields)
+        self._live.append(number)
 
     def _record_stream(self) -> None:
         # A use recorded outside of routing and freed inside gets its event in the middle of a later request, which

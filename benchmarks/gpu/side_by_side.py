@@ -1,6 +1,6 @@
 """Does our allocator decide as PyTorch's does, on the same GPU, for the same calls?
 
-    python benchmarks/gpu/side_by_side.py [--out FILE] [--jobs N] [--only NAME]
+    python benchmarks/gpu/side_by_side.py [--out FILE] [--jobs N] [--only NAME | --drawn COUNT [--seed N]]
 
 Twenty seeded sequences. Each is run through PyTorch in a fresh process and recorded; the recorded calls are then made
 to ours in another. Two comparisons:
@@ -8,6 +8,9 @@ to ours in another. Two comparisons:
     on the GPU    every trace entry of one against the other's, by segment and offset (decisions.py)
     replayed      the recording on a simulated device with PyTorch's own addresses, through `allotment conformance`:
                   trace, addresses, statistics and final segments must be equal, whatever the driver did
+
+With --drawn, COUNT sequences of which everything is drawn (drawn_sequences.py) are recorded and replayed; those that do
+not come out equal are listed.
 
 Ends with 1 if anything differs that the order of the driver's addresses does not explain.
 """
@@ -26,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from decisions import Entry, compare, decisions
+from drawn_sequences import drawn_sequence
 from sequences import Sequence, all_sequences
 
 from allotment.lab.conformance import check_file
@@ -83,7 +87,7 @@ def replay(path: Path) -> dict[str, Any]:
     return result
 
 
-def one_sequence(sequence: Sequence, folder: Path) -> dict[str, Any]:
+def one_sequence(sequence: Sequence, folder: Path, *, on_gpu: bool) -> dict[str, Any]:
     result: dict[str, Any] = {
         "name": sequence.name,
         "settings": sequence.settings,
@@ -104,6 +108,8 @@ def one_sequence(sequence: Sequence, folder: Path) -> dict[str, Any]:
         "out_of_memory": sum("oom" in op for op in theirs["ops"]),
         "replayed": replay(recording),
     }
+    if not on_gpu:
+        return result | {"on_gpu": {"status": "not asked"}}
     failure = run("through_allotment.py", recording, trace)
     if failure:
         return result | {"failure": failure}
@@ -131,14 +137,19 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep the recordings in this folder")
     parser.add_argument("--jobs", type=int, default=min(6, os.cpu_count() or 1))
     parser.add_argument("--only", help="the sequence of this name alone")
+    parser.add_argument("--drawn", type=int, metavar="COUNT", help="so many drawn sequences instead")
+    parser.add_argument("--seed", type=int, default=1, help="the first of the drawn sequences")
     options = parser.parse_args()
 
-    chosen = [each for each in all_sequences() if options.only in (None, each.name)]
+    if options.drawn:
+        chosen: list[Sequence] = [drawn_sequence(options.seed + index) for index in range(options.drawn)]
+    else:
+        chosen = [each for each in all_sequences() if options.only in (None, each.name)]
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as workers:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        results = list(workers.map(lambda sequence: one_sequence(sequence, folder), chosen))
-    print_table(results)
+        results = list(workers.map(lambda each: one_sequence(each, folder, on_gpu=not options.drawn), chosen))
+    print_table([each for each in results if not options.drawn or each["replayed"]["status"] != "equal"])
 
     def count(part: str, status: str) -> int:
         return sum(each[part]["status"] == status for each in results)
@@ -146,18 +157,21 @@ def main() -> int:
     ordered = "addresses ordered differently"
     summary = {
         "sequences": len(results),
+        "calls": sum(each["calls"] for each in results),
+        "decisions": sum(each["decisions"] for each in results),
         "equal_on_gpu": count("on_gpu", "equal"),
         "addresses_ordered_differently": count("on_gpu", ordered),
         "equal_replayed": count("replayed", "equal"),
     }
-    print(
-        f"{summary['sequences']} sequences: on the GPU {summary['equal_on_gpu']} equal and "
-        f"{summary['addresses_ordered_differently']} with {ordered}; replayed {summary['equal_replayed']} equal"
-    )
+    print(f"{summary['sequences']} sequences, {summary['calls']} calls, {summary['decisions']} decisions:", end=" ")
+    if not options.drawn:
+        print(f"on the GPU {summary['equal_on_gpu']} equal and", end=" ")
+        print(f"{summary['addresses_ordered_differently']} with {ordered};", end=" ")
+    print(f"replayed {summary['equal_replayed']} equal")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({"summary": summary, "results": results}, indent=1) + "\n")
-    explained = summary["equal_on_gpu"] + summary["addresses_ordered_differently"]
+    explained = summary["equal_on_gpu"] + summary["addresses_ordered_differently"] + count("on_gpu", "not asked")
     return 0 if explained == summary["equal_replayed"] == len(results) else 1
 
 

@@ -12,14 +12,19 @@ import gzip
 import json
 import sys
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from sequences import STREAMS, Op, Sequence, all_sequences, calls
+from drawn_sequences import sequence_named
+from sequences import STREAMS, Op, Sequence
 
 from allotment.backends.cuda import CudaDevice
 
 ENTRY = ("action", "addr", "device_free", "size", "stream")
+BETWEEN_STATS = 150
+"""Calls after which the counters are recorded."""
 
 
 class TorchWorld:
@@ -34,33 +39,39 @@ class TorchWorld:
         self.device = CudaDevice(0)  # for holding streams alone
         self.blocks: dict[int, Any] = {}
         self.pools: dict[int, Any] = {}
-        self.routes: dict[int, Any] = {}
         self.graphs: dict[int, Any] = {}
+        self.captures: dict[int, int] = {}  # graph -> stream
         self.hold: Any = None
         self.held: int | None = None
-        self.capture: tuple[int, Any] | None = None
+        self.other_thread = ThreadPoolExecutor(1)
         self.done: list[Op] = []
+        self.stats: list[dict[str, Any]] = []
 
     def run(self) -> None:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
-        for op in calls(self.sequence):
+        for op in self.sequence.calls():
             if "id" in op and op["op"] != "alloc" and op["id"] not in self.blocks:
                 continue  # there was no room for it
             self.settle()
             done = dict(op)
             getattr(self, op["op"])(done)
             self.done.append(done)
+            if len(self.done) % BETWEEN_STATS == 0:
+                self.note_stats()
         torch.cuda.synchronize()
 
+    def note_stats(self) -> None:
+        self.stats.append({"at": len(self.done), "stats": torch.cuda.memory_stats()})
+
     def settle(self) -> None:
-        if self.capture is not None:
+        if self.captures:
             return
         for index, stream in enumerate(self.streams):
             if index != self.held:
                 stream.synchronize()
 
     def recording(self) -> dict[str, Any]:
-        stats = torch.cuda.memory_stats()
+        self.note_stats()
         snapshot = torch.cuda.memory._snapshot()
         trace = [{key: entry[key] for key in ENTRY if key in entry} for entry in snapshot["device_traces"][0]]
         return {
@@ -73,22 +84,30 @@ class TorchWorld:
             "streams": [stream.cuda_stream for stream in self.streams],
             "ops": self.done,
             "trace": trace,
-            "stats": [{"at": len(self.done), "stats": stats}],
+            "stats": self.stats,
             "segments": [without_frames(segment) for segment in snapshot["segments"]],
             "allocator_settings": snapshot["allocator_settings"],
         }
 
     # The calls.
 
+    def on_thread(self, number: int, call: Callable[[], Any]) -> Any:
+        return call() if number == 0 else self.other_thread.submit(call).result()
+
     def alloc(self, op: Op) -> None:
-        try:
+        def empty() -> Any:
             with torch.cuda.stream(self.streams[op["stream"]]):
-                block = torch.empty(op["size"], dtype=torch.uint8, device="cuda")
+                return torch.empty(op["size"], dtype=torch.uint8, device="cuda")
+
+        try:
+            block = self.on_thread(op.get("thread", 0), empty)
         except torch.OutOfMemoryError as error:
             op["oom"] = str(error)
-            return
-        self.blocks[op["id"]] = block
-        op["addr"] = block.data_ptr()
+        except RuntimeError as error:  # a pool that should lend is routed to
+            op["error"] = str(error)
+        else:
+            self.blocks[op["id"]] = block
+            op["addr"] = block.data_ptr()
 
     def free(self, op: Op) -> None:
         del self.blocks[op["id"]]
@@ -104,42 +123,60 @@ class TorchWorld:
         self.hold = self.device.hold(self.streams[self.held].cuda_stream)
 
     def sync(self, op: Op) -> None:
-        self.hold.release()
+        if self.hold is not None:
+            self.hold.release()
         self.hold = self.held = None
         torch.cuda.synchronize()
 
+    def kernel(self, op: Op) -> None:
+        with torch.cuda.stream(self.streams[op["stream"]]):
+            torch.cuda._sleep(1)
+
+    def wait(self, op: Op) -> None:
+        self.streams[op["stream"]].wait_stream(self.streams[op["on"]])
+
     def pool_create(self, op: Op) -> None:
-        self.pools[op["pool"]] = torch.cuda.MemPool()
+        flags = {name: op[name] for name in ("use_on_oom", "no_split") if name in op}
+        self.pools[op["pool"]] = torch.cuda.MemPool(**flags)
         op["mempool_id"] = list(self.pools[op["pool"]].id)
 
     def pool_begin(self, op: Op) -> None:
-        self.routes[op["pool"]] = torch.cuda.use_mem_pool(self.pools[op["pool"]])
-        self.routes[op["pool"]].__enter__()
+        pool = self.pools[op["pool"]].id
+        match op.get("filter"):
+            case "stream":
+                with torch.cuda.stream(self.streams[op["stream"]]):
+                    torch._C._cuda_beginAllocateCurrentStreamToPool(0, pool)
+            case "all":
+                torch._C._cuda_beginAllocateToPool(0, pool)
+            case _:  # what use_mem_pool does
+                begin = torch._C._cuda_beginAllocateCurrentThreadToPool
+                self.on_thread(op.get("thread", 0), lambda: begin(0, pool))
 
     def pool_end(self, op: Op) -> None:
-        self.routes.pop(op["pool"]).__exit__(None, None, None)
+        pool = self.pools[op["pool"]].id
+        torch._C._cuda_endAllocateToPool(0, pool)
+        torch._C._cuda_releasePool(0, pool)
 
     def pool_delete(self, op: Op) -> None:
         del self.pools[op["pool"]]
+
+    def use_count(self, op: Op) -> None:
+        op["value"] = self.pools[op["pool"]].use_count()
 
     def capture_begin(self, op: Op) -> None:
         graph = torch.cuda.CUDAGraph()
         shared = {} if op["shares"] is None else {"pool": self.graphs[op["shares"]].pool()}
         op["mempool_id"] = list(shared["pool"]) if shared else None
-        scope = torch.cuda.stream(self.streams[op["stream"]])
-        scope.__enter__()
-        graph.capture_begin(**shared)
-        self.capture = op["graph"], scope
+        with torch.cuda.stream(self.streams[op["stream"]]):
+            graph.capture_begin(capture_error_mode="relaxed", **shared)  # requests come from outside too
+        self.captures[op["graph"]] = op["stream"]
         self.graphs[op["graph"]] = graph
 
     def capture_end(self, op: Op) -> None:
-        assert self.capture is not None
         graph = self.graphs[op["graph"]]
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.cuda.stream(self.streams[self.captures.pop(op["graph"])]):
             warnings.simplefilter("ignore")  # of graphs with nothing in them
             graph.capture_end()
-        self.capture[1].__exit__(None, None, None)
-        self.capture = None
         op["mempool_id"] = list(graph.pool())
 
     def graph_reset(self, op: Op) -> None:
@@ -151,6 +188,26 @@ class TorchWorld:
         except (RuntimeError, ValueError) as error:
             op["error"] = str(error)
 
+    def fraction(self, op: Op) -> None:
+        op["fraction"] = op.pop("limit") / self.total
+        torch.cuda.set_per_process_memory_fraction(op["fraction"])
+        op["read_back"] = torch.cuda.get_per_process_memory_fraction()
+
+    def reset_peak(self, op: Op) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def reset_accumulated(self, op: Op) -> None:
+        torch.cuda.reset_accumulated_memory_stats()
+
+    def summary(self, op: Op) -> None:
+        op["text"] = torch.cuda.memory_summary(abbreviated=op["abbreviated"])
+
+    def snapshot(self, op: Op) -> None:
+        pool = op.pop("pool")
+        op["mempool_id"] = None if pool is None else list(self.pools[pool].id)
+        segments = torch.cuda.memory_snapshot(None if pool is None else self.pools[pool].id)
+        op["segments"] = [without_frames(segment) for segment in segments]
+
 
 def without_frames(segment: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in segment.items() if key != "frames"}
@@ -159,7 +216,7 @@ def without_frames(segment: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(name: str, path: str) -> None:
-    world = TorchWorld(next(sequence for sequence in all_sequences() if sequence.name == name))
+    world = TorchWorld(sequence_named(name))
     world.run()
     with gzip.open(path, "wt") as file:
         json.dump(world.recording(), file)
