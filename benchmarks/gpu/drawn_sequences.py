@@ -6,6 +6,7 @@ Beside the families of sequences.py:
                 out of memory, that do not split; requests of two threads
     forks       captures that other streams join and leave, two at once, with requests from outside
     figures     limits that change, resets of counters, summaries
+    states      checkpoints of two pools, taken and restored in any order
 
 Two things are left out, in which PyTorch 2.11 is at fault. It keeps a stream that was recorded while routing, if the
 block is freed afterwards, for a later block that happens to live in the same object: so blocks recorded while routing
@@ -21,7 +22,7 @@ from typing import Any
 
 from sequences import EXPANDABLE, MIB, STREAMS, Op, Sequence, Writer, all_sequences
 
-FAMILIES = ("mixed", "small", "large", "streams", "settings", "figures", *["routes", "forks"] * 3)
+FAMILIES = ("mixed", "small", "large", "streams", "settings", "figures", *["routes", "forks", "states"] * 3)
 PREFIX = "drawn-"
 THREADS = 2
 DIVISIONS = ("2", "4", "8", "[1:2,16:4,>:8]", "[256:1,512:2,>:4]")
@@ -34,7 +35,7 @@ class DrawnSequence(Sequence):
         return f"{PREFIX}{self.seed}"
 
     def calls(self) -> list[Op]:
-        writer = {"routes": _Routes, "forks": _Forks, "figures": _Figures}.get(self.family, _Edges)
+        writer = _WRITERS.get(self.family, _Edges)
         return writer(self).write(900)
 
 
@@ -44,7 +45,10 @@ def drawn_sequence(seed: int) -> DrawnSequence:
     limit = choose.choice((0, choose.randrange(96, 2048))) * MIB
     if family == "streams":
         limit = 0  # without memory the allocator waits for streams, and here one may be held
-    return DrawnSequence(family, _settings(choose, limited=limit > 0), limit, seed)
+    settings = _settings(choose, limited=limit > 0)
+    if family == "states":
+        settings = settings.replace(EXPANDABLE, "expandable_segments:False")  # what has grown cannot be restored
+    return DrawnSequence(family, settings, limit, seed)
 
 
 def sequence_named(name: str) -> Sequence:
@@ -253,3 +257,46 @@ class _Figures(_Edges):
 
     def _snapshot(self) -> None:
         self._add("snapshot", pool=None)
+
+
+class _States(_Edges):
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(sequence)
+        self._states: list[tuple[int, int]] = []  # (pool, state)
+        for _ in range(2):
+            self._pools.append(self._number())
+            self._add("pool_create", pool=self._pools[-1])
+
+    def _extra(self) -> list[Callable[[], None]]:
+        return [*[self._route] * 6, *[self._checkpoint] * 2, *[self._restore] * 2, self._check_live, self._snapshot,
+                self._empty_cache]  # fmt: skip
+
+    def _stream(self) -> int:
+        return self._choose.randrange(2)
+
+    def _route(self) -> None:
+        if self._routed is not None:
+            self._end_pool()
+        else:
+            self._routed = self._choose.choice(self._pools)
+            self._add("pool_begin", pool=self._routed, filter="thread", thread=0)
+
+    def _checkpoint(self) -> None:
+        if self._routed is None:
+            self._states.append((self._choose.choice(self._pools), len(self._states)))
+            pool, state = self._states[-1]
+            self._add("checkpoint", pool=pool, state=state)
+
+    def _restore(self) -> None:
+        if self._routed is None and self._states:
+            pool, state = self._choose.choice(self._states[-4:])
+            self._add("restore", pool=pool, state=state)
+
+    def _check_live(self) -> None:
+        self._add("check_live", pool=self._choose.choice(self._pools), complete=self._choose.random() < 0.7)
+
+    def _snapshot(self) -> None:
+        self._add("snapshot", pool=self._choose.choice([None, *self._pools]))
+
+
+_WRITERS: dict[str, type[Writer]] = {"routes": _Routes, "forks": _Forks, "figures": _Figures, "states": _States}

@@ -37,8 +37,13 @@ class TorchWorld:
             torch.cuda.set_per_process_memory_fraction(sequence.limit / self.total)
         self.streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
         self.device = CudaDevice(0)  # for holding streams alone
-        self.blocks: dict[int, Any] = {}
+        self.blocks: dict[int, Any] = {}  # tensors; storages of those that a restore has brought back
+        self.addresses: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.homes: dict[int, int | None] = {}  # the pools of blocks, where one pool at a time is routed to
+        self.routed: int | None = None
         self.pools: dict[int, Any] = {}
+        self.states: dict[int, tuple[Any, set[int]]] = {}  # with the blocks in use
         self.graphs: dict[int, Any] = {}
         self.captures: dict[int, int] = {}  # graph -> stream
         self.hold: Any = None
@@ -107,7 +112,8 @@ class TorchWorld:
             op["error"] = str(error)
         else:
             self.blocks[op["id"]] = block
-            op["addr"] = block.data_ptr()
+            self.addresses[op["id"]] = op["addr"] = block.data_ptr()
+            self.sizes[op["id"]], self.homes[op["id"]] = op["size"], self.routed
 
     def free(self, op: Op) -> None:
         del self.blocks[op["id"]]
@@ -142,6 +148,7 @@ class TorchWorld:
 
     def pool_begin(self, op: Op) -> None:
         pool = self.pools[op["pool"]].id
+        self.routed = op["pool"]
         match op.get("filter"):
             case "stream":
                 with torch.cuda.stream(self.streams[op["stream"]]):
@@ -156,12 +163,42 @@ class TorchWorld:
         pool = self.pools[op["pool"]].id
         torch._C._cuda_endAllocateToPool(0, pool)
         torch._C._cuda_releasePool(0, pool)
+        self.routed = None
 
     def pool_delete(self, op: Op) -> None:
         del self.pools[op["pool"]]
 
     def use_count(self, op: Op) -> None:
         op["value"] = self.pools[op["pool"]].use_count()
+
+    def live_in(self, pool: int) -> set[int]:
+        return {block for block in self.blocks if self.homes[block] == pool}
+
+    def checkpoint(self, op: Op) -> None:
+        live = self.live_in(op["pool"])
+        self.states[op["state"]] = torch._C._cuda_getCheckpointState(0, self.pools[op["pool"]].id), live
+        op["live"] = sorted(live)
+
+    def restore(self, op: Op) -> None:
+        state, then = self.states[op["state"]]
+        now = self.live_in(op["pool"])
+        op["stale"], op["revived"] = sorted(now - then), sorted(then - now)
+        cuda = torch.device("cuda:0")
+        owners = {
+            block: torch._C._construct_storage_from_data_pointer(self.addresses[block], cuda, self.sizes[block])
+            for block in op["revived"]
+        }
+        stale = [storage_of(self.blocks[block])._cdata for block in op["stale"]]
+        torch._C._cuda_setCheckpointPoolState(0, state, stale, [owner._cdata for owner in owners.values()])
+        for block in op["stale"]:
+            del self.blocks[block]
+        self.blocks |= owners
+
+    def check_live(self, op: Op) -> None:
+        live = sorted(self.live_in(op["pool"]))
+        op["addresses"] = [self.addresses[block] for block in (live if op.pop("complete") else live[1:])]
+        check = torch._C._cuda_checkPoolLiveAllocations
+        op["value"] = bool(check(0, self.pools[op["pool"]].id, set(op["addresses"])))
 
     def capture_begin(self, op: Op) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -207,6 +244,10 @@ class TorchWorld:
         op["mempool_id"] = None if pool is None else list(self.pools[pool].id)
         segments = torch.cuda.memory_snapshot(None if pool is None else self.pools[pool].id)
         op["segments"] = [without_frames(segment) for segment in segments]
+
+
+def storage_of(block: Any) -> Any:
+    return block if isinstance(block, torch.UntypedStorage) else block.untyped_storage()
 
 
 def without_frames(segment: dict[str, Any]) -> dict[str, Any]:
