@@ -395,3 +395,36 @@ def test_settings_reach_pytorch_under_the_patch_too(stand):
     stand.torch._C._accelerator_setAllocatorSettings("garbage_collection_threshold:0.25")
     assert stand.world.settings == ["garbage_collection_threshold:0.25"]
     assert stand.allocators[0].settings.garbage_collection_threshold == 0.25
+
+
+# cuDNN's search, which PyTorch ends with an error under a plug-in.
+
+
+def test_a_program_that_wants_cudnns_search_is_warned_and_goes_on_without(stand):
+    stand.patching.patch()
+    with pytest.warns(UserWarning, match="benchmark stays False"):
+        stand.torch.backends.cudnn.benchmark = True
+    assert not stand.torch.backends.cudnn.benchmark
+    with pytest.warns(UserWarning, match="benchmark stays False"):
+        stand.torch._C._set_cudnn_benchmark(True)
+    assert not stand.world.searches
+
+
+def test_a_search_that_is_on_when_names_are_patched_is_switched_off(stand):
+    stand.torch.backends.cudnn.benchmark = True
+    with pytest.warns(UserWarning, match="benchmark stays False"):
+        stand.patching.patch()
+    assert not stand.world.searches
+
+
+def test_switching_the_search_off_warns_of_nothing(stand, recwarn):
+    stand.patching.patch()
+    stand.torch.backends.cudnn.benchmark = False
+    assert not recwarn.list
+
+
+def test_without_the_patch_the_search_is_pytorchs_again(stand):
+    stand.patching.patch()
+    stand.patching.unpatch()
+    stand.torch.backends.cudnn.benchmark = True
+    assert stand.world.searches

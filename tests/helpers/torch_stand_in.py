@@ -97,6 +97,19 @@ class Graph:
         self.world.allocator.release_pool(self.begun_with)
 
 
+class Switch:
+    """What a flag in `torch.backends` is: PyTorch's ContextProp."""
+
+    def __init__(self, getter: Any, setter: Any) -> None:
+        self.getter, self.setter = getter, setter
+
+    def __get__(self, module: Any, kind: Any) -> Any:
+        return self.getter()
+
+    def __set__(self, module: Any, value: Any) -> None:
+        self.setter(value)
+
+
 class World:
     """What the stand-in knows of its GPUs."""
 
@@ -113,6 +126,8 @@ class World:
         self.stream = 7
         self.capturing: set[int] = set()
         self.refuses_captures = self.spoilt = False
+        self.searches = False
+        """Whether cuDNN looks for the fastest convolution."""
 
     def init(self) -> None:
         self.initialized = True
@@ -141,6 +156,9 @@ class World:
         yield
         self.stream = before
 
+    def set_search(self, enabled: bool) -> None:
+        self.searches = enabled
+
     def set_settings(self, text: str) -> None:
         self.settings.append(text)
         if self.complaint is not None:
@@ -166,6 +184,12 @@ def stand_in(count: int = 2) -> tuple[World, dict[str, ModuleType]]:
     c._cuda_hasPrimaryContext = lambda device: device in world.with_context
     c._graph_pool_handle = lambda: (0, next(pool_ids))
     c._accelerator_setAllocatorSettings = world.set_settings
+    c._get_cudnn_benchmark = lambda: world.searches
+    c._set_cudnn_benchmark = world.set_search
+    switches = {"benchmark": Switch(c._get_cudnn_benchmark, c._set_cudnn_benchmark)}
+    cudnn = type("CudnnModule", (ModuleType,), switches)("torch.backends.cudnn")
+    backends = ModuleType("torch.backends")
+    backends.cudnn = cudnn
 
     cuda._get_device_index = world.device_index
     cuda.is_initialized = lambda: world.initialized
@@ -187,12 +211,13 @@ def stand_in(count: int = 2) -> tuple[World, dict[str, ModuleType]]:
         if not name.startswith("_"):
             setattr(cuda, name, getattr(memory, name))
 
-    torch._C, torch.cuda, torch.device = c, cuda, Device
+    torch._C, torch.cuda, torch.device, torch.backends = c, cuda, Device, backends
     cuda.memory, cuda._memory_viz = memory, ModuleType("torch.cuda._memory_viz")
-    return world, {"torch": torch, "torch._C": c, "torch.cuda": cuda, "torch.cuda.memory": memory}
+    modules = (torch, c, cuda, memory, backends, cudnn)
+    return world, {module.__name__: module for module in modules}
 
 
-ADAPTER = ("answers", "pool", "patching", "memory", "captures")
+ADAPTER = ("answers", "pool", "cudnn", "patching", "memory", "captures")
 """The adapter's modules that are not compiled, in order of import."""
 
 

@@ -2,23 +2,24 @@
 
 What is replaced are the functions of `torch._C` that `torch.cuda.memory` and `torch.accelerator` call, so that those
 modules' functions work as they are: with their own parameters and messages, and also for whoever imported them before.
-Only `MemPool` is replaced itself, because it is a class over a class of `torch._C`.
+Only `MemPool` is replaced itself, because it is a class over a class of `torch._C`. And cuDNN's search is kept off,
+which would end in an error.
 """
 
 from __future__ import annotations
 
 import threading
-from types import ModuleType
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
 import torch.cuda.memory  # type: ignore[import-not-found]
 
+from allotment.torch import cudnn
 from allotment.torch.answers import REPLACEMENTS
 from allotment.torch.pool import MemPool
 
 _lock = threading.Lock()
-_originals: list[tuple[ModuleType, str, Any]] = []
+_originals: list[tuple[Any, str, Any]] = []
 
 
 def patch() -> None:
@@ -31,20 +32,24 @@ def patch() -> None:
                 _replace(torch._C, name, replacement)
         for module in (torch.cuda.memory, torch.cuda):
             _replace(module, "MemPool", MemPool)
+        for place, name in cudnn.places():
+            _replace(place, name, cudnn.keep_search_off)
+        if torch._C._get_cudnn_benchmark():
+            cudnn.keep_search_off(True)
 
 
 def unpatch() -> None:
     """Take back what `patch` did; without one, nothing happens."""
     with _lock:
         while _originals:
-            module, name, original = _originals.pop()
-            setattr(module, name, original)
+            place, name, original = _originals.pop()
+            setattr(place, name, original)
 
 
 def is_patched() -> bool:
     return bool(_originals)
 
 
-def _replace(module: ModuleType, name: str, replacement: Any) -> None:
-    _originals.append((module, name, getattr(module, name)))
-    setattr(module, name, replacement)
+def _replace(place: Any, name: str, replacement: Any) -> None:
+    _originals.append((place, name, getattr(place, name)))
+    setattr(place, name, replacement)

@@ -305,6 +305,29 @@ def a_raw_allocation_goes_back_by_its_address() -> None:
         raise AssertionError("an address was freed twice")
 
 
+@check
+def convolutions_work_and_cudnns_search_is_off_where_names_are_patched() -> None:
+    pictures, weights = torch.randn(4, 3, 32, 32), torch.randn(8, 3, 3, 3)
+    expected = torch.nn.functional.conv2d(pictures, weights)
+
+    def convolve() -> None:
+        got = torch.nn.functional.conv2d(pictures.cuda(), weights.cuda()).cpu()
+        torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+
+    convolve()
+    memory.patch()
+    torch.backends.cudnn.benchmark = True
+    convolve()
+    memory.unpatch()
+    torch.backends.cudnn.benchmark = True
+    try:
+        convolve()
+    except RuntimeError as error:
+        assert "cacheInfo" in str(error), error  # or PyTorch has learnt to answer, and the patch can go
+    finally:
+        torch.backends.cudnn.benchmark = False
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     run_checks()
