@@ -21,6 +21,7 @@ Facts are attributes; the message is built from them and says what to try.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from allotment.texts import device_neutral_out_of_memory
 
@@ -44,7 +45,20 @@ __all__ = [
 
 
 class AllotmentError(Exception):
-    """The root: catch this to catch everything Allotment raises on purpose."""
+    """The root: catch this to catch everything Allotment raises on purpose.
+
+    Can be pickled and copied, facts included: a worker process's error arrives as what it was.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[AllotmentError], arguments: tuple[Any, ...], facts: dict[str, Any]) -> AllotmentError:
+    """An error with its message as it was: made by its class, it would be built once more."""
+    error = AllotmentError.__new__(kind, *arguments)
+    error.__dict__.update(facts)
+    return error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """How a status becomes an exception, and how what a Python device raised becomes its cause."""
 
+import copy
 import gc
+import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +12,18 @@ from allotment.backends.python import Backend
 from allotment.core.backend import Device
 from allotment.core.probe import Probe, Status, StatusError
 from allotment.core.raising import error_for
-from allotment.errors import DeviceError, RequestError, StreamError, UnsupportedError
+from allotment.errors import (
+    AddressError,
+    DeviceError,
+    InvariantError,
+    OutOfMemoryError,
+    OutOfMemoryFacts,
+    RequestError,
+    SettingsError,
+    SizeError,
+    StreamError,
+    UnsupportedError,
+)
 
 
 class Failing(Backend):
@@ -194,3 +207,41 @@ def test_an_exception_that_nobody_took_goes_with_its_device():
     del device
     gc.collect()
     assert alive() is None
+
+
+FACTS = OutOfMemoryFacts(
+    device="sim",
+    device_index=0,
+    requested=1,
+    rounded=512,
+    segment_size=2 << 20,
+    device_free=0,
+    device_total=1 << 20,
+    limit=None,
+    allocated=0,
+    reserved=0,
+    private_free=0,
+    largest_free=0,
+    stream=0,
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError(FACTS),
+        RequestError("no"),
+        SizeError("no", -1),
+        AddressError("no", 16),
+        SettingsError("no", key="backend", value="x", allowed="native"),
+        DeviceError("no", operation="map", status=3),
+        InvariantError("a rule", "broke"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("passed_on", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
+def test_an_error_from_another_process_is_what_it_was_there(error, passed_on):
+    arrived = passed_on(error)
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert vars(arrived) == vars(error)
