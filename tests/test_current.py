@@ -7,6 +7,7 @@ import pytest
 import allotment
 from allotment import Allocator, DeviceAllocator, PluggableAllocator, RequestError
 from allotment.backends import device_name
+from allotment.backends.simulated import SimulatedDevice
 from allotment.current import current_caching
 from allotment.errors import UnsupportedError
 from helpers.plugged_memory import Memory
@@ -145,6 +146,27 @@ def test_a_new_kind_of_device_can_be_registered(plug):
     assert allotment.get_device_allocator("npu:0") is allotment.current("npu:0") is plug
     with pytest.raises(RequestError, match="Can't swap an already initialized allocator"):
         allotment.register_device_allocator("npu:0", Late())
+
+
+@pytest.mark.parametrize("name", ["sim:1GiB", "host", "cuda", "cuda:0"])
+def test_a_device_with_a_name_of_ours_is_not_registered_beside_it(plug, name):
+    with pytest.raises(RequestError, match="is known and has an allocator; change_current_allocator"):
+        allotment.register_device_allocator(name, plug)
+
+
+@pytest.mark.parametrize("name", [5, None, ""])
+def test_a_kind_of_device_is_registered_under_a_name(plug, name):
+    with pytest.raises(TypeError, match="is registered under a name"):
+        allotment.register_device_allocator(name, plug)
+
+
+@pytest.mark.parametrize("name", [5, None, SimulatedDevice(1 << 30)])
+def test_what_is_no_name_of_a_device_is_refused(plug, name):
+    for call in (allotment.current, allotment.get_device_allocator):
+        with pytest.raises(TypeError, match="a device is named by text"):
+            call(name)
+    with pytest.raises(TypeError, match="a device is named by text"):
+        allotment.change_current_allocator(name, plug)
 
 
 def test_a_registered_device_can_change_its_allocator_while_it_may(plug):

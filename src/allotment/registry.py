@@ -50,10 +50,16 @@ def get_device_allocator(device: str) -> DeviceAllocator:
 def register_device_allocator(device: str, allocator: DeviceAllocator) -> None:
     """Make an allocator responsible for a kind of device that Allotment does not know, under a name of yours.
 
-    Raises TypeError if it is no DeviceAllocator, RequestError if the name has one that is initialized.
+    Raises TypeError if it is no DeviceAllocator, RequestError if the name is that of a device which Allotment knows, or
+    has an allocator that is initialized.
     """
     _refuse_cpu("register_device_allocator", device)
-    install(device, _checked(allocator))
+    _checked(allocator)
+    if not isinstance(device, str) or not device:
+        raise TypeError(f"a kind of device is registered under a name, which {device!r} is not")
+    if is_device_name(device):
+        raise RequestError(f"{device} is known and has an allocator; change_current_allocator replaces it")
+    install(device, allocator)
 
 
 def change_current_allocator(device: str, allocator: DeviceAllocator) -> None:

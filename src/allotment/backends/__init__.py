@@ -19,6 +19,7 @@ _CUDA = re.compile(r"cuda(:(?P<index>\d+))?")
 
 def device_name(name: str) -> str:
     """The one name, of several that it may have, that a device calls itself. Raises RequestError if it names none."""
+    _expect_text(name)
     if match := _SIMULATED.fullmatch(name):
         index = int(match["index"] or 0)
         return f"sim:{parse_size(match['capacity'])}" + (f"#{index}" if index else "")
@@ -36,6 +37,7 @@ def is_device_name(name: str) -> bool:
 
 def open_device(name: str) -> Device:
     """The device that a name stands for: "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1"."""
+    _expect_text(name)
     if match := _SIMULATED.fullmatch(name):
         from allotment.backends.simulated import SimulatedDevice
 
@@ -43,6 +45,11 @@ def open_device(name: str) -> Device:
     if name == "host" or (match := _CUDA.fullmatch(name)):
         return _open_native(name, int(match["index"] or 0) if match else 0)
     raise _no_device(name)
+
+
+def _expect_text(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f'a device is named by text such as "cuda:0", not by {type(name).__name__}')
 
 
 def _no_device(name: str) -> RequestError:
