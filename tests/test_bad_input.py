@@ -4,6 +4,8 @@ Every case runs on an allocator in the middle of its life, on plain and on expan
 then lived to its end: everything in it can still be freed, and goes back.
 """
 
+from functools import partial
+
 import numpy
 import pytest
 
@@ -396,3 +398,20 @@ def test_a_device_that_is_none(device):
 def test_a_simulated_device_needs_a_capacity(capacity):
     with pytest.raises(RequestError, match="capacity"):
         SimulatedDevice(capacity)
+
+
+@pytest.mark.parametrize("index", [-1, 1 << 16, 1 << 40])
+def test_a_device_of_no_index(life, index):
+    refused(life, RequestError, life.alloc.enable_peer_access, index, names=index)
+    copy = partial(life.alloc.copy, life.block, life.neighbour, 1, source_device=index)
+    refused(life, RequestError, copy, names=index)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 64])
+def test_a_copy_of_no_number_of_bytes(life, size):
+    refused(life, SizeError, life.alloc.copy, life.block, life.neighbour, size, names=size)
+
+
+@pytest.mark.parametrize("name", ["attach_out_of_memory_observer", "attach_trace_tracker", "add_free_memory_callback"])
+def test_what_cannot_be_called_back(life, name):
+    refused(life, TypeError, getattr(life.alloc, name), 5, names="something to call, not int")

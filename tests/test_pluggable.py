@@ -262,9 +262,33 @@ def test_things_that_are_no_numbers_are_refused(plug, memory):
             plug.malloc(1, object())
     with pytest.raises(StreamError):
         plug.malloc(1, -1)
-    with pytest.raises(RequestError):
-        plug.malloc(1, device=1 << 40)
+    for index in (-1, 1 << 16, 1 << 40):
+        with pytest.raises(RequestError, match="is the index of no device"):
+            plug.malloc(1, device=index)
+        with pytest.raises(RequestError, match="is the index of no device"):
+            plug.stats(index)
     assert memory.calls == []
+
+
+@pytest.mark.parametrize("count", [-1, 1 << 31, 1 << 70])
+def test_a_number_of_devices_that_no_machine_has_is_refused(memory, count):
+    with pytest.raises(RequestError, match="no machine has"):
+        PluggableAllocator(memory.alloc, memory.free, device_count=count)
+
+
+def test_one_that_was_not_made_has_no_memory_and_does_no_harm():
+    plug = PluggableAllocator.__new__(PluggableAllocator)
+    assert plug.device.name == "pluggable"
+    assert "pluggable" in plug.summary()
+    with pytest.raises(DeviceError):
+        plug.malloc(1)
+    with pytest.raises(UnsupportedError):
+        plug.memory_info()
+
+
+def test_an_observer_is_something_to_call(plug):
+    with pytest.raises(TypeError, match="an observer is something to call, not int"):
+        plug.attach_out_of_memory_observer(5)
 
 
 # --- exceptions of Python functions ---
@@ -714,6 +738,9 @@ def test_peers_are_the_devices(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, device="sim:1GiB")
     plug.enable_peer_access(1)
     plug.enable_peer_access(1)
+    for wrong, error in ((-1, RequestError), (1 << 40, RequestError), (None, TypeError), ("cuda:1", TypeError)):
+        with pytest.raises(error):
+            plug.enable_peer_access(wrong)
 
 
 def test_the_index_of_the_device_is_what_functions_are_told(memory):

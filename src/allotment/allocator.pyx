@@ -15,7 +15,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from allotment.arguments cimport read_address, read_identity, read_pool_id, read_stream
+from allotment.arguments cimport read_address, read_callable, read_identity, read_pool_id, read_stream
 from allotment.core.address_map cimport address_take
 from allotment.core.backend cimport Device
 from allotment.core.block cimport free_at_once
@@ -497,8 +497,10 @@ cdef class Allocator:
     # --- listening ---
 
     def add_free_memory_callback(self, callback):
-        cdef FreeMemoryCallback* added = <FreeMemoryCallback*> malloc(sizeof(FreeMemoryCallback))
+        cdef FreeMemoryCallback* added
         cdef FreeMemoryCallback** link
+        read_callable(callback, "a free-memory callback")
+        added = <FreeMemoryCallback*> malloc(sizeof(FreeMemoryCallback))
         if added == NULL:
             raise MemoryError("the host has no memory for the allocator's own records")
         added.run = call_free_memory
@@ -528,9 +530,10 @@ cdef class Allocator:
         free(removed)
 
     def attach_out_of_memory_observer(self, observer):
-        self.observers.append(observer)
+        self.observers.append(read_callable(observer, "an observer"))
 
     def attach_trace_tracker(self, tracker):
+        read_callable(tracker, "a tracker")
         self.enter()
         # The engine points at this list, which lives as long as it does; a new one leaves a running call its own.
         self.trackers.append(tracker)
@@ -868,10 +871,9 @@ cdef class Allocator:
             free(handle.bytes)
 
     def enable_peer_access(self, peer):
-        cdef device_t other = peer
         cdef Failure failure
         cdef bint ok
-        enable_peer(self.device, other)
+        cdef device_t other = enable_peer(self.device, peer)
         self.enter()
         with nogil:
             ok = engine_add_peer(self.engine, other, &failure)
@@ -880,9 +882,7 @@ cdef class Allocator:
             raise self.failed(&failure)
 
     def copy(self, destination, source, size, stream=0, *, source_device=None):
-        copy_memory(
-            self.device, getattr(destination, "address", destination), getattr(source, "address", source), size,
-            self.device.table.device if source_device is None else source_device, self.stream_handle(stream))
+        copy_memory(self.device, destination, source, size, source_device, self.stream_handle(stream))
 
     # --- for tools and tests ---
 

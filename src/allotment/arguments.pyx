@@ -3,11 +3,11 @@ from libc.stdint cimport uint64_t
 
 from allotment.core.backend cimport Device
 from allotment.core.numbers cimport int_value, is_plain_int
-from allotment.core.types cimport address_t, stream_t
+from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
 
 import operator
 
-from allotment.errors import AddressError, PoolError, RequestError, StreamError
+from allotment.errors import AddressError, PoolError, RequestError, SizeError, StreamError
 
 cdef stream_t NO_STREAM = ~(<stream_t> 0)   # the one number that maps cannot hold: their keys are handles + 1
 
@@ -20,6 +20,22 @@ cdef address_t read_address(object address) except? 0:
         return operator.index(address)
     except OverflowError:
         raise AddressError(f"invalid device pointer: {address} is no address", address) from None
+
+
+cdef bytes_t read_byte_count(object size) except? 0:
+    try:
+        return operator.index(size)
+    except OverflowError:
+        raise SizeError(f"{size} is no number of bytes", size) from None
+
+
+cdef device_t read_device_index(object index, Device otherwise) except -1:
+    if index is None:
+        return otherwise.table.device
+    number = operator.index(index)
+    if not 0 <= number < DEVICES_MOST:
+        raise RequestError(f"{index} is the index of no device")
+    return number
 
 
 cdef uint64_t read_identity(object number, str what) except? 0:
@@ -36,6 +52,12 @@ cdef int read_pool_id(object pool, uint64_t* first, uint64_t* second) except -1:
     except (TypeError, ValueError, OverflowError):
         raise PoolError(f"{pool!r} is no pool id; that is (0, n) or (n, 0) with n >= 1") from None
     return 0
+
+
+cdef object read_callable(object given, str what):
+    if not callable(given):
+        raise TypeError(f"{what} is something to call, not {type(given).__name__}")
+    return given
 
 
 cdef stream_t read_stream(object stream, Device device) except? 0xFFFFFFFFFFFFFFFF:

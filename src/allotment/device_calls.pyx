@@ -1,6 +1,9 @@
+from allotment.arguments cimport read_address, read_byte_count, read_device_index
 from allotment.core.backend cimport OK, Backend, Device, status_t
 from allotment.core.raising cimport device_error
 from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
+
+import operator
 
 from allotment.errors import UnsupportedError
 
@@ -19,8 +22,9 @@ cdef tuple memory_info(Device device):
     return free_bytes, total
 
 
-cdef int enable_peer(Device device, device_t other) except -1:
+cdef device_t enable_peer(Device device, object peer) except -1:
     cdef Backend* table = &device.table
+    cdef device_t other = read_device_index(operator.index(peer), device)
     cdef status_t status
     if table.peer_enable == NULL:
         raise UnsupportedError(f"{device.name} has no peers", operation="peer_enable")
@@ -28,17 +32,21 @@ cdef int enable_peer(Device device, device_t other) except -1:
         status = table.peer_enable(table.self, other)
     if status != OK:
         raise device_error(table, status, "peer_enable")
-    return 0
+    return other
 
 
-cdef int copy_memory(Device device, address_t destination, address_t source, bytes_t size, device_t source_device,
+cdef int copy_memory(Device device, object destination, object source, object size, object source_device,
                      stream_t stream) except -1:
     cdef Backend* table = &device.table
+    cdef address_t target = read_address(getattr(destination, "address", destination))
+    cdef address_t origin = read_address(getattr(source, "address", source))
+    cdef device_t where = read_device_index(source_device, device)
+    cdef bytes_t count = read_byte_count(size)
     cdef status_t status
     if table.copy == NULL:
         raise UnsupportedError(f"{device.name} cannot copy", operation="copy")
     with nogil:
-        status = table.copy(table.self, destination, source, size, source_device, stream)
+        status = table.copy(table.self, target, origin, count, where, stream)
     if status != OK:
         raise device_error(table, status, "copy")
     return 0

@@ -8,7 +8,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from allotment.arguments cimport read_address, read_pool_id, read_stream
+from allotment.arguments cimport read_address, read_device_index, read_pool_id, read_stream
 from allotment.core.backend cimport (
     CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, Backend, Device, status_t)
 from allotment.core.device_pool cimport (
@@ -409,17 +409,14 @@ cdef class AsyncAllocator:
 
     def enable_peer_access(self, peer):
         cdef Backend* table = &self.device.table
-        cdef device_t other = peer
+        cdef device_t other = read_device_index(operator.index(peer), self.device)
         cdef status_t status
         with nogil:
             status = table.ordered_access(table.self, other)
         self.check_status(status, "ordered_access")
 
     def copy(self, destination, source, size, stream=0, *, source_device=None):
-        cdef device_t where = self.device.table.device if source_device is None else source_device
-        copy_memory(
-            self.device, read_address(getattr(destination, "address", destination)),
-            read_address(getattr(source, "address", source)), size, where, read_stream(stream, self.device))
+        copy_memory(self.device, destination, source, size, source_device, read_stream(stream, self.device))
 
     # --- for tools and tests ---
 

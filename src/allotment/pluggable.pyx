@@ -8,7 +8,8 @@ from libc.stdlib cimport calloc, malloc
 from libc.stdlib cimport free as free_host_memory
 from libc.string cimport memset
 
-from allotment.arguments cimport read_address, read_pool_id, read_stream
+from allotment.arguments cimport (
+    DEVICES_MOST, read_address, read_callable, read_device_index, read_pool_id, read_stream)
 from allotment.core.backend cimport Device
 from allotment.core.ledger cimport (
     Entry, ledger_clear, ledger_copy, ledger_enter, ledger_find, ledger_init, ledger_refused, ledger_remove,
@@ -128,6 +129,8 @@ cdef class PluggableAllocator:
         self.observers = []
         self.fractions = {}
         self.pool_uses = {}
+        self.device = Device()
+        self.device.name = "pluggable"
         cdef bint ok
         with nogil:
             ok = ledger_init(&self.plug.ledger)
@@ -142,12 +145,9 @@ cdef class PluggableAllocator:
             raise RequestError("a pluggable allocator keeps the functions that it was made with; make another one")
         if alloc is None or free is None:
             raise TypeError("a pluggable allocator needs both alloc and free")
-        self.has_device = device is not None
-        if device is None:
-            self.device = Device()
-            self.device.name = "pluggable"
-        else:
+        if device is not None:
             self.device = device if isinstance(device, Device) else open_device(device)
+            self.has_device = True
         plug.alloc = <alloc_t> self.read_function("alloc", alloc)
         plug.free = <free_t> self.read_function("free", free)
         plug.init = <init_t> self.read_function("init", init)
@@ -246,12 +246,7 @@ cdef class PluggableAllocator:
             raise failed(name, error) from error
 
     cdef device_t device_index(self, object device) except? -1:
-        if device is None:
-            return self.device.table.device
-        try:
-            return operator.index(device)
-        except OverflowError:
-            raise RequestError(f"{device} is the index of no device") from None
+        return read_device_index(device, self.device)
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         return read_stream(stream, self.device if self.has_device else None)
@@ -263,7 +258,10 @@ cdef class PluggableAllocator:
 
     def init(self, device_count):
         cdef init_t hook = self.plug.init
-        cdef int count = device_count
+        cdef int count
+        if not 0 <= operator.index(device_count) <= DEVICES_MOST:
+            raise RequestError(f"no machine has {device_count} devices")
+        count = device_count
         if hook != NULL:
             with nogil:
                 hook(count)
@@ -367,7 +365,7 @@ cdef class PluggableAllocator:
         return 0
 
     def attach_out_of_memory_observer(self, observer):
-        self.observers.append(observer)
+        self.observers.append(read_callable(observer, "an observer"))
 
     # --- hooks ---
 
@@ -553,14 +551,11 @@ cdef class PluggableAllocator:
 
     def enable_peer_access(self, peer):
         self.require_device("enable_peer_access")
-        enable_peer(self.device, self.device_index(peer))
+        enable_peer(self.device, peer)
 
     def copy(self, destination, source, size, stream=0, *, source_device=None):
         self.require_device("copy")
-        copy_memory(
-            self.device, read_address(getattr(destination, "address", destination)),
-            read_address(getattr(source, "address", source)), size, self.device_index(source_device),
-            self.stream_handle(stream))
+        copy_memory(self.device, destination, source, size, source_device, self.stream_handle(stream))
 
     # --- lending ---
 
