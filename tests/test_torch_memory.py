@@ -178,6 +178,21 @@ def test_caching_is_switched_on_used_devices(stand):
     assert stand.allocators[0].caching
 
 
+def test_caching_is_off_inside_a_block_and_then_as_before(stand):
+    with stand.memory.caching_allocator_disabled():
+        assert not stand.allocators[0].caching
+        with stand.memory.caching_allocator_disabled():
+            pass
+        assert not stand.allocators[0].caching
+    assert stand.allocators[0].caching
+
+
+def test_before_pytorch_is_initialized_caching_is_left_alone(stand):
+    stand.world.initialized = False
+    stand.memory.caching_allocator_enable(False)
+    assert stand.answers.is_caching()
+
+
 def test_settings_go_to_the_allocator_and_to_pytorch(stand):
     with pytest.warns(FutureWarning, match="_set_allocator_settings is deprecated"):
         stand.memory._set_allocator_settings("garbage_collection_threshold:0.5")
@@ -192,11 +207,59 @@ def test_a_fault_in_settings_is_pytorchs_complaint_and_what_stood_before_it_is_a
     assert stand.allocators[0].settings.garbage_collection_threshold == 0.5
 
 
+def test_settings_are_kept_for_devices_that_are_used_later(stand):
+    stand.world.initialized = False
+    stand.answers.set_allocator_settings("expandable_segments:True")
+    stand.answers.set_allocator_settings("garbage_collection_threshold:0.5")
+    assert stand.standing.standing.settings.expandable_segments
+    assert stand.standing.standing.settings.garbage_collection_threshold == 0.5
+    assert stand.memory._snapshot()["allocator_settings"]["expandable_segments"]
+
+
+def test_a_device_that_is_used_later_is_told_what_the_others_were(stand):
+    stand.memory.caching_allocator_enable(False)
+    stand.memory.record_history(context=None)
+    later = stand.allocators[1]
+    assert later.caching
+    stand.standing.standing.tell(later)
+    assert not later.caching
+    later.caching = True
+    stand.standing.standing.tell(later)
+    assert later.caching, "it was told once"
+    later.malloc(MIB)
+    assert [entry["action"] for entry in later.snapshot()["device_traces"][-1]] == ["segment_alloc", "alloc"]
+
+
 def test_the_backend_has_a_name_of_its_own(stand):
     assert stand.memory.get_allocator_backend() == "allotment"
 
 
+# Out of memory.
+
+
+def test_an_observer_is_called_with_pytorchs_four_numbers(stand):
+    calls = []
+    stand.answers.attach_out_of_memory_observer(lambda *numbers: calls.append(numbers))
+    stand.standing.standing.tell(stand.allocators[1])
+    with pytest.raises(MemoryError):
+        stand.allocators[0].malloc(1025 * MIB)
+    stand.allocators[1].limit = 64 * MIB
+    with pytest.raises(MemoryError):
+        stand.allocators[1].malloc(100 * MIB - 1)
+    assert calls == [(0, 1026 * MIB, 1024 * MIB, 1024 * MIB), (1, 100 * MIB, 64 * MIB, 1024 * MIB)]
+
+
 # History and snapshots.
+
+
+def test_the_stack_of_a_live_block_is_found_by_its_start(stand):
+    stand.memory.record_history()
+    address = stand.allocators[0].malloc(MIB)
+    frames = stand.memory._allocation_traceback(address)
+    assert frames[0]["name"] == "test_the_stack_of_a_live_block_is_found_by_its_start"
+    assert stand.memory._allocation_traceback(address + 512) is None
+    stand.allocators[0].free(address)
+    assert stand.memory._allocation_traceback(address) is None
 
 
 def test_history_is_recorded_read_and_forgotten(stand):
@@ -369,6 +432,13 @@ def test_the_patch_answers_everything_that_was_refused(stand):
     for name, replacement in stand.answers.REPLACEMENTS.items():
         assert getattr(stand.torch._C, name) is replacement
     assert stand.torch.cuda.MemPool is stand.torch.cuda.memory.MemPool is stand.memory.MemPool
+
+
+def test_a_plug_in_is_initialized_when_pytorch_is(stand):
+    stand.patching.patch()
+    assert stand.torch._C._accelerator_isAllocatorInitialized()
+    stand.world.initialized = False
+    assert not stand.torch._C._accelerator_isAllocatorInitialized()
 
 
 def test_the_patch_is_taken_back_without_a_trace(stand):

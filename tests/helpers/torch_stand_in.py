@@ -24,6 +24,8 @@ REFUSED = (
     "_accelerator_getDeviceStats",
     "_accelerator_resetAccumulatedStats",
     "_accelerator_resetPeakStats",
+    "_cuda_allocationTraceback",
+    "_cuda_attach_out_of_memory_observer",
     "_cuda_checkPoolLiveAllocations",
     "_cuda_getMemoryFraction",
     "_cuda_isHistoryEnabled",
@@ -181,6 +183,7 @@ def stand_in(count: int = 2) -> tuple[World, dict[str, ModuleType]]:
     for name in SILENT:
         setattr(c, name, lambda *args: None)
     c._cuda_getAllocatorBackend = lambda: "pluggable"
+    c._accelerator_isAllocatorInitialized = c._cuda_cudaCachingAllocator_is_enabled = lambda: True
     c._cuda_hasPrimaryContext = lambda device: device in world.with_context
     c._graph_pool_handle = lambda: (0, next(pool_ids))
     c._accelerator_setAllocatorSettings = world.set_settings
@@ -217,7 +220,7 @@ def stand_in(count: int = 2) -> tuple[World, dict[str, ModuleType]]:
     return world, {module.__name__: module for module in modules}
 
 
-ADAPTER = ("answers", "pool", "cudnn", "patching", "memory", "captures")
+ADAPTER = ("standing", "answers", "pool", "cudnn", "patching", "memory", "captures")
 """The adapter's modules that are not compiled, in order of import."""
 
 

@@ -10,7 +10,6 @@ one, because a context takes hundreds of MiB of every process on every device.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
@@ -18,10 +17,11 @@ from typing import Any
 import torch  # type: ignore[import-not-found]
 
 from allotment.allocator import Allocator
-from allotment.config import Settings
+from allotment.config import parse_leniently
 from allotment.core.history import get_user_metadata, set_user_metadata
-from allotment.errors import PoolError, SettingsError
+from allotment.errors import OutOfMemoryFacts, PoolError, SettingsError
 from allotment.pools import PoolId
+from allotment.torch.standing import standing
 
 BACKEND = "allotment"
 """What `torch.cuda.get_allocator_backend` says."""
@@ -29,8 +29,6 @@ BACKEND = "allotment"
 SKIPPABLE = frozenset({"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"})
 """The events that PyTorch can leave out of a history; other names are passed over."""
 
-_history_lock = threading.Lock()
-_history_enabled = False
 # Taken here, because the patch puts ours in its place; a PyTorch before 2.8 has another.
 _set_settings_of_torch: Callable[[str], None] = getattr(
     torch._C, "_accelerator_setAllocatorSettings", lambda settings: None
@@ -105,8 +103,14 @@ def set_memory_fraction(fraction: float, device: int) -> None:
 
 
 def enable_caching(value: bool) -> None:
-    for device in used_devices():
-        allocator_of(device).caching = value
+    with standing.lock:
+        standing.caching = value
+        for device in used_devices():
+            allocator_of(device).caching = value
+
+
+def is_caching() -> bool:
+    return standing.caching
 
 
 def allocator_backend() -> str:
@@ -118,9 +122,28 @@ def set_allocator_settings(env: str) -> None:
     try:
         _set_settings_of_torch(env)
     finally:
+        with standing.lock:
+            for device in used_devices():
+                with suppress(SettingsError):
+                    allocator_of(device).configure(env, lenient=True)
+            standing.settings, _ = parse_leniently(env, standing.settings)
+
+
+# -- Out of memory ---------------------------------------------------------------------------------------------------
+
+
+def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], object]) -> None:
+    """It is called with the device, the size of the segment, the limit or else the device's memory, and what is free."""
+
+    def tell(facts: OutOfMemoryFacts) -> None:
+        most = facts.device_total if facts.limit is None else facts.limit
+        observer(facts.device_index, facts.segment_size, most, facts.device_free)
+
+    torch.cuda.init()
+    with standing.lock:
         for device in used_devices():
-            with suppress(SettingsError):
-                allocator_of(device).configure(env, lenient=True)
+            allocator_of(device).attach_out_of_memory_observer(tell)
+        standing.observers.append(tell)
 
 
 # -- History and snapshots -------------------------------------------------------------------------------------------
@@ -141,7 +164,7 @@ def record_history(
         _expect(enabled in ("state", "all"), "expected state to be 'state', 'all', or None")
         _expect(context in (None, "state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
         _expect(stacks in ("python", "all"), "expected stacks to be 'python', or 'all'")
-    _record_on_used_devices(enabled, context, max_entries, clear_history, skip_actions)
+    _record(enabled, context, max_entries, clear_history, skip_actions)
 
 
 def record_history_legacy(
@@ -157,7 +180,7 @@ def record_history_legacy(
 ) -> None:
     context = "alloc" if trace_alloc_record_context else "state" if record_context else None
     state = "all" if enabled else None
-    _record_on_used_devices(state, context, trace_alloc_max_entries, clear_history, skip_actions)
+    _record(state, context, trace_alloc_max_entries, clear_history, skip_actions)
 
 
 def _expect(holds: bool, complaint: str) -> None:
@@ -165,25 +188,35 @@ def _expect(holds: bool, complaint: str) -> None:
         raise RuntimeError(complaint)
 
 
-def _record_on_used_devices(
+def _record(
     enabled: str | None, context: str | None, max_entries: int, clear_history: bool, skip_actions: Collection[str]
 ) -> None:
-    global _history_enabled
+    wish = {
+        "enabled": enabled,
+        "context": context if enabled is not None else None,
+        "max_entries": max_entries,
+        "clear_history": clear_history,
+        "skip_actions": SKIPPABLE.intersection(skip_actions),
+    }
     torch.cuda.init()
-    with _history_lock:
+    with standing.lock:
         for device in used_devices():
-            allocator_of(device).record_history(
-                enabled,
-                context if enabled is not None else None,
-                max_entries=max_entries,
-                clear_history=clear_history,
-                skip_actions=SKIPPABLE.intersection(skip_actions),
-            )
-        _history_enabled = enabled is not None
+            allocator_of(device).record_history(**wish)
+        standing.history = wish if enabled is not None else None
 
 
 def is_history_enabled() -> bool:
-    return _history_enabled
+    return standing.history is not None
+
+
+def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
+    """The frames of whoever allocated a live block, by its start; None if there are none."""
+    for device in used_devices():
+        for segment in allocator_of(device).segments():
+            for block in segment["blocks"]:
+                if block["address"] == data_ptr and block["state"] == "active_allocated":
+                    return block["frames"] or None
+    return None
 
 
 def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dict[str, Any]:
@@ -193,7 +226,7 @@ def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dic
     parts = [allocator_of(device).snapshot((first, second), include_traces) for device in devices]
     traces = dict(zip(devices, (part["device_traces"][-1] for part in parts), strict=True))
     count = torch.cuda.device_count() if devices else 0
-    settings = parts[0]["allocator_settings"] if parts else Settings().as_pytorch_dict()
+    settings = parts[0]["allocator_settings"] if parts else standing.settings.as_pytorch_dict()
     annotations = [annotation for part in parts for annotation in part["external_annotations"]]
     return {
         "segments": [segment for part in parts for segment in part["segments"]],
@@ -213,13 +246,22 @@ def check_pool_live_allocations(device: int, pool: PoolId, expected: Collection[
         raise RuntimeError("Could not find pool of id") from error
 
 
+def is_initialized() -> bool:
+    """PyTorch takes a plug-in for initialized from the start, and would ask about devices that it has not set up."""
+    return bool(torch.cuda.is_initialized())
+
+
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "_accelerator_getDeviceStats": nested_stats,
+    "_accelerator_isAllocatorInitialized": is_initialized,
     "_accelerator_resetAccumulatedStats": reset_accumulated_stats,
     "_accelerator_resetPeakStats": reset_peak_stats,
     "_accelerator_setAllocatorSettings": set_allocator_settings,
+    "_cuda_allocationTraceback": allocation_traceback,
+    "_cuda_attach_out_of_memory_observer": attach_out_of_memory_observer,
     "_cuda_checkPoolLiveAllocations": check_pool_live_allocations,
     "_cuda_cudaCachingAllocator_enable": enable_caching,
+    "_cuda_cudaCachingAllocator_is_enabled": is_caching,
     "_cuda_getAllocatorBackend": allocator_backend,
     "_cuda_getMemoryFraction": memory_fraction,
     "_cuda_getMemoryMetadata": get_user_metadata,

@@ -13,6 +13,7 @@ from allotment.current import current_caching
 from allotment.errors import PoolError, RequestError, UnsupportedError
 from allotment.pools import PoolId, leave_ids_to_others
 from allotment.torch.captures import end_failed_captures
+from allotment.torch.standing import standing
 
 if TYPE_CHECKING:
     from allotment.allocator import Allocator
@@ -90,7 +91,7 @@ def _prepare(settings: str | config.Settings | None) -> Any:
             f" build it again ({error})",
             operation="install",
         ) from error
-    _settings = _as_record(settings)
+    _settings = standing.settings = _as_record(settings)
     _ids_before.extend(leave_ids_to_others())
     hooks.serve_with(_tenant_on)
     addresses = hooks.addresses()
@@ -118,9 +119,9 @@ def _as_record(settings: str | config.Settings | None) -> config.Settings:
 
 def _tenant_on(index: int) -> Tenant:
     """PyTorch as a tenant of the allocator that everybody on the device shares."""
-    allocator = current_caching(f"cuda:{index}", settings=_settings)
+    allocator = current_caching(f"cuda:{index}", settings=standing.settings)
     _refuse_pools_of_before(allocator)
-    if allocator.settings != _settings:
+    if allocator.settings != standing.settings:
         warnings.warn(
             f"{allocator.device.name} has a shared allocator already, which keeps its settings; call"
             " allotment.torch.install() before others use it, or configure() it",
@@ -128,6 +129,7 @@ def _tenant_on(index: int) -> Tenant:
         )
     if config.pytorch_caching_disabled():
         allocator.caching = False
+    standing.tell(allocator)
     return allocator.tenant(TENANT)
 
 

@@ -13,7 +13,8 @@ import collections
 import pickle
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from inspect import signature
 from os import PathLike
 from typing import Any
@@ -48,6 +49,7 @@ __all__ = [
     "MemPool",
     "caching_allocator_alloc",
     "caching_allocator_delete",
+    "caching_allocator_disabled",
     "caching_allocator_enable",
     "change_current_allocator",
     "empty_cache",
@@ -213,7 +215,19 @@ def _named_index(device: Device) -> int:
 
 def caching_allocator_enable(value: bool = True) -> None:
     """Whether requests go through the cache. Off: each is a device allocation of its own."""
-    answers.enable_caching(value)
+    if torch.cuda.is_initialized():
+        answers.enable_caching(value)
+
+
+@contextmanager
+def caching_allocator_disabled() -> Iterator[None]:
+    """Inside the block, each request is a device allocation of its own."""
+    before = answers.is_caching()
+    caching_allocator_enable(False)
+    try:
+        yield
+    finally:
+        caching_allocator_enable(before)
 
 
 def get_allocator_backend() -> str:
@@ -239,7 +253,7 @@ def _record_memory_history(enabled: Any = "all", *args: Any, **kwargs: Any) -> N
     The parameters are PyTorch's: enabled, context, stacks, max_entries, device, clear_history, compile_context,
     global_record_annotations, skip_actions. Frames are those of Python whatever `stacks` says, and what PyTorch
     itself would note of compilation and of annotated ranges is not kept. A bool as `enabled` means the former
-    parameters, as in PyTorch. It holds for the devices that are in use by now.
+    parameters, as in PyTorch.
     """
     record = _record_memory_history_legacy if isinstance(enabled, bool) else _record_memory_history_impl
     record(enabled, *args, **kwargs)
@@ -321,6 +335,11 @@ def _dump_snapshot(
     snapshot = _snapshot(augment_with_fx_traces=augment_with_fx_traces)
     with open(filename, "wb") as file:
         pickle.dump(snapshot, file)
+
+
+def _allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
+    """The frames of whoever allocated the block that starts there; None if it is no live block, or nobody recorded."""
+    return answers.allocation_traceback(data_ptr)
 
 
 def _set_memory_metadata(metadata: str) -> None:
