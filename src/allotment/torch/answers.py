@@ -133,7 +133,7 @@ def set_allocator_settings(env: str) -> None:
 
 
 def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], object]) -> None:
-    """It is called with the device, the size of the segment, the limit or else the device's memory, and what is free."""
+    """Called with the device, the size of the segment, the limit or else all memory there is, and what is free."""
 
     def tell(facts: OutOfMemoryFacts) -> None:
         most = facts.device_total if facts.limit is None else facts.limit
@@ -191,7 +191,7 @@ def _expect(holds: bool, complaint: str) -> None:
 def _record(
     enabled: str | None, context: str | None, max_entries: int, clear_history: bool, skip_actions: Collection[str]
 ) -> None:
-    wish = {
+    wish: dict[str, Any] = {
         "enabled": enabled,
         "context": context if enabled is not None else None,
         "max_entries": max_entries,
