@@ -109,19 +109,18 @@ def test_a_refusal_is_out_of_memory(plug, memory, answer):
     check(alloc)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_function_that_raises_something_else_is_reported_and_out_of_memory(plug, memory):
+def test_a_function_that_raises_something_else_is_reported_and_out_of_memory(plug, memory, capsys):
     alloc = on_device()
     with alloc.pool(allocator=plug):
         memory.script = [ValueError("broken")] * 10
         with pytest.raises(OutOfMemoryError):
             alloc.malloc(10)
+    assert "ValueError: broken" in capsys.readouterr().err
     check(alloc)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("freed_behind_its_back", [False, True])
-def test_a_segment_that_cannot_be_given_back_is_reported_and_gone(plug, memory, freed_behind_its_back):
+def test_a_segment_that_cannot_be_given_back_is_reported_and_gone(plug, memory, freed_behind_its_back, capsys):
     alloc = on_device()
     pool = alloc.pool(allocator=plug)
     with pool:
@@ -132,6 +131,8 @@ def test_a_segment_that_cannot_be_given_back_is_reported_and_gone(plug, memory, 
     else:
         memory.script = [ValueError("broken")]
     pool.close()
+    reason = "Trying to free a pointer not allocated here" if freed_behind_its_back else "ValueError: broken"
+    assert reason in capsys.readouterr().err
     assert plug.stats()["allocated_bytes.all.current"] == 0
     check(alloc)
 

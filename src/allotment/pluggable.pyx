@@ -22,6 +22,7 @@ from allotment.core.stats cimport Stats, stats_flat, stats_nested
 from allotment.core.types cimport address_t, bytes_t, device_t, stream_t
 from allotment.core.walk cimport STATE_ALLOCATED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear
 from allotment.device_calls cimport copy_memory, enable_peer, memory_info
+from allotment.upcalls cimport write_unraisable
 
 import ctypes
 import operator
@@ -36,9 +37,6 @@ from allotment.buffer import Buffer
 from allotment.config import Settings
 from allotment.errors import (
     AddressError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, RequestError, SizeError, UnsupportedError)
-
-cdef extern from "Python.h":
-    void PyErr_WriteUnraisable(object)
 
 cdef object TOO_LARGE = 1 << 64         # no size_t
 cdef str OWN_POOLS = "give it to a caching allocator instead: Allocator(device).pool(allocator=this)"
@@ -69,7 +67,7 @@ cdef address_t lend_from_python(Lender* lender, bytes_t size, stream_t stream) n
     except MemoryError:
         return 0
     except BaseException:
-        PyErr_WriteUnraisable(owner)
+        write_unraisable(owner)
         return 0
 
 
@@ -86,7 +84,7 @@ cdef void report_unknown(Plug* plug, address_t address) noexcept with gil:
     try:
         raise unknown_pointer(address)
     except AddressError:
-        PyErr_WriteUnraisable(<object> plug.owner)
+        write_unraisable(<object> plug.owner)
 
 
 cdef void release(Plug* plug, const Entry* entry) noexcept nogil:
@@ -101,7 +99,7 @@ cdef void release_to_python(Plug* plug, const Entry* entry) noexcept with gil:
     try:
         owner.hand_back(entry.address, entry.size, entry.device, entry.stream)
     except BaseException:
-        PyErr_WriteUnraisable(owner)
+        write_unraisable(owner)
 
 
 cdef void drop_lender(void* self) noexcept with gil:

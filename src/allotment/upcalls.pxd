@@ -6,6 +6,9 @@
 from allotment.core.trace cimport TraceRecord
 from allotment.core.types cimport address_t, bytes_t, stream_t
 
+# Prints an exception that the engine cannot carry. pre: inside an except clause
+cdef int write_unraisable(object who) except -1
+
 cdef bint call_free_memory(void* callback) noexcept with gil
 cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil
 cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with gil

@@ -6,7 +6,6 @@ from allotment.core.types cimport address_t, bytes_t, stream_t
 
 
 cdef int write_unraisable(object who) except -1:
-    """An exception that the engine cannot carry. pre: inside an except clause"""
     import sys
     import traceback
     print(f"Exception ignored in {who!r}, which the allocator called:", file=sys.stderr)
