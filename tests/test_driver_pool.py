@@ -364,6 +364,35 @@ def test_an_allocator_that_goes_gives_everything_back(device):
     assert device.used == 0
 
 
+def test_an_allocator_may_go_before_its_buffers(device, monkeypatch):
+    reported = []
+    monkeypatch.setattr("sys.unraisablehook", reported.append)
+    alloc = Allocator(device, settings=SETTINGS)
+    ring = [alloc, *(alloc.empty(KIB) for _ in range(50))]
+    ring.append(ring)
+    del alloc, ring
+    gc.collect()
+    assert reported == []
+    assert Probe(device).ordered_usage()[0] == 0
+
+
+def test_a_finalizer_gets_no_memory_from_an_allocator_that_is_gone(device):
+    class Last:
+        def __del__(self):
+            for call in (lambda: self.alloc.malloc(1), self.alloc.empty_cache, self.alloc.cache_info):
+                try:
+                    call()
+                except RequestError as error:
+                    said.append(str(error))
+
+    said: list[str] = []
+    last = Last()
+    last.alloc, last.ring = Allocator(device, settings=SETTINGS), last
+    del last
+    gc.collect()
+    assert said in ([], ["this allocator is gone: it has given everything back"] * 3), "whichever goes first"
+
+
 # The pool as a whole.
 
 

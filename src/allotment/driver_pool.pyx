@@ -144,6 +144,12 @@ cdef class AsyncAllocator:
             raise device_error(&self.device.table, status, operation)
         return 0
 
+    cdef int require_open(self) except -1:
+        """A collection that takes an allocator may yet run others' finalizers, which know it."""
+        if self.blocks.device == NULL:
+            raise RequestError("this allocator is gone: it has given everything back")
+        return 0
+
     # --- allocating and freeing ---
 
     def malloc(self, size, stream=0):
@@ -154,6 +160,7 @@ cdef class AsyncAllocator:
         cdef PoolOutcome outcome
         if wanted == 0:
             return 0
+        self.require_open()
         with nogil:
             outcome = pool_take(&self.blocks, wanted, handle, &address, &refusal)
         if outcome == POOL_FULL:
@@ -193,8 +200,8 @@ cdef class AsyncAllocator:
         cdef address_t given = read_address(address)
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
-        if given == 0:
-            return
+        if given == 0 or self.blocks.device == NULL:
+            return                      # with the allocator itself everything has gone back
         with nogil:
             outcome = pool_give(&self.blocks, given, &refusal)
         if outcome == POOL_NO_SUCH_BLOCK:
@@ -242,6 +249,7 @@ cdef class AsyncAllocator:
         cdef uint64_t first, second
         cdef status_t synchronized, trimmed = OK
         read_pool_id(pool, &first, &second)
+        self.require_open()
         if first != 0 or second != 0:
             return                      # a graph's memory is the graph's own, and goes with it
         with nogil:
@@ -306,6 +314,7 @@ cdef class AsyncAllocator:
         cdef bytes_t used = self.blocks.used
         cdef address_t address = 0
         cdef status_t status = OUT_OF_MEMORY
+        self.require_open()
         guess = min(guess, self.blocks.limit - min(self.blocks.limit, used))
         with nogil:
             while guess > 0 and status == OUT_OF_MEMORY:
@@ -375,6 +384,7 @@ cdef class AsyncAllocator:
             raise unsupported("pool")
         if not self.device.table.capabilities & CAN_CAPTURE:
             raise UnsupportedError(f"{self.device.name} cannot capture", operation="capture_begin")
+        self.require_open()
         with nogil:
             begun = routing_begin(&self.blocks, first, second)
         if not begun:
@@ -384,6 +394,7 @@ cdef class AsyncAllocator:
         cdef stream_t handle = read_stream(stream, self.device)
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome = POOL_DONE
+        self.require_open()
         if self.device.table.capabilities & CAN_CAPTURE:
             with nogil:
                 outcome = pool_join(&self.blocks, handle, &refusal)
