@@ -5,6 +5,7 @@ import ctypes
 import pytest
 
 import allotment
+from allotment.entry import entry_points_address
 from allotment.pools import next_user_pool_id
 from helpers.entry_points import Drop, Filter, Table, table_of
 
@@ -45,6 +46,40 @@ def test_an_absurd_size_is_refused_unseen(allocator, table):
     assert table.allocate(1 << 60) is None
     assert table.last_error().startswith("out of memory: tried to allocate 1152921504606846976 bytes")
     assert allocator.stats() == before
+
+
+def test_observers_are_told_and_do_not_touch_the_failure(allocator, table, capsys):
+    told = []
+
+    def observer(facts):
+        told.append(facts.requested)
+        assert table.free(0x1234) == 0
+        raise ZeroDivisionError
+
+    allocator.attach_out_of_memory_observer(observer)
+    assert table.allocate(2 << 30) is None
+    assert told == [2 << 30]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert table.last_error().startswith("out of memory: tried to allocate 2147483648 bytes")
+
+
+def test_a_call_from_inside_says_so_whatever_failed_before(allocator, table):
+    said = []
+
+    def call_back():
+        said.append((table.empty_cache_(table.context), table.last_error()))
+        return False
+
+    assert table.free(0x1234) == 0
+    allocator.add_free_memory_callback(call_back)
+    allocator.malloc(1)
+    assert said == [(0, "the allocator was called from inside itself")]
+
+
+@pytest.mark.parametrize("what", [None, "host", allotment.PluggableAllocator(print, print)])
+def test_only_caching_allocators_have_a_table(what):
+    with pytest.raises(TypeError, match="entry points are of a caching Allocator or of a Tenant, not of"):
+        entry_points_address(what)
 
 
 def test_an_address_of_nobodys_is_refused(table):

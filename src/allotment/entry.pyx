@@ -19,8 +19,9 @@ from allotment.core.pool cimport pool_release, route_begin
 from allotment.core.types cimport address_t, bytes_t, stream_t
 from allotment.entry cimport ENTRY_VERSION, EntryPoints
 from allotment.tenants cimport Tenant
+from allotment.upcalls cimport write_unraisable
 
-from allotment.errors import AllotmentError, RequestError
+from allotment.errors import AllotmentError, OutOfMemoryError, RequestError
 
 cdef extern from *:
     """
@@ -73,7 +74,7 @@ cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
 
 
 cdef inline bint enter(Engine* engine) noexcept nogil:
-    """False if this thread is inside already."""
+    """False if this thread is inside already, which is noted as the last failure."""
     return engine_try_enter(engine) or enter_slowly(engine)
 
 
@@ -81,6 +82,7 @@ cdef bint enter_slowly(Engine* engine) noexcept nogil:
     """Whoever holds the interpreter lock lets it go before waiting."""
     cdef PyThreadState* state
     if engine_is_inside(engine):
+        last_failure().reason = NO_FAILURE
         return False
     if not PyGILState_Check():
         engine_enter(engine)
@@ -101,8 +103,10 @@ cdef void tell_observers(Context* context, const Failure* failure) noexcept with
     if allocator.observers:
         try:
             allocator.raise_out_of_memory(allocator.failed(failure))
+        except OutOfMemoryError:
+            pass    # goes to the caller as NULL
         except BaseException:
-            pass    # the error itself goes to the caller as NULL
+            write_unraisable(allocator)
 
 
 cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept nogil:
@@ -125,7 +129,6 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
     request.context = context.tenant | context_here(context, STATE)
     request.failure.reason = NO_FAILURE
     if not enter(engine):
-        note(&request.failure)
         return NULL
     if engine.uncached:
         address = allocate_direct(engine, &request)
@@ -135,9 +138,9 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
             address = block.address
     engine_leave(engine)
     if address == 0:
-        note(&request.failure)
         if request.failure.reason == FAILED_OUT_OF_MEMORY:
             tell_observers(context, &request.failure)
+        note(&request.failure)      # after them: what they call may fail too
     return <void*> address
 
 
@@ -273,9 +276,14 @@ cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:
 cdef EntryPoints* entry_points_of(object allocator) except NULL:
     """A table for an allocator, which from now on lives as long as the process."""
     cdef Tenant tenant = allocator if isinstance(allocator, Tenant) else None
-    cdef Allocator owner = allocator if tenant is None else tenant.allocator
-    cdef EntryPoints* table = <EntryPoints*> calloc(1, sizeof(EntryPoints))
-    cdef Context* context = <Context*> calloc(1, sizeof(Context))
+    cdef Allocator owner
+    cdef EntryPoints* table
+    cdef Context* context
+    if tenant is None and not isinstance(allocator, Allocator):
+        raise TypeError(f"entry points are of a caching Allocator or of a Tenant, not of {type(allocator).__name__}")
+    owner = allocator if tenant is None else tenant.allocator
+    table = <EntryPoints*> calloc(1, sizeof(EntryPoints))
+    context = <Context*> calloc(1, sizeof(Context))
     if table == NULL or context == NULL:
         raise MemoryError("the host has no memory for the entry points")
     context.engine = owner.engine
