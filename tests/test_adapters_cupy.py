@@ -255,6 +255,15 @@ def test_pinned_memory_waits_for_the_current_stream(adapter, cupy, device, alloc
     assert cupy.alloc_pinned(1000).ptr == address
 
 
+def test_pinned_memory_that_is_freed_on_another_device_waits_for_its_stream_at_once(adapter, cupy, device, allocator):
+    adapter.install(allocator)
+    pointer = cupy.alloc_pinned(1000)
+    cupy.device, cupy.stream = 1, 99  # which the first device does not know
+    del pointer
+    assert cupy.synchronized == [99]
+    assert adapter.pinned_stats()[0]["kept_blocks"] == 1
+
+
 def test_pinned_memory_waits_for_recorded_streams(adapter, cupy, device, allocator):
     adapter.install(allocator)
     stream = device.stream_create()

@@ -150,6 +150,14 @@ def test_a_free_whose_stream_is_refused_leaves_the_block_lent(pool):
     pool.free(address)
 
 
+def test_a_free_that_is_refused_keeps_its_events(device, pool, stream):
+    address = pool.allocate(100)
+    for _ in range(5):
+        with pytest.raises(allotment.AllotmentError):
+            pool.free(address, [stream, 999])
+    assert len(device._events) <= 2
+
+
 def test_nothing_costs_nothing(device, pool):
     assert pool.allocate(0) == 0
     pool.free(0)

@@ -183,8 +183,14 @@ class _PinnedMemory:
         self._pool = pool
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_pool") and not is_finalizing():
-            self._pool.free(self.ptr, {*self.streams, raw_stream_handle(_cupy.cuda.get_current_stream())})
+        if not hasattr(self, "_pool") or is_finalizing():
+            return
+        stream = _cupy.cuda.get_current_stream()
+        if _cupy.cuda.runtime.getDevice() == self._pool.device.index:
+            self.streams.add(raw_stream_handle(stream))
+        else:
+            stream.synchronize()  # another device's, which no event of the pool's can be recorded on
+        self._pool.free(self.ptr, self.streams)
 
 
 class _PinnedMemorySource:

@@ -175,14 +175,18 @@ cdef class PinnedPool:
         events = []
         if table.event_record == NULL:
             return events
-        for given in streams:
-            stream, capture = given, 0
-            if table.capture_status != NULL:
-                self.check(table.capture_status(table.self, stream, &capture), "capture_status")
-            if capture == 0:
-                event = self.new_event()
-                events.append(event)
-                self.check(table.event_record(table.self, event, stream), "event_record")
+        try:
+            for given in streams:
+                stream, capture = given, 0
+                if table.capture_status != NULL:
+                    self.check(table.capture_status(table.self, stream, &capture), "capture_status")
+                if capture == 0:
+                    event = self.new_event()
+                    events.append(event)
+                    self.check(table.event_record(table.self, event, stream), "event_record")
+        except BaseException:
+            self.spare_events += events     # to be recorded anew
+            raise
         return events
 
     cdef event_t new_event(self) except? 0:

@@ -37,6 +37,7 @@ class StubCupy:
     def __init__(self) -> None:
         self.stream = 0
         self.device = 0
+        self.synchronized: list[int] = []
         self.c_functions_raise = True
         self._native = SimpleNamespace(malloc=lambda size: f"native {size}")
         self._native_pinned = SimpleNamespace(malloc=lambda size: f"native pinned {size}")
@@ -124,7 +125,7 @@ class StubCupy:
                 return MemoryPointer(PythonFunctionAllocatorMemory(size, *self._functions, stub.device), 0)
 
         def current_stream(device: int | None = None) -> Any:
-            return SimpleNamespace(ptr=stub.stream)
+            return SimpleNamespace(ptr=stub.stream, synchronize=lambda: stub.synchronized.append(stub.stream))
 
         memory = ModuleType("cupy.cuda.memory")
         memory.__dict__.update(
