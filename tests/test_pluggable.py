@@ -757,6 +757,12 @@ def test_a_buffer_of_no_memory_is_out_of_memory(plug, memory):
         plug.empty(10)
 
 
+def test_figures_of_a_device_that_nobody_gave_are_not_told():
+    plug = PluggableAllocator(lambda *request: 0, print)
+    with pytest.raises(OutOfMemoryError, match=r"was needed\. Allocator: 0 bytes reserved"):
+        plug.empty(10)
+
+
 def test_a_buffer_of_nothing_is_fine(plug, memory):
     memory.script = [0]
     assert len(plug.empty(0)) == 0

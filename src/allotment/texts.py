@@ -107,21 +107,26 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
     if facts.device_pool:
         return (
             f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream}"
-            " of the device's own pool."
-            f" Device: {format_size(facts.device_free)} free of {format_size(facts.device_total)}."
+            f" of the device's own pool.{_device_memory(facts)}"
             f" Pool: {format_size(facts.reserved)} held; {format_size(facts.allocated)} in use by this allocator"
             f" ({limit})."
             f" Try: {'; '.join(_device_pool_remedies(facts))}."
         )
     return (
         f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream},"
-        f" for which a segment of {format_size(facts.segment_size)} was needed."
-        f" Device: {format_size(facts.device_free)} free of {format_size(facts.device_total)}."
+        f" for which a segment of {format_size(facts.segment_size)} was needed.{_device_memory(facts)}"
         f" Allocator: {format_size(facts.reserved)} reserved ({limit}), {format_size(facts.allocated)} in use,"
         f" {format_size(facts.private_free)} free in private pools;"
         f" largest free block {format_size(facts.largest_free)}."
         f" Try: {'; '.join(_remedies(facts))}."
     )
+
+
+def _device_memory(facts: OutOfMemoryFacts) -> str:
+    """Nothing where there is no device, or one that does not tell."""
+    if not facts.device_total:
+        return ""
+    return f" Device: {format_size(facts.device_free)} free of {format_size(facts.device_total)}."
 
 
 def _remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
