@@ -62,6 +62,11 @@ def test_graphs_under_the_adapter(name, settings):
     passes("graphs_under_the_adapter.py", name, settings)
 
 
+@pytest.mark.parametrize("name", checks_in("before_the_first_use.py"))
+def test_before_the_first_use(name):
+    passes("before_the_first_use.py", name)
+
+
 @pytest.mark.parametrize("name", checks_in("with_the_native_allocator.py"))
 def test_with_the_native_allocator(name):
     passes("with_the_native_allocator.py", name)
