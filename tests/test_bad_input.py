@@ -9,7 +9,7 @@ from functools import partial
 import numpy
 import pytest
 
-from allotment import Allocator
+from allotment import Allocator, AsyncAllocator
 from allotment.backends.simulated import SimulatedDevice
 from allotment.errors import (
     AddressError,
@@ -392,6 +392,13 @@ def test_a_device_name_that_names_none(name):
 def test_a_device_that_is_none(device):
     with pytest.raises((TypeError, RequestError)):
         Allocator(device)
+
+
+@pytest.mark.parametrize("settings", [5, b"backend:native", {"backend": "native"}])
+def test_settings_that_are_none(settings):
+    for make in (Allocator, AsyncAllocator):
+        with pytest.raises(TypeError, match="settings are a text or a Settings, not"):
+            make("sim:1GiB", settings=settings)
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 1 << 60])

@@ -97,10 +97,7 @@ cdef class Allocator:
         self.annotations = []
         self.most_annotations = 1
         self.forgotten_pools = []
-        if settings is None:
-            settings = config.from_environment()
-        elif isinstance(settings, str):
-            settings = config.parse(settings)
+        settings = config.from_environment() if settings is None else config.settings_of(settings)
         self.device = device if isinstance(device, Device) else open_device(device)
         self.current_settings = settings
         fill_tuning(&tuning, settings)
@@ -939,12 +936,9 @@ cdef newfunc new_native = (<PyTypeObject*> Allocator).tp_new
 cdef object new_allocator(type cls, PyObject* args, PyObject* kwargs):
     cdef dict options = {} if kwargs == NULL else dict(<object> kwargs)
     settings = options.get("settings")
-    if settings is None:
-        settings = config.from_environment()
-    elif isinstance(settings, str):
-        settings = config.parse(settings)
+    settings = config.from_environment() if settings is None else config.settings_of(settings)
     options["settings"] = settings
-    if getattr(settings, "backend", None) == "cudaMallocAsync":
+    if settings.backend == "cudaMallocAsync":
         from allotment.driver_pool import AsyncAllocator
         return AsyncAllocator(*<object> args, **options)
     return new_native(cls, args, <PyObject*> options)

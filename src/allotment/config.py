@@ -33,6 +33,7 @@ __all__ = [
     "parse_size",
     "pytorch_caching_disabled",
     "pytorch_environment",
+    "settings_of",
 ]
 
 UNLIMITED = 2**64 - 1
@@ -104,6 +105,15 @@ def parse(text: str, previous: Settings | None = None) -> Settings:
     parser = _Parser(text, previous, strict=True)
     parser.run()
     return parser.settings
+
+
+def settings_of(given: str | Settings, previous: Settings | None = None) -> Settings:
+    """A record as it is, a text as `parse` reads it. Raises TypeError for anything else."""
+    if isinstance(given, Settings):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"settings are a text or a Settings, not {type(given).__name__}")
+    return parse(given, previous)
 
 
 def parse_leniently(text: str, previous: Settings | None = None) -> tuple[Settings, SettingsError | None]:

@@ -79,8 +79,7 @@ cdef class AsyncAllocator:
         cdef Backend* table
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
-        if settings is None or isinstance(settings, str):
-            settings = config.parse(settings or "", config.Settings(backend="cudaMallocAsync"))
+        settings = config.settings_of(settings or "", config.Settings(backend="cudaMallocAsync"))
         self.device = device if isinstance(device, Device) else open_device(device)
         table = &self.device.table
         if not (table.capabilities & CAN_STREAM_ORDERED and table.capabilities & CAN_EVENTS

@@ -278,7 +278,7 @@ class Recording:
     def _settings(self, settings: Settings | str | None) -> Settings:
         if settings is None:
             return self.settings
-        return config.parse(settings) if isinstance(settings, str) else settings
+        return config.settings_of(settings)
 
     @property
     def _roomy(self) -> int:

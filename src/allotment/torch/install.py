@@ -108,7 +108,7 @@ def _as_record(settings: str | config.Settings | None) -> config.Settings:
         if error is not None:
             raise error
     else:
-        found = config.parse(settings) if isinstance(settings, str) else settings
+        found = config.settings_of(settings)
     if found.backend != "native":
         raise UnsupportedError(
             f"backend:{found.backend} is no cache of ours; leave PyTorch its own allocator for that",
