@@ -12,7 +12,7 @@ from helpers.bare_packages import import_bare
 
 PLACES = [str(Path(allotment.__file__).parents[1]), str(Path(__file__).parent)]  # of the package and of `helpers`
 
-RUNNER = f"""
+STAND_IN = f"""
 import sys
 
 sys.path += {PLACES}
@@ -29,7 +29,9 @@ class PlugIn:
 
 modules["torch._C"]._cuda_customAllocator = lambda allocate, free: PlugIn()
 modules["torch._C"]._cuda_changeCurrentAllocator = lambda plug_in: None
+"""
 
+RUNNER = f"""{STAND_IN}
 from allotment.torch.__main__ import main
 
 main()
@@ -88,6 +90,24 @@ def test_a_module_is_found_from_the_working_directory(folder):
         "package.program",
         True,
     )
+
+
+@pytest.mark.parametrize("first, second", [("install", "raw_allocator"), ("raw_allocator", "install")])
+def test_settings_are_set_once(folder, first, second):
+    code = f"""{STAND_IN}
+import allotment.torch
+from allotment.errors import RequestError
+
+allotment.torch.{first}("expandable_segments:True")
+allotment.torch.{second}("expandable_segments:True")
+allotment.torch.{second}()
+try:
+    allotment.torch.{second}("")
+except RequestError as error:
+    print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "in use already, with other settings" in ended.stdout, ended.stderr
 
 
 def test_the_patch_can_be_left_out(folder):

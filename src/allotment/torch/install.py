@@ -38,7 +38,8 @@ def install(settings: str | config.Settings | None = None, *, patch: bool = Fals
     read, in PyTorch's own way. `patch` puts `allotment.torch.memory_stats` and its like under PyTorch's names, which
     otherwise raise. Called again, it only adds the patch.
 
-    Raises SettingsError; RequestError if it is too late; UnsupportedError without a PyTorch for CUDA.
+    Raises SettingsError; RequestError if it is too late or other settings are set; UnsupportedError without a PyTorch
+    for CUDA.
     """
     global _installed
     with _lock:
@@ -54,8 +55,8 @@ def install(settings: str | config.Settings | None = None, *, patch: bool = Fals
                 ) from error
             _installed = True
             end_failed_captures()
-        elif settings is not None and _as_record(settings) != _settings:
-            raise RequestError("allotment.torch is installed already, with other settings; they are set once")
+        else:
+            _refuse_other_settings(settings)
     if patch:
         from allotment.torch import memory
 
@@ -68,7 +69,11 @@ def is_installed() -> bool:
 
 
 def raw_allocator(settings: str | config.Settings | None = None) -> Any:
-    """For `torch.cuda.MemPool(raw_allocator())`: PyTorch's own allocator stays, and the pool's segments are ours."""
+    """For `torch.cuda.MemPool(raw_allocator())`: PyTorch's own allocator stays, and the pool's segments are ours.
+
+    `settings` as in `install`, for both: whoever comes first sets them. Raises SettingsError; RequestError if others are
+    set; UnsupportedError without a PyTorch for CUDA.
+    """
     with _lock:
         return _prepare(settings)
 
@@ -77,6 +82,7 @@ def _prepare(settings: str | config.Settings | None) -> Any:
     """PyTorch's plug-in object over our functions. Touches no GPU."""
     global _settings, _plug_in
     if _plug_in is not None:
+        _refuse_other_settings(settings)
         return _plug_in
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise UnsupportedError(
@@ -100,6 +106,11 @@ def _prepare(settings: str | config.Settings | None) -> Any:
         getattr(plug_in, setter)(address)
     _plug_in = plug_in
     return plug_in
+
+
+def _refuse_other_settings(settings: str | config.Settings | None) -> None:
+    if settings is not None and _as_record(settings) != _settings:
+        raise RequestError("allotment.torch is in use already, with other settings; they are set once")
 
 
 def _as_record(settings: str | config.Settings | None) -> config.Settings:
