@@ -1,5 +1,7 @@
 """PyTorch's captures, on a stand-in that leaves the allocator in the dark when one fails, as PyTorch 2.11 does."""
 
+import inspect
+
 import pytest
 
 from allotment import PoolError
@@ -92,3 +94,19 @@ def test_a_second_capture_into_a_pool_that_is_captured_into_does_not_end_the_fir
     inside = stand.allocators[0].malloc(MIB, 7)
     assert inside in [block["address"] for s in stand.allocators[0].segments(graph.begun_with) for block in s["blocks"]]
     graph.capture_end()
+
+
+def test_a_capture_takes_what_another_version_of_pytorch_takes(monkeypatch):
+    stand = adapter_on_stand_in(monkeypatch)
+    kind = stand.torch.cuda.CUDAGraph
+    given = []
+
+    def capture_begin(self, pool=None, capture_error_mode="global", check_input_liveness=False):
+        given.append((pool, capture_error_mode, check_input_liveness))
+
+    monkeypatch.setattr(kind, "capture_begin", capture_begin, raising=False)
+    stand.captures.end_failed_captures()
+    kind().capture_begin((0, 5), "relaxed", check_input_liveness=True)
+    kind().capture_begin(pool=(0, 6), capture_error_mode="thread_local")
+    assert given == [((0, 5), "relaxed", True), ((0, 6), "thread_local", False)]
+    assert list(inspect.signature(kind.capture_begin).parameters) == list(inspect.signature(capture_begin).parameters)

@@ -9,6 +9,7 @@ keeps back what it would release, and the pool stays for the life of the process
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -48,19 +49,21 @@ def end_failed_captures() -> None:
     kind = torch.cuda.CUDAGraph
     begin, end = kind.capture_begin, kind.capture_end
 
-    def capture_begin(self: Any, pool: Any = None, capture_error_mode: str = "global") -> None:
+    @wraps(begin)
+    def capture_begin(self: Any, pool: Any = None, *args: Any, **kwargs: Any) -> None:
         # With a pool named here its id is known. PyTorch would take the next number for itself.
         named = torch.cuda.graph_pool_handle() if pool is None else pool
         capture = _Capture(torch.cuda.current_device(), tuple(named), torch.cuda.current_stream())
         others = [(other.device, other.pool) for other in _begun.values()]
         try:
-            begin(self, named, capture_error_mode)
+            begin(self, named, *args, **kwargs)
         except BaseException:
             if (capture.device, capture.pool) not in others and not capture.goes_on():
                 capture.end_for_the_allocator()
             raise
         _begun[self] = capture
 
+    @wraps(end)
     def capture_end(self: Any) -> None:
         try:
             end(self)
