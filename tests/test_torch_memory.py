@@ -187,6 +187,13 @@ def test_caching_is_off_inside_a_block_and_then_as_before(stand):
     assert stand.allocators[0].caching
 
 
+def test_caching_that_pytorchs_variable_forbids_stays_off(stand, monkeypatch):
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    stand.memory.caching_allocator_enable(True)
+    assert not stand.allocators[0].caching
+    assert not stand.answers.is_caching()
+
+
 def test_before_pytorch_is_initialized_caching_is_left_alone(stand):
     stand.world.initialized = False
     stand.memory.caching_allocator_enable(False)

@@ -17,7 +17,7 @@ from typing import Any
 import torch  # type: ignore[import-not-found]
 
 from allotment.allocator import Allocator
-from allotment.config import parse_leniently
+from allotment.config import parse_leniently, pytorch_caching_disabled
 from allotment.core.history import get_user_metadata, set_user_metadata
 from allotment.errors import OutOfMemoryFacts, PoolError, SettingsError
 from allotment.pools import PoolId
@@ -106,11 +106,12 @@ def enable_caching(value: bool) -> None:
     with standing.lock:
         standing.caching = value
         for device in used_devices():
-            allocator_of(device).caching = value
+            allocator_of(device).caching = is_caching()
 
 
 def is_caching() -> bool:
-    return standing.caching
+    """PyTorch's variable has the last word."""
+    return standing.caching and not pytorch_caching_disabled()
 
 
 def allocator_backend() -> str:

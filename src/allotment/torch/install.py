@@ -71,8 +71,8 @@ def is_installed() -> bool:
 def raw_allocator(settings: str | config.Settings | None = None) -> Any:
     """For `torch.cuda.MemPool(raw_allocator())`: PyTorch's own allocator stays, and the pool's segments are ours.
 
-    `settings` as in `install`, for both: whoever comes first sets them. Raises SettingsError; RequestError if others are
-    set; UnsupportedError without a PyTorch for CUDA.
+    `settings` as in `install`, for both: whoever comes first sets them. Raises SettingsError; RequestError if others
+    are set; UnsupportedError without a PyTorch for CUDA.
     """
     with _lock:
         return _prepare(settings)
