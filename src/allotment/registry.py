@@ -72,7 +72,7 @@ def change_current_allocator(device: str, allocator: DeviceAllocator) -> None:
     _refuse_cpu("change_current_allocator", device)
     name = shared_name(device)
     own_name = _checked(allocator).device.name
-    if own_name != name and is_device_name(own_name):
+    if own_name != name and is_device_name(own_name) and is_device_name(name):
         raise RequestError(f"the allocator of {name} cannot be one on {own_name}")
     install(name, allocator)
 
