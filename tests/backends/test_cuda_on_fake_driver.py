@@ -94,6 +94,26 @@ def test_a_chunk_is_exported_over_the_fabric_where_there_is_one(driver):
     assert run(driver, "-c", body).stdout == "fabric\n"
 
 
+def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver):
+    body = (
+        "import sys, warnings\n"
+        f"sys.path.append({str(TESTS)!r})\n"
+        "from helpers.torch_stand_in import pretend\n"
+        "pretend()\n"
+        "import allotment.torch\n"
+        "from allotment.torch import answers, hooks\n"
+        "allotment.torch.install('', patch=True)\n"
+        "warnings.simplefilter('error')\n"
+        "answers.set_allocator_settings('expandable_segments:True')\n"
+        "answers.enable_caching(False)\n"
+        "for index in range(2):\n"
+        "    allocator = hooks.allocator_of(index)\n"
+        "    print(allocator.device.name, allocator.settings.expandable_segments, allocator.caching)\n"
+    )
+    done = run(driver, "-c", body, FAKE_CUDA_DEVICES="2")
+    assert done.stdout.splitlines() == ["cuda:0 True False", "cuda:1 True False"], done.stderr
+
+
 def test_the_check_calls_every_function(driver):
     done = run(driver, "-m", "allotment.backends.cuda_check", FAKE_CUDA_DEVICES="2")
     assert done.returncode == 0, done.stdout

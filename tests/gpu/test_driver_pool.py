@@ -1,5 +1,6 @@
 """The driver's own pool on a real GPU, through the allocator that stands over it."""
 
+import ctypes
 import faulthandler
 import json
 import os
@@ -343,3 +344,16 @@ def test_the_words_for_a_full_device_are_pytorchs(device):
         stream=0, device_pool=True,
     )  # fmt: skip
     assert said == pytorch_out_of_memory(facts)
+
+
+def test_the_pool_keeps_what_it_has_and_reuses_in_every_way(device, alloc):
+    alloc.free(alloc.malloc(MIB))
+    driver = ctypes.CDLL("libcuda.so.1")
+    pool = ctypes.c_void_p()
+    assert driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device.index) == 0
+    found = {}
+    for name, attribute in (("events", 1), ("opportunistic", 2), ("internal", 3), ("threshold", 4)):
+        value = ctypes.c_uint64()
+        assert driver.cuMemPoolGetAttribute(pool, attribute, ctypes.byref(value)) == 0
+        found[name] = value.value
+    assert found == {"events": 1, "opportunistic": 1, "internal": 1, "threshold": (1 << 64) - 1}

@@ -220,6 +220,23 @@ def stand_in(count: int = 2) -> tuple[World, dict[str, ModuleType]]:
     return world, {module.__name__: module for module in modules}
 
 
+class PlugIn:
+    """PyTorch's plug-in object, which is given functions and never calls them."""
+
+    def __getattr__(self, setter: str) -> Any:
+        return lambda address: None
+
+
+def pretend() -> World:
+    """Be this process's PyTorch, one whose allocator can be replaced."""
+    world, modules = stand_in()
+    c: Any = modules["torch._C"]
+    c._cuda_customAllocator = lambda allocate, free: PlugIn()
+    c._cuda_changeCurrentAllocator = lambda plug_in: None
+    sys.modules.update(modules)
+    return world
+
+
 ADAPTER = ("standing", "answers", "pool", "cudnn", "patching", "memory", "captures")
 """The adapter's modules that are not compiled, in order of import."""
 
