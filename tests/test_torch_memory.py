@@ -214,6 +214,11 @@ def test_a_fault_in_settings_is_pytorchs_complaint_and_what_stood_before_it_is_a
     assert stand.allocators[0].settings.garbage_collection_threshold == 0.5
 
 
+def test_settings_that_are_no_text_are_refused(stand):
+    with pytest.raises(TypeError, match="settings are a text, not int"):
+        stand.answers.set_allocator_settings(5)
+
+
 def test_settings_are_kept_for_devices_that_are_used_later(stand):
     stand.world.initialized = False
     stand.answers.set_allocator_settings("expandable_segments:True")

@@ -120,6 +120,8 @@ def allocator_backend() -> str:
 
 def set_allocator_settings(env: str) -> None:
     """Also tells PyTorch: its pinned memory has settings in the same string, and its complaints are the original."""
+    if not isinstance(env, str):
+        raise TypeError(f"settings are a text, not {type(env).__name__}")
     try:
         _set_settings_of_torch(env)
     finally:
