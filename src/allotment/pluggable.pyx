@@ -129,10 +129,7 @@ cdef class PluggableAllocator:
         self.pool_uses = {}
         self.device = Device()
         self.device.name = "pluggable"
-        cdef bint ok
-        with nogil:
-            ok = ledger_init(&self.plug.ledger)
-        if not ok:
+        if not ledger_init(&self.plug.ledger):
             raise MemoryError("the host has no memory for the allocator's own records")
 
     def __init__(self, alloc, free, *, device=None, device_count=0, init=None, reset=None, memory_fraction=None,
@@ -177,8 +174,7 @@ cdef class PluggableAllocator:
             following = lender.next
             free_host_memory(lender)
             lender = following
-        with nogil:
-            ledger_clear(&self.plug.ledger)
+        ledger_clear(&self.plug.ledger)
 
     def __copy__(self):
         cdef PluggableAllocator other = PluggableAllocator.__new__(PluggableAllocator)

@@ -1,5 +1,6 @@
 """Host streams at the edges of a process's life: fork, exit, threads that come and go."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,9 +15,10 @@ from allotment.backends.host import HostDevice
 from allotment.core.probe import Probe, Status, StatusError
 from allotment.errors import StreamError
 from allotment.streams import Stream
-from helpers.forked import goes_well_in_child
+from helpers.forked import fork_past_python, goes_well_in_child
 
 pytestmark = pytest.mark.threads
+TOUCHED = 8 << 20
 
 
 @pytest.fixture
@@ -69,7 +71,8 @@ def test_streams_of_the_parent_are_dead_in_the_child(device):
     stream.synchronize()
 
 
-def test_new_streams_and_the_default_stream_work_in_the_child(device):
+@pytest.mark.parametrize("fork", [os.fork, fork_past_python])
+def test_new_streams_and_the_default_stream_work_in_the_child(device, fork):
     Stream(device).submit(int)
     Stream.default(device).submit(int)
 
@@ -84,7 +87,7 @@ def test_new_streams_and_the_default_stream_work_in_the_child(device):
         assert len(done) == 2
         Probe(device).device_synchronize()
 
-    assert goes_well_in_child(use)
+    assert goes_well_in_child(use, fork)
     Probe(device).device_synchronize()
 
 
@@ -145,7 +148,18 @@ def test_forks_in_the_middle_of_work_leave_every_lock_in_order(device):
             probe.chunk_release(probe.chunk_create(4096), 4096)
             probe.segment_free(probe.segment_allocate(4096), 4096)
 
+    def keep_giving_back(address):
+        # Giving back pages that were touched is where a lock is held longest.
+        while not stop.is_set():
+            chunk = probe.chunk_create(TOUCHED)
+            probe.map(address, TOUCHED, chunk)
+            probe.set_access(address, TOUCHED, 0)
+            ctypes.memset(address, 1, TOUCHED)
+            probe.unmap(address, TOUCHED)
+            probe.chunk_release(chunk, TOUCHED)
+
     def use():
+        signal.alarm(30)  # a child that waits for ever is ended, and so fails
         stream = Stream(device)
         stream.submit(int)
         stream.synchronize()
@@ -153,10 +167,11 @@ def test_forks_in_the_middle_of_work_leave_every_lock_in_order(device):
         probe.segment_free(probe.segment_allocate(4096), 4096)
 
     threads = [threading.Thread(target=keep_busy, args=(stream,)) for stream in streams]
+    threads.append(threading.Thread(target=keep_giving_back, args=(probe.range_reserve(TOUCHED),)))
     for thread in threads:
         thread.start()
     try:
-        assert all(goes_well_in_child(use) for _ in range(20))
+        assert all(goes_well_in_child(use) for _ in range(40))
     finally:
         stop.set()
         for thread in threads:

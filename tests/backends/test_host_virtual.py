@@ -10,7 +10,7 @@ import pytest
 
 from allotment.backends.host import HostDevice
 from allotment.core.probe import Probe, Status, StatusError
-from helpers.forked import goes_well_in_child
+from helpers.forked import fork_past_python, goes_well_in_child
 
 MIB = 1 << 20
 PAGE = 2 * MIB
@@ -201,7 +201,8 @@ def test_only_the_host_is_given_access(probe):
     take_away(probe, address, chunks)
 
 
-def test_what_a_forked_child_writes_stays_in_the_child(probe):
+@pytest.mark.parametrize("fork", [os.fork, fork_past_python])
+def test_what_a_forked_child_writes_stays_in_the_child(probe, fork):
     address = probe.range_reserve(2 * PAGE)
     put_chunks(probe, address, 2)
     ctypes.memset(address, 1, 2 * PAGE)
@@ -210,7 +211,7 @@ def test_what_a_forked_child_writes_stays_in_the_child(probe):
         ctypes.memset(address, 2, PAGE)
         assert ctypes.string_at(address, PAGE) == b"\2" * PAGE
 
-    assert goes_well_in_child(write)
+    assert goes_well_in_child(write, fork)
     assert ctypes.string_at(address, 2 * PAGE) == b"\1" * (2 * PAGE)
 
 

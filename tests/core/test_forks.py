@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from allotment import Allocator, Backend
-from helpers.forked import goes_well_in_child
+from helpers.forked import fork_past_python, goes_well_in_child
 
 pytestmark = [
     pytest.mark.threads,
@@ -112,3 +114,62 @@ def test_allocators_come_and_go_between_forks():
         allocators = [Allocator("sim:1GiB") for _ in range(3)]
         del allocators[1]
         assert goes_well_in_child(lambda: allocators[0].malloc(MIB))  # noqa: B023 - done before the next round
+
+
+def test_a_fork_past_python_waits_for_nobody_inside_and_leaves_all_others_free(alarm):
+    device = SlowDevice()
+    busy, others = Allocator(device), [Allocator("sim:1GiB"), Allocator("host")]
+    inside = threading.Thread(target=busy.malloc, args=(MIB,))
+    inside.start()
+    assert device.asked.wait(60)
+
+    def use():
+        alarm()
+        for allocator in others:
+            allocator.free(allocator.malloc(3 * MIB))
+            allocator.check_invariants()
+
+    assert goes_well_in_child(use, fork_past_python)
+    use()
+    signal.alarm(0)
+    device.served.set()
+    inside.join()
+    busy.check_invariants()
+
+
+def test_hooks_of_others_may_use_memory():
+    script = """
+import gc, os, signal, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork beside threads
+os.register_at_fork(before=lambda: use())  # first registered: called last, next to the fork
+from allotment import Allocator, cpu
+from allotment.backends.host import HostDevice
+from allotment.streams import Stream
+
+def use():
+    calls.append(1)
+    gc.collect()
+    for spec in ("host", "sim:1GiB"):
+        allocator = Allocator(spec)
+        allocator.free(allocator.malloc(1000))
+    cache.free(cache.allocate(1000))
+    Stream(device).submit(int)
+    Stream(device).synchronize()
+
+signal.alarm(60)
+calls, cache, device, own = [], cpu.CachingAllocator(), HostDevice(), Allocator("host")
+garbage = [own.empty(1000)]
+garbage.append(garbage)
+del garbage
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    use()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert calls == [1]
+own.empty_cache()
+assert own.stats()["active.all.current"] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import traceback
 from collections.abc import Callable
 
 
-def goes_well_in_child(action: Callable[[], object]) -> bool:
+def fork_past_python() -> int:
+    """As a library in C does it: Python's hooks are not called."""
+    child: int = ctypes.PyDLL(None).fork()
+    return child
+
+
+def goes_well_in_child(action: Callable[[], object], fork: Callable[[], int] = os.fork) -> bool:
     """Whether a forked child can do `action` without an exception; its traceback goes to standard error."""
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             action()

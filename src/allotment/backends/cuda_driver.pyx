@@ -1,11 +1,13 @@
 """Finding libcuda and its functions at run time, and what its results mean."""
 
 from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, strlen
 
 from allotment.core.backend cimport (
     DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, status_t)
+from allotment.core.forks cimport fork_depth
 
 from allotment.errors import DeviceError
 
@@ -16,10 +18,6 @@ cdef extern from "<dlfcn.h>" nogil:
     enum:
         RTLD_NOW
         RTLD_LOCAL
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
-                       void (*child)() noexcept nogil)
 
 cdef extern from *:
     """
@@ -57,15 +55,15 @@ OPTIONAL_FUNCTIONS = frozenset((
 ))
 
 cdef bint opened = False
-cdef bint forked = False
+cdef uint64_t opened_at = 0             # depth of forks
 
 
 cdef int open_driver() except -1:
-    global opened
+    global opened, opened_at
     cdef Driver found
     cdef CUresult result
     cdef int version = 0
-    if forked:
+    if is_forked():
         raise DeviceError(
             "CUDA was initialized before this process was forked, and a forked process cannot use it: "
             "start processes with the 'spawn' or 'forkserver' method", operation="fork")
@@ -86,9 +84,9 @@ cdef int open_driver() except -1:
         raise DeviceError(
             f"the CUDA driver is too old: it supports CUDA {version_text(version)}, "
             f"{version_text(OLDEST_VERSION)} is needed", operation="cuDriverGetVersion", status=version)
-    pthread_atfork(NULL, NULL, mark_forked)
     # Two threads that open the driver at once write the same pointers.
     memcpy(&driver, &found, sizeof(Driver))
+    opened_at = fork_depth()
     opened = True
     return 0
 
@@ -120,13 +118,8 @@ cdef str version_text(int version):
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-cdef void mark_forked() noexcept nogil:
-    global forked
-    forked = True
-
-
 cdef bint is_forked() noexcept nogil:
-    return forked
+    return opened and opened_at != fork_depth()
 
 
 cdef status_t status_of(CUresult result, const char* function) noexcept nogil:

@@ -10,9 +10,9 @@ promises more memory than there is and ends a process that takes it at its word;
 refused instead, segments and chunks together never exceed `total`.
 """
 
-from allotment.backends.forking cimport ForkSteps
 from allotment.backends.posix cimport pthread_mutex_t
 from allotment.core.backend cimport status_t
+from allotment.core.forks cimport ForkGuard
 from allotment.core.pointer_map cimport PointerMap
 from allotment.core.types cimport address_t, bytes_t
 
@@ -31,7 +31,7 @@ cdef struct HostMemory:
     bytes_t used                    # atomic; bytes of segments and chunks that exist
     pthread_mutex_t mutex           # guards `segments`
     PointerMap segments             # address -> size, as a pointer
-    ForkSteps fork_steps
+    ForkGuard fork_guard
     int group_count
     LimitFiles[MAX_GROUPS] groups
 

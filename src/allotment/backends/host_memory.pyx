@@ -11,12 +11,12 @@ from posix.mman cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap)
 from posix.unistd cimport _SC_PAGESIZE, close, read, sysconf
 
-from allotment.backends.forking cimport fork_steps_add, fork_steps_remove
 from allotment.backends.posix cimport (
     ACQ_REL, RELAXED, atomic_add, atomic_load, atomic_store, atomic_subtract, pthread_mutex_destroy,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock)
 from allotment.backends.refusal cimport refuse, refuse_number, refuse_system
 from allotment.core.backend cimport INVALID, OK, OUT_OF_MEMORY
+from allotment.core.forks cimport SHORT_MUTEX, guard_forks, unguard_forks
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 
 cdef enum:
@@ -40,13 +40,12 @@ cdef int memory_open(HostMemory* memory, object groups) except -1:
         forget_groups(memory)
         raise
     pthread_mutex_init(&memory.mutex, NULL)
-    memory.fork_steps = ForkSteps(memory, lock_memory, unlock_memory, NULL, NULL, NULL)
-    fork_steps_add(&memory.fork_steps)
+    guard_forks(&memory.fork_guard, SHORT_MUTEX, &memory.mutex)
     return 0
 
 
 cdef void memory_close(HostMemory* memory) noexcept nogil:
-    fork_steps_remove(&memory.fork_steps)
+    unguard_forks(&memory.fork_guard)
     pthread_mutex_destroy(&memory.mutex)
     map_clear(&memory.segments)
     forget_groups(memory)
@@ -171,11 +170,3 @@ cdef status_t segment_free(HostMemory* memory, address_t address, bytes_t size) 
     munmap(<void*> address, known)
     memory_return(memory, known)
     return OK
-
-
-cdef void lock_memory(void* owner) noexcept nogil:
-    pthread_mutex_lock(&(<HostMemory*> owner).mutex)
-
-
-cdef void unlock_memory(void* owner) noexcept nogil:
-    pthread_mutex_unlock(&(<HostMemory*> owner).mutex)

@@ -26,10 +26,10 @@ from cpython.object cimport PyObject
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment.backends.forking cimport ForkSteps
 from allotment.backends.handles cimport Handle, Handles, record_at
 from allotment.backends.host_work cimport Graph, Task
 from allotment.backends.posix cimport ACQUIRE, atomic_load, pthread_cond_t, pthread_mutex_t, pthread_t
+from allotment.core.forks cimport ForkGuard
 
 ctypedef uint64_t ticket_t          # index of a queue above POSITION_BITS bits of position in it; 0 is always done
 
@@ -92,7 +92,7 @@ cdef struct Scheduler:
     Capture* captures               # those going on
     uint64_t last_capture
     bint orphaned                   # the device is gone
-    ForkSteps fork_steps
+    ForkGuard fork_guard
     uint64_t references             # the device and each worker; this and what follows is guarded by the crew's mutex
     bint is_finishing               # somebody waits for its work at exit
     Scheduler* next                 # of all schedulers

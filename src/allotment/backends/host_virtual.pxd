@@ -38,11 +38,11 @@ One mutex guards all of it; it is held during system calls and nothing else is t
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment.backends.forking cimport ForkSteps
 from allotment.backends.handles cimport Handle, Handles
 from allotment.backends.host_memory cimport HostMemory
 from allotment.backends.posix cimport pthread_mutex_t
 from allotment.core.backend cimport status_t
+from allotment.core.forks cimport ForkGuard
 from allotment.core.types cimport address_t, bytes_t, chunk_t
 
 cdef struct Chunk:
@@ -89,7 +89,7 @@ cdef struct Arena:
     size_t range_capacity
     Handles chunks
     Handles views
-    ForkSteps fork_steps
+    ForkGuard fork_guard
 
 
 cdef void arena_open(Arena* arena, HostMemory* memory) noexcept nogil

@@ -9,7 +9,6 @@ from posix.mman cimport (
 from posix.unistd cimport close, ftruncate
 
 from allotment.backends.arrays cimport make_room
-from allotment.backends.forking cimport ForkSteps, fork_steps_add, fork_steps_remove
 from allotment.backends.handles cimport (
     handle_of, handles_close, handles_new, handles_open, handles_recycle, handles_retire, record_at, record_of)
 from allotment.backends.host_memory cimport memory_return, memory_take
@@ -18,6 +17,7 @@ from allotment.backends.posix cimport (
     pthread_mutex_lock, pthread_mutex_unlock)
 from allotment.backends.refusal cimport refuse, refuse_number, refuse_system
 from allotment.core.backend cimport INVALID, OK, OUT_OF_MEMORY
+from allotment.core.forks cimport SHORT_MUTEX, guard_forks, unguard_forks
 
 # The arena grows by this much at a time. Holes cost nothing, and one size's places stay together.
 cdef uint64_t GROWTH = <uint64_t> 1 << 30
@@ -30,12 +30,13 @@ cdef void arena_open(Arena* arena, HostMemory* memory) noexcept nogil:
     arena.file = -1
     handles_open(&arena.chunks, sizeof(Chunk))
     handles_open(&arena.views, sizeof(View))
-    arena.fork_steps = ForkSteps(arena, lock_arena, unlock_arena, leave_parent, NULL, NULL)
-    fork_steps_add(&arena.fork_steps)
+    arena.fork_guard.start_anew = leave_parent
+    arena.fork_guard.owner = arena
+    guard_forks(&arena.fork_guard, SHORT_MUTEX, &arena.mutex)
 
 
 cdef void arena_close(Arena* arena) noexcept nogil:
-    fork_steps_remove(&arena.fork_steps)
+    unguard_forks(&arena.fork_guard)
     if arena.file >= 0:
         close(arena.file)
     for at in range(arena.shelf_count):
@@ -414,14 +415,6 @@ cdef void forget_view(Arena* arena, View* view) noexcept nogil:
 
 
 # Fork
-
-cdef void lock_arena(void* owner) noexcept nogil:
-    pthread_mutex_lock(&(<Arena*> owner).mutex)
-
-
-cdef void unlock_arena(void* owner) noexcept nogil:
-    pthread_mutex_unlock(&(<Arena*> owner).mutex)
-
 
 cdef void leave_parent(void* owner) noexcept nogil:
     cdef Arena* arena = <Arena*> owner

@@ -11,7 +11,6 @@ from libc cimport errno
 from libc.stdlib cimport calloc, free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from allotment.backends.forking cimport ForkSteps, fork_steps_add, fork_steps_remove
 from allotment.backends.handles cimport handles_close, handles_open, handles_recycle, record_at
 from allotment.backends.host_capture cimport node_set_clear
 from allotment.backends.host_queue cimport Event, position_of, queue_of
@@ -23,6 +22,8 @@ from allotment.backends.posix cimport (
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_self, pthread_t)
 from allotment.backends.refusal cimport refuse, refuse_system
 from allotment.core.backend cimport DEVICE_ERROR, OK, OUT_OF_MEMORY
+from allotment.core.forks cimport LONG_LOCK, SHORT_MUTEX, ForkGuard, fork_depth, guard_forks, unguard_forks
+from allotment.core.lock cimport Lock, lock_give, lock_wait
 
 cdef extern from "Python.h" nogil:
     PyInterpreterState* PyInterpreterState_Main()
@@ -38,7 +39,7 @@ cdef enum:
 cdef struct Worker:
     Queue* queue
     pthread_t thread
-    uint64_t process                # the crew's number when it started
+    uint64_t fork_depth             # of the process that it was started in
     Worker* next
 
 # All workers of the process. Its mutex may be taken under a scheduler's, never the other way round.
@@ -49,8 +50,9 @@ cdef struct Crew:
     Worker* to_join                 # those that have
     Scheduler* schedulers
     bint is_leaving                 # the interpreter is ending
-    uint64_t process                # goes up in every child of fork, so that a worker that forked sees it is alone
-    ForkSteps fork_steps
+    ForkGuard fork_guard
+    Lock python_states              # held while one is made
+    ForkGuard python_states_guard
 
 cdef Crew crew
 
@@ -67,8 +69,9 @@ cdef Scheduler* scheduler_new() noexcept nogil:
     handles_open(&scheduler.events, sizeof(Event))
     queue_open(scheduler, &scheduler.default_queue)
     scheduler.references = 1
-    scheduler.fork_steps = ForkSteps(scheduler, lock_scheduler, unlock_scheduler, leave_parent, NULL, NULL)
-    fork_steps_add(&scheduler.fork_steps)
+    scheduler.fork_guard.start_anew = leave_parent
+    scheduler.fork_guard.owner = scheduler
+    guard_forks(&scheduler.fork_guard, SHORT_MUTEX, &scheduler.mutex)
     pthread_mutex_lock(&crew.mutex)
     scheduler.closed = crew.is_leaving
     scheduler.next = crew.schedulers
@@ -112,7 +115,7 @@ cdef void drop_scheduler(Scheduler* scheduler) noexcept nogil:
 
 cdef void free_scheduler(Scheduler* scheduler) noexcept nogil:
     cdef uint64_t index
-    fork_steps_remove(&scheduler.fork_steps)
+    unguard_forks(&scheduler.fork_guard)
     queue_free(&scheduler.default_queue)
     for index in range(1, scheduler.queues.count + 1):
         queue_free(<Queue*> record_at(&scheduler.queues, index))
@@ -193,7 +196,7 @@ cdef status_t start_worker(Queue* queue) noexcept nogil:
         return refuse(OUT_OF_MEMORY, b"no memory to start a stream's worker")
     worker.queue = queue
     pthread_mutex_lock(&crew.mutex)
-    worker.process = crew.process
+    worker.fork_depth = fork_depth()
     # The thread's first step is to take the scheduler's mutex, which we hold: it finds what is written here.
     error = pthread_create(&worker.thread, NULL, work, worker)
     if error == 0:
@@ -229,7 +232,7 @@ cdef void* work(void* argument) noexcept nogil:
             if python == NULL and needs_python(&item.task):
                 python = new_python_state()
             raised = task_run(&item.task)
-            if worker.process != crew.process:
+            if worker.fork_depth != fork_depth():
                 # The task forked and this is the child. It was the parent's; what it locked or owned is not ours.
                 task_drop(&item.task)
                 return NULL
@@ -265,12 +268,13 @@ cdef void* work(void* argument) noexcept nogil:
 
 # What this thread is to the interpreter, from now on until it is deleted; `with gil` finds and uses it. Left to itself
 # `with gil` would make one too, but could then be in the middle of it when another thread forks: the interpreter's list
-# of threads would stay locked in the child. A fork waits for the crew's mutex.
+# of threads would stay locked in the child. So a fork waits for us; with a long lock, because newer Pythons hold that
+# list when they fork, and who makes a state waits for it.
 cdef PyThreadState* new_python_state() noexcept nogil:
     cdef PyThreadState* state
-    pthread_mutex_lock(&crew.mutex)
+    lock_wait(&crew.python_states)
     state = PyThreadState_New(PyInterpreterState_Main())
-    pthread_mutex_unlock(&crew.mutex)
+    lock_give(&crew.python_states)
     return state
 
 
@@ -415,14 +419,6 @@ cdef bint all_have_ended() noexcept:
 
 # Fork
 
-cdef void lock_scheduler(void* owner) noexcept nogil:
-    pthread_mutex_lock(&(<Scheduler*> owner).mutex)
-
-
-cdef void unlock_scheduler(void* owner) noexcept nogil:
-    pthread_mutex_unlock(&(<Scheduler*> owner).mutex)
-
-
 # What the parent's queues, captures and exceptions own is not given back: its Python objects cannot be let go here.
 cdef void leave_parent(void* owner) noexcept nogil:
     cdef Scheduler* scheduler = <Scheduler*> owner
@@ -451,19 +447,10 @@ cdef void queue_leave_parent(Queue* queue) noexcept nogil:
     queue.last_nodes.count = 0
 
 
-cdef void lock_crew(void* owner) noexcept nogil:
-    pthread_mutex_lock(&crew.mutex)
-
-
-cdef void unlock_crew(void* owner) noexcept nogil:
-    pthread_mutex_unlock(&crew.mutex)
-
-
 cdef void crew_is_gone(void* owner) noexcept nogil:
     condition_init(&crew.ended)
     crew.working = 0
     crew.to_join = NULL
-    crew.process += 1
 
 
 # Conditions and time
@@ -487,6 +474,7 @@ cdef void milliseconds_from_now(timespec* deadline, long milliseconds) noexcept 
 
 pthread_mutex_init(&crew.mutex, NULL)
 condition_init(&crew.ended)
-crew.fork_steps = ForkSteps(NULL, lock_crew, unlock_crew, crew_is_gone, NULL, NULL)
-fork_steps_add(&crew.fork_steps)
+crew.fork_guard.start_anew = crew_is_gone
+guard_forks(&crew.fork_guard, SHORT_MUTEX, &crew.mutex)
+guard_forks(&crew.python_states_guard, LONG_LOCK, &crew.python_states)
 atexit.register(_finish_at_exit)

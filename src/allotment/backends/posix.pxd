@@ -32,8 +32,6 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_join(pthread_t thread, void** result)
     pthread_t pthread_self()
     int pthread_equal(pthread_t one, pthread_t other)
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
-                       void (*child)() noexcept nogil)
 
 cdef extern from "<fcntl.h>" nogil:
     int fallocate(int descriptor, int mode, off_t offset, off_t length)

@@ -24,7 +24,7 @@ from allotment.backends.simulation cimport (
 from allotment.core.backend cimport (
     CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PEERS, CAN_SHARE, CAN_VIRTUAL, DEVICE_ERROR, INVALID, NOT_READY, OK,
     OUT_OF_MEMORY, SHARE_DESCRIPTOR, Backend, Device, share_t, status_t)
-from allotment.core.forks cimport guard_forks, unguard_forks
+from allotment.core.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment.core.lock cimport lock_give, lock_wait
 from allotment.core.pointer_map cimport (
     PointerMap, map_clear, map_get, map_init, map_pop, map_put, map_reserve)
@@ -672,8 +672,7 @@ cdef class SimulatedDevice(Device):
         cdef Backend* table = &self.table
         cdef Simulation* sim = &self.simulation
         memset(sim, 0, sizeof(Simulation))
-        with nogil:
-            guard_forks(&sim.fork_guard, &sim.lock)
+        guard_forks(&sim.fork_guard, LONG_LOCK, &sim.lock)
         table.self = sim
         if not 0 < capacity < 1 << 60:
             raise RequestError(f"a simulated device needs a capacity between 1 byte and 2**60, not {capacity}")
@@ -729,8 +728,7 @@ cdef class SimulatedDevice(Device):
         cdef size_t i
         cdef SimStream* stream
         cdef SimChunk* chunk
-        with nogil:
-            unguard_forks(&sim.fork_guard)
+        unguard_forks(&sim.fork_guard)
         while sim.newest_stream != NULL:
             stream = sim.newest_stream
             sim.newest_stream = stream.older

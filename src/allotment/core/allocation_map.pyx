@@ -1,23 +1,13 @@
 from libc.stdint cimport uint64_t
 
 from allotment.core.allocation_map cimport Allocation, find
-from allotment.core.lock cimport lock_give, lock_wait
+from allotment.core.forks cimport SHORT_LOCK, ForkGuard, guard_forks
 from allotment.core.pointer_map cimport map_init, map_pop, map_put, map_reserve
 from allotment.core.slab cimport slab_give, slab_init, slab_reserve, slab_take
 from allotment.core.system_memory cimport System
 from allotment.core.types cimport address_t, bytes_t
 
-cdef extern from *:
-    """
-    #if defined(_WIN32)
-    #define allotment_at_fork(before, in_parent, in_child) 0
-    #else
-    #include <pthread.h>
-    #define allotment_at_fork pthread_atfork
-    #endif
-    """
-    int allotment_at_fork(void (*before)() noexcept nogil, void (*in_parent)() noexcept nogil,
-                          void (*in_child)() noexcept nogil) noexcept
+cdef ForkGuard fork_guard
 
 
 cdef bint record(address_t address, bytes_t size, System* system, bint is_plain) noexcept nogil:
@@ -74,18 +64,11 @@ cdef void recycle_if_unused(Allocation* allocation) noexcept nogil:
         recycle(allocation)
 
 
-cdef void before_fork() noexcept nogil:
-    lock_wait(&registry.lock)
-
-
-cdef void after_fork() noexcept nogil:
-    lock_give(&registry.lock)
-
-
 cdef int open_registry() except -1:
     slab_init(&registry.records, sizeof(Allocation))
-    if not map_init(&registry.map) or allotment_at_fork(before_fork, after_fork, after_fork) != 0:
+    if not map_init(&registry.map):
         raise MemoryError("no memory for the allocation map")
+    guard_forks(&fork_guard, SHORT_LOCK, &registry.lock)
     return 0
 
 

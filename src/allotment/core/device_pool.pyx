@@ -6,7 +6,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from allotment.core.backend cimport INVALID, OK, OUT_OF_MEMORY, Backend, status_t
-from allotment.core.forks cimport ForkGuard, guard_forks, unguard_forks
+from allotment.core.forks cimport SHORT_LOCK, ForkGuard, guard_forks, unguard_forks
 from allotment.core.lock cimport allotment_owner_get, allotment_owner_set, lock_give, lock_try, lock_wait
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 from allotment.core.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
@@ -22,8 +22,7 @@ cdef struct Routing:
 cdef Routing routing
 cdef ForkGuard routing_guard
 
-with nogil:
-    guard_forks(&routing_guard, &routing.lock)
+guard_forks(&routing_guard, SHORT_LOCK, &routing.lock)
 
 
 cdef inline void enter(Lock* lock) noexcept nogil:
@@ -73,7 +72,7 @@ cdef PoolOutcome pool_open(DevicePool* pool, Backend* device, PoolRefusal* refus
     memset(pool, 0, sizeof(DevicePool))
     pool.limit = ~(<bytes_t> 0)
     slab_init(&pool.records, sizeof(PoolBlock))
-    guard_forks(&pool.fork_guard, &pool.lock)
+    guard_forks(&pool.fork_guard, SHORT_LOCK, &pool.lock)
     if not map_init(&pool.blocks):
         return POOL_NO_HOST_MEMORY
     status = device.stream_create(device.self, &pool.unifying)

@@ -7,7 +7,7 @@ from allotment.core.backend cimport OK, OUT_OF_MEMORY, Backend, status_t
 from allotment.core.block cimport free_at_once
 from allotment.core.engine cimport request_deliver, serve
 from allotment.core.failure cimport device_failed, host_memory_failed, note_device_memory
-from allotment.core.forks cimport guard_forks, unguard_forks
+from allotment.core.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment.core.frees cimport free_address
 from allotment.core.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
@@ -37,7 +37,7 @@ cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* fail
         return NULL
     engine.backend = backend
     engine.tuning = tuning[0]
-    guard_forks(&engine.fork_guard, &engine.lock)
+    guard_forks(&engine.fork_guard, LONG_LOCK, &engine.lock)
     slab_init(&engine.block_slab, sizeof(Block))
     slab_init(&engine.use_slab, sizeof(StreamUse))
     slab_init(&engine.pending_slab, sizeof(PendingEvent))

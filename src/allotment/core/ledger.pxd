@@ -42,7 +42,6 @@ cdef struct Ledger:
     Account* accounts           # of devices, in order of their first request
     ForkGuard fork_guard
 
-# pre, of both: the interpreter lock is not held
 cdef bint ledger_init(Ledger* ledger) noexcept nogil
 cdef void ledger_clear(Ledger* ledger) noexcept nogil
 

@@ -2,7 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from allotment.core.forks cimport guard_forks, unguard_forks
+from allotment.core.forks cimport SHORT_LOCK, guard_forks, unguard_forks
 from allotment.core.ledger cimport Account, Entry, Ledger
 from allotment.core.lock cimport lock_give, lock_wait
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
@@ -18,7 +18,7 @@ cdef bytes_t NO_SPLIT = ~(<bytes_t> 0)      # the setting that is not set: nothi
 cdef bint ledger_init(Ledger* ledger) noexcept nogil:
     memset(ledger, 0, sizeof(Ledger))
     slab_init(&ledger.records, sizeof(Entry))
-    guard_forks(&ledger.fork_guard, &ledger.lock)
+    guard_forks(&ledger.fork_guard, SHORT_LOCK, &ledger.lock)
     return map_init(&ledger.entries)
 
 
