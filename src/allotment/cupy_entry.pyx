@@ -12,13 +12,12 @@ from libc.stdint cimport intptr_t, uintptr_t
 from allotment.core.types cimport address_t
 from allotment.tenants cimport Tenant
 
-from allotment.errors import StreamError
+from allotment.frameworks import stream_handle
 
 ctypedef intptr_t (*stream_of_t)(int device) except? -1
 
 cdef enum:
-    LEGACY_STREAM = 1       # see frameworks.py
-    PER_THREAD_STREAM = 2
+    PAGE = 4096         # handles are addresses, except for small numbers that name default streams
 
 
 cdef class CupySource:
@@ -44,9 +43,7 @@ cdef class CupySource:
 
     cdef intptr_t stream(self, int device) except? -1:
         cdef intptr_t handle = self.stream_of(device)
-        if handle == PER_THREAD_STREAM:
-            raise StreamError("memory cannot be kept for CuPy's per-thread default stream; make a stream instead")
-        return 0 if handle == LEGACY_STREAM else handle
+        return handle if handle == 0 or handle >= PAGE else stream_handle(handle)
 
 
 cdef intptr_t allocate(void* source, size_t size, int device) except? -1:
