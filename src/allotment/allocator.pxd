@@ -36,6 +36,8 @@ cdef class Allocator:
     cdef long long checked_size(self, object given) except -1
     cdef int raise_out_of_memory(self, object error) except -1
     cdef object failed(self, const Failure* failure)
+    cdef int leave(self, bint ok, const Failure* failure) except -1 nogil
+    # What `free` does, for callers in C. Written again there: a call more costs a pair from Python 3 ns of 80.
     cdef int release_address(self, address_t address) except -1
     cdef int release_special(self, Block* block, address_t address, uint32_t context) except -1
     cdef int release_inside(self, address_t address, uint32_t context) except -1

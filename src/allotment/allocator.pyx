@@ -156,6 +156,14 @@ cdef class Allocator:
             engine_enter(engine)
         engine.outside -= 1
 
+    cdef int leave(self, bint ok, const Failure* failure) except -1 nogil:
+        """Leave the engine, and raise what an operation in it failed with."""
+        engine_leave(self.engine)
+        if not ok:
+            with gil:
+                raise self.failed(failure)
+        return 0
+
     cdef object failed(self, const Failure* failure):
         return failure_error(self.device, failure)
 
@@ -204,9 +212,7 @@ cdef class Allocator:
             return
         self.enter()
         ok = engine_record_stream(self.engine, address, handle, &failure)
-        engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+        self.leave(ok, &failure)
 
     def empty_cache(self, pool=(0, 0)):
         cdef uint64_t first, second
@@ -217,9 +223,7 @@ cdef class Allocator:
         self.enter()
         with nogil:
             ok = engine_empty_cache(self.engine, first, second, context, &failure)
-            engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+            self.leave(ok, &failure)
 
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant):
         cdef Engine* engine = self.engine
@@ -295,7 +299,7 @@ cdef class Allocator:
         raise error
 
     cdef int release_address(self, address_t address) except -1:
-        """What `free` does, for callers in C. pre: address != 0"""
+        """pre: address != 0"""
         cdef Engine* engine = self.engine
         cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
         cdef Block* block
@@ -315,9 +319,7 @@ cdef class Allocator:
         engine_try_enter(engine)    # succeeds: nobody else can be inside
         with nogil:
             ok = free_special(engine, block, address, context, &failure)
-            engine_leave(engine)
-        if not ok:
-            raise self.failed(&failure)
+            self.leave(ok, &failure)
         return 0
 
     cdef int release_inside(self, address_t address, uint32_t context) except -1:
@@ -333,9 +335,7 @@ cdef class Allocator:
             self.wait_outside()
         with nogil:
             ok = engine_free(engine, address, context, &failure)
-            engine_leave(engine)
-        if not ok:
-            raise self.failed(&failure)
+            self.leave(ok, &failure)
         return 0
 
     # --- figures ---
@@ -374,9 +374,7 @@ cdef class Allocator:
         cdef bint ok
         self.enter()
         ok = engine_base(self.engine, wanted, &base, &size, &failure)
-        engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+        self.leave(ok, &failure)
         return base, size
 
     def cache_info(self, largest=0):
@@ -652,9 +650,7 @@ cdef class Allocator:
         ok = pool_create_or_incref(self.engine, first, second, NULL if allocator is None else &raw, &failure)
         if ok and allocator is not None:
             Py_INCREF(allocator)
-        engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+        self.leave(ok, &failure)
 
     def release_pool(self, pool):
         cdef uint64_t first, second
@@ -663,9 +659,7 @@ cdef class Allocator:
         read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_release(self.engine, first, second, &failure)
-        engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+        self.leave(ok, &failure)
 
     def close_pool(self, pool):
         if engine_is_inside(self.engine):
@@ -718,9 +712,7 @@ cdef class Allocator:
         read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_set_use_on_oom(self.engine, first, second, wanted, &failure)
-        engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+        self.leave(ok, &failure)
 
     def set_no_split(self, pool):
         cdef uint64_t first, second
@@ -729,9 +721,7 @@ cdef class Allocator:
         read_pool_id(pool, &first, &second)
         self.enter()
         ok = pool_set_no_split(self.engine, first, second, &failure)
-        engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+        self.leave(ok, &failure)
 
     def begin_allocate_to_pool(self, pool, *, stream=None, thread=None, capture=None, accepts=None):
         cdef uint64_t first, second
@@ -762,9 +752,7 @@ cdef class Allocator:
         ok = route_begin(self.engine, first, second, filter, &failure)
         if ok and accepts is not None:
             Py_INCREF(accepts)
-        engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+        self.leave(ok, &failure)
 
     def end_allocate_to_pool(self, pool):
         cdef uint64_t first, second
@@ -774,9 +762,7 @@ cdef class Allocator:
         self.enter()
         with nogil:
             ok = engine_end_routing(self.engine, first, second, &failure)
-            engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+            self.leave(ok, &failure)
 
     def check_pool_live_allocations(self, pool, addresses):
         cdef uint64_t first, second
@@ -805,9 +791,7 @@ cdef class Allocator:
         self.enter()
         with nogil:
             ok = checkpoint_take(self.engine, first, second, context, &arrangement, &failure)
-            engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+            self.leave(ok, &failure)
         try:
             return PoolState(self, (first, second), state_of_segments(&arrangement))
         finally:
@@ -838,9 +822,7 @@ cdef class Allocator:
             with nogil:
                 ok = checkpoint_restore(
                     self.engine, first, second, &arrangement, context, &freed, &created, &failure)
-                engine_leave(self.engine)
-            if not ok:
-                raise self.failed(&failure)
+                self.leave(ok, &failure)
             return ([freed.addresses[i] for i in range(freed.count)],
                     [created.addresses[i] for i in range(created.count)])
         finally:
@@ -874,9 +856,7 @@ cdef class Allocator:
         self.enter()
         with nogil:
             ok = engine_add_peer(self.engine, other, &failure)
-            engine_leave(self.engine)
-        if not ok:
-            raise self.failed(&failure)
+            self.leave(ok, &failure)
 
     def copy(self, destination, source, size, stream=0, *, source_device=None):
         copy_memory(self.device, destination, source, size, source_device, self.stream_handle(stream))
