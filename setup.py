@@ -17,7 +17,9 @@ CPP_SOURCES = {SOURCE / "allotment" / "torch" / "hooks.pyx"}
 PORTABLE_BACKENDS = {
     "allotment.backends.python",
     "allotment.backends.simulated",
+    "allotment.backends.simulated_memory",
     "allotment.backends.simulated_pool",
+    "allotment.backends.simulated_streams",
     "allotment.backends.simulation",
 }
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"

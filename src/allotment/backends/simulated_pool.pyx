@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 
 from allotment.backends.simulation cimport (
     ORDERED_ACCESS, ORDERED_ALLOCATE, ORDERED_FREE, ORDERED_RESET_HIGH, ORDERED_TRIM, ORDERED_USAGE, SimMoment,
-    SimPiece, SimPool, Simulation, SimStream, add_node, enter, has_come, leave, stream_at, take_addresses)
+    SimPiece, SimPool, Simulation, SimStream, add_node, enter, enter_on, has_come, leave, take_addresses)
 from allotment.core.backend cimport (
     CAN_STREAM_ORDERED, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, Backend, status_t)
 from allotment.core.pointer_map cimport map_clear, map_init, map_get, map_pop, map_put, map_reserve
@@ -134,15 +134,12 @@ cdef SimPiece* new_piece(Simulation* device, bytes_t size) noexcept nogil:
 
 cdef status_t ordered_allocate(void* self, bytes_t size, stream_t handle, address_t* address) noexcept nogil:
     cdef Simulation* device = <Simulation*> self
-    cdef status_t status = enter(device, ORDERED_ALLOCATE)
+    cdef SimStream* stream = NULL
+    cdef status_t status = enter_on(device, ORDERED_ALLOCATE, handle, &stream)
     cdef SimPool* pool = &device.pool
     cdef SimPiece* piece
-    cdef SimStream* stream
     if status != OK:
         return status
-    stream = stream_at(device, handle)
-    if stream == NULL:
-        return leave(device, INVALID)
     if size > device.capacity or not map_reserve(&pool.pieces):
         return leave(device, OUT_OF_MEMORY)
     size = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -182,15 +179,14 @@ cdef status_t allocate_in_graph(Simulation* device, bytes_t size, SimStream* str
 
 cdef status_t ordered_free(void* self, address_t address, stream_t handle) noexcept nogil:
     cdef Simulation* device = <Simulation*> self
-    cdef status_t status = enter(device, ORDERED_FREE)
+    cdef SimStream* stream = NULL
+    cdef status_t status = enter_on(device, ORDERED_FREE, handle, &stream)
     cdef SimPool* pool = &device.pool
     cdef SimPiece* piece
-    cdef SimStream* stream
     if status != OK:
         return status
     piece = <SimPiece*> map_get(&pool.pieces, address)
-    stream = stream_at(device, handle)
-    if piece == NULL or stream == NULL:
+    if piece == NULL:
         return leave(device, INVALID)
     if piece.capture != 0 or stream.capture != NULL:
         return leave(device, free_of_graph(device, piece, stream))

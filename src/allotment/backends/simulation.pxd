@@ -1,8 +1,10 @@
 """A simulated device's own records, and what all of its operations do with them.
 
-    simulation       the records; entering and leaving, streams, nodes of a graph
-    simulated_pool   the device's own stream-ordered pool
-    simulated        all other operations, and the device as Python sees it
+    simulation           the records; entering and leaving, the script, streams, nodes of a graph
+    simulated_memory     segments, ranges, chunks and views
+    simulated_streams    streams, events, captures
+    simulated_pool       the device's own stream-ordered pool
+    simulated            the device as Python sees it
 """
 
 from libc.stddef cimport size_t
@@ -103,6 +105,9 @@ cdef struct Simulation:
 # Takes the lock and counts the call; a refusal that is due has given the lock back.
 cdef status_t enter(Simulation* device, int operation) noexcept nogil
 
+# The same for an operation on a stream, which is looked up; INVALID, with the lock given back, if it is destroyed.
+cdef status_t enter_on(Simulation* device, int operation, stream_t handle, SimStream** stream) noexcept nogil
+
 
 cdef inline status_t leave(Simulation* device, status_t status) noexcept nogil:
     lock_give(&device.lock)
@@ -116,6 +121,10 @@ cdef inline uint64_t new_handle(Simulation* device) noexcept nogil:
 
 cdef inline bint has_come(const SimMoment* moment) noexcept nogil:
     return moment.stream.finished >= moment.tick
+
+
+# Ask the script. NOT_READY if it leaves this to the device, OUT_OF_MEMORY if it says None or False. pre: inside
+cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t* answer) noexcept with gil
 
 
 cdef enum:

@@ -1,13 +1,17 @@
-"""Entering and leaving, addresses, streams and nodes of a simulated device."""
+"""What the operations of a simulated device have in common."""
 
 from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-from allotment.core.backend cimport OK, status_t
+from allotment.core.backend cimport DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, status_t
 from allotment.core.lock cimport lock_try, lock_wait
 from allotment.core.pointer_map cimport map_get, map_put, map_reserve
+from allotment.core.raising cimport keep_failure
 from allotment.core.types cimport address_t, bytes_t, node_t, stream_t
+
+import sys
 
 
 cdef status_t enter(Simulation* device, int operation) noexcept nogil:
@@ -21,6 +25,14 @@ cdef status_t enter(Simulation* device, int operation) noexcept nogil:
     return OK
 
 
+cdef status_t enter_on(Simulation* device, int operation, stream_t handle, SimStream** stream) noexcept nogil:
+    cdef status_t status = enter(device, operation)
+    if status != OK:
+        return status
+    stream[0] = stream_at(device, handle)
+    return OK if stream[0] != NULL else leave(device, INVALID)
+
+
 cdef inline bint is_due(Refusal* refusal) noexcept nogil:
     if refusal.times == 0:
         return False
@@ -29,6 +41,21 @@ cdef inline bint is_due(Refusal* refusal) noexcept nogil:
         return False
     refusal.times -= 1
     return True
+
+
+cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t* answer) noexcept with gil:
+    try:
+        answerer = getattr(<object> device.script, method, None)
+        if answerer is None:
+            return NOT_READY
+        said = answerer(*arguments)
+        if said is None or said is False:
+            return OUT_OF_MEMORY
+        answer[0] = said
+        return OK
+    except BaseException:
+        keep_failure(device, DEVICE_ERROR, sys.exc_info()[1])
+        return DEVICE_ERROR
 
 
 cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil:
