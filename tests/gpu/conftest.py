@@ -6,6 +6,7 @@ import os
 import numpy
 import pytest
 
+from allotment import Allocator, Stream
 from allotment.errors import DeviceError
 
 # Streams share hardware queues beyond this many, and then one that is held can hold others. Read by the driver
@@ -24,6 +25,28 @@ def cuda_device():
         return cuda.CudaDevice(0)
     except DeviceError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def device(cuda_device):
+    return cuda_device
+
+
+@pytest.fixture
+def streams(device):
+    """The one that memory is for, and another."""
+    made = [Stream(device) for _ in range(2)]
+    yield made
+    for stream in made:
+        stream.destroy()
+
+
+@pytest.fixture
+def allocator(device):
+    made = Allocator(device)
+    yield made
+    device.synchronize()
+    made.check_invariants()
 
 
 @pytest.fixture(autouse=True)

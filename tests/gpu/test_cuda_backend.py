@@ -19,11 +19,6 @@ SIZE = 2 << 20
 
 
 @pytest.fixture
-def device(cuda_device):
-    return cuda_device
-
-
-@pytest.fixture
 def probe(device):
     return Probe(device)
 

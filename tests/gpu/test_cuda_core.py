@@ -15,11 +15,6 @@ RUNS = 100
 
 
 @pytest.fixture
-def device(cuda_device):
-    return cuda_device
-
-
-@pytest.fixture
 def core_device(device):
     try:
         found = core.Device(0)
@@ -33,14 +28,6 @@ def core_device(device):
 def streams(core_device):
     """The one that memory is for, and another."""
     return [core_device.create_stream() for _ in range(2)]
-
-
-@pytest.fixture
-def allocator(device):
-    made = allotment.Allocator(device)
-    yield made
-    device.synchronize()
-    made.check_invariants()
 
 
 @pytest.fixture

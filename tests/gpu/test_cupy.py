@@ -26,18 +26,10 @@ def working_cupy(cuda_device):
 
 
 @pytest.fixture
-def device(cuda_device):
-    return cuda_device
-
-
-@pytest.fixture
-def allocator(device):
-    made = allotment.Allocator(device)
-    adapter.install(made)
-    yield made
+def allocator(allocator):
+    adapter.install(allocator)
+    yield allocator
     adapter.uninstall()
-    device.synchronize()
-    made.check_invariants()
 
 
 @pytest.fixture

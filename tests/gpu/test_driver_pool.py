@@ -1,7 +1,6 @@
 """The driver's own pool on a real GPU, through the allocator that stands over it."""
 
 import ctypes
-import faulthandler
 import json
 import os
 import subprocess
@@ -14,8 +13,8 @@ import allotment
 from allotment import Allocator, AsyncAllocator, DeviceError, OutOfMemoryError, OutOfMemoryFacts, Stream
 from allotment.core.probe import Capability, Probe
 from allotment.texts import pytorch_out_of_memory
+from contracts.late_writes import LateWrites, filled
 from helpers.faulty import faulty, no_faults
-from helpers.late_write import filled, write_late_and_reuse
 from helpers.relay_device import OrderedRelay
 
 pytestmark = pytest.mark.gpu
@@ -24,28 +23,12 @@ MIB = 1 << 20
 SETTINGS = "backend:cudaMallocAsync"
 
 
-@pytest.fixture(autouse=True)
-def watchdog():
-    """A wait for a stream that is held for good ends the run, and says where."""
-    faulthandler.dump_traceback_later(120, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-
-
 @pytest.fixture
 def device(cuda_device):
     if Capability.STREAM_ORDERED not in Capability(cuda_device.capabilities):
         pytest.skip("this device has no memory pools")
     yield cuda_device
     cuda_device.synchronize()
-
-
-@pytest.fixture
-def streams(device):
-    made = [Stream(device) for _ in range(2)]
-    yield made
-    for stream in made:
-        stream.destroy()
 
 
 @pytest.fixture
@@ -84,22 +67,10 @@ def test_a_buffer_is_seen_by_others_without_a_copy(device, alloc, streams):
     assert buffer.__dlpack_device__() == (2, device.index)
 
 
-@pytest.mark.parametrize("size", [4096, 2 * MIB])
-def test_memory_in_use_on_another_stream_is_not_handed_out(device, alloc, streams, size):
-    own, side = streams
-    for _ in range(50):
-        reused, found = write_late_and_reuse(device, alloc, own, side, size, record=True)
-        assert not reused
-        assert found == filled(2, size)
-
-
-@pytest.mark.parametrize("size", [4096, 2 * MIB])
-def test_a_use_that_is_not_recorded_overwrites_the_next_owner(device, alloc, streams, size):
-    own, side = streams
-    for _ in range(50):
-        reused, found = write_late_and_reuse(device, alloc, own, side, size, record=False)
-        assert reused
-        assert found == filled(7, size)
+class TestLateWrites(LateWrites):
+    @pytest.fixture
+    def allocator(self, alloc):
+        return alloc
 
 
 def test_a_block_outlives_its_streams(device, alloc):

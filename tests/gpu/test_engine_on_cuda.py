@@ -8,9 +8,9 @@ import pytest
 import allotment
 from allotment import Allocator, DeviceError, OutOfMemoryError, Stream
 from allotment.core.probe import Probe
+from contracts.late_writes import LateWrites, filled
 from helpers.faulty import faulty, no_faults
 from helpers.gpu_workload import GpuWorkload
-from helpers.late_write import filled, write_late_and_reuse
 from helpers.relay_device import RelayDevice
 
 pytestmark = pytest.mark.gpu
@@ -29,14 +29,6 @@ def device(cuda_device):
 @pytest.fixture(params=SETTINGS.values(), ids=SETTINGS)
 def settings(request):
     return request.param
-
-
-@pytest.fixture
-def streams(device):
-    made = [Stream(device) for _ in range(2)]
-    yield made
-    for stream in made:
-        stream.destroy()
 
 
 @pytest.fixture
@@ -109,22 +101,8 @@ def test_a_loop_that_repeats_obtains_and_releases_no_memory(device, allocator, s
 # Two streams and one block.
 
 
-@pytest.mark.parametrize("size", [4096, 2 * MIB])
-def test_memory_in_use_on_another_stream_is_not_handed_out(device, allocator, streams, size):
-    own, side = streams
-    for _ in range(100):
-        reused, found = write_late_and_reuse(device, allocator, own, side, size, record=True)
-        assert not reused
-        assert found == filled(2, size)
-
-
-@pytest.mark.parametrize("size", [4096, 2 * MIB])
-def test_a_use_that_is_not_recorded_overwrites_the_next_owner(device, allocator, streams, size):
-    own, side = streams
-    for _ in range(100):
-        reused, found = write_late_and_reuse(device, allocator, own, side, size, record=False)
-        assert reused
-        assert found == filled(7, size)
+class TestLateWrites(LateWrites):
+    pass
 
 
 def test_memory_of_a_destroyed_stream_can_be_given_back(device, allocator):

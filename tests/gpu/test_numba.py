@@ -43,18 +43,10 @@ def working_numba(cuda_device):
 
 
 @pytest.fixture
-def device(cuda_device):
-    return cuda_device
-
-
-@pytest.fixture
-def allocator(device):
-    made = allotment.Allocator(device)
-    adapter.install(made)
-    yield made
+def allocator(allocator):
+    adapter.install(allocator)
+    yield allocator
     adapter.uninstall()
-    device.synchronize()
-    made.check_invariants()
 
 
 def blocks(allocator):

@@ -53,19 +53,6 @@ def working_frameworks(cuda_device):
     core.Device(0).set_current()
 
 
-@pytest.fixture
-def device(cuda_device):
-    return cuda_device
-
-
-@pytest.fixture
-def allocator(device):
-    made = allotment.Allocator(device)
-    yield made
-    device.synchronize()
-    made.check_invariants()
-
-
 def as_float(buffer):
     """Our bytes as an array of each framework."""
     return {
