@@ -16,6 +16,7 @@ SOURCE = Path("src")
 CPP_SOURCES = {SOURCE / "allotment" / "torch" / "hooks.pyx"}
 PORTABLE_BACKENDS = {
     "allotment.backends.python",
+    "allotment.backends.python_answers",
     "allotment.backends.simulated",
     "allotment.backends.simulated_memory",
     "allotment.backends.simulated_pool",
