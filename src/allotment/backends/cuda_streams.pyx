@@ -2,7 +2,7 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
 from allotment.backends.cuda_context cimport (
@@ -12,6 +12,7 @@ from allotment.backends.cuda_driver cimport (
     CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING,
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent, CUgraph, CUgraphEdgeData,
     CUgraphNode, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, cuuint64_t, driver, refuse)
+from allotment.core.arrays cimport make_room
 from allotment.core.backend cimport CAN_CAPTURE, CAN_EVENTS, DEVICE_ERROR, INVALID, OK, Backend, status_t
 from allotment.core.types cimport capture_t, event_t, node_t, stream_t
 
@@ -114,27 +115,15 @@ cdef CUresult park_stream(CudaContext* context, CUstream stream) noexcept nogil:
     pthread_mutex_lock(&context.mutex)
     cdef size_t place = place_of(context, stream)
     if not holds(context, stream, place):
-        result = make_room(context)
-        if result == CUDA_SUCCESS:
+        result = CUDA_ERROR_OUT_OF_MEMORY
+        if make_room(<void**> &context.parked, &context.parked_capacity, context.parked_count, sizeof(CUstream)):
+            result = CUDA_SUCCESS
             memmove(&context.parked[place + 1], &context.parked[place],
                     (context.parked_count - place) * sizeof(CUstream))
             context.parked[place] = stream
             context.parked_count += 1
     pthread_mutex_unlock(&context.mutex)
     return result
-
-
-cdef CUresult make_room(CudaContext* context) noexcept nogil:
-    cdef size_t capacity = max(<size_t> 16, 2 * context.parked_capacity)
-    cdef CUstream* grown
-    if context.parked_count < context.parked_capacity:
-        return CUDA_SUCCESS
-    grown = <CUstream*> realloc(context.parked, capacity * sizeof(CUstream))
-    if grown == NULL:
-        return CUDA_ERROR_OUT_OF_MEMORY
-    context.parked = grown
-    context.parked_capacity = capacity
-    return CUDA_SUCCESS
 
 
 cdef status_t refuse_parked() noexcept nogil:

@@ -7,7 +7,7 @@
       host_workers     threads: start, work, end, exit, fork
         host_queue       the types behind streams, events and captures
           host_work        tasks and graphs of them
-    handles, refusal, arrays, posix     tools of all of these
+    handles, refusal, posix     tools of all of these
 """
 
 from allotment.backends.host_memory cimport HostMemory

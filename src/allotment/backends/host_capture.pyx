@@ -6,11 +6,11 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
-from allotment.backends.arrays cimport make_room
 from allotment.backends.host_queue cimport captured_ticket
 from allotment.backends.host_work cimport graph_add, graph_ends_in, graph_new
 from allotment.backends.posix cimport RELEASE, atomic_store
 from allotment.backends.refusal cimport refuse, refuse_number
+from allotment.core.arrays cimport make_room
 from allotment.core.backend cimport DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY
 
 

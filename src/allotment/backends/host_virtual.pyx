@@ -8,7 +8,6 @@ from posix.mman cimport (
     mmap, mprotect, munmap)
 from posix.unistd cimport close, ftruncate
 
-from allotment.backends.arrays cimport make_room
 from allotment.backends.handles cimport (
     handle_of, handles_close, handles_new, handles_open, handles_recycle, handles_retire, record_at, record_of)
 from allotment.backends.host_memory cimport memory_return, memory_take
@@ -16,6 +15,7 @@ from allotment.backends.posix cimport (
     FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate, open_memory_file, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock)
 from allotment.backends.refusal cimport refuse, refuse_number, refuse_system
+from allotment.core.arrays cimport make_room
 from allotment.core.backend cimport INVALID, OK, OUT_OF_MEMORY
 from allotment.core.forks cimport SHORT_MUTEX, guard_forks, unguard_forks
 

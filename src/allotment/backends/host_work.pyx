@@ -7,8 +7,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove
 
-from allotment.backends.arrays cimport make_room
 from allotment.backends.posix cimport ACQ_REL, RELAXED, atomic_add, atomic_subtract
+from allotment.core.arrays cimport make_room
 
 cdef extern from "Python.h":
     void PyErr_WriteUnraisable(PyObject* where)

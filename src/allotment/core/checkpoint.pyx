@@ -3,6 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
 from allotment.core.address_map cimport address_reserve, address_take
+from allotment.core.arrays cimport make_room
 from allotment.core.block cimport free_at_once, hand_out, take_back
 from allotment.core.checkpoint cimport AddressList
 from allotment.core.failure cimport host_memory_failed
@@ -49,14 +50,8 @@ cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint3
 
 
 cdef bint list_address(AddressList* list, address_t address) noexcept nogil:
-    cdef size_t room = max(<size_t> 64, 2 * list.room)
-    cdef address_t* larger
-    if list.count == list.room:
-        larger = <address_t*> realloc(list.addresses, room * sizeof(address_t))
-        if larger == NULL:
-            return False
-        list.addresses = larger
-        list.room = room
+    if not make_room(<void**> &list.addresses, &list.room, list.count, sizeof(address_t)):
+        return False
     list.addresses[list.count] = address
     list.count += 1
     return True

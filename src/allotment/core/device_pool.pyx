@@ -2,9 +2,10 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
+from allotment.core.arrays cimport make_room
 from allotment.core.backend cimport INVALID, OK, OUT_OF_MEMORY, Backend, status_t
 from allotment.core.forks cimport SHORT_LOCK, ForkGuard, guard_forks, unguard_forks
 from allotment.core.lock cimport allotment_owner_get, allotment_owner_set, lock_give, lock_try, lock_wait
@@ -44,17 +45,12 @@ cdef PoolOutcome refused(PoolRefusal* refusal, status_t status, const char* oper
 
 cdef bint list_add(StreamList* list, stream_t stream) noexcept nogil:
     """Unless it is there already; False if there is no memory for that."""
-    cdef stream_t* larger
     cdef size_t i
     for i in range(list.count):
         if list.streams[i] == stream:
             return True
-    if list.count == list.room:
-        larger = <stream_t*> realloc(list.streams, 2 * (list.room + 1) * sizeof(stream_t))
-        if larger == NULL:
-            return False
-        list.streams = larger
-        list.room = 2 * (list.room + 1)
+    if not make_room(<void**> &list.streams, &list.room, list.count, sizeof(stream_t)):
+        return False
     list.streams[list.count] = stream
     list.count += 1
     return True

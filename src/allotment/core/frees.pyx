@@ -1,8 +1,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
-from libc.stdlib cimport realloc
 
 from allotment.core.address_map cimport address_put
+from allotment.core.arrays cimport make_room
 from allotment.core.backend cimport OK, status_t
 from allotment.core.block cimport complete_free, take_back
 from allotment.core.failure cimport device_failed
@@ -62,15 +62,8 @@ cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t
 
 cdef bint free_later(Engine* engine, address_t address) noexcept nogil:
     """pre: called on the thread that is inside the engine. False without host memory to remember it."""
-    cdef size_t room
-    cdef address_t* larger
-    if engine.late_free_count == engine.late_free_room:
-        room = max(<size_t> 64, 2 * engine.late_free_room)
-        larger = <address_t*> realloc(engine.late_frees, room * sizeof(address_t))
-        if larger == NULL:
-            return False
-        engine.late_frees = larger
-        engine.late_free_room = room
+    if not make_room(<void**> &engine.late_frees, &engine.late_free_room, engine.late_free_count, sizeof(address_t)):
+        return False
     engine.late_frees[engine.late_free_count] = address
     engine.late_free_count += 1
     return True

@@ -1,7 +1,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
-from libc.stdlib cimport free, qsort, realloc
+from libc.stdlib cimport free, qsort
 
+from allotment.core.arrays cimport make_room
 from allotment.core.expandable cimport give_back_if_empty, unmap_block
 from allotment.core.failure cimport host_memory_failed
 from allotment.core.free_index cimport index_first, index_next, tree_first, tree_next
@@ -14,15 +15,8 @@ from allotment.core.streams cimport wait_events
 
 
 cdef bint list_append(BlockList* list, Block* block) noexcept nogil:
-    cdef Block** larger
-    cdef size_t room
-    if list.count == list.room:
-        room = max(<size_t> 64, 2 * list.room)
-        larger = <Block**> realloc(list.blocks, room * sizeof(Block*))
-        if larger == NULL:
-            return False
-        list.blocks = larger
-        list.room = room
+    if not make_room(<void**> &list.blocks, &list.room, list.count, sizeof(Block*)):
+        return False
     list.blocks[list.count] = block
     list.count += 1
     return True

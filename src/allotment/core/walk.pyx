@@ -1,27 +1,15 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport free, qsort, realloc
+from libc.stdlib cimport free, qsort
 from libc.string cimport memset
 
+from allotment.core.arrays cimport make_room
 from allotment.core.block cimport is_idle
 from allotment.core.model cimport Block, Engine, PoolOwner, Range
 from allotment.core.stats cimport SMALL
 from allotment.core.trace cimport ACTION_SNAPSHOT, trace_report
 from allotment.core.walk cimport (
     STATE_ALLOCATED, STATE_INACTIVE, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy)
-
-
-cdef bint room_for(void** array, size_t count, size_t* room, size_t record_size) noexcept nogil:
-    cdef size_t larger = max(<size_t> 64, 2 * room[0])
-    cdef void* moved
-    if count < room[0]:
-        return True
-    moved = realloc(array[0], larger * record_size)
-    if moved == NULL:
-        return False
-    array[0] = moved
-    room[0] = larger
-    return True
 
 
 cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil:
@@ -41,7 +29,7 @@ cdef int state_of(const Block* block) noexcept nogil:
 cdef bint begin_segment(Arrangement* out, const Block* block) noexcept nogil:
     cdef SegmentCopy* segment
     cdef PoolOwner* owner = block.shelf.pool.owner
-    if not room_for(<void**> &out.segments, out.segment_count, &out.segment_room, sizeof(SegmentCopy)):
+    if not make_room(<void**> &out.segments, &out.segment_room, out.segment_count, sizeof(SegmentCopy)):
         return False
     segment = &out.segments[out.segment_count]
     out.segment_count += 1
@@ -60,7 +48,7 @@ cdef bint begin_segment(Arrangement* out, const Block* block) noexcept nogil:
 cdef bint append_block(Arrangement* out, const Block* block) noexcept nogil:
     cdef SegmentCopy* segment = &out.segments[out.segment_count - 1]
     cdef BlockCopy* copy
-    if not room_for(<void**> &out.blocks, out.block_count, &out.block_room, sizeof(BlockCopy)):
+    if not make_room(<void**> &out.blocks, &out.block_room, out.block_count, sizeof(BlockCopy)):
         return False
     copy = &out.blocks[out.block_count]
     out.block_count += 1

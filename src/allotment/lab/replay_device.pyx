@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset, strlen
 
-from allotment.backends.arrays cimport make_room
+from allotment.core.arrays cimport make_room
 from allotment.core.backend cimport (
     CAN_EVENTS, CAN_VIRTUAL, NOT_READY, OK, OUT_OF_MEMORY, Backend, Device, status_t)
 from allotment.core.sizes cimport MIN_BLOCK
