@@ -1,7 +1,5 @@
 """The cuda.core adapter on a stand-in for cuda.core."""
 
-import importlib
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 import allotment
 from allotment.errors import OutOfMemoryError, RequestError, StreamError
 from helpers import stub_cuda_core
+from helpers.adapter_on import adapter_on
 from helpers.cuda_like_device import CudaLikeDevice
 from helpers.stub_cuda_core import Stream
 
@@ -16,12 +15,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def adapter(monkeypatch):
-    for name, module in stub_cuda_core.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "allotment.cuda_core", raising=False)
-    yield importlib.import_module("allotment.cuda_core")
-    sys.modules.pop("allotment.cuda_core")
+def adapter():
+    with adapter_on(stub_cuda_core.modules(), "allotment.cuda_core") as adapter:
+        yield adapter
 
 
 @pytest.fixture

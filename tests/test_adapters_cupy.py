@@ -2,8 +2,6 @@
 
 import ctypes
 import gc
-import importlib
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 
 import allotment
 from allotment.errors import AddressError, OutOfMemoryError, RequestError, StreamError
+from helpers.adapter_on import adapter_on
 from helpers.cuda_like_device import CudaLikeDevice
 from helpers.stub_cupy import StubCupy
 
@@ -23,14 +22,10 @@ def cupy():
 
 
 @pytest.fixture
-def adapter(monkeypatch, cupy):
-    for name, module in cupy.modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "allotment.cupy", raising=False)
-    adapter = importlib.import_module("allotment.cupy")
-    yield adapter
-    adapter.uninstall()
-    sys.modules.pop("allotment.cupy")
+def adapter(cupy):
+    with adapter_on(cupy.modules, "allotment.cupy") as adapter:
+        yield adapter
+        adapter.uninstall()
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """The Numba adapter on a stand-in for numba-cuda."""
 
-import importlib
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 import allotment
 from allotment.errors import AddressError, OutOfMemoryError, UnsupportedError
+from helpers.adapter_on import adapter_on
 from helpers.cuda_like_device import CudaLikeDevice
 from helpers.stub_numba import MemoryPointer, NativeManager, StubNumba
 
@@ -20,12 +19,9 @@ def numba():
 
 
 @pytest.fixture
-def adapter(monkeypatch, numba):
-    for name, module in numba.modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "allotment.numba", raising=False)
-    yield importlib.import_module("allotment.numba")
-    sys.modules.pop("allotment.numba")
+def adapter(numba):
+    with adapter_on(numba.modules, "allotment.numba") as adapter:
+        yield adapter
 
 
 @pytest.fixture

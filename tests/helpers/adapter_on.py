@@ -1,0 +1,20 @@
+"""Importing an adapter where its framework is not installed."""
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+
+import pytest
+
+
+@contextmanager
+def adapter_on(stand_ins: Mapping[str, ModuleType], name: str) -> Iterator[ModuleType]:
+    """The module `name`, imported anew, which finds the stand-ins in its framework's place."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place, module in stand_ins.items():
+            patch.setitem(sys.modules, place, module)
+        patch.delitem(sys.modules, name, raising=False)
+        yield importlib.import_module(name)
+        sys.modules.pop(name)
