@@ -1,3 +1,5 @@
+# cython: linetrace=False
+# A line tracer takes the interpreter lock, which is never waited for under a short lock.
 import os
 
 from libc.stdint cimport uint64_t
