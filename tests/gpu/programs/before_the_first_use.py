@@ -18,16 +18,15 @@ MIB = 1 << 20
 @check
 def there_are_no_figures_before_the_first_use() -> None:
     assert torch.cuda.memory_stats() == {}
+    assert not torch.cuda.is_initialized()
     assert torch.accelerator.memory_stats() == {}
     assert torch.accelerator.memory_allocated() == 0
     torch.accelerator.reset_peak_memory_stats()
-    assert not torch.cuda.is_initialized()
 
 
 @check
 def settings_given_before_the_first_use_are_in_force() -> None:
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    assert not torch.cuda.is_initialized()
     tensor = torch.empty(MIB, dtype=torch.uint8, device="cuda")
     assert allocator_of(0).settings.expandable_segments
     assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot()), tensor
