@@ -130,6 +130,7 @@ class _Routes(_Routing):
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(sequence)
         self._routes: list[int] = []
+        self._lender: int | None = None
 
     def _extra(self) -> list[Callable[[], None]]:
         return [*[self._begin] * 4, *[self._end] * 3, *[self._record_stream] * 5, self._create, self._delete,
@@ -146,9 +147,13 @@ class _Routes(_Routing):
 
     def _create(self) -> None:
         self._pools.append(self._number())
-        flags = {"use_on_oom": 0.3, "no_split": 0.2}
-        chosen = {name: True for name, often in flags.items() if self._choose.random() < often}
-        self._add("pool_create", pool=self._pools[-1], **chosen)
+        flags = {}
+        if self._lender not in self._pools and self._choose.random() < 0.4:
+            self._lender = self._pools[-1]  # one at a time: of several, the first to lend is any
+            flags["use_on_oom"] = True
+        if self._choose.random() < 0.2:
+            flags["no_split"] = True
+        self._add("pool_create", pool=self._pools[-1], **flags)
 
     def _begin(self) -> None:
         free = [pool for pool in self._pools if pool not in self._routes]

@@ -48,6 +48,7 @@ class TorchWorld:
         self.captures: dict[int, int] = {}  # graph -> stream
         self.hold: Any = None
         self.held: int | None = None
+        self.uses_recorded = False
         self.other_thread = ThreadPoolExecutor(1)
         self.done: list[Op] = []
         self.stats: list[dict[str, Any]] = []
@@ -69,7 +70,8 @@ class TorchWorld:
         self.stats.append({"at": len(self.done), "stats": torch.cuda.memory_stats()})
 
     def settle(self) -> None:
-        if self.captures:
+        """Streams have nothing to do before a block is used on another, and asking them takes time beside others."""
+        if self.captures or not self.uses_recorded:
             return
         for index, stream in enumerate(self.streams):
             if index != self.held:
@@ -119,6 +121,7 @@ class TorchWorld:
         del self.blocks[op["id"]]
 
     def record_stream(self, op: Op) -> None:
+        self.uses_recorded = True
         self.blocks[op["id"]].record_stream(self.streams[op["stream"]])
 
     def empty_cache(self, op: Op) -> None:
