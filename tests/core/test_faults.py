@@ -1,4 +1,4 @@
-"""Every call to the device fails once, and from every call on all of them fail, in ten different lives.
+"""Every call to the device fails once, and from every call on all of them fail, in eleven different lives.
 
 A life is a list of steps. It is lived once undisturbed to count its calls to the device; then once for each of these
 calls and each way of failing. Whatever a step does then, the engine's rules hold after it and its blocks are those
@@ -94,6 +94,22 @@ LIVES: dict[str, list[tuple[Any, ...]]] = {
         ("free", "f"),
         ("empty_cache",),
         ("malloc", "h", 70 * MIB, SIDE),
+    ],
+    "sharing": [
+        ("malloc", "a", MIB),
+        ("share", "a"),
+        ("malloc", "b", 30 * MIB),
+        ("share", "b"),
+        ("free", "a"),
+        ("configure", EXPANDABLE),
+        ("malloc", "c", 50 * MIB),
+        ("share", "c"),
+        ("share", "b"),
+        ("free", "b"),
+        ("free", "c"),
+        ("empty_cache",),
+        ("malloc", "d", 5 * MIB),
+        ("share", "d"),
     ],
     "pools": [
         ("new_pool", "p"),
@@ -342,6 +358,10 @@ class Life:
         self.device.launch(stream)
         if name in self.blocks:
             self.alloc.record_stream(self.blocks[name], stream)
+
+    def share(self, name: str) -> None:
+        if name in self.blocks:
+            self.alloc.share(self.blocks[name])
 
     def finish(self, stream: int | None) -> None:
         self.device.finish(stream)

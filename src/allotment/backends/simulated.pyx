@@ -27,6 +27,7 @@ from allotment.errors import RequestError
 cdef tuple OPERATION_NAMES = (
     "segment_allocate", "segment_free",
     "range_reserve", "range_release", "chunk_create", "chunk_release", "map", "unmap", "set_access",
+    "segment_export", "chunk_export",
     "stream_create", "stream_destroy", "stream_synchronize", "stream_wait", "device_synchronize",
     "event_create", "event_destroy", "event_record", "event_query", "event_synchronize",
     "capture_begin", "capture_end", "capture_status", "capture_terminals", "node_predecessors",

@@ -6,8 +6,9 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from allotment.backends.simulation cimport (
-    CHUNK_CREATE, CHUNK_RELEASE, GRANULARITY, MAP, MEMORY_INFO, RANGE_RELEASE, RANGE_RESERVE, SEGMENT_ALLOCATE,
-    SEGMENT_FREE, SET_ACCESS, UNMAP, SimChunk, enter, leave, new_handle, scripted, take_addresses)
+    CHUNK_CREATE, CHUNK_EXPORT, CHUNK_RELEASE, GRANULARITY, MAP, MEMORY_INFO, RANGE_RELEASE, RANGE_RESERVE,
+    SEGMENT_ALLOCATE, SEGMENT_EXPORT, SEGMENT_FREE, SET_ACCESS, UNMAP, SimChunk, enter, leave, new_handle, scripted,
+    take_addresses)
 from allotment.core.backend cimport (
     CAN_SHARE, CAN_VIRTUAL, INVALID, NOT_READY, OK, OUT_OF_MEMORY, SHARE_DESCRIPTOR, share_t, status_t)
 from allotment.core.pointer_map cimport (
@@ -236,22 +237,28 @@ cdef status_t segment_export(void* self, address_t base, unsigned char* handle, 
                              size_t* length) noexcept nogil:
     """Handles have the driver's form; nobody can open one, since there is nothing behind it."""
     cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, SEGMENT_EXPORT)
+    if status != OK:
+        return status
     if size_at(&device.segments, base) == 0 or capacity < 64:
-        return INVALID
+        return leave(device, INVALID)
     memset(handle, 0, 64)
     memcpy(handle, &base, sizeof(address_t))
     length[0] = 64
-    return OK
+    return leave(device, OK)
 
 
 cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
                            size_t* length) noexcept nogil:
     cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, CHUNK_EXPORT)
+    if status != OK:
+        return status
     if map_get(&device.chunks, chunk) == NULL or kind != SHARE_DESCRIPTOR or capacity < 4:
-        return INVALID
+        return leave(device, INVALID)
     memcpy(handle, &chunk, 4)
     length[0] = 4
-    return OK
+    return leave(device, OK)
 
 
 cdef status_t memory_info(void* self, bytes_t* free_bytes, bytes_t* total) noexcept nogil:
