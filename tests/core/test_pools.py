@@ -113,6 +113,24 @@ def test_blocks_outlive_their_pool():
     empties(alloc)
 
 
+def test_a_pool_that_grew_once_and_shrinks_in_two_places_outlives_the_block_between():
+    alloc = on_device(settings="expandable_segments:True")
+    pool = alloc.pool()
+    with pool:
+        alloc.free(alloc.malloc(100 * MIB))  # grows once
+        left, between, right = (alloc.malloc(size * MIB) for size in (40, 20, 40))
+    alloc.free(left)
+    alloc.free(right)
+    pool.close()
+    assert states(alloc) == [[(20 * MIB, "active_allocated")]]
+    check(alloc)
+    alloc.free(between)
+    alloc.empty_cache()
+    assert alloc.segments() == []
+    assert alloc.device.used == 0
+    check(alloc)
+
+
 def test_a_pool_without_users_cannot_be_used_again_until_its_memory_is_gone():
     alloc = on_device()
     pool = next_user_pool_id()
