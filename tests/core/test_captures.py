@@ -399,3 +399,28 @@ def test_out_of_memory_inside_a_capture_releases_nothing_of_others():
     capture.end()
     alloc.malloc(30 * MIB, capture.stream)
     check(alloc)
+
+
+def test_a_stream_recorded_while_routing_is_forgotten_with_its_block():
+    alloc = on_device()
+    device = alloc.device
+    pool = alloc.pool()
+
+    def use(address):
+        device.launch(SIDE)
+        alloc.record_stream(address, SIDE)
+
+    first = alloc.malloc(30 * MIB)
+    with pool:
+        use(first)
+    alloc.free(first)
+    device.finish()
+    second = alloc.malloc(30 * MIB)
+    assert second == first
+    use(second)
+    with pool:
+        alloc.free(second)
+    assert alloc.malloc(30 * MIB) != second  # its reader is still at work
+    device.finish()
+    assert alloc.malloc(30 * MIB) == second
+    check(alloc)
