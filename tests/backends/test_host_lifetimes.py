@@ -73,8 +73,9 @@ def test_streams_of_the_parent_are_dead_in_the_child(device):
 
 @pytest.mark.parametrize("fork", [os.fork, fork_past_python])
 def test_new_streams_and_the_default_stream_work_in_the_child(device, fork):
-    Stream(device).submit(int)
-    Stream.default(device).submit(int)
+    for stream in (Stream(device), Stream.default(device)):
+        stream.submit(int)
+        stream.synchronize()  # a worker inside malloc or Python would leave the child locks that are not ours
 
     def use():
         done = []

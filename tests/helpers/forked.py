@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
+import time
 import traceback
 from collections.abc import Callable
 
 
 def fork_past_python() -> int:
-    """As a library in C does it: Python's hooks are not called."""
-    child: int = ctypes.PyDLL(None).fork()
+    """As a library in C does it: Python's hooks are not called.
+
+    Python is not made for that: if another thread has asked for the interpreter, the child waits for ever to hand it
+    over. So who has asked gets it first, and at the moment of the fork nobody asks.
+    """
+    fork = ctypes.PyDLL(None).fork
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1_000)
+    try:
+        time.sleep(0.01)
+        child: int = fork()
+    finally:
+        sys.setswitchinterval(interval)
     return child
 
 
