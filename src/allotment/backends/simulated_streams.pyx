@@ -2,7 +2,7 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from allotment.backends.simulation cimport (
@@ -10,6 +10,7 @@ from allotment.backends.simulation cimport (
     EVENT_DESTROY, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE, NODE_PREDECESSORS, STREAM_CREATE, STREAM_DESTROY,
     STREAM_SYNCHRONIZE, STREAM_WAIT, NodeSet, SimCapture, SimEvent, SimMoment, SimStream, destroyed, enter, enter_on,
     has_come, leave, new_handle, scripted, set_add, set_clear, stream_at)
+from allotment.core.arrays cimport make_room_for
 from allotment.core.backend cimport (
     CAN_CAPTURE, CAN_COPY, CAN_EVENTS, DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, status_t)
 from allotment.core.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
@@ -214,16 +215,11 @@ cdef status_t event_synchronize(void* self, event_t handle) noexcept nogil:
 
 cdef bint await_moment(SimStream* stream, SimStream* other, uint64_t tick) noexcept nogil:
     """The stream's later work comes after the other's, and after all that the other has to wait for."""
-    cdef SimMoment* larger
     cdef size_t count = 0
-    cdef size_t room = stream.awaited_count + other.awaited_count + 1
+    cdef size_t most = stream.awaited_count + other.awaited_count + 1
     cdef size_t i
-    if room > stream.awaited_room:
-        larger = <SimMoment*> realloc(stream.awaited, 2 * room * sizeof(SimMoment))
-        if larger == NULL:
-            return False
-        stream.awaited = larger
-        stream.awaited_room = 2 * room
+    if not make_room_for(<void**> &stream.awaited, &stream.awaited_room, most, sizeof(SimMoment)):
+        return False
     for i in range(stream.awaited_count):
         if not has_come(&stream.awaited[i]):
             stream.awaited[count] = stream.awaited[i]

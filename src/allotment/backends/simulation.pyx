@@ -2,9 +2,10 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+from allotment.core.arrays cimport make_room_for
 from allotment.core.backend cimport DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, status_t
 from allotment.core.lock cimport lock_try, lock_wait
 from allotment.core.pointer_map cimport map_get, map_put, map_reserve
@@ -84,14 +85,9 @@ cdef SimStream* destroyed() noexcept nogil:
 
 
 cdef bint set_add(NodeSet* set, const node_t* nodes, size_t count) noexcept nogil:
-    cdef node_t* larger
     cdef size_t i, j
-    if set.count + count > set.room:
-        larger = <node_t*> realloc(set.nodes, 2 * (set.count + count) * sizeof(node_t))
-        if larger == NULL:
-            return False
-        set.nodes = larger
-        set.room = 2 * (set.count + count)
+    if not make_room_for(<void**> &set.nodes, &set.room, set.count + count, sizeof(node_t)):
+        return False
     for i in range(count):
         j = 0
         while j < set.count and set.nodes[j] != nodes[i]:

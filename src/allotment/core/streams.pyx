@@ -2,6 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
+from allotment.core.arrays cimport make_room_for
 from allotment.core.backend cimport INVALID, NOT_READY, OK, Backend, status_t
 from allotment.core.block cimport complete_free
 from allotment.core.failure cimport device_failed, host_memory_failed
@@ -372,7 +373,6 @@ cdef bint append_nodes(Engine* engine, list_nodes_t ask, uint64_t of, NodeList* 
     """Append the answer of capture_terminals or node_predecessors to a list."""
     cdef status_t status
     cdef size_t count = 0
-    cdef node_t* larger
     while True:
         status = ask(engine.backend.self, of, list.nodes + list.count, list.room - list.count, &count)
         if status != OK:
@@ -380,11 +380,8 @@ cdef bint append_nodes(Engine* engine, list_nodes_t ask, uint64_t of, NodeList* 
         if list.count + count <= list.room:
             list.count += count
             return True
-        larger = <node_t*> realloc(list.nodes, 2 * (list.count + count) * sizeof(node_t))
-        if larger == NULL:
+        if not make_room_for(<void**> &list.nodes, &list.room, list.count + count, sizeof(node_t)):
             return host_memory_failed(failure)
-        list.nodes = larger
-        list.room = 2 * (list.count + count)
 
 
 cdef bint capture_of(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:

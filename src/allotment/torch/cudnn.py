@@ -13,15 +13,13 @@ import torch  # type: ignore[import-not-found]
 import torch.backends.cudnn  # type: ignore[import-not-found]
 
 SETTER = "_set_cudnn_benchmark"
+_set_benchmark = getattr(torch._C, SETTER)  # taken here, because the patch puts ours in its place
 
 
 def places() -> list[tuple[Any, str]]:
     """Where PyTorch keeps the function that switches the search, as (object, attribute)."""
     switch = vars(type(torch.backends.cudnn)).get("benchmark")
     return [(torch._C, SETTER), *([(switch, "setter")] if hasattr(switch, "setter") else [])]
-
-
-_set_benchmark = getattr(torch._C, SETTER)
 
 
 def keep_search_off(enabled: bool) -> None:
