@@ -90,6 +90,10 @@ class _Edges(Writer):
             return self._choose.choice(BOUNDARIES) * self._choose.choice((1, 1, 2)) + self._choose.randrange(-2, 3)
         return super()._size()
 
+    def _snapshot(self) -> None:
+        """Of everything, or of one pool."""
+        self._add("snapshot", pool=self._choose.choice([None, *self._pools]))
+
 
 class _Routing(_Edges):
     """Requests on all streams, now and then to a place of their own."""
@@ -177,9 +181,6 @@ class _Routes(_Routing):
         if self._pools:
             self._add("use_count", pool=self._choose.choice(self._pools))
 
-    def _snapshot(self) -> None:
-        self._add("snapshot", pool=self._choose.choice([None, *self._pools]))
-
 
 class _Forks(_Routing):
     def __init__(self, sequence: Sequence) -> None:
@@ -260,9 +261,6 @@ class _Figures(_Edges):
     def _summary(self) -> None:
         self._add("summary", abbreviated=self._choose.random() < 0.5)
 
-    def _snapshot(self) -> None:
-        self._add("snapshot", pool=None)
-
 
 class _States(_Edges):
     def __init__(self, sequence: Sequence) -> None:
@@ -299,9 +297,6 @@ class _States(_Edges):
 
     def _check_live(self) -> None:
         self._add("check_live", pool=self._choose.choice(self._pools), complete=self._choose.random() < 0.7)
-
-    def _snapshot(self) -> None:
-        self._add("snapshot", pool=self._choose.choice([None, *self._pools]))
 
 
 _WRITERS: dict[str, type[Writer]] = {"routes": _Routes, "forks": _Forks, "figures": _Figures, "states": _States}
