@@ -13,16 +13,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 SOURCE = Path("src")
-CPP_SOURCES = {SOURCE / "allotment" / "torch" / "hooks.pyx"}
-PORTABLE_BACKENDS = {
-    "allotment.backends.python",
-    "allotment.backends.python_answers",
-    "allotment.backends.simulated",
-    "allotment.backends.simulated_memory",
-    "allotment.backends.simulated_pool",
-    "allotment.backends.simulated_streams",
-    "allotment.backends.simulation",
-}
+CPP_SOURCES = {SOURCE / "allotment" / "torch" / "_hooks.pyx"}
+LINUX_ONLY = ("allotment._devices.cuda.", "allotment._devices.host.", "allotment._devices.shared.")
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
 GENERATED_CODE = ["-Wno-unused-function", "-Wno-sign-compare"]  # Cython writes such things, and means them
@@ -48,8 +40,7 @@ def extensions() -> list[Extension]:
     found = []
     for path in sorted(SOURCE.rglob("*.pyx")):
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        is_linux_only = name.startswith("allotment.backends.") and name not in PORTABLE_BACKENDS
-        if is_linux_only and sys.platform != "linux":
+        if name.startswith(LINUX_ONLY) and sys.platform != "linux":
             continue
         is_for_cpp = path in CPP_SOURCES
         found.append(

@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from allotment import cpu
+from allotment._allocators.host_cache import cache as cpu
 
 KIB, MIB = 1 << 10, 1 << 20
 FREE = 0

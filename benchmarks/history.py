@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import allotment
-from allotment.lab.bench import python_pair_ns
+from allotment.lab.bench.run import python_pair_ns
 
 ROUNDS = 200
 PAIRS = 1_500

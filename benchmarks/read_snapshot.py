@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allotment.formats.torch_snapshot import read_snapshot
+from allotment._formats.torch_snapshot import read_snapshot
 
 
 def load_with_pickle(path: Path) -> Any:

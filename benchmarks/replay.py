@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 
-from allotment.lab.replay import SAMPLE, read_recording
+from allotment.lab.replay.run import SAMPLE, read_recording
 
 ENTRIES = 2_000_000
 """Replayed for each file, at least."""

@@ -15,7 +15,7 @@ import statistics
 import time
 
 import allotment
-from allotment.lab.bench import python_pair_ns
+from allotment.lab.bench.run import python_pair_ns
 
 MIB = 1 << 20
 PAGE = 20 * MIB

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from allotment.config import (
+from allotment._config import (
     RUNTIME_CHANGEABLE,
     UNLIMITED,
     Settings,

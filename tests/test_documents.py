@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import allotment
-from allotment.cli import COMMANDS
+from allotment._cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "src" / "allotment" / "core" / "README.md"])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "src" / "allotment" / "_core" / "README.md"])
 
 
 def section(text: str, title: str) -> str:

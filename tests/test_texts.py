@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from allotment.errors import OutOfMemoryError, OutOfMemoryFacts
-from allotment.texts import (
+from allotment._texts import (
     PYTORCH_SUMMARY,
     device_neutral_out_of_memory,
     format_size,
     memory_summary,
     pytorch_out_of_memory,
 )
+from allotment.errors import OutOfMemoryError, OutOfMemoryFacts
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -32,7 +32,7 @@ from typing import Any
 from latency import BLOCK, LIVE, SIZES, Figure, in_quiet
 
 from allotment import Allocator
-from allotment.backends.cuda import CudaDevice
+from allotment._devices.cuda.device import CudaDevice
 
 PINNED = 4096
 GOAL = "cupy.empty"

@@ -87,7 +87,7 @@ def work(allocator: str, settings: str) -> None:
     warnings.simplefilter("ignore")
     if allocator == OURS:
         from allotment.torch import memory
-        from allotment.torch.install import install
+        from allotment.torch._install import install
 
         install(settings=settings)
     else:

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from allotment import Allocator, AllotmentError
-from allotment.backends.cuda import CudaDevice
-from allotment.lab.hot_path import CPairs, EmptyAllocator
+from allotment._devices.cuda.device import CudaDevice
+from allotment.lab.bench.hot_path import CPairs, EmptyAllocator
 
 BLOCK = 1_000
 LIVE = 256

@@ -32,7 +32,7 @@ from decisions import Entry, compare, decisions
 from drawn_sequences import drawn_sequence
 from sequences import Sequence, all_sequences
 
-from allotment.lab.conformance import check_file
+from allotment.lab.conformance.run import check_file
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60

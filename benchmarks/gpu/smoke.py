@@ -13,7 +13,7 @@ import sys
 
 import allotment
 from allotment import Allocator, Stream
-from allotment.backends.cuda import CudaDevice
+from allotment._devices.cuda.device import CudaDevice
 
 SIZES = (512, 5_000, 100_000, 1_500_000, 3 << 20, 11 << 20, 21 << 20)
 STEPS = 200

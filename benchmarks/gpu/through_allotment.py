@@ -14,8 +14,8 @@ from typing import Any
 from sequences import Op
 
 from allotment import Allocator, OutOfMemoryError, Pool, SettingsError
-from allotment.backends.cuda import CudaDevice
-from allotment.pools import next_graph_pool_id
+from allotment._allocators.caching.pools import next_graph_pool_id
+from allotment._devices.cuda.device import CudaDevice
 
 HIDDEN = 8  # bytes of each of two blocks that PyTorch's random generator takes while any graph is live
 

@@ -20,7 +20,7 @@ import torch
 from drawn_sequences import sequence_named
 from sequences import STREAMS, Op, Sequence
 
-from allotment.backends.cuda import CudaDevice
+from allotment._devices.cuda.device import CudaDevice
 
 ENTRY = ("action", "addr", "device_free", "size", "stream")
 BETWEEN_STATS = 150

@@ -56,7 +56,7 @@ def compile_and_run(mode: str, settings: dict[str, bool]) -> dict[str, Any]:
 def work(allocator: str, way: str) -> None:
     warnings.simplefilter("ignore")
     if allocator != "native":
-        from allotment.torch.install import install
+        from allotment.torch._install import install
 
         install(settings="", patch=allocator == "patched")
     try:

@@ -283,7 +283,7 @@ def some_work() -> list[Any]:
 def work(mode: str) -> None:
     warnings.simplefilter("ignore")
     if mode != NATIVE:
-        from allotment.torch.install import install
+        from allotment.torch._install import install
 
         install(settings="", patch=mode == PATCHED)
     import torch

@@ -16,14 +16,14 @@ import random
 import sys
 import time
 
-from allotment.torch.install import install
+from allotment.torch._install import install
 
 install(settings=sys.argv[1] if len(sys.argv) > 1 else "")
 
 import torch  # noqa: E402
 
 from allotment.torch import memory  # noqa: E402
-from allotment.torch.hooks import allocator_of  # noqa: E402
+from allotment.torch._hooks import allocator_of  # noqa: E402
 
 MIB = 1 << 20
 SIZES = (512, 5_000, 100_000, 1_500_000, 3 * MIB, 11 * MIB, 21 * MIB)

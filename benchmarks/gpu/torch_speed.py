@@ -104,7 +104,7 @@ def counts(count: int) -> dict[str, int]:
 
 def work(allocator: str, settings: str) -> None:
     if allocator != NATIVE:
-        from allotment.torch.install import install
+        from allotment.torch._install import install
 
         install(settings=settings)
     import torch

@@ -1,13 +1,23 @@
 """A caching memory allocator for accelerators and hosts."""
 
-from allotment.allocator import Allocator
-from allotment.backends.python import Backend
-from allotment.backends.simulated import SimulatedDevice
-from allotment.buffer import Buffer
-from allotment.capture import Graph, capture
-from allotment.config import Settings
-from allotment.current import current
-from allotment.driver_pool import AsyncAllocator
+from allotment._allocators.buffer import Buffer
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.pools import Pool, PoolState
+from allotment._allocators.caching.tenants import Tenant
+from allotment._allocators.capture import Graph, capture
+from allotment._allocators.current import current
+from allotment._allocators.pluggable.allocator import PluggableAllocator
+from allotment._allocators.registry import (
+    DeviceAllocator,
+    change_current_allocator,
+    get_device_allocator,
+    register_device_allocator,
+)
+from allotment._allocators.stream_ordered.allocator import AsyncAllocator
+from allotment._config import Settings
+from allotment._devices.python.backend import Backend
+from allotment._devices.simulated.device import SimulatedDevice
+from allotment._devices.streams import Event, Stream
 from allotment.errors import (
     AddressError,
     AllotmentError,
@@ -25,16 +35,6 @@ from allotment.errors import (
     StreamError,
     UnsupportedError,
 )
-from allotment.pluggable import PluggableAllocator
-from allotment.pools import Pool, PoolState
-from allotment.registry import (
-    DeviceAllocator,
-    change_current_allocator,
-    get_device_allocator,
-    register_device_allocator,
-)
-from allotment.streams import Event, Stream
-from allotment.tenants import Tenant
 
 __version__ = "0.1.0"
 

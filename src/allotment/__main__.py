@@ -1,5 +1,5 @@
 """`python -m allotment` is the command `allotment`."""
 
-from allotment.cli import main
+from allotment._cli import main
 
 main()

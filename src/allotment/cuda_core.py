@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from allotment.allocator import Allocator
-from allotment.current import current_caching
+from allotment._adapters.frameworks import import_framework, raw_stream_handle, stream_handle, tenant_of
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.tenants import Tenant
+from allotment._allocators.current import current_caching
 from allotment.errors import StreamError
-from allotment.frameworks import import_framework, raw_stream_handle, stream_handle, tenant_of
-from allotment.tenants import Tenant
 
 __all__ = ["MemoryResource", "record_stream"]
 

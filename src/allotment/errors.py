@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from allotment.texts import device_neutral_out_of_memory
+from allotment._texts import device_neutral_out_of_memory
 
 __all__ = [
     "AddressError",

@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any, ClassVar
 from weakref import proxy
 
-from allotment.allocator import Allocator
+from allotment._adapters.frameworks import DeviceTenants, import_framework
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.tenants import Tenant
 from allotment.errors import OutOfMemoryError, UnsupportedError
-from allotment.frameworks import DeviceTenants, import_framework
-from allotment.tenants import Tenant
 
 __all__ = ["MemoryManager", "install", "record_stream", "uninstall"]
 

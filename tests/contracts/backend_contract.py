@@ -27,8 +27,8 @@ from itertools import pairwise
 
 import pytest
 
-from allotment.core.backend import Device
-from allotment.core.probe import Capability, Probe, Share, Status, StatusError
+from allotment._core.contract.probe import Capability, Probe, Share, Status, StatusError
+from allotment._core.contract.table import Device
 
 Busy = Callable[[int], Callable[[], object]]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from allotment._allocators.caching.pools import Pool, PoolState
 from allotment.errors import CaptureError, CheckpointError, DeviceError, OutOfMemoryError, StreamError
-from allotment.pools import Pool, PoolState
 from helpers.effort import sample
 from helpers.engine import MIB, check, on_device
 

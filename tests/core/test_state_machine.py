@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allotment.core.probe import Probe
+from allotment._allocators.caching.pools import PoolId, next_graph_pool_id
+from allotment._core.contract.probe import Probe
 from allotment.errors import DeviceError, OutOfMemoryError, PoolError
-from allotment.pools import PoolId, next_graph_pool_id
 from helpers.effort import some
 from helpers.engine import BUFFER, KIB, MIB, SEGMENT, check, on_device, segment_of
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allotment._formats.pickle_columns import RowReader, StackTable, TextTable
+from allotment._formats.pickle_reader import PickleTree, Value
+from allotment._formats.torch_snapshot import read_snapshot
 from allotment.errors import FormatError
-from allotment.formats.pickle_columns import RowReader, StackTable, TextTable
-from allotment.formats.pickle_reader import PickleTree, Value
-from allotment.formats.torch_snapshot import read_snapshot
 from helpers import hostile_files
 from helpers.effort import some
 from helpers.snapshot_forms import small_snapshot

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from allotment.core.probe import Capability, Probe, Share, Status, StatusError
+from allotment._core.contract.probe import Capability, Probe, Share, Status, StatusError
 from allotment.errors import DeviceError, StreamError
 from contracts.backend_contract import BackendContract
 
@@ -375,8 +375,8 @@ def run_process(body, *arguments, descriptors=()):
     """What a fresh process prints that has `device`, `probe` and `sys.argv`."""
     opening = (
         "import sys\n"
-        "from allotment.backends.cuda import CudaDevice\n"
-        "from allotment.core.probe import Probe, Share\n"
+        "from allotment._devices.cuda.device import CudaDevice\n"
+        "from allotment._core.contract.probe import Probe, Share\n"
         "device = CudaDevice(0)\n"
         "probe = Probe(device)\n"
     )

@@ -11,8 +11,8 @@ import pytest
 
 import allotment
 from allotment import Allocator, AsyncAllocator, DeviceError, OutOfMemoryError, OutOfMemoryFacts, Stream
-from allotment.core.probe import Capability, Probe
-from allotment.texts import pytorch_out_of_memory
+from allotment._core.contract.probe import Capability, Probe
+from allotment._texts import pytorch_out_of_memory
 from contracts.late_writes import LateWrites, filled
 from helpers.faulty import faulty, no_faults
 from helpers.relay_device import OrderedRelay

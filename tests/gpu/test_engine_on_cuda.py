@@ -7,7 +7,7 @@ import pytest
 
 import allotment
 from allotment import Allocator, DeviceError, OutOfMemoryError, Stream
-from allotment.core.probe import Probe
+from allotment._core.contract.probe import Probe
 from contracts.late_writes import LateWrites, filled
 from helpers.faulty import faulty, no_faults
 from helpers.gpu_workload import GpuWorkload

@@ -23,7 +23,7 @@ def torch_with_a_gpu(cuda_device):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     if not torch.backends.cuda.is_built():
         pytest.skip("this PyTorch is built without CUDA")
-    pytest.importorskip("allotment.torch.hooks", reason="the PyTorch adapter is not built")
+    pytest.importorskip("allotment.torch._hooks", reason="the PyTorch adapter is not built")
 
 
 def run(program: str, *arguments: str, conf: str = "", launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:

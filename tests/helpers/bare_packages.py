@@ -9,7 +9,7 @@ import allotment
 
 
 def import_bare(name):
-    """A module such as allotment.torch.hooks, without running its package, which would want the framework."""
+    """A module such as allotment.torch._hooks, without running its package, which would want the framework."""
     package, _, _ = name.rpartition(".")
     bare = ModuleType(package)
     bare.__path__ = [str(Path(allotment.__file__).parent.joinpath(*package.split(".")[1:]))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allotment.backends.python import Backend
+from allotment._devices.python.backend import Backend
 from allotment.errors import AddressError
 from helpers.queue_device import QueueDevice
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from allotment import Allocator
-from allotment.backends.simulated import SimulatedDevice
+from allotment._devices.simulated.device import SimulatedDevice
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -2,7 +2,7 @@
 
 import ctypes
 
-from allotment.entry import entry_points_address
+from allotment._allocators.caching.entry_points import entry_points_address
 
 Context, Memory, Stream = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
 Filter = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)

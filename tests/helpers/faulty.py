@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from allotment.backends.python import Backend
-from allotment.core.probe import OPERATIONS
+from allotment._core.contract.probe import OPERATIONS
+from allotment._devices.python.backend import Backend
 
 METHODS = ("allocate", "free", *OPERATIONS)
 Faults = Callable[[int, str], BaseException | None]

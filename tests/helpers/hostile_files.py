@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from allotment._formats.torch_snapshot import read_snapshot
 from allotment.errors import FormatError
-from allotment.formats.torch_snapshot import read_snapshot
 from helpers.snapshot_forms import PICKLE_PROTOCOLS, small_snapshot
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from allotment.backends.python import Backend
+from allotment._devices.python.backend import Backend
 from allotment.errors import AddressError, StreamError
 
 

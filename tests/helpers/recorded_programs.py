@@ -6,8 +6,8 @@ import pickle
 import random
 from typing import Any
 
-from allotment.allocator import Allocator
-from allotment.backends.simulated import SimulatedDevice
+from allotment._allocators.caching.allocator import Allocator
+from allotment._devices.simulated.device import SimulatedDevice
 from allotment.errors import OutOfMemoryError
 
 SIZES = (8, 512, 700, 4096, 100_000, 1 << 20, (1 << 20) + 1, 3 << 20, 9 << 20, 11 << 20, 25 << 20)

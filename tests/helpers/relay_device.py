@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NoReturn
 
-from allotment.backends.python import Backend
-from allotment.core.backend import Device
-from allotment.core.probe import Probe, Status, StatusError
+from allotment._core.contract.probe import Probe, Status, StatusError
+from allotment._core.contract.table import Device
+from allotment._devices.python.backend import Backend
 from allotment.errors import AddressError
 
 

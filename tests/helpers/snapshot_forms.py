@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allotment.formats.torch_snapshot import Action, BlockState, SegmentType, Snapshot
+from allotment._formats.torch_snapshot import Action, BlockState, SegmentType, Snapshot
 
 PICKLE_PROTOCOLS = (2, 3, 4, 5)
 

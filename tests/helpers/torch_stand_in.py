@@ -16,7 +16,7 @@ from typing import Any
 
 import allotment
 from allotment import Allocator
-from allotment.backends.simulated import SimulatedDevice
+from allotment._devices.simulated.device import SimulatedDevice
 
 GIB = 1 << 30
 
@@ -251,7 +251,7 @@ def adapter_on_stand_in(monkeypatch: Any) -> SimpleNamespace:
     monkeypatch.setitem(sys.modules, "allotment.torch", package)
     adapter = {}
     for name in ADAPTER:
-        place = f"allotment.torch.{name}"
+        place = f"allotment.torch.{name if name == 'memory' else '_' + name}"
         monkeypatch.setitem(sys.modules, place, package)  # so that it is as it was afterwards, there or not
         del sys.modules[place]
         adapter[name] = importlib.import_module(place)

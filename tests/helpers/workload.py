@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 from allotment import Allocator, AllotmentError
-from allotment.core.probe import Capability
+from allotment._core.contract.probe import Capability
 from helpers.queue_device import QueueDevice, Work
 
 SIZES = (512, 5_000, 100_000, 1_500_000, 3 << 20, 11 << 20, 21 << 20)

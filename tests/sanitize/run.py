@@ -23,10 +23,10 @@ PYTEST = ["-m", "pytest", "--capture=sys", "-m", "not gpu and not slow"]
 # had in hand; the other ends with everything open. And forks beside threads that allocate: the checker's own malloc
 # leaves its locks taken in the child.
 LEAVES_OUT = [
-    "--deselect=tests/backends/test_host_lifetimes.py::test_a_child_ends_normally_at_the_end_of_its_program",
-    "--deselect=tests/test_cpu_caching_threads.py::test_a_program_may_end_with_everything_open",
-    "--deselect=tests/backends/test_host_lifetimes.py::test_forks_in_the_middle_of_work_leave_every_lock_in_order",
-    "--deselect=tests/core/test_forks.py::test_threads_that_allocate_and_fork_leave_every_child_whole",
+    "--deselect=tests/devices/host/test_lifetimes.py::test_a_child_ends_normally_at_the_end_of_its_program",
+    "--deselect=tests/allocators/host_cache/test_threads.py::test_a_program_may_end_with_everything_open",
+    "--deselect=tests/devices/host/test_lifetimes.py::test_forks_in_the_middle_of_work_leave_every_lock_in_order",
+    "--deselect=tests/core/tools/test_forks.py::test_threads_that_allocate_and_fork_leave_every_child_whole",
 ]
 OF_FILES = {"test_documents.py", "test_stubs.py"}       # about what is in the repository, not about what runs
 OWN_TESTS = sorted(f"tests/{path.name}" for path in HERE.parent.glob("test_*.py") if path.name not in OF_FILES)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from allotment.backends.host import HostDevice
-from allotment.core.probe import Probe
-from allotment.streams import Event, Stream
+from allotment._core.contract.probe import Probe
+from allotment._devices.host.device import HostDevice
+from allotment._devices.streams import Event, Stream
 
 pytestmark = pytest.mark.threads
 

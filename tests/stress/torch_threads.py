@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from allotment.torch.install import install
+from allotment.torch._install import install
 
 MIB = 1 << 20
 LARGEST = 24 * MIB
@@ -90,7 +90,7 @@ def main() -> None:
     install(settings=options.settings)
     import torch
 
-    from allotment.torch.hooks import allocator_of
+    from allotment.torch._hooks import allocator_of
 
     torch.cuda.init()
     torch.cuda.set_per_process_memory_fraction(options.fraction)

@@ -17,9 +17,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment.allocator import Allocator
-from allotment.buffer import Buffer
-from allotment.streams import Stream
+from allotment._allocators.buffer import Buffer
+from allotment._allocators.caching.allocator import Allocator
+from allotment._devices.streams import Stream
 
 Array = NDArray[np.float32]
 

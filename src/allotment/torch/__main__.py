@@ -13,7 +13,7 @@ from runpy import _run_module_as_main  # type: ignore[attr-defined]
 from types import ModuleType
 
 from allotment.errors import AllotmentError
-from allotment.torch.install import install
+from allotment.torch._install import install
 
 
 def main() -> None:

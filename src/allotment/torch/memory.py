@@ -36,13 +36,13 @@ from torch.cuda.memory import (  # type: ignore[import-not-found]
     use_mem_pool,
 )
 
-from allotment import texts
-from allotment.core.history import get_user_metadata, set_user_metadata
-from allotment.pools import PoolId
-from allotment.torch import answers
-from allotment.torch.answers import is_history_enabled
-from allotment.torch.patching import is_patched, patch, unpatch
-from allotment.torch.pool import MemPool
+from allotment import _texts as texts
+from allotment._allocators.caching.pools import PoolId
+from allotment._core.records.history import get_user_metadata, set_user_metadata
+from allotment.torch import _answers as answers
+from allotment.torch._answers import is_history_enabled
+from allotment.torch._patching import is_patched, patch, unpatch
+from allotment.torch._pool import MemPool
 
 __all__ = [
     "CUDAPluggableAllocator",

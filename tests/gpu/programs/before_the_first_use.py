@@ -8,7 +8,7 @@ import torch
 from checks import check, run_checks
 
 import allotment.torch
-from allotment.torch.hooks import allocator_of
+from allotment.torch._hooks import allocator_of
 
 allotment.torch.install("", patch=True)
 

@@ -8,14 +8,14 @@ import warnings
 
 from checks import check, run_checks
 
-from allotment.torch.install import install
+from allotment.torch._install import install
 
 install(settings=sys.argv[1])
 
 import torch  # noqa: E402
 
 from allotment.torch import memory  # noqa: E402
-from allotment.torch.hooks import allocator_of  # noqa: E402
+from allotment.torch._hooks import allocator_of  # noqa: E402
 
 MIB = 1 << 20
 STEPS = 10

@@ -16,7 +16,7 @@ from typing import Any
 
 MODE, SETTINGS = sys.argv[1:]
 if MODE == "patched":
-    from allotment.torch.install import install
+    from allotment.torch._install import install
 
     install(settings=SETTINGS, patch=True)
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from checks import check, run_checks
 
-from allotment.torch.install import install, is_installed
+from allotment.torch._install import install, is_installed
 
 install(settings=sys.argv[1])
 
 import torch  # noqa: E402
 
-from allotment.backends.cuda import CudaDevice  # noqa: E402
+from allotment._devices.cuda.device import CudaDevice  # noqa: E402
 from allotment.torch import memory  # noqa: E402
-from allotment.torch.hooks import allocator_of  # noqa: E402
+from allotment.torch._hooks import allocator_of  # noqa: E402
 
 MIB = 1 << 20
 SIZES = (1, 511, 512, 513, 4_096, 100_000, MIB - 1, MIB, MIB + 1, 3 * MIB, 10 * MIB, 11 * MIB, 25 * MIB, 130 * MIB)

@@ -7,8 +7,8 @@ import gc
 import torch
 from checks import check, run_checks
 
-from allotment.torch.hooks import allocator_of
-from allotment.torch.install import install, is_installed, raw_allocator
+from allotment.torch._hooks import allocator_of
+from allotment.torch._install import install, is_installed, raw_allocator
 
 MIB = 1 << 20
 

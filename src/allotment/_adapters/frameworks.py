@@ -1,0 +1,112 @@
+"""What the adapters share: finding their framework, a tenant on each device, and streams by number."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from threading import Lock
+from typing import Any
+from weakref import WeakSet
+
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.tenants import Tenant
+from allotment._allocators.current import current_caching
+from allotment.errors import AddressError, RequestError, StreamError
+
+LEGACY_STREAM = 1  # another name of the default stream, 0
+PER_THREAD_STREAM = 2  # the default stream of whichever thread names it
+
+
+def import_framework(adapter: str, module: str, package: str) -> Any:
+    """A module of the framework that `adapter` is for, which `package` installs."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        remedy = f"pip install {package}"
+        raise ImportError(f"{adapter} needs {module}: {error}; install it with: {remedy}", name=module) from error
+
+
+class DeviceTenants:
+    """The tenant of one framework on each device, by device number.
+
+    An allocator that was handed over serves its own device; the others have the shared one, made when first needed.
+    Who holds memory from here keeps this alive, so that `record_stream` finds it.
+    """
+
+    _living: WeakSet[DeviceTenants] = WeakSet()
+    _lock = Lock()
+
+    def __init__(self, name: str, allocator: Allocator | Tenant | None = None) -> None:
+        self.name = name
+        self._tenants: dict[int, Tenant] = {}
+        if allocator is not None:
+            tenant = tenant_of(allocator, name)
+            self._tenants[tenant.allocator.device.index] = tenant
+        with self._lock:
+            self._living.add(self)
+
+    def on(self, device: int) -> Tenant:
+        tenant = self._tenants.get(device)
+        if tenant is None:
+            tenant = self._tenants.setdefault(device, current_caching(f"cuda:{device}").tenant(self.name))
+        return tenant
+
+    @classmethod
+    def record_stream(cls, name: str, device: int, address: int, stream: Any) -> None:
+        """Declare a use of the block at `address`, whichever of the framework's allocators it came from.
+
+        Raises AddressError if it came from none.
+        """
+        with cls._lock:
+            of_framework = [tenants for tenants in cls._living if tenants.name == name]
+        handle = stream_handle(stream)
+        for tenants in of_framework:
+            tenant = tenants._tenants.get(device)
+            if tenant is not None:
+                try:
+                    return tenant.record_stream(address, handle)
+                except AddressError:
+                    continue
+        raise AddressError(f"invalid device pointer: {address:#x} is no memory that {name} has from here", address)
+
+
+def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
+    """The tenant `name` of an allocator on a CUDA device; a tenant that was chosen stays as it is."""
+    if isinstance(allocator, Allocator):
+        allocator = allocator.tenant(name)
+    elif not isinstance(allocator, Tenant):
+        raise TypeError(f"an allocator is an Allocator or a Tenant of one, not {type(allocator).__name__}")
+    device = allocator.allocator.device
+    if not device.name.startswith("cuda"):
+        raise RequestError(f"{name} works with CUDA memory; this allocator is on {device.name}")
+    return allocator
+
+
+def raw_stream_handle(stream: Any) -> int:
+    """The number of a stream of any framework, or of one given as a number."""
+    try:
+        handle: int = stream.__cuda_stream__()[1]
+        return handle
+    except AttributeError:
+        pass
+    for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy before 14, others
+        if hasattr(stream, attribute):
+            return int(getattr(stream, attribute))
+    try:
+        return int(stream)
+    except (TypeError, ValueError):
+        raise TypeError(f"a stream is a stream of a framework or its handle, not {type(stream).__name__}") from None
+
+
+def stream_handle(stream: Any) -> int:
+    """The number by which an allocator knows a stream: each stream has one.
+
+    Raises StreamError for the per-thread default stream: that is one number for many streams, and memory freed
+    on one of them would be reused on another at once.
+    """
+    handle = raw_stream_handle(stream)
+    if handle == PER_THREAD_STREAM:
+        raise StreamError(
+            "the per-thread default stream is another stream on each thread, so memory cannot be kept for it; "
+            "use the default stream or one that you make"
+        )
+    return 0 if handle == LEGACY_STREAM else handle

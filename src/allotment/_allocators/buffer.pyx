@@ -1,0 +1,188 @@
+"""Memory that frees itself, and how other libraries see it without a copy.
+
+A buffer is bytes: the buffer protocol, DLPack and `__cuda_array_interface__` show it as one dimension of
+uint8; users view it as what they like. Whoever got it by DLPack or the buffer protocol keeps it alive.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from allotment._core.contract.table cimport IS_HOST
+
+cdef extern from *:
+    """
+    /* The exchange format of dlpack.h, without and with a version: the names are ours, the layout is fixed. */
+    typedef struct { int32_t type; int32_t index; } AllotmentDLDevice;
+    typedef struct { uint8_t code; uint8_t bits; uint16_t lanes; } AllotmentDLType;
+    typedef struct {
+        void* data; AllotmentDLDevice device; int32_t dimensions; AllotmentDLType type;
+        int64_t* shape; int64_t* strides; uint64_t byte_offset;
+    } AllotmentDLTensor;
+    typedef struct AllotmentDLManaged {
+        AllotmentDLTensor tensor; void* owner; void (*deleter)(struct AllotmentDLManaged*);
+    } AllotmentDLManaged;
+    typedef struct AllotmentDLVersioned {
+        uint32_t major, minor; void* owner; void (*deleter)(struct AllotmentDLVersioned*); uint64_t flags;
+        AllotmentDLTensor tensor;
+    } AllotmentDLVersioned;
+    """
+    ctypedef struct DLDevice "AllotmentDLDevice":
+        int32_t type, index
+    ctypedef struct DLType "AllotmentDLType":
+        uint8_t code, bits
+        uint16_t lanes
+    ctypedef struct DLTensor "AllotmentDLTensor":
+        void* data
+        DLDevice device
+        int32_t dimensions
+        DLType type
+        int64_t* shape
+        int64_t* strides
+        uint64_t byte_offset
+    ctypedef struct DLManaged "AllotmentDLManaged":
+        DLTensor tensor
+        void* owner
+        void (*deleter)(DLManaged*) noexcept
+
+    ctypedef struct DLVersioned "AllotmentDLVersioned":
+        uint32_t major, minor
+        void* owner
+        void (*deleter)(DLVersioned*) noexcept
+        uint64_t flags
+        DLTensor tensor
+
+cdef enum:
+    DL_CPU = 1
+    DL_CUDA = 2
+    DL_UNSIGNED = 1
+
+
+cdef struct Exported:
+    # Either form first, so that a pointer to it is a pointer to this.
+    DLManaged managed
+    int64_t shape[1]
+
+
+cdef struct ExportedVersioned:
+    DLVersioned managed
+    int64_t shape[1]
+
+
+cdef void drop_exported(DLManaged* managed) noexcept with gil:
+    Py_DECREF(<object> managed.owner)
+    free(managed)
+
+
+cdef void drop_versioned(DLVersioned* managed) noexcept with gil:
+    Py_DECREF(<object> managed.owner)
+    free(managed)
+
+
+cdef void drop_capsule(object capsule) noexcept:
+    """A capsule that nobody took over still owns its tensor; one that was taken has been renamed."""
+    if PyCapsule_IsValid(capsule, b"dltensor"):
+        drop_exported(<DLManaged*> PyCapsule_GetPointer(capsule, b"dltensor"))
+    elif PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        drop_versioned(<DLVersioned*> PyCapsule_GetPointer(capsule, b"dltensor_versioned"))
+
+
+cdef void describe(DLTensor* tensor, Buffer buffer, int kind, int index, int64_t* shape) noexcept:
+    shape[0] = buffer.size
+    tensor.data = <void*> buffer.address
+    tensor.device.type = kind
+    tensor.device.index = index
+    tensor.dimensions = 1
+    tensor.type.code = DL_UNSIGNED
+    tensor.type.bits = 8
+    tensor.type.lanes = 1
+    tensor.shape = shape
+
+
+@cython.no_gc_clear     # a collection must not take the allocator away before the memory went back to it
+cdef class Buffer:
+    cdef readonly object allocator
+    cdef readonly uint64_t address
+    cdef readonly uint64_t size
+    cdef readonly object stream
+    cdef object __weakref__
+
+    def __cinit__(self, allocator, address, size, stream=0):
+        self.allocator = allocator
+        self.size = size
+        self.stream = stream
+        self.address = address
+
+    def __del__(self):
+        if self.address != 0:
+            self.allocator.free(self.address)
+
+    def __len__(self):
+        return self.size
+
+    def __repr__(self):
+        return f"<Buffer of {self.size} bytes at {self.address:#x} on {self.allocator.device.name}>"
+
+    def record_stream(self, stream):
+        self.allocator.record_stream(self.address, stream)
+
+    cdef bint is_host(self) except -1:
+        return self.allocator.device.capabilities & IS_HOST != 0
+
+    cdef bint is_cuda(self) except -1:
+        return self.allocator.device.name.startswith("cuda")
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if not self.is_host():
+            raise BufferError(f"memory of {self.allocator.device.name} cannot be read by this process directly")
+        PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
+
+    def __dlpack_device__(self):
+        if self.is_host():
+            return DL_CPU, 0
+        if self.is_cuda():
+            return DL_CUDA, self.allocator.device.index
+        raise BufferError(f"DLPack knows no device like {self.allocator.device.name}")
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        cdef Exported* exported
+        cdef ExportedVersioned* versioned
+        kind, index = self.__dlpack_device__()
+        if copy or (dl_device is not None and tuple(dl_device) != (kind, index)):
+            raise BufferError("a buffer is handed over as it is: no copies, no other device")
+        if max_version is not None and max_version[0] >= 1:
+            versioned = <ExportedVersioned*> calloc(1, sizeof(ExportedVersioned))
+            if versioned == NULL:
+                raise MemoryError("no memory for a DLPack record")
+            describe(&versioned.managed.tensor, self, kind, index, versioned.shape)
+            versioned.managed.major = 1
+            versioned.managed.owner = <void*> self
+            versioned.managed.deleter = drop_versioned
+            Py_INCREF(self)
+            return PyCapsule_New(versioned, b"dltensor_versioned", drop_capsule)
+        exported = <Exported*> calloc(1, sizeof(Exported))
+        if exported == NULL:
+            raise MemoryError("no memory for a DLPack record")
+        describe(&exported.managed.tensor, self, kind, index, exported.shape)
+        exported.managed.owner = <void*> self
+        exported.managed.deleter = drop_exported
+        Py_INCREF(self)
+        return PyCapsule_New(exported, b"dltensor", drop_capsule)
+
+    @property
+    def __cuda_array_interface__(self):
+        if not self.is_cuda():
+            raise AttributeError(f"memory of {self.allocator.device.name} is not CUDA memory")
+        handle = getattr(self.stream, "handle", self.stream)
+        return {
+            "shape": (self.size,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "version": 3,
+            "strides": None,
+            # 0 is not allowed there; 1 is the legacy default stream.
+            "stream": handle or 1,
+        }

@@ -1,0 +1,39 @@
+"""The allocator for C: one versioned table of functions that need no interpreter lock.
+
+For frameworks, kernels and foreign runtimes. Get it from `entry_points(allocator)`; it, and the
+engine behind it, stay valid until the process ends. No exception crosses it: a call that fails returns
+NULL (or 0), and `last_error` has the words, per thread. Callers may or may not hold the interpreter lock.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+
+from allotment._core.model.model cimport drop_t, filter_t
+
+cdef enum:
+    ENTRY_VERSION = 1
+
+cdef struct EntryPoints:
+    size_t size             # of this struct, as the package was compiled
+    uint32_t version
+    void* context           # first argument of every function
+    void* (*allocate)(void* context, size_t size, int device, void* stream) noexcept nogil
+    int (*free)(void* context, void* address, size_t size, int device, void* stream) noexcept nogil
+    int (*record_stream)(void* context, void* address, void* stream) noexcept nogil
+    int (*empty_cache)(void* context) noexcept nogil
+    void* (*base_allocation)(void* context, void* address, size_t* size) noexcept nogil
+    int (*set_memory_fraction)(void* context, double fraction, int device) noexcept nogil
+    size_t (*last_error)(void* context, char* text, size_t capacity) noexcept nogil
+    # Requests on streams that `accepts` says yes to (NULL: all) are served by a private pool. It is called inside the
+    # allocator, with `self`, which belongs to the route from then on: `drop` takes it back. A begin that fails has
+    # taken nothing.
+    int (*begin_allocate_to_pool)(void* context, uint64_t first, uint64_t second, filter_t accepts, drop_t drop,
+                                  void* self) noexcept nogil
+    int (*end_allocate_to_pool)(void* context, uint64_t first, uint64_t second) noexcept nogil
+    int (*release_pool)(void* context, uint64_t first, uint64_t second) noexcept nogil
+
+# For an Allocator, or for a Tenant of one.
+cdef EntryPoints* entry_points_of(object allocator) except NULL
+
+# The calling thread's last failure as the exception that Python would have got.
+cdef object last_exception(const EntryPoints* table)

@@ -1,0 +1,334 @@
+"""C entry points: see the header, entry.pxd."""
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc
+from libc.string cimport memcpy, memset
+
+from allotment._allocators.caching.allocator cimport ABSURD_POWER, EVERYTHING, STATE, Allocator
+from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints
+from allotment._allocators.caching.tenants cimport Tenant
+from allotment._allocators.upcalls cimport write_unraisable
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.engine cimport (
+    allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_is_inside,
+    engine_leave, engine_record_stream, engine_try_enter, free_address, serve)
+from allotment._core.mechanism.frees cimport free_later
+from allotment._core.mechanism.pool cimport pool_release, route_begin
+from allotment._core.model.model cimport (
+    FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
+    Request, drop_t, filter_t)
+from allotment._core.records.history cimport capture_stack
+
+from allotment.errors import AllotmentError, OutOfMemoryError, RequestError
+
+cdef extern from *:
+    """
+    #ifdef _MSC_VER
+    #define ALLOTMENT_THREAD __declspec(thread)
+    #else
+    #define ALLOTMENT_THREAD __thread
+    #endif
+    /* Words, because the compiler has not met the struct yet. */
+    static ALLOTMENT_THREAD unsigned long long allotment_last_failure[32];
+    #if PY_VERSION_HEX < 0x030D0000
+    #define Py_IsFinalizing _Py_IsFinalizing
+    #endif
+    """
+    uint64_t last_failure_words "allotment_last_failure"[32]
+    int Py_IsFinalizing() nogil
+
+cdef extern from "Python.h" nogil:
+    int PyGILState_Check()
+    ctypedef struct PyThreadState
+    PyThreadState* PyEval_SaveThread()
+    void PyEval_RestoreThread(PyThreadState* state)
+    int snprintf(char* text, size_t capacity, const char* form, ...)
+
+
+assert sizeof(Failure) <= sizeof(last_failure_words)
+
+
+cdef struct Context:
+    Engine* engine
+    void* allocator         # the Allocator, which is never let go of
+    uint32_t tenant         # as contexts carry it
+    const int* level        # the allocator's: what contexts are gathered for
+
+
+cdef inline Failure* last_failure() noexcept nogil:
+    return <Failure*> last_failure_words
+
+
+cdef uint32_t stack_here() noexcept with gil:
+    try:
+        return capture_stack()
+    except BaseException:
+        return 0    # a history without this stack is better than a request without memory
+
+
+cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
+    """The number of the Python stack, if one is wanted of calls like this and there can still be one."""
+    return stack_here() if context.level[0] >= needed and not Py_IsFinalizing() else 0
+
+
+cdef inline bint enter(Engine* engine) noexcept nogil:
+    """False if this thread is inside already, which is noted as the last failure."""
+    return engine_try_enter(engine) or enter_slowly(engine)
+
+
+cdef bint enter_slowly(Engine* engine) noexcept nogil:
+    """Whoever holds the interpreter lock lets it go before waiting."""
+    cdef PyThreadState* state
+    if engine_is_inside(engine):
+        last_failure().reason = NO_FAILURE
+        return False
+    if not PyGILState_Check():
+        engine_enter(engine)
+        return True
+    state = PyEval_SaveThread()
+    engine_enter(engine)
+    PyEval_RestoreThread(state)
+    return True
+
+
+cdef int note(const Failure* failure) noexcept nogil:
+    last_failure()[0] = failure[0]
+    return 0
+
+
+cdef void tell_observers(Context* context, const Failure* failure) noexcept with gil:
+    cdef Allocator allocator = <Allocator> context.allocator
+    if allocator.observers:
+        try:
+            allocator.raise_out_of_memory(allocator.failed(failure))
+        except OutOfMemoryError:
+            pass    # goes to the caller as NULL
+        except BaseException:
+            write_unraisable(allocator)
+
+
+cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept nogil:
+    cdef Context* context = <Context*> self
+    cdef Engine* engine = context.engine
+    cdef Request request
+    cdef Block* block
+    cdef address_t address = 0
+    if size == 0:
+        return NULL
+    request.size = size
+    request.stream = <stream_t> stream
+    request.thread = 0
+    if (size >> ABSURD_POWER) != 0:
+        memset(&request.failure, 0, sizeof(Failure))
+        request.failure.reason = FAILED_OUT_OF_MEMORY
+        request.failure.requested = request.failure.segment = size
+        note(&request.failure)
+        return NULL
+    request.context = context.tenant | context_here(context, STATE)
+    request.failure.reason = NO_FAILURE
+    if not enter(engine):
+        return NULL
+    if engine.uncached:
+        address = allocate_direct(engine, &request)
+    else:
+        block = serve(engine, &request)
+        if block != NULL:
+            address = block.address
+    engine_leave(engine)
+    if address == 0:
+        if request.failure.reason == FAILED_OUT_OF_MEMORY:
+            tell_observers(context, &request.failure)
+        note(&request.failure)      # after them: what they call may fail too
+    return <void*> address
+
+
+cdef int release(void* self, void* address, size_t size, int device, void* stream) noexcept nogil:
+    cdef Context* context = <Context*> self
+    cdef Engine* engine = context.engine
+    cdef uint32_t stack = context_here(context, EVERYTHING)
+    cdef Failure failure
+    cdef bint ok
+    if address == NULL:
+        return 1
+    if not enter(engine):
+        return free_later(engine, <address_t> address)
+    ok = free_address(engine, <address_t> address, stack, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
+cdef int record_stream(void* self, void* address, void* stream) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    cdef Failure failure
+    cdef bint ok
+    if address == NULL:
+        return 1
+    if not enter(engine):
+        return 0
+    ok = engine_record_stream(engine, <address_t> address, <stream_t> stream, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
+cdef int empty_cache(void* self) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    cdef Failure failure
+    cdef bint ok
+    if not enter(engine):
+        return 0
+    ok = engine_empty_cache(engine, 0, 0, 0, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
+cdef void* base_allocation(void* self, void* address, size_t* size) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    cdef Failure failure
+    cdef address_t base = 0
+    cdef bytes_t whole = 0
+    cdef bint ok
+    if not enter(engine):
+        return NULL
+    ok = engine_base(engine, <address_t> address, &base, &whole, &failure)
+    engine_leave(engine)
+    if not ok:
+        note(&failure)
+        return NULL
+    if size != NULL:
+        size[0] = whole
+    return <void*> base
+
+
+cdef int set_memory_fraction(void* self, double fraction, int device) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    if not 0.0 <= fraction <= 1.0 or not enter(engine):
+        return 0
+    engine.limited = fraction < 1.0
+    engine.limit = <bytes_t> (fraction * <double> engine.total_memory)
+    engine_leave(engine)
+    return 1
+
+
+cdef int begin_allocate_to_pool(void* self, uint64_t first, uint64_t second, filter_t accepts, drop_t drop,
+                                void* accepting) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    cdef Filter filter
+    cdef Failure failure
+    cdef bint ok
+    filter.kind = FILTER_ALL if accepts == NULL else FILTER_FUNCTION
+    filter.value = 0
+    filter.accepts = accepts
+    filter.drop = drop
+    filter.self = accepting
+    if not enter(engine):
+        return 0
+    ok = route_begin(engine, first, second, filter, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
+ctypedef bint (*pool_step_t)(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
+
+
+cdef int step_of_pool(void* self, uint64_t first, uint64_t second, pool_step_t step) noexcept nogil:
+    cdef Engine* engine = (<Context*> self).engine
+    cdef Failure failure
+    cdef bint ok
+    if not enter(engine):
+        return 0
+    ok = step(engine, first, second, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
+cdef int end_allocate_to_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
+    return step_of_pool(self, first, second, engine_end_routing)
+
+
+cdef int release_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
+    return step_of_pool(self, first, second, pool_release)
+
+
+cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:
+    """The words of the calling thread's last failure; their length, cut to `capacity`."""
+    cdef const Failure* failure = last_failure()
+    cdef char words[256]
+    cdef int length
+    if failure.reason == FAILED_OUT_OF_MEMORY:
+        length = snprintf(
+            words, sizeof(words), b"out of memory: tried to allocate %llu bytes; %llu free on the device, "
+            b"%llu reserved here, of which %llu in use", <unsigned long long> failure.segment,
+            <unsigned long long> failure.device_free, <unsigned long long> failure.reserved,
+            <unsigned long long> failure.allocated)
+    elif failure.reason == FAILED_ADDRESS:
+        length = snprintf(words, sizeof(words), b"invalid device pointer: %#llx", <unsigned long long> failure.address)
+    elif failure.reason == NO_FAILURE:
+        length = snprintf(words, sizeof(words), b"the allocator was called from inside itself")
+    else:
+        length = snprintf(words, sizeof(words), b"the device refused (reason %d)", failure.reason)
+    length = min(length, <int> capacity)
+    memcpy(text, words, length)
+    return length
+
+
+cdef EntryPoints* entry_points_of(object allocator) except NULL:
+    """A table for an allocator, which from now on lives as long as the process."""
+    cdef Tenant tenant = allocator if isinstance(allocator, Tenant) else None
+    cdef Allocator owner
+    cdef EntryPoints* table
+    cdef Context* context
+    if tenant is None and not isinstance(allocator, Allocator):
+        raise TypeError(f"entry points are of a caching Allocator or of a Tenant, not of {type(allocator).__name__}")
+    owner = allocator if tenant is None else tenant.allocator
+    table = <EntryPoints*> calloc(1, sizeof(EntryPoints))
+    context = <Context*> calloc(1, sizeof(Context))
+    if table == NULL or context == NULL:
+        raise MemoryError("the host has no memory for the entry points")
+    context.engine = owner.engine
+    context.allocator = <void*> owner
+    context.tenant = 0 if tenant is None else tenant.context
+    context.level = &owner.level
+    owner.shared_by_pointer = True
+    owner.engine.interpreter_guards = False
+    immortal.append(owner)
+    table.size = sizeof(EntryPoints)
+    table.version = ENTRY_VERSION
+    table.context = context
+    table.allocate = allocate
+    table.free = release
+    table.record_stream = record_stream
+    table.empty_cache = empty_cache
+    table.base_allocation = base_allocation
+    table.set_memory_fraction = set_memory_fraction
+    table.last_error = last_error
+    table.begin_allocate_to_pool = begin_allocate_to_pool
+    table.end_allocate_to_pool = end_allocate_to_pool
+    table.release_pool = release_pool
+    return table
+
+
+cdef list immortal = []
+
+
+cdef object last_exception(const EntryPoints* table):
+    cdef Allocator owner = <Allocator> (<Context*> table.context).allocator
+    cdef Failure* failure = last_failure()
+    if failure.reason == NO_FAILURE:
+        return RequestError("the allocator was called from inside itself; a callback may only free")
+    try:
+        owner.checked_size(failure.requested)
+    except AllotmentError as error:
+        return error
+    return owner.failed(failure)
+
+
+def entry_points(allocator):
+    """The table as a capsule named "allotment.entry_points"."""
+    return PyCapsule_New(entry_points_of(allocator), b"allotment.entry_points", NULL)
+
+
+def entry_points_address(allocator) -> int:
+    """The table's address, for ctypes and foreign runtimes."""
+    return <size_t> entry_points_of(allocator)

@@ -1,0 +1,154 @@
+"""Private pools as objects, and the state of a pool as a record."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from allotment.errors import PoolError
+
+if TYPE_CHECKING:
+    from allotment._allocators.caching.allocator import Allocator
+
+PoolId = tuple[int, int]
+
+_user_ids = itertools.count(1)
+_graph_ids = itertools.count(1)
+
+
+# Another runtime that hands its own pool ids to an allocator counts from 1 as well.
+_ABOVE_FOREIGN_IDS = 1 << 32
+
+
+def leave_ids_to_others() -> list[PoolId]:
+    """Take ids from now on that no other runtime of this process has reached; the ids that were taken before."""
+    global _user_ids, _graph_ids
+    user, graph = next(_user_ids), next(_graph_ids)
+    _user_ids = itertools.count(max(user, _ABOVE_FOREIGN_IDS))
+    _graph_ids = itertools.count(max(graph, _ABOVE_FOREIGN_IDS))
+    if user >= _ABOVE_FOREIGN_IDS:
+        return []
+    return [(0, n) for n in range(1, user)] + [(n, 0) for n in range(1, graph)]
+
+
+def next_user_pool_id() -> PoolId:
+    """An id for a pool that a user makes; nothing is created by taking one."""
+    return 0, next(_user_ids)
+
+
+def next_graph_pool_id() -> PoolId:
+    """An id for a pool that a graph capture makes for itself."""
+    return next(_graph_ids), 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """A block as a checkpoint remembers it."""
+
+    address: int
+    size: int
+    in_use: bool
+    mapped: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentState:
+    """A segment, and the blocks that tile it, in order of address."""
+
+    address: int
+    stream: int
+    is_small: bool
+    is_expandable: bool
+    blocks: tuple[BlockState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The arrangement of a pool at one moment. Only the allocator it came from can restore it."""
+
+    allocator: Allocator = field(repr=False)
+    pool: PoolId
+    segments: tuple[SegmentState, ...]
+
+    @property
+    def in_use(self) -> frozenset[int]:
+        """The addresses that were in use."""
+        return frozenset(b.address for segment in self.segments for b in segment.blocks if b.in_use)
+
+
+class Pool:
+    """Memory of its own: inside `with pool:`, this thread's requests are served from it and nowhere else.
+
+    `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
+    `allocator` (an object with allocate(size, stream) and free(address, size, stream)) is where its segments
+    come from; address 0, None or a MemoryError of `allocate` means that it is out of memory.
+
+    Its cached memory goes back when the pool is closed or forgotten; blocks still in use then keep theirs
+    until they are freed and the cache is emptied.
+    """
+
+    def __init__(
+        self, allocator_of_device: Allocator, *, use_on_oom: bool = False, no_split: bool = False, allocator: Any = None
+    ) -> None:
+        self.allocator = allocator_of_device
+        self.id = next_user_pool_id()
+        self._closed = True
+        self.allocator.create_or_incref_pool(self.id, allocator)
+        self._closed = False
+        if use_on_oom:
+            self.allocator.set_use_on_oom(self.id, True)
+        if no_split:
+            self.allocator.set_no_split(self.id)
+
+    @property
+    def use_count(self) -> int:
+        """How many use the pool: this object, each `with` that is entered, each graph."""
+        return self.allocator.pool_use_count(self.id)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Physical memory that the pool holds now."""
+        return self.allocator.pool_reserved_bytes(self.id)
+
+    def __enter__(self) -> Pool:
+        self.allocator.begin_allocate_to_pool(self.id, thread=threading.get_ident())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.allocator.end_allocate_to_pool(self.id)
+        finally:
+            self.allocator.release_pool(self.id)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """The pool's part of a snapshot."""
+        return self.allocator.segments(self.id)
+
+    def checkpoint(self) -> PoolState:
+        """The pool's arrangement now."""
+        return self.allocator.checkpoint_pool(self.id)
+
+    def restore(self, state: PoolState) -> tuple[list[int], list[int]]:
+        """Bring the pool back to `state`: (addresses freed by that, addresses in use again)."""
+        return self.allocator.restore_pool(state)
+
+    def close(self) -> None:
+        """Give up the pool; a second time, nothing happens."""
+        if self._closed:
+            return
+        self._closed = True
+        self.allocator.close_pool(self.id)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            with suppress(PoolError):  # collected together with the allocator, which has retired the pool already
+                self.close()
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.id} on {self.allocator.device.name}>"

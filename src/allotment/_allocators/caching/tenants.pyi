@@ -1,0 +1,23 @@
+from typing import final
+
+from allotment._allocators.buffer import Buffer
+from allotment._allocators.caching.allocator import Allocator
+from allotment._devices.streams import Stream
+
+@final
+class Tenant:
+    """A named user of an allocator that others use too: its blocks are the allocator's, and known as this user's.
+
+    Made by `Allocator.tenant`; two of one name are the same tenant. Any of them, and the allocator itself, may
+    free what another has allocated.
+    """
+
+    def __init__(self, allocator: Allocator, name: str) -> None: ...
+    @property
+    def allocator(self) -> Allocator: ...
+    @property
+    def name(self) -> str: ...
+    def malloc(self, size: int, stream: Stream | int = 0) -> int: ...
+    def free(self, address: int, /) -> None: ...
+    def empty(self, size: int, stream: Stream | int = 0) -> Buffer: ...
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None: ...

@@ -1,0 +1,124 @@
+"""Graph capture: work kept instead of run, with memory that stays where it is for as long as the graph lives.
+
+    with allotment.capture(stream) as graph:
+        ...                     # work on `stream`, and on streams that wait for it; requests on them
+    graph.replay()              # the same work on the same addresses
+
+Requests of capturing streams are served from the graph's pool, and from nowhere else; all others go on as
+before. What is freed inside is reused inside, and by later captures that share the pool. The pool's memory
+is given back when the last graph that uses it is reset.
+
+With `backend:cudaMallocAsync` there is no such pool: the device makes the memory a part of the graph itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from allotment._allocators.caching.pools import Pool, PoolId, next_graph_pool_id
+from allotment._allocators.current import allocator_on
+from allotment._allocators.stream_ordered.allocator import AsyncAllocator
+from allotment.errors import AllotmentError, CaptureError, DeviceError
+
+if TYPE_CHECKING:
+    from allotment._allocators.caching.allocator import Allocator
+    from allotment._devices.streams import Stream
+
+
+class Graph:
+    """Captured work, and a use of the pool that its memory is in."""
+
+    def __init__(self, allocator: Allocator, stream: Stream, pool: PoolId) -> None:
+        self.allocator = allocator
+        self.stream = stream
+        self.pool = pool
+        self._work: Any = None
+        self._holds_pool = False
+
+    def replay(self, stream: Stream | None = None) -> None:
+        """Run the captured work again, in stream order: on the stream it was captured on, or another."""
+        if self._work is None:
+            raise CaptureError("there is nothing to replay: the capture did not end well, or the graph was reset")
+        self._work.replay((stream or self.stream).handle)
+
+    def reset(self) -> None:
+        """Forget the work and give up the memory; a second time, nothing happens.
+
+        Blocks that are still in use keep their memory until they are freed and the cache is emptied.
+        """
+        self._work = None
+        if self._holds_pool:
+            self._holds_pool = False
+            self.allocator.release_pool(self.pool)
+            self.allocator.empty_cache(self.pool)
+
+    def __del__(self) -> None:
+        if getattr(self, "_holds_pool", False):
+            self.reset()
+
+
+class capture:
+    """Keep the work given to a stream, instead of running it, until the end of the block.
+
+    `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one the graph gets a pool of its
+    own. `allocator` is the one whose requests are routed: by default the pool's, else the first one made on
+    the stream's device. Raises CaptureError; a capture that fails or is abandoned leaves nothing behind.
+    """
+
+    def __init__(
+        self, stream: Stream, pool: Pool | Graph | PoolId | None = None, *, allocator: Allocator | None = None
+    ) -> None:
+        if stream.handle == 0:
+            raise CaptureError("a graph is captured on a stream of its own, not on the default stream")
+        if allocator is None:
+            allocator = pool.allocator if isinstance(pool, Pool | Graph) else allocator_on(stream.device)
+        if allocator is None:
+            raise CaptureError(f"there is no allocator on {stream.device.name}; name one with allocator=")
+        if pool is None:
+            pool = next_graph_pool_id()
+        self._id = pool.pool if isinstance(pool, Graph) else pool.id if isinstance(pool, Pool) else pool
+        self._stream = stream
+        self._allocator = allocator
+        self._graph = Graph(allocator, stream, self._id)
+
+    def __enter__(self) -> Graph:
+        device: Any = self._stream.device
+        capture_id = device.begin_capture(self._stream.handle)
+        try:
+            self._allocator.begin_allocate_to_pool(self._id, capture=capture_id)
+        except BaseException:
+            self._abandon_device_capture()
+            raise
+        return self._graph
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._abandon_device_capture()
+            self._let_go_of_pool()
+            return
+        device: Any = self._stream.device
+        try:
+            if isinstance(self._allocator, AsyncAllocator):
+                self._allocator.join_capture(self._stream)
+            work = device.end_capture(self._stream.handle)
+        except DeviceError as refused:
+            self._abandon_device_capture()
+            self._let_go_of_pool()
+            raise CaptureError(f"the capture could not be ended: {refused}") from refused
+        self._allocator.end_allocate_to_pool(self._id)
+        self._graph._work = work
+        self._graph._holds_pool = True
+
+    def _abandon_device_capture(self) -> None:
+        device: Any = self._stream.device
+        with suppress(AllotmentError):  # it was broken already, or never whole: either way it has ended
+            device.end_capture(self._stream.handle)
+
+    def _let_go_of_pool(self) -> None:
+        self._allocator.end_allocate_to_pool(self._id)
+        self._allocator.release_pool(self._id)
+        self._allocator.empty_cache(self._id)

@@ -1,0 +1,81 @@
+"""The allocator that a device's users share when nobody hands them one."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
+
+from allotment._devices import device_name
+from allotment.errors import RequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from allotment._allocators.caching.allocator import Allocator
+    from allotment._allocators.registry import DeviceAllocator
+    from allotment._config import Settings
+    from allotment._core.contract.table import Device
+
+_lock = threading.RLock()  # an allocator made under it notes itself
+_shared: dict[str, DeviceAllocator] = {}
+_first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
+
+
+def current(device: str = "host", *, settings: str | Settings | None = None) -> DeviceAllocator:
+    """The shared allocator of a device: an `Allocator` made at first use, unless another one was put in its place.
+
+    `settings` are for the one that is made; what is there already keeps its own. `Allocator(device)` makes one of
+    your own instead.
+    """
+    from allotment._allocators.caching.allocator import Allocator
+
+    with _lock:
+        name = shared_name(device)
+        if name not in _shared:
+            _shared[name] = Allocator(name, settings=settings)
+        return _shared[name]
+
+
+def current_caching(device: str = "host", *, settings: str | Settings | None = None) -> Allocator:
+    """`current`, for those who need what a caching allocator alone has: tenants, entry points, pools.
+
+    Raises UnsupportedError if an allocator of another kind was put in its place.
+    """
+    from allotment._allocators.caching.allocator import Allocator
+
+    found = current(device, settings=settings)
+    if not isinstance(found, Allocator):
+        raise UnsupportedError(
+            f"{found!r} is the current allocator of {device}, and a caching one is needed here: hand over an Allocator"
+        )
+    return found
+
+
+def shared_name(device: str) -> str:
+    """The name that a device's allocator is kept under. Raises RequestError if nobody knows the device."""
+    return device if device in _shared else device_name(device)
+
+
+def install(name: str, allocator: DeviceAllocator) -> None:
+    """Share `allocator` under a name, whose present allocator must not be initialized."""
+    with _lock:
+        present = _shared.get(name)
+        if present is not None and present.initialized:
+            raise RequestError(
+                f"Can't swap an already initialized allocator: {present!r} serves {name}, and its memory may be in use."
+                f" Change it before anybody asks for current({name!r})"
+            )
+        _shared[name] = allocator
+
+
+def note_allocator(allocator: Allocator) -> None:
+    """Remember the first allocator on a device object."""
+    with _lock:
+        known = _first_on.get(allocator.device)
+        if known is None or known() is None:
+            _first_on[allocator.device] = ref(allocator)
+
+
+def allocator_on(device: Device) -> Allocator | None:
+    """The first allocator made on this device object, while it lives."""
+    known = _first_on.get(device)
+    return known() if known is not None else None

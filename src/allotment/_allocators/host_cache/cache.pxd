@@ -1,0 +1,13 @@
+from allotment._allocators.host_cache.entry_points cimport CpuEntryPoints
+from allotment._allocators.host_cache.exact_cache cimport Cache
+from allotment._allocators.host_cache.python_memory cimport PythonMemory
+
+cdef class CachingAllocator:
+    cdef Cache* cache
+    cdef PythonMemory memory    # where new memory comes from; None is the system's own
+    cdef CpuEntryPoints table   # filled when it is first asked for
+    cdef object __weakref__
+
+    cdef object allocate_bytes(self, object size)
+    cdef int free_address(self, object given) except -1
+    cdef int raise_out_of_memory(self, object size) except -1

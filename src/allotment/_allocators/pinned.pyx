@@ -1,0 +1,236 @@
+"""Pinned host memory, kept for reuse: see the stub, pinned.pyi.
+
+A block is in one of three places, by its size class:
+
+    lent      somebody has it
+    waiting   freed, but copies on some streams may still read or write it: an event for each of them
+    kept      nobody can touch it any more
+
+The lock story. Python's containers under one reentrant lock: a collection inside any step may run the finalizer of a
+block, which calls `free` on the same thread. So `free` only appends to places, and steps that look through a place go
+by what they have taken out of it. Device calls that may wait are made without the interpreter lock.
+"""
+
+from libc.stdint cimport uint64_t
+
+from allotment._core.contract.raising cimport device_error
+from allotment._core.contract.table cimport CAN_PINNED, NOT_READY, OK, OUT_OF_MEMORY, Backend, Device, status_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
+
+import operator
+import threading
+
+from allotment.errors import AddressError, SizeError, UnsupportedError
+
+cdef enum:
+    LEAST_SIZE = 512
+    MOST_POWER = 60         # requests of 2**60 bytes and up are refused unseen
+
+
+cdef bytes_t size_class(object size) except 0:
+    """The power of two that serves a request."""
+    wanted = operator.index(size)
+    if wanted < 0:
+        raise SizeError(f"a request cannot have {wanted} bytes", wanted)
+    if wanted >> MOST_POWER:
+        raise MemoryError(f"no machine has {wanted} bytes of pinned memory")
+    return max(LEAST_SIZE, 1 << (wanted - 1).bit_length())
+
+
+cdef class PinnedPool:
+    cdef readonly Device device
+    cdef object lock
+    cdef dict lent              # address -> size class
+    cdef dict waiting           # size class -> [(address, [event])], oldest first
+    cdef dict kept              # size class -> [address]
+    cdef list spare_events
+    cdef readonly uint64_t hits
+    cdef readonly uint64_t misses
+
+    def __init__(self, device):
+        cdef Device found = getattr(device, "device", device)
+        if not found.table.capabilities & CAN_PINNED:
+            raise UnsupportedError(f"{found.name} has no pinned memory")
+        self.device = found
+        self.lock = threading.RLock()
+        self.lent, self.waiting, self.kept = {}, {}, {}
+        self.spare_events = []
+
+    def allocate(self, size):
+        if size == 0:
+            return 0
+        rounded = size_class(size)
+        with self.lock:
+            address = self.take(rounded)
+            if address is None:
+                self.misses += 1
+                address = self.obtain(rounded)
+            else:
+                self.hits += 1
+            self.lent[address] = rounded
+            return address
+
+    def free(self, address, streams=()):
+        if address == 0:
+            return
+        with self.lock:
+            if address not in self.lent:
+                raise AddressError(f"invalid pinned address: {address:#x}", address)
+            events = self.record_events(streams)
+            rounded = self.lent.pop(address)
+            if events:
+                self.waiting.setdefault(rounded, []).append((address, events))
+            else:
+                self.kept.setdefault(rounded, []).append(address)
+
+    def release(self):
+        with self.lock:
+            for rounded in list(self.waiting):
+                self.sort_out(rounded)
+            self.give_back()
+
+    def stats(self):
+        with self.lock:
+            return {
+                "lent_blocks": len(self.lent),
+                "lent_bytes": sum(self.lent.values()),
+                "waiting_blocks": sum(len(blocks) for blocks in self.waiting.values()),
+                "waiting_bytes": sum(rounded * len(blocks) for rounded, blocks in self.waiting.items()),
+                "kept_blocks": sum(len(blocks) for blocks in self.kept.values()),
+                "kept_bytes": sum(rounded * len(blocks) for rounded, blocks in self.kept.items()),
+                "hits": self.hits,
+                "misses": self.misses,
+            }
+
+    def __del__(self):
+        if self.lock is not None:
+            with self.lock:
+                self.await_all()
+                self.give_back()
+                self.drop_events()
+
+    # --- places ---
+
+    cdef object take(self, object rounded):
+        """The address of a block that nobody can touch, or None."""
+        kept = self.kept.get(rounded)
+        if not kept:
+            self.sort_out(rounded)
+            kept = self.kept.get(rounded)
+        return kept.pop() if kept else None
+
+    cdef int sort_out(self, object rounded) except -1:
+        """Keep the blocks of a size class whose copies are done."""
+        for address, events in self.waiting.pop(rounded, ()):
+            if self.are_done(events):
+                self.spare_events += events
+                self.kept.setdefault(rounded, []).append(address)
+            else:
+                self.waiting.setdefault(rounded, []).append((address, events))
+        return 0
+
+    cdef object obtain(self, object rounded):
+        """New memory; if there is none, that of everything cached is given back first."""
+        cdef address_t address = 0
+        status = self.ask(rounded, &address)
+        if status == OUT_OF_MEMORY:
+            self.await_all()
+            self.give_back()
+            status = self.ask(rounded, &address)
+        if status == OUT_OF_MEMORY:
+            raise MemoryError(
+                f"no pinned memory for {rounded} bytes beside {sum(self.lent.values())} that are in use"
+            ) from device_error(&self.device.table, status, "pinned_allocate")
+        self.check(status, "pinned_allocate")
+        return address
+
+    cdef status_t ask(self, bytes_t rounded, address_t* address) noexcept:
+        cdef Backend* table = &self.device.table
+        cdef status_t status
+        with nogil:
+            status = table.pinned_allocate(table.self, rounded, address)
+        return status
+
+    cdef int give_back(self) except -1:
+        """Give what is kept back to the device."""
+        cdef Backend* table = &self.device.table
+        cdef address_t address
+        cdef status_t status
+        for blocks in list(self.kept.values()):
+            while blocks:
+                address = blocks.pop()
+                with nogil:
+                    status = table.pinned_free(table.self, address)
+                self.check(status, "pinned_free")
+        return 0
+
+    # --- events ---
+
+    cdef list record_events(self, object streams):
+        """An event for each stream that is not being captured: a graph's copies have no time of their own."""
+        cdef Backend* table = &self.device.table
+        cdef stream_t stream
+        cdef capture_t capture
+        cdef event_t event
+        events = []
+        if table.event_record == NULL:
+            return events
+        try:
+            for given in streams:
+                stream, capture = given, 0
+                if table.capture_status != NULL:
+                    self.check(table.capture_status(table.self, stream, &capture), "capture_status")
+                if capture == 0:
+                    event = self.new_event()
+                    events.append(event)
+                    self.check(table.event_record(table.self, event, stream), "event_record")
+        except BaseException:
+            self.spare_events += events     # to be recorded anew
+            raise
+        return events
+
+    cdef event_t new_event(self) except? 0:
+        cdef Backend* table = &self.device.table
+        cdef event_t event = 0
+        if self.spare_events:
+            return self.spare_events.pop()
+        self.check(table.event_create(table.self, &event), "event_create")
+        return event
+
+    cdef bint are_done(self, list events) except -1:
+        cdef Backend* table = &self.device.table
+        cdef event_t event
+        cdef status_t status
+        for event in events:
+            status = table.event_query(table.self, event)
+            if status == NOT_READY:
+                return False
+            self.check(status, "event_query")
+        return True
+
+    cdef int await_all(self) except -1:
+        """Wait for every copy that is waited for, and keep the memory."""
+        cdef Backend* table = &self.device.table
+        cdef event_t event
+        cdef status_t status
+        while self.waiting:
+            rounded, blocks = self.waiting.popitem()
+            for address, events in blocks:
+                for event in events:
+                    with nogil:
+                        status = table.event_synchronize(table.self, event)
+                    self.check(status, "event_synchronize")
+                self.spare_events += events
+                self.kept.setdefault(rounded, []).append(address)
+        return 0
+
+    cdef int drop_events(self) except -1:
+        cdef Backend* table = &self.device.table
+        while self.spare_events:
+            self.check(table.event_destroy(table.self, self.spare_events.pop()), "event_destroy")
+        return 0
+
+    cdef int check(self, status_t status, str operation) except -1:
+        if status != OK:
+            raise device_error(&self.device.table, status, operation)
+        return 0

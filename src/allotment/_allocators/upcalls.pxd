@@ -1,0 +1,17 @@
+"""Functions of the user's, as the engine calls them: from inside, where no exception can be carried.
+
+`self` is the Python object. What it raises is printed, and the engine goes on as though it had said no.
+"""
+
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.records.trace cimport TraceRecord
+
+# Prints an exception that the engine cannot carry. pre: inside an except clause
+cdef int write_unraisable(object who) except -1
+
+cdef bint call_free_memory(void* callback) noexcept with gil
+cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil
+cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with gil
+cdef address_t call_raw_alloc(void* allocator, bytes_t size, stream_t stream) noexcept with gil
+cdef void call_raw_delete(void* allocator, address_t address, bytes_t size, stream_t stream) noexcept with gil
+cdef void drop_reference(void* owned) noexcept with gil

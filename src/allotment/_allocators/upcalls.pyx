@@ -1,0 +1,59 @@
+from cpython.ref cimport Py_DECREF
+
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.edge.snapshot cimport action_name
+from allotment._core.records.trace cimport TraceRecord
+
+
+cdef int write_unraisable(object who) except -1:
+    import sys
+    import traceback
+    print(f"Exception ignored in {who!r}, which the allocator called:", file=sys.stderr)
+    traceback.print_exc()
+    return 0
+
+
+cdef bint call_free_memory(void* callback) noexcept with gil:
+    try:
+        return bool((<object> callback)())
+    except BaseException:
+        write_unraisable(<object> callback)
+        return False
+
+
+cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil:
+    try:
+        return bool((<object> accepts)(stream))
+    except BaseException:
+        write_unraisable(<object> accepts)
+        return False
+
+
+cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with gil:
+    for tracker in <list> trackers:
+        try:
+            tracker(action_name(record.action), record.address, record.size, record.stream,
+                    (record.pool_first, record.pool_second))
+        except BaseException:
+            write_unraisable(tracker)
+
+
+cdef address_t call_raw_alloc(void* allocator, bytes_t size, stream_t stream) noexcept with gil:
+    try:
+        return (<object> allocator).allocate(size, stream) or 0
+    except MemoryError:
+        return 0
+    except BaseException:
+        write_unraisable(<object> allocator)
+        return 0
+
+
+cdef void call_raw_delete(void* allocator, address_t address, bytes_t size, stream_t stream) noexcept with gil:
+    try:
+        (<object> allocator).free(address, size, stream)
+    except BaseException:
+        write_unraisable(<object> allocator)
+
+
+cdef void drop_reference(void* owned) noexcept with gil:
+    Py_DECREF(<object> owned)

@@ -1,0 +1,68 @@
+"""The command line: the list of commands, exit codes, and how errors are printed.
+
+A command is a module here of the command's name, with a function `command` that Typer can read. The
+modules import what they need when they run, so that listing the commands costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from importlib import import_module
+from typing import NoReturn
+
+import typer
+
+from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
+
+COMMANDS = ("bench", "conformance", "demo", "replay")
+
+
+class ExitCode(IntEnum):
+    """What a command's exit says. Several files: bad input over a difference over not yet supported."""
+
+    DONE = 0
+    DIFFERENT = 1
+    BAD_INPUT = 2
+    NOT_YET = 3
+
+    @staticmethod
+    def of_all(codes: Sequence[ExitCode]) -> ExitCode:
+        worst_first = (ExitCode.BAD_INPUT, ExitCode.DIFFERENT, ExitCode.NOT_YET)
+        return next((code for code in worst_first if code in codes), ExitCode.DONE)
+
+    @staticmethod
+    def of_error(error: AllotmentError) -> ExitCode:
+        if isinstance(error, FormatError | RequestError):
+            return ExitCode.BAD_INPUT
+        return ExitCode.NOT_YET if isinstance(error, UnsupportedError) else ExitCode.DIFFERENT
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit; by default with the arguments of this process."""
+    try:
+        _application()(args=arguments, prog_name="allotment")
+    except InvariantError:
+        raise  # a bug in Allotment: its traceback is wanted
+    except AllotmentError as error:
+        print(f"allotment: {error}", file=sys.stderr)
+        raise SystemExit(ExitCode.of_error(error)) from None
+    raise SystemExit(ExitCode.DONE)
+
+
+def _application() -> typer.Typer:
+    application = typer.Typer(
+        help="A caching memory allocator for accelerators and hosts.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    application.callback()(_no_options)  # else Typer takes a single command for the whole program
+    for name in COMMANDS:
+        application.command(name)(import_module(f"allotment._cli.{name}").command)
+    return application
+
+
+def _no_options() -> None:
+    pass

@@ -1,0 +1,180 @@
+"""`allotment replay`: the history of a PyTorch memory snapshot through the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from allotment._cli import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from allotment.lab.replay.run import Progress, Recording, Result
+
+LINE = 64
+"""Characters of a sparkline."""
+
+
+def command(
+    snapshot: Annotated[
+        str,
+        typer.Argument(
+            metavar="SNAPSHOT",
+            help='A file from torch.cuda.memory._dump_snapshot, gzipped or not; "sample" is one that comes along.',
+            show_default=False,
+        ),
+    ],
+    settings: Annotated[
+        str | None,
+        typer.Option(help='Other settings than the recorded ones, such as "expandable_segments:True".'),
+    ] = None,
+    capacity: Annotated[str | None, typer.Option(help='A device of this size, such as "40GiB".')] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Find the smallest device that the history fits on.")] = False,
+    device: Annotated[int | None, typer.Option(help="Which device's history; the longest unless given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Run a PyTorch memory snapshot's history through the engine, on a simulated device.
+
+    Exits with 1 if the history was replayed as recorded and came out otherwise, or ran out of memory on a capacity
+    that was given; with 2 if the snapshot cannot be read.
+    """
+    if as_json:
+        result, smallest = _replay(snapshot, settings, capacity, fit, device, lambda what: None)
+        print(json.dumps(_report(result, smallest, fit)))
+    else:
+        result, smallest = _print_report(snapshot, settings, capacity, fit, device)
+    missed = result.matches_recording is False or (capacity is not None and result.ooms > 0)
+    raise typer.Exit(ExitCode.DIFFERENT if missed else ExitCode.DONE)
+
+
+def _replay(
+    snapshot: str, settings: str | None, capacity: str | None, fit: bool, device: int | None, progress: Progress
+) -> tuple[Result, int | None]:
+    from allotment._config import parse, parse_size
+
+    wanted = None if settings is None else parse(settings)
+    size = None if capacity is None else _capacity(parse_size(capacity))
+    recording = _read(snapshot, device, progress)
+    progress("replaying")
+    result = recording.replay(wanted, size)
+    return result, recording.fit(wanted, progress) if fit else None
+
+
+def _capacity(size: int) -> int:
+    from allotment.errors import RequestError
+    from allotment.lab.replay.run import MOST_CAPACITY
+
+    if not 0 < size <= MOST_CAPACITY:
+        raise RequestError(f"a device has between 1 and {MOST_CAPACITY} bytes, not {size}")
+    return size
+
+
+def _read(snapshot: str, device: int | None, progress: Progress) -> Recording:
+    from allotment.errors import FormatError
+    from allotment.lab.replay.run import read_recording
+
+    try:
+        return read_recording(snapshot, device, progress)
+    except OSError as error:
+        raise FormatError(f"{snapshot} cannot be read: {error.strerror or error}") from None
+
+
+def _report(result: Result, smallest: int | None, fit: bool) -> dict[str, Any]:
+    difference = result.first_difference
+    report: dict[str, Any] = {
+        "events": result.events,
+        "peak_requested_bytes": result.peak_requested_bytes,
+        "peak_allocated_bytes": result.peak_allocated_bytes,
+        "peak_active_bytes": result.peak_active_bytes,
+        "peak_reserved_bytes": result.peak_reserved_bytes,
+        "waste_ratio": result.waste_ratio,
+        "device_allocations": result.device_allocations,
+        "device_frees": result.device_frees,
+        "retries": result.retries,
+        "ooms": result.ooms,
+        "matches_recording": result.matches_recording,
+        "reason": result.reason,
+        "first_difference": None if difference is None else asdict(difference),
+    }
+    if fit:
+        report["smallest_capacity_bytes"] = smallest
+    return {**report, "seconds": result.seconds}
+
+
+# --- for people --------------------------------------------------------------------------------------------------
+
+
+def _print_report(
+    snapshot: str, settings: str | None, capacity: str | None, fit: bool, device: int | None
+) -> tuple[Result, int | None]:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with _progress_bar(console) as progress:
+        result, smallest = _replay(snapshot, settings, capacity, fit, device, progress)
+    _print_table(console, result, smallest)
+    _print_lines(console, result)
+    _print_verdict(console, result)
+    return result, smallest
+
+
+@contextmanager
+def _progress_bar(console: Console) -> Iterator[Callable[[str], None]]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what: bar.update(task, description=what)
+
+
+def _print_table(console: Console, result: Result, smallest: int | None) -> None:
+    from rich.table import Table
+
+    from allotment._viewer.terminal import human_size
+
+    table = Table(title=f"{result.events:,} events replayed in {result.seconds * 1000:.1f} ms", show_header=False)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, size in (
+        ("most requested", result.peak_requested_bytes),
+        ("most allocated", result.peak_allocated_bytes),
+        ("most active", result.peak_active_bytes),
+        ("most reserved", result.peak_reserved_bytes),
+    ):
+        table.add_row(name, human_size(size))
+    table.add_row("reserved over active", "-" if result.waste_ratio is None else f"{result.waste_ratio:.3f}")
+    table.add_row("device allocations, frees", f"{result.device_allocations:,}, {result.device_frees:,}")
+    table.add_row("retries, out of memory", f"{result.retries:,}, {result.ooms:,}")
+    if smallest is not None:
+        table.add_row("smallest device it fits on", human_size(smallest))
+    console.print(table)
+
+
+def _print_lines(console: Console, result: Result) -> None:
+    from allotment._viewer.terminal import sparkline
+
+    top = max(result.reserved, default=0)
+    console.print(f"live      {sparkline(result.live, LINE, top)}")
+    console.print(f"reserved  {sparkline(result.reserved, LINE, top)}")
+
+
+def _print_verdict(console: Console, result: Result) -> None:
+    from rich.markup import escape
+
+    difference = result.first_difference
+    if result.matches_recording:
+        console.print("[green]Every recorded decision was made again.[/]")
+    elif result.matches_recording is False and difference is not None:
+        place = "The state at the end" if difference.entry is None else f"Entry {difference.entry}"
+        console.print(f"[bold red]{place} differs from the recording:[/]")
+        console.print(escape(f"  expected {difference.expected}\n  got      {difference.got}"))
+    if result.reason is not None:
+        style = "" if result.matches_recording else "yellow"
+        console.print(escape(result.reason[0].upper() + result.reason[1:] + "."), style=style)

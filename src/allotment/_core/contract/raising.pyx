@@ -1,0 +1,154 @@
+"""The one place that turns a status into an exception."""
+
+from cpython.object cimport PyObject, PyTypeObject, traverseproc, visitproc
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stddef cimport size_t
+
+from allotment._core.contract.table cimport (
+    DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Backend, Device, status_t)
+
+from allotment.errors import DeviceError, StreamError, UnsupportedError
+
+cdef enum:
+    TEXT_CAPACITY = 1024
+
+cdef dict STATUS_TEXTS = {
+    OUT_OF_MEMORY: "the device is out of memory",
+    NOT_READY: "there is unfinished work",
+    UNSUPPORTED: "this device cannot do that",
+    INVALID: "a handle or address is not, or no longer, one of this device's",
+    DEVICE_ERROR: "the device gave no reason",
+}
+
+# Operations whose only handle from outside is a stream. Events and chunks are the engine's own.
+cdef frozenset STREAM_OPERATIONS = frozenset((
+    "segment_allocate", "range_reserve", "ordered_allocate", "stream_destroy", "stream_query", "stream_synchronize",
+    "stream_wait", "event_record", "capture_begin", "capture_end", "capture_status", "capture_terminals",
+))
+
+
+# Where each device keeps its failures. The references are borrowed: see Failures.
+cdef dict registry = {}         # address of a device -> address of its Failures
+
+
+cdef class Failures:
+    def __cinit__(self):
+        self.exceptions = {}
+        self.texts = {}
+
+    def __del__(self):
+        self.is_finalized = True
+
+    def __dealloc__(self):
+        registry.pop(<size_t> self.device, None)
+
+
+# Of what is collected together, the collector first finalizes everything, then looks once more at what leads
+# where, and only then takes anything apart. A finalizer may well call the device, for instance to give memory back;
+# the second look is the moment after which nobody may, and no other is told to us.
+cdef traverseproc traverse_members = (<PyTypeObject*> Failures).tp_traverse
+
+cdef int traverse(PyObject* self, visitproc visit, void* argument) except -1:
+    if (<Failures> <void*> self).is_finalized:
+        (<Failures> <void*> self).is_collected = True
+    return traverse_members(self, visit, argument)
+
+(<PyTypeObject*> Failures).tp_traverse = traverse
+
+
+cdef Failures new_failures(void* device):
+    cdef Failures failures = Failures()
+    failures.device = device
+    registry[<size_t> device] = <size_t> <void*> failures
+    return failures
+
+
+cdef Failures failures_of(void* device):
+    """None if the device is not written in Python, or is just being taken apart."""
+    cdef size_t address = registry.get(<size_t> device, 0)
+    return <Failures> <void*> address if address != 0 else None
+
+
+cdef object device_error(Backend* table, status_t status, str operation):
+    assert status != OK
+    text = described(table) or STATUS_TEXTS.get(status, f"status {status}")
+    message = f"device {table.device}: {operation} failed: {text}"
+    if status == UNSUPPORTED:
+        error = UnsupportedError(message, operation=operation, status=status)
+    elif status == INVALID and operation in STREAM_OPERATIONS:
+        error = StreamError(message)
+    else:
+        error = DeviceError(message, operation=operation, status=status)
+    error.__cause__ = take_cause(table, status)
+    return error
+
+
+cdef object take_cause(Backend* table, status_t status):
+    cdef Failures failures = failures_of(table.self)
+    if failures is None:
+        return None
+    thread = PyThread_get_thread_ident()
+    exception = failures.exceptions.pop((thread, status), None)
+    if exception is None and is_interrupt(failures.exceptions.get((thread, DEVICE_ERROR))):
+        exception = failures.exceptions.pop((thread, DEVICE_ERROR))
+    return exception
+
+
+cdef int keep_failure(void* device, status_t status, object exception) except -1:
+    cdef Failures failures = failures_of(device)
+    if failures is None:
+        return 0
+    thread = PyThread_get_thread_ident()
+    failures.texts[thread] = text_of(exception)
+    replaced = failures.exceptions.get((thread, status))
+    failures.exceptions[thread, status] = exception
+    if is_interrupt(replaced):
+        # Nobody has raised it yet, and a user's Ctrl-C must not vanish under the failure of a clean-up.
+        put_under(exception, replaced)
+    return 0
+
+
+cdef int forget_refusal(void* device) except -1:
+    cdef Failures failures = failures_of(device)
+    if failures is not None and failures.exceptions:
+        failures.exceptions.pop((PyThread_get_thread_ident(), OUT_OF_MEMORY), None)
+    return 0
+
+
+cdef str failure_text(void* device):
+    cdef Failures failures = failures_of(device)
+    return failures.texts.get(PyThread_get_thread_ident(), "") if failures is not None else ""
+
+
+cdef bint is_interrupt(object exception) except -1:
+    return isinstance(exception, BaseException) and not isinstance(exception, Exception)
+
+
+cdef int put_under(object exception, object first) except -1:
+    while exception is not first:
+        if exception.__context__ is None:
+            exception.__context__ = first
+        exception = exception.__context__
+    return 0
+
+
+cdef str text_of(object exception):
+    name = type(exception).__name__
+    try:
+        text = str(exception)
+    except BaseException:
+        return f"{name}, which cannot be shown"
+    return f"{name}: {text}" if text else name
+
+
+cdef str described(Backend* table):
+    cdef char[TEXT_CAPACITY] text
+    cdef size_t length = 0
+    if table.describe != NULL:
+        with nogil:
+            length = table.describe(table.self, text, TEXT_CAPACITY)
+    return text[:min(length, <size_t> TEXT_CAPACITY)].decode("utf-8", "replace")
+
+
+def error_for(Device device not None, status_t status, str operation not None):
+    return device_error(&device.table, status, operation)

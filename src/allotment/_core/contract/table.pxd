@@ -1,0 +1,149 @@
+"""The contract between the engine and a device: one table of C functions.
+
+The engine knows no driver. Whatever it wants of a device it asks through this table, and a device is
+whatever fills one in: the driver of a GPU, host memory, a simulation, or a class a user wrote in Python.
+
+What callers guarantee
+    - `self` is the table's own `self`, sizes are > 0, addresses and handles came from this table.
+    - Calls may come from any thread, several at once, without the interpreter lock.
+    - Ranges, chunks and pages are multiples of `granularity`; only whole chunks are mapped.
+
+What a backend guarantees
+    - Every function returns a status and never raises; out-parameters are written only on OK.
+    - A call that does not return OK has changed nothing (a failed map has mapped nothing).
+    - OUT_OF_MEMORY means that freeing memory and asking again may help; anything else will not.
+    - `describe` gives the text of the last failure seen by the calling thread.
+    - A function that the device lacks is NULL, and the capability that stands for it is not set.
+
+Exactly one place turns a status into an exception: `allotment/core/raising.pyx`.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.types cimport (
+    address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
+
+ctypedef int status_t
+
+cdef enum:
+    OK = 0
+    OUT_OF_MEMORY = 1       # the device has no room for this now
+    NOT_READY = 2           # an event or stream still has work; only event_query and stream_query say so
+    UNSUPPORTED = 3         # this device cannot do that
+    INVALID = 4             # a handle or address that is not, or no longer, one of this backend's
+    DEVICE_ERROR = 5        # the driver said no; `describe` has its words
+
+cdef enum:
+    BACKEND_VERSION = 1
+
+cdef enum:                  # capabilities
+    CAN_VIRTUAL = 1         # reserve, create, map, unmap: expandable segments
+    CAN_EVENTS = 2          # streams run on their own; events tell when
+    CAN_CAPTURE = 4         # streams can be captured into graphs
+    CAN_PEERS = 8           # other devices can be given access
+    CAN_SHARE = 16          # memory can be handed to another process
+    CAN_COPY = 32
+    CAN_PINNED = 64
+    IS_HOST = 128           # addresses can be read and written by this process
+    CAN_STREAM_ORDERED = 256    # has a pool of its own, which gives and takes memory in stream order
+
+ctypedef enum share_t:      # how a piece of memory travels to another process
+    SHARE_IPC = 0           # opaque 64 bytes, made from a plain segment
+    SHARE_DESCRIPTOR = 1    # a file descriptor (4 bytes), made from a chunk
+    SHARE_FABRIC = 2        # opaque 64 bytes, made from a chunk
+
+cdef struct Backend:
+    size_t size             # of this struct, as the backend was compiled
+    uint32_t version
+    uint32_t capabilities
+    device_t device         # index shown in reports and snapshots
+    void* self
+
+    # Plain memory. `stream` is the stream of the request, for backends that care. segment_free waits for work
+    # that was submitted before and may still touch the segment, as a driver's free does.
+    status_t (*segment_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
+    status_t (*segment_free)(void* self, address_t address, bytes_t size) noexcept nogil
+
+    # Virtual memory: addresses (ranges) apart from physical memory (chunks). One chunk may be mapped at
+    # several addresses at once. A fresh mapping can be touched by nobody until access is set; the
+    # device's own access is set with its own index.
+    status_t (*range_reserve)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
+    status_t (*range_release)(void* self, address_t address, bytes_t size) noexcept nogil
+    status_t (*chunk_create)(void* self, bytes_t size, chunk_t* chunk) noexcept nogil
+    status_t (*chunk_release)(void* self, chunk_t chunk, bytes_t size) noexcept nogil
+    status_t (*map)(void* self, address_t address, bytes_t size, chunk_t chunk) noexcept nogil
+    status_t (*unmap)(void* self, address_t address, bytes_t size) noexcept nogil
+    status_t (*set_access)(void* self, address_t address, bytes_t size, device_t device) noexcept nogil
+    status_t (*granularity)(void* self, bytes_t* size) noexcept nogil
+
+    # Streams and events. stream_destroy makes the handle INVALID for every later call.
+    status_t (*stream_create)(void* self, stream_t* stream) noexcept nogil
+    status_t (*stream_destroy)(void* self, stream_t stream) noexcept nogil
+    status_t (*stream_query)(void* self, stream_t stream) noexcept nogil
+    status_t (*stream_synchronize)(void* self, stream_t stream) noexcept nogil
+    status_t (*stream_wait)(void* self, stream_t stream, event_t event) noexcept nogil
+    status_t (*device_synchronize)(void* self) noexcept nogil
+    status_t (*event_create)(void* self, event_t* event) noexcept nogil
+    status_t (*event_destroy)(void* self, event_t event) noexcept nogil
+    status_t (*event_record)(void* self, event_t event, stream_t stream) noexcept nogil
+    status_t (*event_query)(void* self, event_t event) noexcept nogil
+    status_t (*event_synchronize)(void* self, event_t event) noexcept nogil
+
+    # Graph capture. `capture` is 0 when the stream is not being captured. capture_terminals and
+    # node_predecessors write at most `capacity` nodes and set `count` to how many there are.
+    # capture_relaxed swaps the calling thread's capture strictness, so that a device malloc is allowed.
+    status_t (*capture_begin)(void* self, stream_t stream, capture_t* capture) noexcept nogil
+    status_t (*capture_end)(void* self, stream_t stream, void** graph) noexcept nogil
+    status_t (*capture_status)(void* self, stream_t stream, capture_t* capture) noexcept nogil
+    status_t (*capture_terminals)(void* self, stream_t stream, node_t* nodes, size_t capacity,
+                                  size_t* count) noexcept nogil
+    status_t (*node_predecessors)(void* self, node_t node, node_t* nodes, size_t capacity,
+                                  size_t* count) noexcept nogil
+    status_t (*capture_relaxed)(void* self, bint relaxed) noexcept nogil
+
+    # The device as a whole.
+    status_t (*memory_info)(void* self, bytes_t* free, bytes_t* total) noexcept nogil
+    status_t (*clear_error)(void* self) noexcept nogil
+    size_t (*describe)(void* self, char* text, size_t capacity) noexcept nogil
+
+    # Moving and sharing. copy is in stream order; `source_device` may differ from this one.
+    status_t (*copy)(void* self, address_t destination, address_t source, bytes_t size,
+                     device_t source_device, stream_t stream) noexcept nogil
+    status_t (*peer_enable)(void* self, device_t other) noexcept nogil
+    status_t (*segment_export)(void* self, address_t base, unsigned char* handle, size_t capacity,
+                               size_t* length) noexcept nogil
+    status_t (*segment_import)(void* self, const unsigned char* handle, size_t length,
+                               address_t* base) noexcept nogil
+    status_t (*segment_close)(void* self, address_t base) noexcept nogil
+    status_t (*chunk_export)(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
+                             size_t* length) noexcept nogil
+    status_t (*chunk_import)(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,
+                             chunk_t* chunk) noexcept nogil
+    status_t (*pinned_allocate)(void* self, bytes_t size, address_t* address) noexcept nogil
+    status_t (*pinned_free)(void* self, address_t address) noexcept nogil
+
+    # The device's own stream-ordered pool, set up by the first call. What is freed on a stream may be handed out
+    # again on that stream at once, and on others once that stream has come so far. On a stream that is being captured
+    # both are nodes of the graph: what was allocated inside may be freed there, or outside once the graph has run; what
+    # was allocated outside cannot be freed inside. Usage is of the pool alone, not of graphs: what is in use, what the
+    # pool holds of the device, and the most of either since ordered_reset_high. ordered_trim gives back what nobody
+    # uses until at most `keep` bytes are held. ordered_access lets a device touch all memory of the pool.
+    status_t (*ordered_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
+    status_t (*ordered_free)(void* self, address_t address, stream_t stream) noexcept nogil
+    status_t (*ordered_trim)(void* self, bytes_t keep) noexcept nogil
+    status_t (*ordered_usage)(void* self, bytes_t* used, bytes_t* used_high, bytes_t* reserved,
+                              bytes_t* reserved_high) noexcept nogil
+    status_t (*ordered_reset_high)(void* self) noexcept nogil
+    status_t (*ordered_access)(void* self, device_t device) noexcept nogil
+
+
+cdef class Device:
+    """What every compiled backend is to Python: the owner of one filled-in table.
+
+    The table lives as long as this object; an allocator holds a reference to it. Subclasses fill in
+    `table` in `__cinit__` and never change it afterwards.
+    """
+    cdef Backend table
+    cdef object __weakref__
+    cdef readonly str name

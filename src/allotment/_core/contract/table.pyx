@@ -1,0 +1,27 @@
+"""The Python face of a device that the engine can run on."""
+
+from libc.string cimport memset
+
+from allotment._core.contract.table cimport BACKEND_VERSION, Backend
+
+
+cdef class Device:
+    def __cinit__(self, *args, **kwargs):
+        memset(&self.table, 0, sizeof(Backend))
+        self.table.size = sizeof(Backend)
+        self.table.version = BACKEND_VERSION
+        self.table.self = <void*> self
+        self.name = "device"
+
+    @property
+    def index(self) -> int:
+        """The device's index, as reports and snapshots show it."""
+        return self.table.device
+
+    @property
+    def capabilities(self) -> int:
+        """What the device can do, as the bits of the contract."""
+        return self.table.capabilities
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"

@@ -1,0 +1,31 @@
+"""Save and restore the arrangement of a private pool.
+
+    take      the pool's ranges, block by block: address, size, in use or free, mapped or not
+    restore   free all that is in use, which leaves each range as maximal free runs;
+              then hand out every recorded block in order, which cuts the runs where they were cut;
+              then free those that were free
+
+A restore is checked against the pool before it changes anything: every recorded range must still be
+there with the same memory mapped, and nothing in it may wait for a stream. Ranges that came later
+stay, wholly free. Statistics and trace see each step; request sizes are not part of a state, so a
+revived block's request is its size.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+
+from allotment._core.contract.types cimport address_t
+from allotment._core.edge.walk cimport Arrangement
+from allotment._core.model.model cimport Engine, Failure
+
+cdef struct AddressList:
+    address_t* addresses
+    size_t count, room
+
+cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint32_t context, Arrangement* state,
+                          Failure* failure) noexcept nogil
+cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state,
+                             uint32_t context, AddressList* freed, AddressList* created,
+                             Failure* failure) noexcept nogil
+cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, AddressList* out,
+                         Failure* failure) noexcept nogil

@@ -1,0 +1,240 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.edge.checkpoint cimport AddressList
+from allotment._core.edge.walk cimport (
+    STATE_ALLOCATED, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
+    walk_ranges)
+from allotment._core.mechanism.address_map cimport address_reserve, address_take
+from allotment._core.mechanism.block cimport free_at_once, hand_out, take_back
+from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.frees cimport free_used_block, is_freed_at_once
+from allotment._core.mechanism.pool cimport pool_find, unshelve
+from allotment._core.mechanism.streams cimport defer_unprepared, flush_deferred
+from allotment._core.model.model cimport (
+    FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
+    Failure, PoolOwner, Range)
+from allotment._core.model.sizes cimport MIN_BLOCK
+from allotment._core.tools.arrays cimport make_room
+from allotment._core.tools.pointer_map cimport PointerMap, map_clear, map_init, map_pop, map_put, map_reserve
+from allotment._core.tools.slab cimport slab_reserve
+
+
+cdef PoolOwner* find_in_use(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
+    cdef PoolOwner* owner = pool_find(engine, first, second)
+    if owner == NULL:
+        failure.reason = FAILED_POOL_UNKNOWN
+        return NULL
+    if owner.freeable:
+        failure.reason = FAILED_POOL_FREEABLE
+        return NULL
+    return owner
+
+
+cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint32_t context, Arrangement* state,
+                          Failure* failure) noexcept nogil:
+    cdef size_t i
+    if find_in_use(engine, first, second, failure) == NULL or not flush_deferred(engine, context, failure):
+        return False
+    if not walk_ranges(engine, first, second, state):
+        arrangement_clear(state)
+        return host_memory_failed(failure)
+    for i in range(state.block_count):
+        if state.blocks[i].state == STATE_PENDING_FREE:
+            arrangement_clear(state)
+            failure.reason = FAILED_CHECKPOINT_EVENTS
+            return False
+    return True
+
+
+cdef bint list_address(AddressList* list, address_t address) noexcept nogil:
+    if not make_room(<void**> &list.addresses, &list.room, list.count, sizeof(address_t)):
+        return False
+    list.addresses[list.count] = address
+    list.count += 1
+    return True
+
+
+cdef bint ranges_by_base(Engine* engine, PoolOwner* owner, PointerMap* by_base) noexcept nogil:
+    cdef Range* range_ = engine.first_range
+    if not map_init(by_base):
+        return False
+    while range_ != NULL:
+        if range_.shelf.pool.owner == owner and range_.head != NULL:
+            if not map_reserve(by_base):
+                return False
+            map_put(by_base, range_.base, range_)
+        range_ = range_.next
+    return True
+
+
+cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
+    """Whether recorded blocks could be those of a range: states pass through users' hands."""
+    cdef address_t at = range_.base
+    cdef bytes_t left = range_.size
+    cdef bint was_free = False
+    cdef bint was_mapped = False
+    cdef bint is_free, is_mapped
+    while then < end:
+        is_free = then.state != STATE_ALLOCATED
+        is_mapped = then.state != STATE_UNMAPPED
+        if then.address != at or then.size == 0 or then.size % MIN_BLOCK != 0 or then.size > left:
+            return False
+        if is_free and was_free and is_mapped == was_mapped:
+            return False
+        at += then.size
+        left -= then.size
+        was_free = is_free
+        was_mapped = is_mapped
+        then += 1
+    return left == 0
+
+
+cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
+    """Whether a range is mapped exactly where it was, block boundaries aside. pre: tiles"""
+    cdef Block* now = range_.head
+    cdef address_t now_until, then_until
+    while now != NULL and then < end:
+        now_until = now.address + now.size
+        then_until = then.address + then.size
+        if now.mapped != (then.state != STATE_UNMAPPED):
+            return False
+        # Step over whichever ends first; over both where both end.
+        if now_until <= then_until:
+            now = now.next
+        if then_until <= now_until:
+            then += 1
+    return now == NULL and then == end
+
+
+cdef bint nothing_waits_in(const Range* range_) noexcept nogil:
+    cdef Block* block = range_.head
+    while block != NULL:
+        if block.uses != NULL or block.event_count != 0:
+            return False
+        block = block.next
+    return True
+
+
+cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ranges, Failure* failure) noexcept nogil:
+    """The range of each recorded segment, if all are there and can be arranged as recorded."""
+    cdef const SegmentCopy* segment
+    cdef const BlockCopy* blocks
+    cdef size_t i
+    for i in range(state.segment_count):
+        segment = &state.segments[i]
+        blocks = &state.blocks[segment.first_block]
+        # Out of the map, so that none is found twice.
+        ranges[i] = <Range*> map_pop(by_base, segment.address)
+        failure.address = segment.address
+        if ranges[i] == NULL or not (tiles(ranges[i], blocks, blocks + segment.block_count)
+                                     and same_memory(ranges[i], blocks, blocks + segment.block_count)):
+            failure.reason = FAILED_CHECKPOINT_MISMATCH
+            return False
+        if not nothing_waits_in(ranges[i]):
+            failure.reason = FAILED_CHECKPOINT_EVENTS
+            return False
+    return True
+
+
+cdef bint free_all(Engine* engine, PoolOwner* owner, uint32_t context, AddressList* freed,
+                   Failure* failure) noexcept nogil:
+    """Free every block of a pool that is in use, in its own range's order.
+
+    A device that refuses must not leave half of them freed: what it has no event for is deferred instead.
+    """
+    cdef Block* block
+    cdef size_t i
+    if not pool_addresses(engine, owner.first, owner.second, freed, failure):
+        return False
+    if not slab_reserve(&engine.deferred_slab, freed.count):
+        return host_memory_failed(failure)
+    for i in range(freed.count):
+        block = address_take(engine, freed.addresses[i])
+        if is_freed_at_once(block):
+            free_at_once(engine, block, context)
+        elif not free_used_block(engine, block, context, failure):
+            take_back(engine, block, context)
+            defer_unprepared(engine, block)
+    return True
+
+
+cdef void cut_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, const BlockCopy* end,
+                          uint32_t context) noexcept nogil:
+    """Hand out every recorded block of a range, in order."""
+    cdef Block* block = range_.head
+    while then < end:
+        if then.state != STATE_UNMAPPED:
+            unshelve(block)
+            block = hand_out(engine, block, then.size, then.size, block.size > then.size, context)
+        block = block.next
+        then += 1
+
+
+cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, const BlockCopy* end,
+                           uint32_t context, AddressList* created) noexcept nogil:
+    """Free what was free. pre: `created` has room for all that was in use"""
+    cdef Block* block = range_.head
+    while then < end:
+        if then.state == STATE_ALLOCATED:
+            created.addresses[created.count] = block.address
+            created.count += 1
+        elif then.state != STATE_UNMAPPED:
+            address_take(engine, block.address)
+            free_at_once(engine, block, context)
+        block = block.next
+        then += 1
+
+
+cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state,
+                             uint32_t context, AddressList* freed, AddressList* created,
+                             Failure* failure) noexcept nogil:
+    cdef PoolOwner* owner = find_in_use(engine, first, second, failure)
+    cdef PointerMap by_base
+    cdef Range** ranges
+    cdef const SegmentCopy* segment
+    cdef const BlockCopy* blocks
+    cdef size_t i
+    cdef bint ok
+    if owner == NULL:
+        return False
+    by_base.slots = NULL
+    ranges = <Range**> calloc(state.segment_count + 1, sizeof(Range*))
+    created.addresses = <address_t*> realloc(created.addresses, (state.block_count + 1) * sizeof(address_t))
+    created.room = state.block_count + 1
+    ok = (ranges != NULL and created.addresses != NULL and ranges_by_base(engine, owner, &by_base)
+          and slab_reserve(&engine.block_slab, state.block_count) and address_reserve(engine, state.block_count))
+    if not ok:
+        host_memory_failed(failure)
+    ok = (ok and find_ranges(&by_base, state, ranges, failure)
+          and free_all(engine, owner, context, freed, failure))
+    if ok:
+        for i in range(state.segment_count):
+            segment = &state.segments[i]
+            blocks = &state.blocks[segment.first_block]
+            cut_as_recorded(engine, ranges[i], blocks, blocks + segment.block_count, context)
+            free_as_recorded(engine, ranges[i], blocks, blocks + segment.block_count, context, created)
+    map_clear(&by_base)
+    free(ranges)
+    return ok
+
+
+cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, AddressList* out,
+                         Failure* failure) noexcept nogil:
+    """The addresses of a pool that are in use, range by range."""
+    cdef PoolOwner* owner = pool_find(engine, first, second)
+    cdef Range* range_ = engine.first_range
+    cdef Block* block
+    if owner == NULL:
+        failure.reason = FAILED_POOL_UNKNOWN
+        return False
+    while range_ != NULL:
+        block = range_.head if range_.shelf.pool.owner == owner else NULL
+        while block != NULL:
+            if block.allocated and not list_address(out, block.address):
+                return host_memory_failed(failure)
+            block = block.next
+        range_ = range_.next
+    return True

@@ -1,0 +1,339 @@
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from allotment._core.contract.types cimport bytes_t, count_t
+from allotment._core.mechanism.address_map cimport address_count, block_at
+from allotment._core.mechanism.block cimport is_idle
+from allotment._core.mechanism.free_index cimport index_first, index_next, tree_first, tree_next
+from allotment._core.mechanism.pool cimport is_plain, is_split, pool_find
+from allotment._core.model.model cimport (
+    BIN_COUNT, Block, BlockPool, Deferred, Engine, PendingEvent, PoolOwner, Range, Shelf, StreamRecord)
+from allotment._core.model.sizes cimport MIN_BLOCK
+from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, tally_of
+
+from allotment.errors import InvariantError
+
+
+cdef struct Totals:
+    # What the counters must say, by size class.
+    count_t allocation[2]
+    count_t allocated_bytes[2]
+    count_t active[2]
+    count_t active_bytes[2]
+    count_t requested_bytes[2]
+    count_t inactive_split[2]
+    count_t inactive_split_bytes[2]
+    count_t segment[2]
+    count_t reserved_bytes[2]
+
+
+cdef int broken(str rule, str detail) except -1:
+    raise InvariantError(rule, detail)
+
+
+cdef str show(const Block* block):
+    return (f"block {block.address:#x}+{block.size} of pool ({block.shelf.pool.owner.first}, "
+            f"{block.shelf.pool.owner.second}), stream {block.shelf.stream.handle}")
+
+
+# --- ranges and their blocks -------------------------------------------------------------------------------
+
+cdef int check_tiling(Range* range_) except -1:
+    cdef Block* block = range_.head
+    cdef Block* before = NULL
+    cdef bytes_t at = range_.base
+    while block != NULL:
+        if block.address != at or block.prev != before or block.range != range_ or block.shelf != range_.shelf:
+            broken("blocks tile their range", f"{show(block)} stands where {at:#x} should begin")
+        if block.size == 0 or block.size % MIN_BLOCK != 0:
+            broken("block sizes are multiples of 512", show(block))
+        if before != NULL and is_idle(before) and is_idle(block) and before.mapped == block.mapped:
+            broken("free neighbours are merged", f"{show(before)} and {show(block)}")
+        if not block.mapped and (range_.page == 0 or (block.address - range_.base) % range_.page != 0
+                                 or block.size % range_.page != 0):
+            broken("unmapped blocks are whole pages", show(block))
+        at += block.size
+        before = block
+        block = block.next
+    if at != range_.base + range_.size:
+        broken("blocks tile their range", f"the range at {range_.base:#x} ends at {range_.base + range_.size:#x}, "
+               f"its blocks at {at:#x}")
+    return 0
+
+
+cdef int check_views(Range* range_) except -1:
+    """Every page under a mapped block has memory, and `mapped` counts them."""
+    cdef Block* block = range_.head
+    cdef bytes_t mapped = 0
+    cdef uint64_t page
+    while block != NULL:
+        if block.mapped:
+            mapped += block.size
+            for page in range((block.address - range_.base) // range_.page,
+                              (block.address + block.size - 1 - range_.base) // range_.page + 1):
+                if range_.views[page] == NULL or range_.views[page].views == 0:
+                    broken("mapped blocks have memory", f"page {page} under {show(block)} has none")
+        block = block.next
+    if mapped != range_.mapped:
+        broken("a range knows how much of it is mapped", f"{range_.mapped} noted, {mapped} found")
+    return 0
+
+
+cdef int count_block(Engine* engine, const Block* block, Totals* totals) except -1:
+    cdef int size_class = block.shelf.pool.size_class
+    if not block.mapped:
+        if block.allocated:
+            broken("unmapped memory is nobody's", show(block))
+        return 0
+    totals.reserved_bytes[size_class] += block.size
+    if block.allocated:
+        if block_at(engine, block.address) != block:
+            broken("allocated blocks are in the address map", show(block))
+        totals.allocation[size_class] += 1
+        totals.allocated_bytes[size_class] += block.size
+    if not is_idle(block):
+        totals.active[size_class] += 1
+        totals.active_bytes[size_class] += block.size
+        totals.requested_bytes[size_class] += block.requested
+    elif is_plain(block) and is_split(block):
+        totals.inactive_split[size_class] += 1
+        totals.inactive_split_bytes[size_class] += block.size
+    return 0
+
+
+cdef int check_ranges(Engine* engine, Totals* totals) except -1:
+    cdef Range* range_ = engine.first_range
+    cdef Block* block
+    while range_ != NULL:
+        if range_.head != NULL:
+            check_tiling(range_)
+            if range_.page != 0:
+                check_views(range_)
+            else:
+                totals.segment[range_.shelf.pool.size_class] += 1
+            block = range_.head
+            while block != NULL:
+                count_block(engine, block, totals)
+                block = block.next
+        range_ = range_.next
+    return 0
+
+
+# --- counters ----------------------------------------------------------------------------------------------
+
+cdef int check_tally(str name, const Tally* tally, const count_t* found) except -1:
+    cdef int size_class
+    for size_class in range(2):
+        if tally_of(tally, size_class) != found[size_class]:
+            broken("counters say what is there", f"{name}.{('small_pool', 'large_pool')[size_class]} is "
+                   f"{tally_of(tally, size_class)}, but there is {found[size_class]}")
+        if tally.room[size_class] < 0 or tally.ceiling[size_class] > tally.peak[size_class]:
+            broken("no class has room above its peak", name)
+    if tally.ceiling[SMALL] + tally.ceiling[LARGE] > tally.peak[ALL]:
+        broken("the classes together have no room above their peak", name)
+    return 0
+
+
+cdef int check_counters(Engine* engine, const Totals* totals) except -1:
+    check_tally("allocation", &engine.stats.allocation, totals.allocation)
+    check_tally("allocated_bytes", &engine.stats.allocated_bytes, totals.allocated_bytes)
+    check_tally("active", &engine.stats.active, totals.active)
+    check_tally("active_bytes", &engine.stats.active_bytes, totals.active_bytes)
+    check_tally("requested_bytes", &engine.stats.requested_bytes, totals.requested_bytes)
+    check_tally("inactive_split", &engine.stats.inactive_split, totals.inactive_split)
+    check_tally("inactive_split_bytes", &engine.stats.inactive_split_bytes, totals.inactive_split_bytes)
+    check_tally("segment", &engine.stats.segment, totals.segment)
+    check_tally("reserved_bytes", &engine.stats.reserved_bytes, totals.reserved_bytes)
+    if <count_t> address_count(engine) != totals.allocation[SMALL] + totals.allocation[LARGE]:
+        broken("the address map holds allocated blocks alone", f"{address_count(engine)} addresses")
+    return 0
+
+
+# --- shelves -----------------------------------------------------------------------------------------------
+
+cdef int check_node(Shelf* shelf, Block* block, Block* before, bint mapped) except -1:
+    if block.shelf != shelf or not is_idle(block) or block.mapped != mapped:
+        broken("shelves hold what is free", show(block))
+    if before != NULL and (before.address >= block.address if not mapped or before.size == block.size
+                           else before.size > block.size):
+        broken("shelves are in order", f"{show(before)} before {show(block)}")
+    if (block.left != NULL and block.left.parent != block) or (block.right != NULL and block.right.parent != block):
+        broken("tree links agree", show(block))
+    return 0
+
+
+cdef int check_bins(Shelf* shelf) except -1:
+    cdef uint64_t bin
+    if shelf.bins == NULL:
+        return 0
+    for bin in range(BIN_COUNT):
+        if (shelf.bins[bin] != NULL) != ((shelf.words[bin >> 6] >> (bin & 63)) & 1):
+            broken("bitmaps say which bins hold blocks", f"bin {bin}")
+    for bin in range(BIN_COUNT // 64):
+        if (shelf.words[bin] != 0) != ((shelf.summary >> bin) & 1):
+            broken("bitmaps say which bins hold blocks", f"word {bin}")
+    return 0
+
+
+cdef int check_shelf(Shelf* shelf, count_t* free_blocks, bytes_t* free_bytes, count_t* unmapped) except -1:
+    cdef Block* block = index_first(shelf)
+    cdef Block* before = NULL
+    while block != NULL:
+        check_node(shelf, block, before, True)
+        free_blocks[0] += 1
+        free_bytes[0] += block.size
+        before = block
+        block = index_next(shelf, block)
+    block = tree_first(shelf.unmapped) if shelf.unmapped != NULL else NULL
+    before = NULL
+    while block != NULL:
+        check_node(shelf, block, before, False)
+        unmapped[0] += 1
+        before = block
+        block = tree_next(block)
+    return check_bins(shelf)
+
+
+cdef int check_releasable(BlockPool* pool) except -1:
+    cdef Block* block = pool.oldest
+    cdef Block* before = NULL
+    cdef count_t count = 0
+    cdef uint64_t gc_sum = 0
+    while block != NULL:
+        if not block.releasable or is_split(block) or not is_plain(block) or not is_idle(block):
+            broken("only wholly free segments can be released", show(block))
+        if block.older != before or (before != NULL and before.gc_base > block.gc_base):
+            broken("releasable blocks are in order of age", show(block))
+        count += 1
+        gc_sum += block.gc_base
+        before = block
+        block = block.newer
+    if pool.newest != before or count != pool.releasable_count or gc_sum != pool.releasable_gc_sum:
+        broken("the releasable list knows its length", f"{pool.releasable_count} noted, {count} found")
+    return 0
+
+
+cdef int check_at_hand(BlockPool* pool) except -1:
+    cdef Block* block = pool.at_hand
+    if block != NULL and (block.shelf.pool != pool or not is_idle(block) or not block.mapped or block.releasable):
+        broken("what is at hand is free, and on no shelf", show(block))
+    return 0
+
+
+cdef int check_pool(Engine* engine, BlockPool* pool, bytes_t* reserved) except -1:
+    """The blocks of a pool, once over its ranges and once over its shelves."""
+    cdef Shelf* shelf = pool.shelves
+    cdef Range* range_ = engine.first_range
+    cdef Block* block
+    cdef count_t free_blocks = 0
+    cdef count_t unmapped = 0
+    cdef count_t releasable = 0
+    cdef count_t expandable = 0
+    cdef bytes_t free_bytes = 0
+    while shelf != NULL:
+        check_shelf(shelf, &free_blocks, &free_bytes, &unmapped)
+        shelf = shelf.next
+    if free_bytes != pool.free_bytes:
+        broken("a pool knows its free bytes", f"{pool.free_bytes} noted, {free_bytes} found")
+    check_releasable(pool)
+    check_at_hand(pool)
+    while range_ != NULL:
+        block = range_.head if range_.shelf.pool == pool else NULL
+        if block != NULL and range_.page != 0:
+            expandable += 1
+        while block != NULL:
+            if block.mapped:
+                reserved[0] += block.size
+            if is_idle(block) and block != pool.at_hand:
+                if block.mapped:
+                    free_blocks -= 1
+                    if is_plain(block) and not is_split(block):
+                        releasable += 1
+                else:
+                    unmapped -= 1
+            block = block.next
+        range_ = range_.next
+    if free_blocks != 0 or unmapped != 0:
+        broken("every free block is on its shelf", f"off by {free_blocks} free and {unmapped} unmapped blocks")
+    if releasable != pool.releasable_count:
+        broken("every wholly free segment can be released", f"{releasable} found, {pool.releasable_count} listed")
+    if expandable != pool.expandable_count:
+        broken("a pool knows its expandable ranges", f"{pool.expandable_count} noted, {expandable} found")
+    return 0
+
+
+cdef int check_owner(Engine* engine, PoolOwner* owner) except -1:
+    cdef bytes_t reserved = 0
+    check_pool(engine, &owner.small, &reserved)
+    check_pool(engine, &owner.large, &reserved)
+    if reserved != owner.reserved_bytes:
+        broken("a pool knows what it has reserved",
+               f"({owner.first}, {owner.second}): {owner.reserved_bytes} noted, {reserved} found")
+    return 0
+
+
+cdef int check_owners(Engine* engine) except -1:
+    cdef PoolOwner* owner = engine.first_pool
+    cdef count_t freeable = 0
+    cdef count_t lenders = 0
+    check_owner(engine, &engine.defaults)
+    while owner != NULL:
+        check_owner(engine, owner)
+        if pool_find(engine, owner.first, owner.second) != owner:
+            broken("pools are found by their id", f"({owner.first}, {owner.second})")
+        if owner.freeable != (owner.use_count == 0):
+            broken("a pool is freeable when nobody uses it", f"({owner.first}, {owner.second})")
+        freeable += owner.freeable
+        lenders += owner.use_on_oom
+        owner = owner.next
+    if freeable != engine.freeable_count or lenders != engine.lender_count:
+        broken("the engine counts freeable pools and lenders", f"{freeable} and {lenders} found")
+    return 0
+
+
+# --- waiting -----------------------------------------------------------------------------------------------
+
+cdef int check_waiting(Engine* engine) except -1:
+    """Each pending block waits for as many events as it counts, or is deferred."""
+    cdef StreamRecord* stream = engine.first_waiting
+    cdef PendingEvent* pending
+    cdef Deferred* put_off
+    cdef Block* block
+    cdef Range* range_ = engine.first_range
+    cdef dict events = {}
+    cdef set deferred = set()
+    while stream != NULL:
+        if stream.first == NULL:
+            broken("streams in the queue wait for something", f"stream {stream.handle}")
+        pending = stream.first
+        while pending != NULL:
+            events[<uint64_t> pending.block] = events.get(<uint64_t> pending.block, 0) + 1
+            pending = pending.next
+        stream = stream.next_waiting
+    put_off = engine.first_deferred
+    while put_off != NULL:
+        if put_off.block.allocated or not put_off.block.deferred:
+            broken("deferred blocks are freed ones", show(put_off.block))
+        deferred.add(<uint64_t> put_off.block)
+        put_off = put_off.next
+    while range_ != NULL:
+        block = range_.head
+        while block != NULL:
+            if block.event_count != events.get(<uint64_t> block, 0):
+                broken("a block counts the events it waits for", show(block))
+            if block.deferred != (<uint64_t> block in deferred) or not block.allocated and (
+                    block.uses != NULL) != block.deferred:
+                broken("freed blocks with recorded streams are deferred", show(block))
+            block = block.next
+        range_ = range_.next
+    return 0
+
+
+cdef int check_engine(Engine* engine) except -1:
+    cdef Totals totals
+    memset(&totals, 0, sizeof(Totals))
+    check_ranges(engine, &totals)
+    check_counters(engine, &totals)
+    check_owners(engine)
+    check_waiting(engine)
+    return 0

@@ -1,0 +1,70 @@
+"""From a failure's facts to the exception that carries them."""
+
+from allotment._core.contract.raising cimport device_error, take_cause
+from allotment._core.contract.table cimport OUT_OF_MEMORY, Device
+from allotment._core.model.model cimport (
+    FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
+    FAILED_EXPANDABLE_BASE, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FAILED_POOL_FREEABLE,
+    FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_UNKNOWN, FAILED_STILL_CAPTURING, Failure)
+
+from allotment.errors import (
+    AddressError, CaptureError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, UnsupportedError)
+
+cdef dict POOL_TEXTS = {
+    FAILED_POOL_UNKNOWN: "there is no pool with this id on this device",
+    FAILED_POOL_FREEABLE:
+        "the last user of this pool has released it; it cannot be used again before its memory is gone",
+    FAILED_POOL_IN_USE: "the pool exists already, so it cannot be given an allocator now",
+    FAILED_POOL_ID: "a pool id is (0, n) or (n, 0) with n >= 1",
+    FAILED_ALREADY_ROUTING: "requests are being routed to this pool already (already recording to mempool_id)",
+    FAILED_NOT_ROUTING: "no requests are being routed to this pool (not currently recording to mempool_id)",
+}
+
+
+cdef object out_of_memory(Device device, const Failure* failure):
+    error = OutOfMemoryError(OutOfMemoryFacts(
+        device=device.name,
+        device_index=device.table.device,
+        requested=failure.requested,
+        rounded=failure.rounded,
+        segment_size=failure.segment,
+        device_free=failure.device_free,
+        device_total=failure.device_total,
+        limit=failure.limit if failure.limited else None,
+        allocated=failure.allocated,
+        reserved=failure.reserved,
+        private_free=failure.private_free,
+        largest_free=failure.largest_free,
+        stream=failure.stream,
+    ))
+    error.__cause__ = take_cause(&device.table, OUT_OF_MEMORY)
+    return error
+
+
+cdef object failure_error(Device device, const Failure* failure):
+    """The exception for why an operation failed; the caller raises it."""
+    if failure.reason == FAILED_OUT_OF_MEMORY:
+        return out_of_memory(device, failure)
+    if failure.reason == FAILED_DEVICE:
+        return device_error(&device.table, failure.status, (<bytes> failure.operation).decode())
+    if failure.reason == FAILED_HOST_MEMORY:
+        return MemoryError("the host has no memory for the allocator's own records")
+    if failure.reason == FAILED_ADDRESS:
+        return AddressError(
+            f"invalid device pointer: {failure.address:#x} is not the start of a block in use on {device.name}; "
+            "it was never allocated here, lies inside a block, or has been freed", failure.address)
+    if failure.reason == FAILED_EXPANDABLE_BASE:
+        return UnsupportedError(
+            "memory of an expandable segment has no base allocation of its own; "
+            "set expandable_segments:False for memory that is shared by its base", operation="base_allocation")
+    if failure.reason in POOL_TEXTS:
+        return PoolError(POOL_TEXTS[failure.reason])
+    if failure.reason == FAILED_STILL_CAPTURING:
+        return CaptureError("a stream that allocated in this capture is still being captured; end the capture first")
+    if failure.reason == FAILED_CHECKPOINT_EVENTS:
+        return CheckpointError(
+            "a block of the pool still waits for other streams; synchronize them, and allocate once, first")
+    assert failure.reason == FAILED_CHECKPOINT_MISMATCH
+    return CheckpointError(
+        f"the pool's memory at {failure.address:#x} is not as it was when the state was taken "
+        "(released, or grown since); the pool is unchanged")

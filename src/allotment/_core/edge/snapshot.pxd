@@ -1,0 +1,9 @@
+from libc.stddef cimport size_t
+
+from allotment._core.edge.walk cimport Arrangement
+from allotment._core.records.trace cimport TraceRecord
+
+cdef list segment_dicts(const Arrangement* arrangement, int device)
+cdef list trace_dicts(const TraceRecord* records, size_t count)
+cdef str action_name(int action)
+cdef int action_number(str name) except -2

@@ -1,0 +1,156 @@
+"""Copies of the engine's records as the dictionaries that PyTorch's memory tools read.
+
+Frames are made once for a stack and shared by all that show it, here as in PyTorch. The collector rests while a list
+is made: everything in it lives, so looking for garbage every few hundred dictionaries would find none.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+from libc.string cimport memset
+
+from allotment._core.edge.walk cimport Arrangement, BlockCopy, SegmentCopy
+from allotment._core.records.history cimport name_of, stack_frames
+from allotment._core.records.tenants cimport stack_of, tenant_name, tenant_of
+from allotment._core.records.trace cimport ACTION_OOM, TraceRecord
+
+cdef extern from "Python.h":
+    int PyGC_Disable()
+    int PyGC_Enable()
+    void PyObject_GC_UnTrack(object container)
+
+cdef tuple ACTIONS = (
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
+    "snapshot", "oom")
+cdef tuple STATES = ("inactive", "active_pending_free", "active_allocated")
+
+
+cdef str action_name(int action):
+    return ACTIONS[action]
+
+
+cdef int action_number(str name) except -2:
+    """-1 for a name that is none."""
+    return ACTIONS.index(name) if name in ACTIONS else -1
+
+
+cdef inline int name_tenant(dict shown, uint32_t context) except -1:
+    """One field more than PyTorch writes, and only where there is something to say."""
+    if tenant_of(context) != 0:
+        shown["tenant"] = tenant_name(context)
+    return 0
+
+
+cdef inline list frames_of(uint32_t context, dict known):
+    """The frames of a stack; `known` has those that were asked for before. Without a stack, a list of its own."""
+    if stack_of(context) == 0:
+        return []
+    frames = known.get(stack_of(context))
+    if frames is None:
+        frames = known[stack_of(context)] = stack_frames(context)
+    return frames
+
+
+cdef dict block_dict(const BlockCopy* block, dict known):
+    cdef dict shown = {
+        "address": block.address,
+        "size": block.size,
+        "requested_size": block.requested,
+        "state": STATES[block.state],
+        "frames": frames_of(block.context, known),
+    }
+    name_tenant(shown, block.context)
+    return shown
+
+
+cdef dict segment_dict(const SegmentCopy* segment, const BlockCopy* blocks, int device, dict known):
+    cdef size_t i
+    return {
+        "device": device,
+        "address": segment.address,
+        "total_size": segment.total,
+        "allocated_size": segment.allocated,
+        "active_size": segment.active,
+        "requested_size": segment.requested,
+        "stream": segment.stream,
+        "segment_type": "small" if segment.is_small else "large",
+        "segment_pool_id": (segment.pool_first, segment.pool_second),
+        "is_expandable": bool(segment.is_expandable),
+        "frames": frames_of(segment.context, known),
+        "blocks": [block_dict(&blocks[segment.first_block + i], known) for i in range(segment.block_count)],
+    }
+
+
+cdef list segment_dicts(const Arrangement* arrangement, int device):
+    cdef dict known = {}
+    cdef bint was_collecting = PyGC_Disable()
+    cdef size_t i
+    try:
+        return [segment_dict(&arrangement.segments[i], arrangement.blocks, device, known)
+                for i in range(arrangement.segment_count)]
+    finally:
+        if was_collecting:
+            PyGC_Enable()
+
+
+cdef tuple pool_id_of(const TraceRecord* record):
+    pool_id = (record.pool_first, record.pool_second)
+    # As the collector does with a tuple of numbers. A dictionary without tracked values is none of its business
+    # either, so a long history does not slow down every collection while somebody holds it.
+    PyObject_GC_UnTrack(pool_id)
+    return pool_id
+
+
+cdef dict out_of_memory_dict(dict entry):
+    return {"device_free" if key == "addr" else key: value for key, value in entry.items()}
+
+
+cdef list entry_dicts(const TraceRecord* records, size_t count):
+    # An entry is mostly like the one before it. So one dictionary runs along and takes on what differs, and each
+    # entry is a copy of it: values that stay cost neither a new object nor a look-up. It begins as `last` does.
+    cdef dict running, entry
+    cdef dict known = {}
+    cdef list frames = []
+    cdef list entries = []
+    cdef TraceRecord last
+    cdef const TraceRecord* record
+    cdef size_t i
+    memset(&last, 0, sizeof(TraceRecord))
+    running = {
+        "action": ACTIONS[0], "addr": 0, "size": 0, "stream": 0, "time_us": 0, "compile_context": "N/A",
+        "user_metadata": "", "pool_id": pool_id_of(&last)}
+    for i in range(count):
+        record = &records[i]
+        if record.action != last.action:
+            running["action"] = ACTIONS[record.action]
+        if record.address != last.address:
+            running["addr"] = record.address
+        if record.size != last.size:
+            running["size"] = record.size
+        if record.stream != last.stream:
+            running["stream"] = record.stream
+        if record.time_us != last.time_us:
+            running["time_us"] = record.time_us
+        if record.compile_context != last.compile_context:
+            running["compile_context"] = name_of(record.compile_context) or "N/A"
+        if record.metadata != last.metadata:
+            running["user_metadata"] = name_of(record.metadata)
+        if record.pool_first != last.pool_first or record.pool_second != last.pool_second:
+            running["pool_id"] = pool_id_of(record)
+        if record.stack != last.stack:
+            frames = frames_of(record.stack, known)
+        last = record[0]
+        entry = running.copy() if record.action != ACTION_OOM else out_of_memory_dict(running)
+        if stack_of(record.stack) != 0:
+            entry["frames"] = frames
+        name_tenant(entry, record.stack)
+        entries.append(entry)
+    return entries
+
+
+cdef list trace_dicts(const TraceRecord* records, size_t count):
+    cdef bint was_collecting = PyGC_Disable()
+    try:
+        return entry_dicts(records, count)
+    finally:
+        if was_collecting:
+            PyGC_Enable()

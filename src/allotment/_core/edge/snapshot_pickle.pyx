@@ -1,0 +1,265 @@
+cimport cython
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+from allotment._core.edge.snapshot cimport action_name
+from allotment._core.records.history cimport name_of, stack_frames
+from allotment._core.records.tenants cimport stack_of, tenant_name, tenant_of
+from allotment._core.records.trace cimport ACTION_COUNT, ACTION_OOM, TraceRecord
+
+import pickle
+
+cdef extern from "Python.h":
+    object PyMemoryView_FromMemory(char* memory, Py_ssize_t size, int flags)
+    int PyBUF_READ
+
+cdef enum:
+    PIECE = 1 << 20             # bytes that go to the file at a time
+    SPARE = 512                 # always there: an entry, without what appears in it for the first time
+    FRAME_HEADER = 9
+    PROTOCOL = 4
+
+cdef enum Word:
+    ACTION, ADDR, DEVICE_FREE, SIZE, STREAM, TIME_US, COMPILE_CONTEXT, USER_METADATA, POOL_ID, FRAMES, TENANT
+    FIRST_ACTION
+    WORD_COUNT = FIRST_ACTION + ACTION_COUNT
+
+cdef tuple WORDS = (
+    "action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata", "pool_id",
+    "frames", "tenant", *[action_name(action) for action in range(ACTION_COUNT)])
+
+
+@cython.final
+cdef class PickleWriter:
+    cdef object file
+    cdef uint8_t* data          # the frame being written, its header included
+    cdef size_t used, room
+    cdef uint32_t words         # bit per word that was written
+    cdef dict numbers           # text, pool id or number of a stack -> memo number
+
+    def __cinit__(self, file):
+        self.file = file
+        self.numbers = {}
+        self.used = FRAME_HEADER
+        self.make_room(0)
+        file.write(bytes([0x80, PROTOCOL]))
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef int make_room(self, size_t more) except -1:
+        """For so many bytes, beside what is always there."""
+        cdef size_t room = self.used + more + SPARE
+        cdef uint8_t* larger
+        if room <= self.room:
+            return 0
+        room = max(room, 2 * self.room, <size_t> PIECE + 2 * SPARE)
+        larger = <uint8_t*> realloc(self.data, room)
+        if larger == NULL:
+            raise MemoryError("the host has no memory for a snapshot")
+        self.data = larger
+        self.room = room
+        return 0
+
+    cdef int flush(self) except -1:
+        """Give the file what was written so far, as one frame."""
+        cdef size_t used = self.used
+        self.used = 0
+        self.byte(0x95)                                     # FRAME
+        self.number(used - FRAME_HEADER, 8)
+        self.file.write(PyMemoryView_FromMemory(<char*> self.data, used, PyBUF_READ))
+        return 0
+
+    cdef inline void byte(self, uint8_t value) noexcept:
+        self.data[self.used] = value
+        self.used += 1
+
+    cdef inline void number(self, uint64_t value, int length) noexcept:
+        cdef int i
+        for i in range(length):
+            self.data[self.used + i] = <uint8_t> (value >> (8 * i))
+        self.used += length
+
+    cdef inline void integer(self, uint64_t value) noexcept:
+        if value < 0x100:
+            self.byte(b"K")
+            self.number(value, 1)
+        elif value < 0x80000000:
+            self.byte(b"J")
+            self.number(value, 4)
+        else:
+            self.byte(0x8A)                                 # LONG1, signed
+            self.byte(8 + <uint8_t> (value >> 63))
+            self.number(value, 8)
+            if value >> 63:
+                self.byte(0)
+
+    cdef int bytes_(self, bytes content, size_t begin, size_t end) except -1:
+        self.make_room(end - begin)
+        memcpy(self.data + self.used, <const char*> content + begin, end - begin)
+        self.used += end - begin
+        return 0
+
+    cdef int utf8(self, str text) except -1:
+        cdef bytes encoded = text.encode("utf-8", "surrogatepass")
+        self.byte(b"X")
+        self.number(len(encoded), 4)
+        return self.bytes_(encoded, 0, len(encoded))
+
+    cdef int plain(self, object value) except -1:
+        """Anything. Its memo numbers are from 0 as ours are, so what was written before cannot be named any more."""
+        cdef bytes pickled = pickle.dumps(value, protocol=3)        # the last protocol without frames of its own
+        self.numbers.clear()
+        self.words = 0
+        return self.bytes_(pickled, 2, len(pickled) - 1)            # without PROTO and STOP
+
+    # What can come again. Each of these writes it, or its memo number.
+
+    cdef inline void get(self, uint32_t number) noexcept:
+        if number < 0x100:
+            self.byte(b"h")
+            self.number(number, 1)
+        else:
+            self.byte(b"j")
+            self.number(number, 4)
+
+    cdef inline int word(self, int word) except -1:
+        if (self.words >> word) & 1:
+            self.get(word)
+            return 0
+        self.words |= <uint32_t> 1 << word
+        self.utf8(WORDS[word])
+        self.byte(b"q")
+        self.number(word, 1)
+        return 0
+
+    cdef uint32_t known(self, object key) except? 0:
+        """Write the number of something; 0 if it has none yet."""
+        number = self.numbers.get(key)
+        if number is None:
+            return 0
+        self.get(number)
+        return number
+
+    cdef uint32_t put(self, object key) except? 0:
+        """Give what was just written a number."""
+        cdef uint32_t number = WORD_COUNT + <uint32_t> len(self.numbers)
+        self.numbers[key] = number
+        self.byte(b"r")
+        self.number(number, 4)
+        return number
+
+    cdef uint32_t text(self, str text) except? 0:
+        cdef uint32_t number = self.known(text)
+        if number == 0:
+            self.utf8(text)
+            number = self.put(text)
+        return number
+
+    cdef uint32_t pool_id(self, uint64_t first, uint64_t second) except? 0:
+        cdef uint32_t number = self.known((first, second))
+        if number == 0:
+            self.integer(first)
+            self.integer(second)
+            self.byte(0x86)                                 # TUPLE2
+            number = self.put((first, second))
+        return number
+
+    cdef uint32_t frames(self, uint32_t context) except? 0:
+        cdef uint32_t number = self.known(stack_of(context))
+        if number != 0:
+            return number
+        self.byte(b"]")
+        number = self.put(stack_of(context))
+        self.byte(b"(")
+        for frame in stack_frames(context):
+            self.byte(b"}")
+            self.byte(b"(")
+            self.text("name")
+            self.text(frame["name"])
+            self.text("filename")
+            self.text(frame["filename"])
+            self.text("line")
+            self.byte(b"J")
+            self.number(<uint64_t> <int32_t> frame["line"], 4)
+            self.byte(b"u")
+            self.make_room(0)
+        self.byte(b"e")
+        return number
+
+    cdef int trace(self, const TraceRecord* records, size_t count) except -1:
+        # What is like in the entry before is not even looked up: its number is still at hand.
+        cdef uint32_t compile_context = 0
+        cdef uint32_t metadata = 0
+        cdef uint32_t pool_id = 0
+        cdef uint32_t frames = 0
+        cdef const TraceRecord* last = records
+        cdef const TraceRecord* record
+        cdef size_t i
+        self.byte(b"]")
+        self.byte(b"(")
+        for i in range(count):
+            record = &records[i]
+            if self.used >= PIECE:
+                self.flush()
+            self.make_room(0)
+            self.byte(b"}")
+            self.byte(b"(")
+            self.word(ACTION)
+            self.word(FIRST_ACTION + record.action)
+            self.word(DEVICE_FREE if record.action == ACTION_OOM else ADDR)
+            self.integer(record.address)
+            self.word(SIZE)
+            self.integer(record.size)
+            self.word(STREAM)
+            self.integer(record.stream)
+            self.word(TIME_US)
+            self.integer(record.time_us)
+            self.word(COMPILE_CONTEXT)
+            if compile_context != 0 and record.compile_context == last.compile_context:
+                self.get(compile_context)
+            else:
+                compile_context = self.text(name_of(record.compile_context) or "N/A")
+            self.word(USER_METADATA)
+            if metadata != 0 and record.metadata == last.metadata:
+                self.get(metadata)
+            else:
+                metadata = self.text(name_of(record.metadata))
+            self.word(POOL_ID)
+            if pool_id != 0 and record.pool_first == last.pool_first and record.pool_second == last.pool_second:
+                self.get(pool_id)
+            else:
+                pool_id = self.pool_id(record.pool_first, record.pool_second)
+            if stack_of(record.stack) != 0:
+                self.word(FRAMES)
+                if frames != 0 and record.stack == last.stack:
+                    self.get(frames)
+                else:
+                    frames = self.frames(record.stack)
+            if tenant_of(record.stack) != 0:
+                self.word(TENANT)
+                self.text(tenant_name(record.stack))
+            self.byte(b"u")
+            last = record
+        self.byte(b"e")
+        return 0
+
+
+cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, size_t count) except -1:
+    """The pickle of `snapshot`, in which the history of the last device is empty, with these records in it."""
+    cdef PickleWriter writer = PickleWriter(file)
+    writer.byte(b"}")
+    for key, value in snapshot.items():
+        writer.plain(key)
+        if key == "device_traces":
+            writer.plain(value[:len(value) - 1])
+            writer.trace(records, count)
+            writer.byte(b"a")                               # APPEND
+        else:
+            writer.plain(value)
+        writer.byte(b"s")                                   # SETITEM
+    writer.byte(b".")
+    writer.flush()
+    return 0

@@ -1,0 +1,46 @@
+"""The walk over segments that snapshots are made of: a copy of the arrangement, taken under the lock.
+
+A segment begins at every mapped block that has no neighbour before it, or an unmapped one; it runs on
+while blocks are mapped. So a plain segment is one, and an expandable one is as many as it has mapped runs.
+Copies hold numbers only; Python objects are made of them after the lock is given back.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.model.model cimport Engine
+
+cdef enum BlockState:
+    STATE_INACTIVE
+    STATE_PENDING_FREE
+    STATE_ALLOCATED
+    STATE_UNMAPPED      # in arrangements of whole ranges alone
+
+cdef struct BlockCopy:
+    address_t address
+    bytes_t size
+    bytes_t requested
+    uint64_t gc_base
+    uint32_t context
+    int state
+
+cdef struct SegmentCopy:
+    address_t address
+    bytes_t total, allocated, active, requested
+    stream_t stream
+    uint64_t pool_first, pool_second
+    uint32_t context
+    bint is_small
+    bint is_expandable
+    size_t first_block, block_count
+
+cdef struct Arrangement:
+    SegmentCopy* segments
+    size_t segment_count, segment_room
+    BlockCopy* blocks
+    size_t block_count, block_room
+
+cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
+cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
+cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil

@@ -1,0 +1,128 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport free, qsort
+from libc.string cimport memset
+
+from allotment._core.edge.walk cimport (
+    STATE_ALLOCATED, STATE_INACTIVE, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy)
+from allotment._core.mechanism.block cimport is_idle
+from allotment._core.model.model cimport Block, Engine, PoolOwner, Range
+from allotment._core.records.stats cimport SMALL
+from allotment._core.records.trace cimport ACTION_SNAPSHOT, trace_report
+from allotment._core.tools.arrays cimport make_room
+
+
+cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil:
+    free(arrangement.segments)
+    free(arrangement.blocks)
+    memset(arrangement, 0, sizeof(Arrangement))
+
+
+cdef int state_of(const Block* block) noexcept nogil:
+    if not block.mapped:
+        return STATE_UNMAPPED
+    if block.allocated:
+        return STATE_ALLOCATED
+    return STATE_INACTIVE if is_idle(block) else STATE_PENDING_FREE
+
+
+cdef bint begin_segment(Arrangement* out, const Block* block) noexcept nogil:
+    cdef SegmentCopy* segment
+    cdef PoolOwner* owner = block.shelf.pool.owner
+    if not make_room(<void**> &out.segments, &out.segment_room, out.segment_count, sizeof(SegmentCopy)):
+        return False
+    segment = &out.segments[out.segment_count]
+    out.segment_count += 1
+    memset(segment, 0, sizeof(SegmentCopy))
+    segment.address = block.address
+    segment.stream = block.shelf.stream.handle
+    segment.pool_first = owner.first
+    segment.pool_second = owner.second
+    segment.context = block.segment_context
+    segment.is_small = block.shelf.pool.size_class == SMALL
+    segment.is_expandable = block.range.page != 0
+    segment.first_block = out.block_count
+    return True
+
+
+cdef bint append_block(Arrangement* out, const Block* block) noexcept nogil:
+    cdef SegmentCopy* segment = &out.segments[out.segment_count - 1]
+    cdef BlockCopy* copy
+    if not make_room(<void**> &out.blocks, &out.block_room, out.block_count, sizeof(BlockCopy)):
+        return False
+    copy = &out.blocks[out.block_count]
+    out.block_count += 1
+    copy.address = block.address
+    copy.size = block.size
+    copy.requested = block.requested
+    copy.gc_base = block.gc_base
+    copy.context = block.context
+    copy.state = state_of(block)
+    segment.block_count += 1
+    segment.total += block.size
+    if copy.state == STATE_ALLOCATED:
+        segment.allocated += block.size
+    if copy.state == STATE_ALLOCATED or copy.state == STATE_PENDING_FREE:
+        segment.active += block.size
+        segment.requested += block.requested
+    return True
+
+
+cdef inline bint is_selected(const Range* range_, uint64_t first, uint64_t second) noexcept nogil:
+    cdef PoolOwner* owner = range_.shelf.pool.owner
+    return range_.head != NULL and owner.first == first and owner.second == second
+
+
+cdef int by_address(const void* a, const void* b) noexcept nogil:
+    cdef const SegmentCopy* left = <const SegmentCopy*> a
+    cdef const SegmentCopy* right = <const SegmentCopy*> b
+    return -1 if left.address < right.address else <int> (left.address > right.address)
+
+
+cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil:
+    """The segments of everything, or of one private pool; sorted by address, and noted in the trace.
+
+    Of a private pool's expandable range only a run at its very start is listed: the original's rule.
+    """
+    cdef bint everything = first == 0 and second == 0
+    cdef Range* range_ = engine.first_range
+    cdef Block* block
+    cdef uint64_t active = 0
+    cdef size_t i
+    memset(out, 0, sizeof(Arrangement))
+    while range_ != NULL:
+        block = range_.head if everything or is_selected(range_, first, second) else NULL
+        while block != NULL:
+            if block.mapped:
+                if (block.prev == NULL or not block.prev.mapped) and not begin_segment(out, block):
+                    return False
+                if not append_block(out, block):
+                    return False
+            elif not everything:
+                break
+            block = block.next
+        range_ = range_.next
+    if out.segment_count > 0:
+        qsort(out.segments, out.segment_count, sizeof(SegmentCopy), &by_address)
+    for i in range(out.segment_count):
+        active += out.segments[i].active
+    trace_report(&engine.trace, ACTION_SNAPSHOT, 0, active, 0, first, second, 0)
+    return True
+
+
+cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil:
+    """The whole ranges of one pool, unmapped blocks included: what a checkpoint remembers."""
+    cdef Range* range_ = engine.first_range
+    cdef Block* block
+    memset(out, 0, sizeof(Arrangement))
+    while range_ != NULL:
+        if is_selected(range_, first, second):
+            block = range_.head
+            if not begin_segment(out, block):
+                return False
+            while block != NULL:
+                if not append_block(out, block):
+                    return False
+                block = block.next
+        range_ = range_.next
+    return True

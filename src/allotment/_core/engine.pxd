@@ -1,0 +1,134 @@
+"""The engine's operations, for whoever holds one: the Python API, the C entry points, replay.
+
+Between `engine_enter` and `engine_leave` the caller holds the lock. Each operation returns whether it
+worked, with the reason in a Failure otherwise; a failed operation has left the engine whole, and as it
+was but for memory that it released or mapped on the way.
+
+A request is three steps, so that a caller can let go of the interpreter lock only for the second:
+
+    request_begin     complete what has finished, round, choose pool and shelf     device: events only
+    policy_hit/_miss  find a block                                                 device: on a miss
+    request_deliver   split it and hand it out                                     device: never
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from allotment._core.contract.table cimport CAN_VIRTUAL, Backend
+from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.mechanism.address_map cimport address_reserve
+from allotment._core.mechanism.block cimport hand_out
+from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.frees cimport finish_late_frees, free_address
+from allotment._core.mechanism.pool cimport pool_for_size, route_request, shelf_for, shelve
+from allotment._core.mechanism.streams cimport anything_waits, poll_events, reuse_in_capture, stream_for
+from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, PoolOwner, Request, StreamRecord
+from allotment._core.model.sizes cimport Tuning, round_size
+from allotment._core.placement.pytorch cimport policy_hit, policy_miss, policy_splits
+from allotment._core.tools.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
+from allotment._core.tools.slab cimport slab_reserve
+
+cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* failure) noexcept nogil
+cdef bint engine_retire(Engine* engine) noexcept nogil
+cdef bint engine_destroy(Engine* engine) noexcept nogil
+
+cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
+
+# The same as below, not inline: compilers fit a hot function into its caller if it has only one.
+cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil
+cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil
+cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil
+cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil
+
+cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil
+cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
+                             Failure* failure) noexcept nogil
+cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,
+                      Failure* failure) noexcept nogil
+cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
+cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noexcept nogil
+
+
+cdef inline bint engine_try_enter(Engine* engine) noexcept nogil:
+    return lock_try(&engine.lock)
+
+
+cdef inline void engine_enter(Engine* engine) noexcept nogil:
+    """pre: the calling thread is not inside, and does not hold the interpreter lock"""
+    if not lock_try(&engine.lock):
+        lock_wait(&engine.lock)
+
+
+cdef inline void engine_leave(Engine* engine) noexcept nogil:
+    if engine.late_free_count > 0:
+        finish_late_frees(engine)
+    lock_give(&engine.lock)
+
+
+cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
+    """Whether the interpreter lock, which the caller holds and will keep, is guard enough for a short visit.
+
+    It is while nobody can come in without it: no C entry points, nobody inside or waiting outside of it, and
+    no function of the user's to call, which could let another thread run.
+    """
+    return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_free(&engine.lock.word)
+            and engine.trace.tracker == NULL)
+
+
+cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:
+    return lock_is_mine(&engine.lock)
+
+
+cdef inline bint asks_nobody(const Engine* engine) noexcept nogil:
+    """Whether a request that hits the cache is served without a call to the device or anybody's function."""
+    return (not anything_waits(engine) or engine.routes != NULL and not engine.tuning.stream_reuse) \
+        and engine.impure_routes == 0
+
+
+cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
+    cdef PoolOwner* owner = &engine.defaults
+    cdef StreamRecord* stream
+    request.failure.reason = NO_FAILURE
+    if engine.routes == NULL:
+        if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
+            return False
+    else:
+        if engine.tuning.stream_reuse and not reuse_in_capture(
+                engine, request.stream, request.context, &request.failure):
+            return False
+        owner = route_request(engine, request)
+        if owner == NULL:
+            return False
+    request.rounded = round_size(&engine.tuning, request.size)
+    stream = stream_for(engine, request.stream)
+    if stream == NULL:
+        return host_memory_failed(&request.failure)
+    request.shelf = shelf_for(engine, pool_for_size(owner, request.rounded), stream)
+    if request.shelf == NULL:
+        return host_memory_failed(&request.failure)
+    request.expandable = (engine.tuning.expandable and owner.allocator.allocate == NULL
+                          and engine.backend.capabilities & CAN_VIRTUAL != 0
+                          and engine.total_memory != 0)
+    return True
+
+
+cdef inline Block* request_deliver(Engine* engine, Request* request, Block* block) noexcept nogil:
+    """Hand a block out that was found for a request. pre: on no shelf"""
+    if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
+        shelve(block)
+        host_memory_failed(&request.failure)
+        return NULL
+    return hand_out(engine, block, request.rounded, request.size,
+                    policy_splits(engine, block, request.rounded, request.expandable), request.context)
+
+
+cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
+    """A request from beginning to end; NULL with the reason in request.failure. pre: size > 0"""
+    cdef Block* block
+    if not request_begin(engine, request):
+        return NULL
+    block = policy_hit(engine, request)
+    if block == NULL:
+        block = policy_miss(engine, request)
+        if block == NULL:
+            return NULL
+    return request_deliver(engine, request, block)

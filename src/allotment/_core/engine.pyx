@@ -1,0 +1,249 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, Backend, status_t
+from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.engine cimport request_deliver, serve
+from allotment._core.mechanism.address_map cimport block_at
+from allotment._core.mechanism.block cimport free_at_once
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory
+from allotment._core.mechanism.frees cimport free_address
+from allotment._core.mechanism.pool cimport (
+    is_plain, owner_clear, owner_init, pool_delete, pool_find, route_end, route_find)
+from allotment._core.mechanism.ranges cimport grant_access
+from allotment._core.mechanism.reclaim cimport drop_ranges, release_everything, release_one_pool
+from allotment._core.mechanism.streams cimport (
+    forget_capture, stream_for, streams_clear, use_record)
+from allotment._core.model.model cimport (
+    FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
+    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route,
+    StreamRecord, StreamUse)
+from allotment._core.model.sizes cimport Tuning
+from allotment._core.placement.pytorch cimport policy_miss
+from allotment._core.records.stats cimport stats_init
+from allotment._core.records.trace cimport trace_clear, trace_init
+from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
+from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
+from allotment._core.tools.slab cimport slab_clear, slab_init
+
+
+cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* failure) noexcept nogil:
+    cdef Engine* engine = <Engine*> calloc(1, sizeof(Engine))
+    cdef bytes_t unused
+    cdef status_t status
+    if engine == NULL:
+        host_memory_failed(failure)
+        return NULL
+    engine.backend = backend
+    engine.tuning = tuning[0]
+    guard_forks(&engine.fork_guard, LONG_LOCK, &engine.lock)
+    slab_init(&engine.block_slab, sizeof(Block))
+    slab_init(&engine.use_slab, sizeof(StreamUse))
+    slab_init(&engine.pending_slab, sizeof(PendingEvent))
+    slab_init(&engine.deferred_slab, sizeof(Deferred))
+    slab_init(&engine.chunk_slab, sizeof(Chunk))
+    stats_init(&engine.stats, tuning.max_split)
+    trace_init(&engine.trace)
+    if not (map_init(&engine.blocks) and map_init(&engine.direct) and map_init(&engine.streams)
+            and map_init(&engine.pools) and owner_init(&engine.defaults, 0, 0)):
+        host_memory_failed(failure)
+        discard(engine)
+        return NULL
+    if backend.memory_info == NULL:
+        return engine       # a device that cannot tell has 0: no fraction of it, and no expandable segments
+    status = backend.memory_info(backend.self, &unused, &engine.total_memory)
+    if status != OK:
+        device_failed(failure, status, b"memory_info")
+        discard(engine)
+        return NULL
+    return engine
+
+
+cdef void discard(Engine* engine) noexcept nogil:
+    """Free the engine's own records."""
+    cdef FreeMemoryCallback* callback
+    unguard_forks(&engine.fork_guard)
+    while engine.routes != NULL:
+        route_end(engine, engine.routes)
+    while engine.first_pool != NULL:
+        pool_delete(engine, engine.first_pool)
+    while engine.callbacks != NULL:
+        callback = engine.callbacks
+        engine.callbacks = callback.next
+        free(callback)
+    streams_clear(engine)
+    owner_clear(&engine.defaults)
+    map_clear(&engine.blocks)
+    map_clear(&engine.direct)
+    map_clear(&engine.streams)
+    map_clear(&engine.pools)
+    trace_clear(&engine.trace)
+    slab_clear(&engine.block_slab)
+    slab_clear(&engine.use_slab)
+    slab_clear(&engine.pending_slab)
+    slab_clear(&engine.deferred_slab)
+    slab_clear(&engine.chunk_slab)
+    free(engine.late_frees)
+    free(engine)
+
+
+cdef bint engine_destroy(Engine* engine) noexcept nogil:
+    """Give everything back to the device and free the engine.
+
+    False, and the engine stays, if somebody still has memory of it: addresses in use must not die.
+    """
+    if not engine_retire(engine):
+        return False
+    discard(engine)
+    return True
+
+
+cdef bint engine_retire(Engine* engine) noexcept nogil:
+    """Give back all that nobody has; whether that was everything. The engine itself stays usable."""
+    cdef PoolOwner* owner = engine.first_pool
+    cdef Failure failure
+    while engine.routes != NULL:
+        route_end(engine, engine.routes)
+    while owner != NULL:
+        if not owner.freeable:
+            owner.use_count = 0
+            owner.freeable = True
+            engine.freeable_count += 1
+        owner = owner.next
+    if not (release_everything(engine, 0, &failure) and drop_ranges(engine, &engine.defaults, &failure)):
+        return False
+    return engine.first_range == NULL and engine.direct.count == 0
+
+
+# --- requests ----------------------------------------------------------------------------------------------
+
+cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
+    """Past the cache: a device allocation of exactly the request. No counter moves."""
+    cdef address_t address = 0
+    cdef status_t status
+    request.failure.reason = NO_FAILURE
+    if not map_reserve(&engine.direct):
+        host_memory_failed(&request.failure)
+        return 0
+    status = engine.backend.segment_allocate(engine.backend.self, request.size, request.stream, &address)
+    if status == OK:
+        map_put(&engine.direct, address, <void*> <size_t> request.size)
+        return address
+    device_failed(&request.failure, status, b"segment_allocate")
+    if status == OUT_OF_MEMORY:
+        request.failure.reason = FAILED_OUT_OF_MEMORY
+        request.failure.requested = request.failure.rounded = request.failure.segment = request.size
+        request.failure.stream = request.stream
+        request.failure.limited = False
+        request.failure.allocated = request.failure.reserved = 0
+        request.failure.private_free = request.failure.largest_free = 0
+        note_device_memory(engine, &request.failure)
+    return 0
+
+
+cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil:
+    """A request from beginning to end, from the cache or past it; 0 with the reason in request.failure."""
+    cdef Block* block
+    if engine.uncached:
+        return allocate_direct(engine, request)
+    block = serve(engine, request)
+    return block.address if block != NULL else 0
+
+
+cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil:
+    """The rest of a request that was begun and found nothing in the cache."""
+    cdef Block* block = policy_miss(engine, request)
+    if block != NULL:
+        block = request_deliver(engine, request, block)
+    return block.address if block != NULL else 0
+
+
+cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
+    return free_address(engine, address, context, failure)
+
+
+cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    free_at_once(engine, block, context)
+
+
+# --- the rest ----------------------------------------------------------------------------------------------
+
+cdef Block* allocated_at(Engine* engine, address_t address, Failure* failure) noexcept nogil:
+    cdef Block* block = block_at(engine, address)
+    if block == NULL:
+        failure.reason = FAILED_ADDRESS
+        failure.address = address
+    return block
+
+
+cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil:
+    """Declare another user of a block; memory from past the cache has no free to put off."""
+    cdef Block* block
+    cdef StreamRecord* record
+    if map_get(&engine.direct, address) != NULL:
+        return True
+    block = allocated_at(engine, address, failure)
+    if block == NULL:
+        return False
+    if block.shelf.stream.handle == stream:
+        return True
+    record = stream_for(engine, stream)
+    if record == NULL or not use_record(engine, block, record):
+        return host_memory_failed(failure)
+    return True
+
+
+cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
+                             Failure* failure) noexcept nogil:
+    cdef PoolOwner* owner
+    if first == 0 and second == 0:
+        return release_everything(engine, context, failure)
+    owner = pool_find(engine, first, second)
+    return owner == NULL or release_one_pool(engine, owner, context, failure)
+
+
+cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,
+                      Failure* failure) noexcept nogil:
+    cdef void* direct = map_get(&engine.direct, address)
+    cdef Block* block
+    if direct != NULL:
+        base[0] = address
+        size[0] = <bytes_t> <size_t> direct
+        return True
+    block = allocated_at(engine, address, failure)
+    if block == NULL:
+        return False
+    if not is_plain(block):
+        failure.reason = FAILED_EXPANDABLE_BASE
+        return False
+    base[0] = block.range.base
+    size[0] = block.range.size
+    return True
+
+
+cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
+    """Stop serving requests from a pool. Its use count is the caller's to release."""
+    cdef Route* route = route_find(engine, first, second)
+    if route == NULL:
+        failure.reason = FAILED_NOT_ROUTING
+        return False
+    if route.filter.kind == FILTER_CAPTURE and not forget_capture(engine, route.filter.value, failure):
+        return False
+    route_end(engine, route)
+    return True
+
+
+cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noexcept nogil:
+    """Give another device access to what is mapped now and later."""
+    cdef int peer
+    for peer in range(engine.peer_count):
+        if engine.peers[peer] == device:
+            return True
+    if engine.peer_count == PEERS_MOST:
+        return host_memory_failed(failure)
+    if not grant_access(engine, device, failure):
+        return False
+    engine.peers[engine.peer_count] = device
+    engine.peer_count += 1
+    return True

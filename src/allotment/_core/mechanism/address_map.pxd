@@ -1,0 +1,48 @@
+"""Where the user's addresses lead: to the blocks that are allocated.
+
+The block handed out last is the likeliest to be freed next, so it stays out of the table until another one is
+handed out: the two calls of a short-lived block touch no slot, whatever the size of the table.
+"""
+
+from libc.stddef cimport size_t
+
+from allotment._core.contract.types cimport address_t
+from allotment._core.model.model cimport Block, Engine
+from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put, map_reserve
+
+
+cdef inline bint is_latest(const Engine* engine, address_t address) noexcept nogil:
+    return engine.latest != NULL and engine.latest.address == address
+
+
+cdef inline Block* block_at(const Engine* engine, address_t address) noexcept nogil:
+    """The allocated block that begins there, or NULL."""
+    if is_latest(engine, address):
+        return engine.latest
+    return <Block*> map_get(&engine.blocks, address)
+
+
+cdef inline size_t address_count(const Engine* engine) noexcept nogil:
+    return engine.blocks.count + (engine.latest != NULL)
+
+
+cdef inline bint address_reserve(Engine* engine, size_t more) noexcept nogil:
+    """Make sure that the next `more` blocks can be put in; False if there is no host memory for that."""
+    return (engine.latest == NULL and more == 1) or map_reserve(&engine.blocks, more)
+
+
+cdef inline void address_put(Engine* engine, Block* block) noexcept nogil:
+    """pre: a place is reserved, or the block was taken out just now"""
+    if engine.latest != NULL:
+        map_put(&engine.blocks, engine.latest.address, engine.latest)
+    engine.latest = block
+
+
+cdef inline Block* address_take(Engine* engine, address_t address) noexcept nogil:
+    """Take out the block that begins there; NULL if none does."""
+    cdef Block* block
+    if is_latest(engine, address):
+        block = engine.latest
+        engine.latest = NULL
+        return block
+    return <Block*> map_pop(&engine.blocks, address)

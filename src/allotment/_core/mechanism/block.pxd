@@ -1,0 +1,201 @@
+"""One range of memory changing hands: split and handed out, freed and merged.
+
+    free      |----------------------------- A ----------------------------|
+    hand out  |---- new block: yours ----|------------ A: the rest --------|
+    free      |-------------------------- the one freed -------------------|   absorbs its free neighbours
+
+On a split the *front* is the new object and the rest keeps its identity: a segment's remembered context,
+and the stale request size of a free block, move with it. On a merge the block being freed survives.
+
+Cost: O(1) beside the free index. This is the hot path, so it is all inline.
+"""
+
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.types cimport address_t, bytes_t, count_t
+from allotment._core.mechanism.address_map cimport address_put
+from allotment._core.mechanism.free_index cimport tree_remove
+from allotment._core.mechanism.pool cimport is_plain, is_split, shelve, unshelve
+from allotment._core.model.model cimport Block, BlockPool, Engine, Range, Shelf
+from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_move, tally_up
+from allotment._core.records.tenants cimport context_of_free
+from allotment._core.records.trace cimport (
+    ACTION_ALLOC, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, trace_hold_time, trace_report)
+from allotment._core.tools.slab cimport slab_give, slab_take
+
+
+cdef inline bint is_idle(const Block* block) noexcept nogil:
+    """Nobody has it and nothing is waited for: free or unmapped."""
+    return not block.allocated and block.event_count == 0 and block.uses == NULL
+
+
+cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address,
+                             bytes_t size) noexcept nogil:
+    """A mapped block without neighbours. pre: a record is reserved"""
+    cdef Block* block = <Block*> slab_take(&engine.block_slab)
+    block.address = address
+    block.size = size
+    block.requested = 0
+    block.prev = block.next = NULL
+    block.shelf = shelf
+    block.range = range_
+    block.gc_base = 0
+    block.uses = NULL
+    block.event_count = 0
+    block.allocated = False
+    block.mapped = True
+    block.releasable = False
+    block.deferred = False
+    block.context = block.segment_context = 0
+    return block
+
+
+cdef inline void block_drop(Engine* engine, Block* block) noexcept nogil:
+    slab_give(&engine.block_slab, block)
+
+
+cdef inline void link_before(Block* block, Block* new) noexcept nogil:
+    new.prev = block.prev
+    new.next = block
+    if block.prev != NULL:
+        block.prev.next = new
+    else:
+        block.range.head = new
+    block.prev = new
+
+
+cdef inline void link_after(Block* block, Block* new) noexcept nogil:
+    new.next = block.next
+    new.prev = block
+    if block.next != NULL:
+        block.next.prev = new
+    block.next = new
+
+
+cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
+    """Merge a neighbour into a block that is in no set, if it is idle and of the same kind; bytes gained."""
+    cdef bytes_t gained
+    if neighbour == NULL or not is_idle(neighbour) or neighbour.mapped != block.mapped:
+        return 0
+    gained = neighbour.size
+    if neighbour.mapped:
+        unshelve(neighbour)
+    else:
+        tree_remove(&neighbour.shelf.unmapped, neighbour)
+    if block.prev == neighbour:
+        block.address = neighbour.address
+        block.segment_context = neighbour.segment_context
+        block.prev = neighbour.prev
+        if block.prev != NULL:
+            block.prev.next = block
+        else:
+            block.range.head = block
+    else:
+        block.next = neighbour.next
+        if block.next != NULL:
+            block.next.prev = block
+    block.size += gained
+    block_drop(engine, neighbour)
+    return gained
+
+
+cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t requested, bint split,
+                     uint32_t context) noexcept nogil:
+    """Give `block`, or its first `size` bytes if `split`, to a user.
+
+    pre: on no shelf, mapped; a block record and a place in the address map are reserved
+    """
+    cdef Stats* stats = &engine.stats
+    cdef BlockPool* pool = block.shelf.pool
+    cdef int size_class = pool.size_class
+    cdef bint already_split = is_split(block)
+    cdef Block* rest
+    if split:
+        rest = block
+        block = block_new(engine, rest.shelf, rest.range, rest.address, size)
+        link_before(rest, block)
+        rest.address += size
+        rest.size -= size
+        shelve(rest)
+        if is_plain(rest):
+            if already_split:
+                tally_down(&stats.inactive_split_bytes, size_class, size)
+            else:
+                tally_up(&stats.inactive_split, size_class, 1)
+                tally_up(&stats.inactive_split_bytes, size_class, rest.size)
+    elif already_split and is_plain(block):
+        tally_down(&stats.inactive_split, size_class, 1)
+        tally_down(&stats.inactive_split_bytes, size_class, block.size)
+    block.allocated = True
+    block.requested = requested
+    block.context = context
+    address_put(engine, block)
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
+                     pool.owner.first, pool.owner.second, context)
+    tally_up(&stats.allocation, size_class, 1)
+    tally_up(&stats.allocated_bytes, size_class, block.size)
+    tally_up(&stats.active, size_class, 1)
+    tally_up(&stats.active_bytes, size_class, block.size)
+    tally_up(&stats.requested_bytes, size_class, requested)
+    if block.size >= engine.tuning.max_split:
+        tally_up(&stats.oversize_allocations, SMALL, 1)
+    return block
+
+
+cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The user is done with a block; whether it is free yet is for its streams to say. pre: out of the address map"""
+    cdef Stats* stats = &engine.stats
+    cdef BlockPool* pool = block.shelf.pool
+    block.allocated = False
+    tally_down(&stats.allocation, pool.size_class, 1)
+    tally_down(&stats.allocated_bytes, pool.size_class, block.size)
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
+                     pool.owner.first, pool.owner.second, context_of_free(context, block.context))
+    if block.size >= engine.tuning.max_split:
+        tally_down(&stats.oversize_allocations, SMALL, 1)
+
+
+cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The block is free for good: merge it with its free neighbours and shelve it."""
+    cdef Stats* stats = &engine.stats
+    cdef BlockPool* pool = block.shelf.pool
+    cdef int size_class = pool.size_class
+    cdef bytes_t size = block.size
+    cdef Block* before = block.prev
+    cdef Block* behind = block.next
+    cdef count_t net_blocks = 0
+    cdef count_t net_bytes = 0
+    cdef bytes_t gained
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
+                     pool.owner.first, pool.owner.second, context_of_free(context, block.context))
+    block.context = 0
+    gained = absorb_if_free(engine, block, before)
+    if gained != 0:
+        net_blocks -= 1
+        net_bytes -= <count_t> gained
+    gained = absorb_if_free(engine, block, behind)
+    if gained != 0:
+        net_blocks -= 1
+        net_bytes -= <count_t> gained
+    shelve(block)
+    if is_plain(block):
+        if is_split(block):
+            net_blocks += 1
+            net_bytes += <count_t> block.size
+        tally_move(&stats.inactive_split, size_class, net_blocks)
+        tally_move(&stats.inactive_split_bytes, size_class, net_bytes)
+    tally_down(&stats.active, size_class, 1)
+    tally_down(&stats.active_bytes, size_class, size)
+    tally_down(&stats.requested_bytes, size_class, block.requested)
+
+
+cdef inline void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The user is done with a block that nobody else uses. Both steps are one moment, so the clock is asked once."""
+    if engine.trace.on:
+        trace_hold_time(&engine.trace)
+    take_back(engine, block, context)
+    complete_free(engine, block, context)
+    engine.trace.moment = 0

@@ -1,0 +1,23 @@
+"""Memory that grows in place: a segment whose addresses are reserved once and backed page by page.
+
+    request for more than is free at the edge
+
+    before   | in use | free |              unmapped ...
+    map      | in use | free |new page|new page|   unmapped ...
+    merge    | in use |         free           |   unmapped ...
+
+The pages follow the rounded request, not the segment size of plain memory. Of several places where a
+request fits, the lowest address wins. See `Range` in the model for the geometry.
+
+Cost: growing looks at the unmapped blocks of one shelf in order of address (holes, normally one); it does
+not depend on how much is mapped.
+"""
+
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.model.model cimport Block, Engine, Failure, Range, Request
+
+cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil
+cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
+cdef bint give_back_if_empty(Engine* engine, Block* block, Failure* failure) noexcept nogil

@@ -1,0 +1,177 @@
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.table cimport OUT_OF_MEMORY
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.mechanism.block cimport absorb_if_free, block_drop, block_new, is_idle, link_after, link_before
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.free_index cimport tree_first, tree_insert, tree_next, tree_remove
+from allotment._core.mechanism.pool cimport shelve, unshelve
+from allotment._core.mechanism.ranges cimport map_pages, range_give_back, range_reserve, range_size, unmap_pages
+from allotment._core.mechanism.streams cimport end_relaxed_capture, relax_capture
+from allotment._core.model.model cimport Block, Engine, Failure, PoolOwner, Range, Request, Shelf
+from allotment._core.model.sizes cimport SMALL_SEGMENT
+from allotment._core.records.stats cimport SMALL, tally_down, tally_up
+from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
+from allotment._core.tools.slab cimport slab_reserve
+
+
+cdef void put_unmapped(Block* block) noexcept nogil:
+    tree_insert(&block.shelf.unmapped, block)
+
+
+cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
+    """The first block, by address, from which free blocks, mapped or not, add up to the request."""
+    cdef Shelf* shelf = request.shelf
+    cdef Block* hole
+    cdef Block* start
+    cdef Block* block
+    cdef bytes_t room
+    hole = tree_first(shelf.unmapped) if shelf.unmapped != NULL else NULL
+    while hole != NULL:
+        start = hole
+        if hole.prev != NULL and is_idle(hole.prev):
+            start = hole.prev
+        room = 0
+        block = start
+        while block != NULL and is_idle(block):
+            room += block.size
+            if room >= request.rounded:
+                return start
+            block = block.next
+        hole = tree_next(hole)
+    return new_range(engine, request)
+
+
+cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
+    cdef Shelf* shelf = request.shelf
+    cdef bytes_t page = SMALL_SEGMENT if shelf.pool.size_class == SMALL else engine.tuning.large_segment
+    cdef Range* range_
+    cdef Block* block
+    if request.rounded > range_size(engine, page):
+        # More than the device has: no range could hold it, and reserving one would leave it behind for good.
+        device_failed(&request.failure, OUT_OF_MEMORY, b"range_reserve")
+        return NULL
+    if not slab_reserve(&engine.block_slab, 1):
+        host_memory_failed(&request.failure)
+        return NULL
+    range_ = range_reserve(engine, shelf, page, &request.failure)
+    if range_ == NULL:
+        return NULL
+    block = block_new(engine, shelf, range_, range_.base, range_.size)
+    block.mapped = False
+    range_.head = block
+    put_unmapped(block)
+    return block
+
+
+cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context, Failure* failure) noexcept nogil:
+    """Back the front of an unmapped block; it absorbs its free mapped neighbours and goes on its shelf."""
+    cdef PoolOwner* owner = block.shelf.pool.owner
+    cdef int size_class = block.shelf.pool.size_class
+    cdef address_t start = block.address
+    cdef bytes_t mapped
+    cdef Block* tail
+    if not slab_reserve(&engine.block_slab, 1):
+        return host_memory_failed(failure)
+    if not map_pages(engine, block.range, block.address, size, &mapped, failure):
+        return False
+    tree_remove(&block.shelf.unmapped, block)
+    block.mapped = True
+    if mapped < block.size:
+        tail = block_new(engine, block.shelf, block.range, block.address + mapped, block.size - mapped)
+        tail.mapped = False
+        link_after(block, tail)
+        block.size = mapped
+        put_unmapped(tail)
+    absorb_if_free(engine, block, block.prev)
+    absorb_if_free(engine, block, block.next)
+    shelve(block)
+    owner.reserved_bytes += mapped
+    tally_up(&engine.stats.reserved_bytes, size_class, mapped)
+    engine.stats.device_allocs += 1
+    trace_report(&engine.trace, ACTION_SEGMENT_MAP, start, mapped, block.shelf.stream.handle,
+                 owner.first, owner.second, context)
+    if block.prev == NULL and block.segment_context == 0:
+        block.segment_context = context
+    return True
+
+
+cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
+    """A free block of at least the request, off its shelf; NULL with the reason in request.failure.
+
+    Pages mapped before a refusal stay, mapped and free.
+    """
+    cdef bint relaxed = relax_capture(engine, request.stream)
+    cdef Block* block = map_place(engine, request, find_place(engine, request))
+    end_relaxed_capture(engine, relaxed)
+    if block != NULL:
+        unshelve(block)
+    return block
+
+
+cdef Block* map_place(Engine* engine, Request* request, Block* block) noexcept nogil:
+    """What `find_place` found, mapped as far as the request needs it; one block by then."""
+    cdef Block* following
+    if block == NULL:
+        return NULL
+    if not block.mapped and not map_block(
+            engine, block, min(block.size, request.rounded), request.context, &request.failure):
+        return NULL
+    while block.size < request.rounded:
+        following = block.next
+        if not map_block(engine, following, min(request.rounded - block.size, following.size), request.context,
+                         &request.failure):
+            return NULL
+        block = following
+    return block
+
+
+cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
+    """Give up the whole pages inside a free block; what is left of it at either end stays free."""
+    cdef PoolOwner* owner = block.shelf.pool.owner
+    cdef address_t start
+    cdef bytes_t unmapped
+    cdef bytes_t leading, trailing
+    cdef Block* part
+    cdef bint ok
+    if not slab_reserve(&engine.block_slab, 2):
+        return host_memory_failed(failure)
+    ok = unmap_pages(engine, block.range, block.address, block.size, &start, &unmapped, failure)
+    if unmapped == 0:
+        return ok
+    unshelve(block)
+    leading = start - block.address
+    trailing = block.size - leading - unmapped
+    block.address = start
+    block.size = unmapped
+    block.mapped = False
+    if leading > 0:
+        part = block_new(engine, block.shelf, block.range, start - leading, leading)
+        link_before(block, part)
+        shelve(part)
+    if trailing > 0:
+        part = block_new(engine, block.shelf, block.range, start + unmapped, trailing)
+        link_after(block, part)
+        shelve(part)
+    absorb_if_free(engine, block, block.prev)
+    absorb_if_free(engine, block, block.next)
+    put_unmapped(block)
+    owner.reserved_bytes -= unmapped
+    owner.malloc_count -= 1
+    tally_down(&engine.stats.reserved_bytes, block.shelf.pool.size_class, unmapped)
+    engine.stats.device_frees += 1
+    trace_report(&engine.trace, ACTION_SEGMENT_UNMAP, start, unmapped, block.shelf.stream.handle,
+                 owner.first, owner.second, context if context != 0 else block.segment_context)
+    return ok
+
+
+cdef bint give_back_if_empty(Engine* engine, Block* block, Failure* failure) noexcept nogil:
+    """Give the addresses back if an unmapped block is all that is left of its range."""
+    if block.mapped or block.prev != NULL or block.next != NULL:
+        return True
+    tree_remove(&block.shelf.unmapped, block)
+    if not range_give_back(engine, block.range, failure):
+        put_unmapped(block)
+        return False
+    block_drop(engine, block)
+    return True

@@ -1,0 +1,24 @@
+"""Noting why something failed. See `Failure` in the model."""
+
+from allotment._core.contract.table cimport OK, status_t
+from allotment._core.model.model cimport FAILED_DEVICE, FAILED_HOST_MEMORY, Engine, Failure
+
+
+cdef inline bint device_failed(Failure* failure, status_t status, const char* operation) noexcept nogil:
+    failure.reason = FAILED_DEVICE
+    failure.status = status
+    failure.operation = operation
+    return False
+
+
+cdef inline bint host_memory_failed(Failure* failure) noexcept nogil:
+    failure.reason = FAILED_HOST_MEMORY
+    return False
+
+
+cdef inline void note_device_memory(Engine* engine, Failure* failure) noexcept nogil:
+    """What the device says it has, for the report; as far as it can say anything."""
+    if engine.backend.memory_info == NULL or engine.backend.memory_info(
+            engine.backend.self, &failure.device_free, &failure.device_total) != OK:
+        failure.device_free = 0
+        failure.device_total = engine.total_memory

@@ -1,0 +1,114 @@
+"""The free blocks of one shelf, in order of (size, address): best fit, insert, remove. No policy.
+
+    small pool:   summary ─> words ─> bins[size / 512 - 1] ─> tree by address
+                  one bit     one bit   exact sizes up to 2 MiB
+    the rest:     one tree by (size, address)
+
+Trees are treaps through the blocks themselves. A node's priority is a hash of its address, so it is not
+stored, and the shape depends on nothing but the content. Unmapped blocks use the same tree, ordered by
+address alone.
+
+Cost: a bin with one block is O(1); k blocks of equal size, or k in the tree, are O(log k).
+"""
+
+from libc.stdint cimport uint64_t
+
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.model.model cimport BIN_COUNT, Block, Shelf
+from allotment._core.model.sizes cimport MIN_BLOCK
+from allotment._core.tools.bits cimport highest_bit, lowest_bit
+
+cdef void tree_insert(Block** root, Block* block) noexcept nogil
+cdef void tree_remove(Block** root, Block* block) noexcept nogil
+cdef Block* tree_at_least(Block* root, bytes_t size) noexcept nogil
+cdef Block* tree_below(Block* root, bytes_t size) noexcept nogil
+cdef Block* tree_next(Block* block) noexcept nogil
+cdef Block* tree_prev(Block* block) noexcept nogil
+cdef Block* tree_last(Block* root) noexcept nogil
+
+cdef Block* index_next(Shelf* shelf, Block* block) noexcept nogil
+cdef Block* index_prev(Shelf* shelf, Block* block) noexcept nogil
+cdef Block* index_below(Shelf* shelf, bytes_t size) noexcept nogil
+cdef Block* index_largest(Shelf* shelf) noexcept nogil
+
+
+cdef inline bint comes_before(const Block* a, const Block* b) noexcept nogil:
+    if a.mapped and a.size != b.size:
+        return a.size < b.size
+    return a.address < b.address
+
+
+cdef inline Block* tree_first(Block* root) noexcept nogil:
+    while root.left != NULL:
+        root = root.left
+    return root
+
+
+cdef inline bint is_binned(const Shelf* shelf, bytes_t size) noexcept nogil:
+    return shelf.bins != NULL and size <= BIN_COUNT * MIN_BLOCK
+
+
+cdef inline Block* first_bin_from(const Shelf* shelf, uint64_t bin) noexcept nogil:
+    """Lowest block of the first bin that is not empty, from `bin` on; NULL if all are."""
+    cdef uint64_t word = bin >> 6
+    cdef uint64_t bits = shelf.words[word] & (~(<uint64_t> 0) << (bin & 63))
+    if bits == 0:
+        bits = shelf.summary & (~(<uint64_t> 1) << word)
+        if bits == 0:
+            return NULL
+        word = lowest_bit(bits)
+        bits = shelf.words[word]
+    return tree_first(shelf.bins[(word << 6) | <uint64_t> lowest_bit(bits)])
+
+
+cdef inline Block* index_first(Shelf* shelf) noexcept nogil:
+    cdef Block* found = NULL
+    if shelf.bins != NULL:
+        found = first_bin_from(shelf, 0)
+    if found == NULL and shelf.tree != NULL:
+        found = tree_first(shelf.tree)
+    return found
+
+
+cdef inline Block* index_best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
+    """The smallest block of at least `size`, of those the one at the lowest address. pre: a multiple of 512"""
+    cdef Block* found
+    if is_binned(shelf, size):
+        found = first_bin_from(shelf, size // MIN_BLOCK - 1)
+        if found != NULL:
+            return found
+    if shelf.tree == NULL:
+        return NULL
+    return tree_at_least(shelf.tree, size)
+
+
+cdef inline void index_insert(Shelf* shelf, Block* block) noexcept nogil:
+    cdef uint64_t bin
+    if not is_binned(shelf, block.size):
+        tree_insert(&shelf.tree, block)
+        return
+    bin = block.size // MIN_BLOCK - 1
+    if shelf.bins[bin] != NULL:
+        tree_insert(&shelf.bins[bin], block)
+        return
+    block.parent = block.left = block.right = NULL
+    shelf.bins[bin] = block
+    shelf.words[bin >> 6] |= (<uint64_t> 1) << (bin & 63)
+    shelf.summary |= (<uint64_t> 1) << (bin >> 6)
+
+
+cdef inline void index_remove(Shelf* shelf, Block* block) noexcept nogil:
+    """pre: in the index, with the size it was inserted with"""
+    cdef uint64_t bin
+    if not is_binned(shelf, block.size):
+        tree_remove(&shelf.tree, block)
+        return
+    bin = block.size // MIN_BLOCK - 1
+    if shelf.bins[bin] == block and block.left == NULL and block.right == NULL:
+        shelf.bins[bin] = NULL
+    else:
+        tree_remove(&shelf.bins[bin], block)
+    if shelf.bins[bin] == NULL:
+        shelf.words[bin >> 6] &= ~((<uint64_t> 1) << (bin & 63))
+        if shelf.words[bin >> 6] == 0:
+            shelf.summary &= ~((<uint64_t> 1) << (bin >> 6))

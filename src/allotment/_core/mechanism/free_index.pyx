@@ -1,0 +1,172 @@
+from libc.stdint cimport uint64_t
+
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.mechanism.free_index cimport comes_before, first_bin_from, is_binned, tree_first
+from allotment._core.model.model cimport BIN_COUNT, Block, Shelf
+from allotment._core.model.sizes cimport MIN_BLOCK
+from allotment._core.tools.bits cimport highest_bit
+
+
+cdef inline uint64_t priority(const Block* block) noexcept nogil:
+    cdef uint64_t mixed = block.address * <uint64_t> 0x9E3779B97F4A7C15ULL
+    return (mixed ^ (mixed >> 32)) * <uint64_t> 0xD6E8FEB86659FD93ULL
+
+
+cdef inline void replace_child(Block** root, Block* parent, Block* old, Block* new) noexcept nogil:
+    if parent == NULL:
+        root[0] = new
+    elif parent.left == old:
+        parent.left = new
+    else:
+        parent.right = new
+    if new != NULL:
+        new.parent = parent
+
+
+cdef void rotate_up(Block** root, Block* block) noexcept nogil:
+    """Exchange a node with its parent, keeping the order."""
+    cdef Block* parent = block.parent
+    cdef Block* moved
+    replace_child(root, parent.parent, parent, block)
+    if parent.left == block:
+        moved = block.right
+        block.right = parent
+        parent.left = moved
+    else:
+        moved = block.left
+        block.left = parent
+        parent.right = moved
+    if moved != NULL:
+        moved.parent = parent
+    parent.parent = block
+
+
+cdef void tree_insert(Block** root, Block* block) noexcept nogil:
+    """pre: everything in one tree is mapped, or nothing is"""
+    cdef Block* at = root[0]
+    cdef uint64_t mine
+    block.parent = block.left = block.right = NULL
+    if at == NULL:
+        root[0] = block
+        return
+    while True:
+        if comes_before(block, at):
+            if at.left == NULL:
+                at.left = block
+                break
+            at = at.left
+        else:
+            if at.right == NULL:
+                at.right = block
+                break
+            at = at.right
+    block.parent = at
+    mine = priority(block)
+    while block.parent != NULL and priority(block.parent) < mine:
+        rotate_up(root, block)
+
+
+cdef void tree_remove(Block** root, Block* block) noexcept nogil:
+    while block.left != NULL and block.right != NULL:
+        rotate_up(root, block.left if priority(block.left) > priority(block.right) else block.right)
+    replace_child(root, block.parent, block, block.left if block.left != NULL else block.right)
+
+
+cdef Block* tree_at_least(Block* root, bytes_t size) noexcept nogil:
+    """The first block in order of at least `size`."""
+    cdef Block* best = NULL
+    while root != NULL:
+        if root.size >= size:
+            best = root
+            root = root.left
+        else:
+            root = root.right
+    return best
+
+
+cdef Block* tree_below(Block* root, bytes_t size) noexcept nogil:
+    """The last block in order of less than `size`."""
+    cdef Block* best = NULL
+    while root != NULL:
+        if root.size < size:
+            best = root
+            root = root.right
+        else:
+            root = root.left
+    return best
+
+
+cdef Block* tree_last(Block* root) noexcept nogil:
+    if root != NULL:
+        while root.right != NULL:
+            root = root.right
+    return root
+
+
+cdef Block* tree_next(Block* block) noexcept nogil:
+    if block.right != NULL:
+        return tree_first(block.right)
+    while block.parent != NULL and block.parent.right == block:
+        block = block.parent
+    return block.parent
+
+
+cdef Block* tree_prev(Block* block) noexcept nogil:
+    if block.left != NULL:
+        return tree_last(block.left)
+    while block.parent != NULL and block.parent.left == block:
+        block = block.parent
+    return block.parent
+
+
+cdef Block* index_next(Shelf* shelf, Block* block) noexcept nogil:
+    """The next block of the shelf in order of (size, address)."""
+    cdef Block* following = tree_next(block)
+    cdef uint64_t bin
+    if following != NULL or not is_binned(shelf, block.size):
+        return following
+    bin = block.size // MIN_BLOCK
+    if bin < BIN_COUNT:
+        following = first_bin_from(shelf, bin)
+        if following != NULL:
+            return following
+    return tree_first(shelf.tree) if shelf.tree != NULL else NULL
+
+
+cdef Block* last_bin_before(const Shelf* shelf, uint64_t bin) noexcept nogil:
+    """Highest block of the last bin that is not empty and stands before `bin`."""
+    cdef uint64_t word = bin >> 6
+    cdef uint64_t bits = 0
+    if bin & 63:
+        bits = shelf.words[word] & (((<uint64_t> 1) << (bin & 63)) - 1)
+    if bits == 0:
+        bits = shelf.summary if word == 64 else shelf.summary & (((<uint64_t> 1) << word) - 1)
+        if bits == 0:
+            return NULL
+        word = highest_bit(bits)
+        bits = shelf.words[word]
+    return tree_last(shelf.bins[(word << 6) | <uint64_t> highest_bit(bits)])
+
+
+cdef Block* index_prev(Shelf* shelf, Block* block) noexcept nogil:
+    cdef Block* previous = tree_prev(block)
+    if previous != NULL or shelf.bins == NULL:
+        return previous
+    if is_binned(shelf, block.size):
+        return last_bin_before(shelf, block.size // MIN_BLOCK - 1)
+    return last_bin_before(shelf, BIN_COUNT)
+
+
+cdef Block* index_below(Shelf* shelf, bytes_t size) noexcept nogil:
+    """The last block in order that is smaller than `size`."""
+    cdef Block* found = tree_below(shelf.tree, size)
+    if found != NULL or shelf.bins == NULL:
+        return found
+    return last_bin_before(shelf, min(<uint64_t> BIN_COUNT, size // MIN_BLOCK - 1))
+
+
+cdef Block* index_largest(Shelf* shelf) noexcept nogil:
+    cdef Block* found = tree_last(shelf.tree)
+    if found != NULL or shelf.bins == NULL:
+        return found
+    return last_bin_before(shelf, BIN_COUNT)

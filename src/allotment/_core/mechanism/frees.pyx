@@ -1,0 +1,82 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.table cimport OK, status_t
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.mechanism.address_map cimport address_put
+from allotment._core.mechanism.block cimport complete_free, take_back
+from allotment._core.mechanism.failure cimport device_failed
+from allotment._core.mechanism.frees cimport free_address
+from allotment._core.mechanism.streams cimport defer, deferral_prepare, events_attach
+from allotment._core.model.model cimport FAILED_ADDRESS, Block, Deferred, Engine, Failure
+from allotment._core.tools.arrays cimport make_room
+from allotment._core.tools.pointer_map cimport map_get, map_pop
+
+
+cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
+    """Free a block that other streams used. What can fail comes first: on failure it is still allocated.
+
+    pre: out of the address map, to which the caller returns it on failure
+    """
+    cdef Deferred* deferred
+    if engine.routes == NULL:
+        if not events_attach(engine, block, failure):
+            return False
+        take_back(engine, block, context)
+        if block.event_count == 0:
+            complete_free(engine, block, context)
+        return True
+    deferred = deferral_prepare(engine, block, failure)
+    if deferred == NULL:
+        return False
+    take_back(engine, block, context)
+    defer(engine, deferred)
+    return True
+
+
+cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexcept nogil:
+    """Free what was allocated past the cache."""
+    cdef void* size = map_get(&engine.direct, address)
+    cdef status_t status
+    if size == NULL:
+        failure.reason = FAILED_ADDRESS
+        failure.address = address
+        return False
+    status = engine.backend.segment_free(engine.backend.self, address, <bytes_t> <size_t> size)
+    if status != OK:
+        return device_failed(failure, status, b"segment_free")
+    map_pop(&engine.direct, address)
+    return True
+
+
+cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t context,
+                       Failure* failure) noexcept nogil:
+    """What was not a block of ours, or is one that other streams used. pre: a block is out of the address map"""
+    if block == NULL:
+        return free_direct(engine, address, failure)
+    if free_used_block(engine, block, context, failure):
+        return True
+    address_put(engine, block)
+    return False
+
+
+cdef bint free_later(Engine* engine, address_t address) noexcept nogil:
+    """pre: called on the thread that is inside the engine. False without host memory to remember it."""
+    if not make_room(<void**> &engine.late_frees, &engine.late_free_room, engine.late_free_count, sizeof(address_t)):
+        return False
+    engine.late_frees[engine.late_free_count] = address
+    engine.late_free_count += 1
+    return True
+
+
+cdef void finish_late_frees(Engine* engine) noexcept nogil:
+    """Do what was put off, in order. What the device refuses stays on the list for the next time."""
+    cdef size_t done = 0
+    cdef size_t kept = 0
+    cdef Failure failure
+    while done < engine.late_free_count:
+        if not free_address(engine, engine.late_frees[done], 0, &failure) and failure.reason != FAILED_ADDRESS:
+            engine.late_frees[kept] = engine.late_frees[done]
+            kept += 1
+        done += 1
+    engine.late_free_count = kept

@@ -1,0 +1,247 @@
+from libc.stddef cimport size_t
+from libc.stdlib cimport calloc, free
+
+from allotment._core.contract.table cimport OK, Backend, status_t
+from allotment._core.contract.types cimport address_t, bytes_t, device_t
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.ranges cimport range_size
+from allotment._core.mechanism.streams cimport wait_for_stream
+from allotment._core.model.model cimport Block, Chunk, Engine, Failure, Range, Shelf
+from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
+
+
+cdef Range* make(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noexcept nogil:
+    cdef Range* range_ = <Range*> calloc(1, sizeof(Range))
+    if range_ == NULL:
+        return NULL
+    range_.base = base
+    range_.size = size
+    range_.shelf = shelf
+    range_.prev = engine.last_range
+    if engine.last_range != NULL:
+        engine.last_range.next = range_
+    else:
+        engine.first_range = range_
+    engine.last_range = range_
+    return range_
+
+
+cdef Range* range_make_plain(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noexcept nogil:
+    """Addresses that came with their memory; NULL without host memory for the record."""
+    return make(engine, shelf, base, size)
+
+
+cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, Failure* failure) noexcept nogil:
+    """Addresses, none of them backed yet."""
+    cdef bytes_t size = range_size(engine, page)
+    cdef Chunk** views = <Chunk**> calloc(size // page, sizeof(Chunk*))
+    cdef Range* range_ = make(engine, shelf, 0, size) if views != NULL else NULL
+    cdef status_t status
+    if range_ == NULL:
+        free(views)
+        host_memory_failed(failure)
+        return NULL
+    range_.page = page
+    range_.views = views
+    status = engine.backend.range_reserve(engine.backend.self, size, shelf.stream.handle, &range_.base)
+    if status != OK:
+        range_forget(engine, range_)
+        device_failed(failure, status, b"range_reserve")
+        return NULL
+    shelf.pool.expandable_count += 1
+    return range_
+
+
+cdef void range_forget(Engine* engine, Range* range_) noexcept nogil:
+    """Drop the record alone."""
+    if range_.prev != NULL:
+        range_.prev.next = range_.next
+    else:
+        engine.first_range = range_.next
+    if range_.next != NULL:
+        range_.next.prev = range_.prev
+    else:
+        engine.last_range = range_.prev
+    free(range_.views)
+    free(range_)
+
+
+cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexcept nogil:
+    """Release the addresses of an expandable range that has no mapped block."""
+    cdef status_t status
+    cdef size_t page
+    for page in range(range_.size // range_.page):
+        if range_.views[page] != NULL:
+            drop_view(engine, range_, page, failure)
+            if range_.views[page] != NULL:
+                return False
+    status = engine.backend.range_release(engine.backend.self, range_.base, range_.size)
+    if status != OK:
+        return device_failed(failure, status, b"range_release")
+    range_.shelf.pool.expandable_count -= 1
+    range_forget(engine, range_)
+    return True
+
+
+cdef bint drop_view(Engine* engine, Range* range_, size_t page, Failure* failure) noexcept nogil:
+    """Unmap a page and release its chunk, as far as the device lets us; whether the page is unmapped.
+
+    A chunk that is unmapped but could not be released keeps its place: a leftover, with the reason in `failure`.
+    """
+    cdef Backend* backend = engine.backend
+    cdef Chunk* chunk = range_.views[page]
+    cdef status_t status
+    if chunk.views > 0:
+        status = backend.unmap(backend.self, range_.base + page * range_.page, range_.page)
+        if status != OK:
+            return device_failed(failure, status, b"unmap")
+        chunk.views -= 1
+    status = backend.chunk_release(backend.self, chunk.handle, chunk.size)
+    if status != OK:
+        engine.has_leftovers = True
+        device_failed(failure, status, b"chunk_release")
+        return True
+    range_.views[page] = NULL
+    slab_give(&engine.chunk_slab, chunk)
+    return True
+
+
+cdef bint give_access(Engine* engine, address_t address, bytes_t size, Failure* failure) noexcept nogil:
+    """Let this device and its peers at a fresh mapping."""
+    cdef Backend* backend = engine.backend
+    cdef status_t status
+    cdef int peer
+    if backend.set_access == NULL:
+        return True
+    status = backend.set_access(backend.self, address, size, backend.device)
+    for peer in range(engine.peer_count):
+        if status == OK:
+            status = backend.set_access(backend.self, address, size, engine.peers[peer])
+    if status != OK:
+        return device_failed(failure, status, b"set_access")
+    return True
+
+
+cdef bint back_page(Engine* engine, Range* range_, size_t page, Failure* failure) noexcept nogil:
+    """Physical memory for a page, not mapped yet."""
+    cdef Backend* backend = engine.backend
+    cdef Chunk* chunk
+    cdef status_t status
+    if range_.views[page] != NULL:
+        return True
+    if not slab_reserve(&engine.chunk_slab, 1):
+        return host_memory_failed(failure)
+    chunk = <Chunk*> slab_take(&engine.chunk_slab)
+    chunk.size = range_.page
+    chunk.views = 0
+    status = backend.chunk_create(backend.self, range_.page, &chunk.handle)
+    if status != OK:
+        slab_give(&engine.chunk_slab, chunk)
+        return device_failed(failure, status, b"chunk_create")
+    range_.views[page] = chunk
+    return True
+
+
+cdef bint map_page(Engine* engine, Range* range_, size_t page, Failure* failure) noexcept nogil:
+    cdef Backend* backend = engine.backend
+    cdef Chunk* chunk = range_.views[page]
+    cdef status_t status
+    if chunk.views > 0:
+        return True
+    status = backend.map(backend.self, range_.base + page * range_.page, range_.page, chunk.handle)
+    if status != OK:
+        return device_failed(failure, status, b"map")
+    chunk.views = 1
+    return True
+
+
+cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t size, bytes_t* mapped,
+                    Failure* failure) noexcept nogil:
+    """Back the pages that [address, address + size) touches; all of them or none. pre: address on a page
+
+    Out of memory is no failure of the device: False with failure.status OUT_OF_MEMORY.
+    """
+    cdef size_t first = (address - range_.base) // range_.page
+    cdef size_t end = (address + size - range_.base + range_.page - 1) // range_.page
+    cdef size_t page = first
+    cdef bint ok = True
+    cdef Failure undoing
+    while ok and page < end:
+        ok = back_page(engine, range_, page, failure)
+        page += 1
+    page = first
+    while ok and page < end:
+        ok = map_page(engine, range_, page, failure)
+        page += 1
+    if ok:
+        ok = give_access(engine, address, (end - first) * range_.page, failure)
+    if not ok:
+        for page in range(first, end):
+            if range_.views[page] != NULL and not drop_view(engine, range_, page, &undoing):
+                engine.has_leftovers = True
+        return False
+    mapped[0] = (end - first) * range_.page
+    range_.mapped += mapped[0]
+    return True
+
+
+cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t size, address_t* start,
+                      bytes_t* unmapped, Failure* failure) noexcept nogil:
+    """Give up the whole pages inside [address, address + size), after the range's stream is done.
+
+    `unmapped` is what was: less than all of it only if the device refused, which is then a failure too.
+    """
+    cdef size_t first = (address - range_.base + range_.page - 1) // range_.page
+    cdef size_t end = (address + size - range_.base) // range_.page
+    cdef size_t page = first
+    cdef bint ok = True
+    start[0] = range_.base + first * range_.page
+    unmapped[0] = 0
+    if first >= end:
+        return True
+    if not wait_for_stream(engine, range_.shelf.stream.handle, failure):
+        return False
+    while page < end:
+        ok = drop_view(engine, range_, page, failure)
+        if not ok:
+            break
+        page += 1
+    unmapped[0] = (page - first) * range_.page
+    range_.mapped -= unmapped[0]
+    return ok
+
+
+cdef void drop_leftovers(Engine* engine) noexcept nogil:
+    """Ask the device once more to take back the memory under unmapped blocks."""
+    cdef Range* range_ = engine.first_range
+    cdef Block* block
+    cdef Failure failure
+    cdef size_t page
+    engine.has_leftovers = False
+    while range_ != NULL:
+        block = range_.head if range_.page != 0 else NULL
+        while block != NULL:
+            for page in range((block.address - range_.base) // range_.page,
+                              (block.address + block.size - range_.base) // range_.page if not block.mapped else 0):
+                if range_.views[page] != NULL and not drop_view(engine, range_, page, &failure):
+                    engine.has_leftovers = True
+            block = block.next
+        range_ = range_.next
+
+
+cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil:
+    """Let another device at everything that is mapped now."""
+    cdef Range* range_ = engine.first_range
+    cdef status_t status
+    cdef size_t page
+    while range_ != NULL:
+        if range_.page != 0:
+            for page in range(range_.size // range_.page):
+                if range_.views[page] == NULL or range_.views[page].views == 0:
+                    continue
+                status = engine.backend.set_access(
+                    engine.backend.self, range_.base + page * range_.page, range_.page, device)
+                if status != OK:
+                    return device_failed(failure, status, b"set_access")
+        range_ = range_.next
+    return True

@@ -1,0 +1,22 @@
+"""Giving cached memory back to the device.
+
+Blocks go in the order of the free set: by stream handle, size, address. A walk first collects what is to
+go and sorts that, so it costs O(k log k) for k blocks given back, however many there are in all (expandable
+memory: k free blocks of a page or more). A refusal by the device ends the walk; what was released is.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+
+from allotment._core.model.model cimport Block, Engine, Failure, PoolOwner
+
+cdef struct BlockList:
+    Block** blocks
+    size_t count, room
+
+cdef bint list_append(BlockList* list, Block* block) noexcept nogil
+cdef void list_sort(BlockList* list) noexcept nogil
+cdef bint release_segments(Engine* engine, BlockList* list, uint32_t context, Failure* failure) noexcept nogil
+cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
+cdef bint release_one_pool(Engine* engine, PoolOwner* owner, uint32_t context, Failure* failure) noexcept nogil
+cdef bint drop_ranges(Engine* engine, PoolOwner* owner, Failure* failure) noexcept nogil

@@ -1,0 +1,103 @@
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, Backend, status_t
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.mechanism.block cimport block_drop, block_new
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.pool cimport unshelve
+from allotment._core.mechanism.ranges cimport range_forget, range_make_plain
+from allotment._core.mechanism.streams cimport end_relaxed_capture, relax_capture
+from allotment._core.model.model cimport Block, Engine, Failure, PoolOwner, Range, Request
+from allotment._core.records.stats cimport SMALL, tally_down, tally_up
+from allotment._core.records.trace cimport ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_FREE, trace_report
+from allotment._core.tools.lock cimport lock_give, lock_wait
+from allotment._core.tools.slab cimport slab_reserve
+
+
+cdef status_t ask_device(Engine* engine, bytes_t size, Request* request, address_t* address) noexcept nogil:
+    cdef Backend* backend = engine.backend
+    cdef bint relaxed = relax_capture(engine, request.stream)
+    cdef status_t status = backend.segment_allocate(backend.self, size, request.stream, address)
+    end_relaxed_capture(engine, relaxed)
+    if status == OUT_OF_MEMORY and backend.clear_error != NULL:
+        backend.clear_error(backend.self)
+    return status
+
+
+cdef status_t obtain(Engine* engine, PoolOwner* owner, bytes_t size, Request* request,
+                     address_t* address) noexcept nogil:
+    cdef status_t status
+    if owner.allocator.allocate != NULL:
+        address[0] = owner.allocator.allocate(owner.allocator.self, size, request.stream)
+        return OK if address[0] != 0 else OUT_OF_MEMORY
+    if not engine.tuning.release_lock:
+        return ask_device(engine, size, request, address)
+    lock_give(&engine.lock)
+    status = ask_device(engine, size, request, address)
+    lock_wait(&engine.lock)
+    return status
+
+
+cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
+    """A free block that covers a new segment, on no shelf; NULL with the reason in request.failure."""
+    cdef PoolOwner* owner = request.shelf.pool.owner
+    cdef int size_class = request.shelf.pool.size_class
+    cdef bytes_t size = request.segment
+    cdef address_t address = 0
+    cdef Range* range_
+    cdef Block* block
+    cdef status_t status
+    if not slab_reserve(&engine.block_slab, 1):
+        host_memory_failed(&request.failure)
+        return NULL
+    range_ = range_make_plain(engine, request.shelf, 0, size)
+    if range_ == NULL:
+        host_memory_failed(&request.failure)
+        return NULL
+    block = block_new(engine, request.shelf, range_, 0, size)
+    status = obtain(engine, owner, size, request, &address)
+    if status != OK:
+        range_forget(engine, range_)
+        block_drop(engine, block)
+        device_failed(&request.failure, status, b"segment_allocate")
+        return NULL
+    range_.base = block.address = address
+    range_.head = block
+    block.segment_context = request.context
+    owner.malloc_count += 1
+    owner.reserved_bytes += size
+    tally_up(&engine.stats.segment, size_class, 1)
+    tally_up(&engine.stats.reserved_bytes, size_class, size)
+    if size >= engine.tuning.max_split:
+        tally_up(&engine.stats.oversize_segments, SMALL, 1)
+    engine.stats.device_allocs += 1
+    trace_report(&engine.trace, ACTION_SEGMENT_ALLOC, address, size, request.stream,
+                 owner.first, owner.second, request.context)
+    return block
+
+
+cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
+    """Give a segment back. pre: `block` is free, plain, and all of its segment"""
+    cdef Backend* backend = engine.backend
+    cdef PoolOwner* owner = block.shelf.pool.owner
+    cdef int size_class = block.shelf.pool.size_class
+    cdef status_t status
+    if owner.allocator.free != NULL:
+        owner.allocator.free(owner.allocator.self, block.address, block.size, block.shelf.stream.handle)
+    else:
+        status = backend.segment_free(backend.self, block.address, block.size)
+        if status != OK:
+            return device_failed(failure, status, b"segment_free")
+    engine.stats.device_frees += 1
+    trace_report(&engine.trace, ACTION_SEGMENT_FREE, block.address, block.size, block.shelf.stream.handle,
+                 owner.first, owner.second, context if context != 0 else block.segment_context)
+    owner.malloc_count -= 1
+    owner.reserved_bytes -= block.size
+    tally_down(&engine.stats.segment, size_class, 1)
+    tally_down(&engine.stats.reserved_bytes, size_class, block.size)
+    if block.size >= engine.tuning.max_split:
+        tally_down(&engine.stats.oversize_segments, SMALL, 1)
+    unshelve(block)
+    range_forget(engine, block.range)
+    block_drop(engine, block)
+    return True

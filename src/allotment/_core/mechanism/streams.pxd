@@ -1,0 +1,49 @@
+"""Which streams still use a block, and the moment its free becomes real.
+
+    free(block)
+       ├─ no other stream used it ───────────────────────────────> free now
+       ├─ others did, no routing ──> an event on each of them ───> free when all have been seen finished
+       └─ others did, routing ─────> deferred, no event may be touched ──> flushed when routing has ended,
+                                                                          or inside the same capture, where
+                                                                          its graph proves that it is safe
+
+Events are polled at the start of every malloc that is not under routing, the oldest of each stream
+first; a slow one holds back those behind it on its stream, and no other stream. Everything unordered
+upstream (queues, deferred blocks) is in order of insertion here.
+
+A step that can fail (an event that cannot be recorded) comes before the change it is for: the block is
+then where it was, and the call can be repeated.
+"""
+
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.types cimport capture_t, stream_t
+from allotment._core.model.model cimport Block, Deferred, Engine, Failure, PoolOwner, StreamRecord
+
+cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil
+cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream) noexcept nogil
+cdef void uses_drop(Engine* engine, Block* block) noexcept nogil
+cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept nogil
+cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) noexcept nogil
+cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil
+cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil
+cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
+cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
+cdef bint wait_events(Engine* engine, PoolOwner* only, uint32_t context, Failure* failure) noexcept nogil
+cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil
+cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) noexcept nogil
+cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil
+cdef void end_relaxed_capture(Engine* engine, bint relaxed) noexcept nogil
+cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil
+cdef void streams_clear(Engine* engine) noexcept nogil
+
+
+cdef inline StreamRecord* stream_for(Engine* engine, stream_t handle) noexcept nogil:
+    """The record of a stream, made at first sight; NULL without host memory for it."""
+    if engine.recent_stream != NULL and engine.recent_stream.handle == handle:
+        return engine.recent_stream
+    return stream_make(engine, handle)
+
+
+cdef inline bint anything_waits(const Engine* engine) noexcept nogil:
+    return engine.first_waiting != NULL or engine.first_deferred != NULL

@@ -1,0 +1,602 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+
+from allotment._core.contract.table cimport INVALID, NOT_READY, OK, Backend, status_t
+from allotment._core.contract.types cimport capture_t, event_t, node_t, stream_t
+from allotment._core.mechanism.block cimport complete_free
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.model.model cimport (
+    FAILED_DEVICE, FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, PoolOwner,
+    StreamRecord, StreamUse, VisitedNodes)
+from allotment._core.tools.arrays cimport make_room_for
+from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
+from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
+
+
+cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil:
+    cdef StreamRecord* stream = <StreamRecord*> map_get(&engine.streams, handle + 1)
+    if stream == NULL:
+        if not map_reserve(&engine.streams):
+            return NULL
+        stream = <StreamRecord*> calloc(1, sizeof(StreamRecord))
+        if stream == NULL:
+            return NULL
+        stream.handle = handle
+        stream.next_known = engine.known_streams
+        engine.known_streams = stream
+        map_put(&engine.streams, handle + 1, stream)
+    engine.recent_stream = stream
+    return stream
+
+
+# --- uses ------------------------------------------------------------------------------------------------
+
+cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream) noexcept nogil:
+    """Note that `stream` uses the block; False without host memory for it."""
+    cdef StreamUse** link = &block.uses
+    cdef StreamUse* use
+    while link[0] != NULL and link[0].stream != stream:
+        link = &link[0].next
+    use = link[0]
+    if use == NULL:
+        if not slab_reserve(&engine.use_slab, 1):
+            return False
+        use = <StreamUse*> slab_take(&engine.use_slab)
+        use.next = NULL
+        use.stream = stream
+        use.during_routing = False
+        link[0] = use
+    if engine.routes != NULL:
+        use.during_routing = True
+    return True
+
+
+cdef void uses_drop(Engine* engine, Block* block) noexcept nogil:
+    cdef StreamUse* use
+    while block.uses != NULL:
+        use = block.uses
+        block.uses = use.next
+        slab_give(&engine.use_slab, use)
+
+
+cdef void uses_drop_routed(Engine* engine, Block* block) noexcept nogil:
+    """Forget the uses declared while routing was active: the capture has ordered them."""
+    cdef StreamUse** link = &block.uses
+    cdef StreamUse* use
+    while link[0] != NULL:
+        use = link[0]
+        if use.during_routing:
+            link[0] = use.next
+            slab_give(&engine.use_slab, use)
+        else:
+            link = &use.next
+
+
+# --- the event pool: finished events are used again, last in first out -------------------------------------
+
+cdef bint event_take(Engine* engine, event_t* event, Failure* failure) noexcept nogil:
+    cdef status_t status
+    cdef size_t room
+    cdef event_t* larger
+    if engine.spare_event_count > 0:
+        engine.spare_event_count -= 1
+        event[0] = engine.spare_events[engine.spare_event_count]
+        return True
+    # A place for its return is made before the event is, so that giving it back cannot fail.
+    room = engine.spare_event_room + 1
+    larger = <event_t*> realloc(engine.spare_events, room * sizeof(event_t))
+    if larger == NULL:
+        return host_memory_failed(failure)
+    engine.spare_events = larger
+    status = engine.backend.event_create(engine.backend.self, event)
+    if status != OK:
+        return device_failed(failure, status, b"event_create")
+    engine.spare_event_room = room
+    return True
+
+
+cdef inline void event_give(Engine* engine, event_t event) noexcept nogil:
+    engine.spare_events[engine.spare_event_count] = event
+    engine.spare_event_count += 1
+
+
+# --- queues of events --------------------------------------------------------------------------------------
+
+cdef void queue_append(Engine* engine, StreamRecord* stream, PendingEvent* pending) noexcept nogil:
+    stream.recorded += 1
+    pending.tick = stream.recorded
+    pending.next = NULL
+    if stream.first != NULL:
+        stream.last.next = pending
+        stream.last = pending
+        return
+    stream.first = stream.last = pending
+    stream.next_waiting = NULL
+    if engine.first_waiting != NULL:
+        engine.last_waiting.next_waiting = stream
+    else:
+        engine.first_waiting = stream
+    engine.last_waiting = stream
+
+
+cdef void drop_empty_queues(Engine* engine) noexcept nogil:
+    cdef StreamRecord* stream = engine.first_waiting
+    cdef StreamRecord* following
+    engine.first_waiting = engine.last_waiting = NULL
+    while stream != NULL:
+        following = stream.next_waiting
+        stream.next_waiting = NULL
+        if stream.first != NULL:
+            if engine.last_waiting != NULL:
+                engine.last_waiting.next_waiting = stream
+            else:
+                engine.first_waiting = stream
+            engine.last_waiting = stream
+        stream = following
+
+
+cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept nogil:
+    """Record an event on every stream that uses the block, and wait for them from now on.
+
+    On failure nothing has changed. A device whose streams are always finished has no events.
+    """
+    cdef Backend* backend = engine.backend
+    cdef PendingEvent* made = NULL
+    cdef PendingEvent* pending
+    cdef StreamUse* use = block.uses
+    cdef status_t status
+    cdef bint ok = True
+    if backend.event_record == NULL:
+        uses_drop(engine, block)
+        return True
+    while use != NULL and ok:
+        if not slab_reserve(&engine.pending_slab, 1):
+            ok = host_memory_failed(failure)
+            break
+        pending = <PendingEvent*> slab_take(&engine.pending_slab)
+        pending.block = block
+        ok = event_take(engine, &pending.event, failure)
+        if not ok:
+            slab_give(&engine.pending_slab, pending)
+            break
+        pending.next = made
+        made = pending
+        status = backend.event_record(backend.self, pending.event, use.stream.handle)
+        if status != OK:
+            ok = device_failed(failure, status, b"event_record")
+        use = use.next
+    if not ok:
+        while made != NULL:
+            pending = made
+            made = made.next
+            event_give(engine, pending.event)
+            slab_give(&engine.pending_slab, pending)
+        return False
+    # `made` is in reverse order; queues are per stream, so only the order of new queues depends on it.
+    made = reversed_list(made)
+    use = block.uses
+    while made != NULL:
+        pending = made
+        made = made.next
+        queue_append(engine, use.stream, pending)
+        block.event_count += 1
+        use = use.next
+    uses_drop(engine, block)
+    return True
+
+
+cdef PendingEvent* reversed_list(PendingEvent* first) noexcept nogil:
+    cdef PendingEvent* reverse = NULL
+    cdef PendingEvent* following
+    while first != NULL:
+        following = first.next
+        first.next = reverse
+        reverse = first
+        first = following
+    return reverse
+
+
+cdef void event_done(Engine* engine, StreamRecord* stream, PendingEvent* pending, uint32_t context) noexcept nogil:
+    """pre: taken out of its queue"""
+    cdef Block* block = pending.block
+    if pending.tick > stream.finished:
+        stream.finished = pending.tick
+    event_give(engine, pending.event)
+    slab_give(&engine.pending_slab, pending)
+    block.event_count -= 1
+    if block.event_count == 0:
+        complete_free(engine, block, context)
+
+
+cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
+    """Complete the frees whose streams are done. pre: no routing"""
+    cdef Backend* backend = engine.backend
+    cdef StreamRecord* stream
+    cdef PendingEvent* pending
+    cdef status_t status = OK
+    if not flush_deferred(engine, context, failure):
+        return False
+    stream = engine.first_waiting
+    while stream != NULL and status == OK:
+        while stream.first != NULL:
+            pending = stream.first
+            if pending.tick > stream.finished:
+                status = backend.event_query(backend.self, pending.event)
+                if status != OK:
+                    break
+            stream.first = pending.next
+            event_done(engine, stream, pending, context)
+        if status == NOT_READY:
+            status = OK
+        stream = stream.next_waiting
+    drop_empty_queues(engine)
+    if status != OK:
+        return device_failed(failure, status, b"event_query")
+    return True
+
+
+cdef bint wait_events(Engine* engine, PoolOwner* only, uint32_t context, Failure* failure) noexcept nogil:
+    """Wait for every event (of one pool's blocks) and complete those frees. pre: no routing"""
+    cdef Backend* backend = engine.backend
+    cdef StreamRecord* stream
+    cdef PendingEvent* pending
+    cdef PendingEvent* previous
+    cdef PendingEvent* following
+    cdef status_t status = OK
+    engine.stats.sync_all_streams += 1
+    if not flush_deferred(engine, context, failure):
+        return False
+    stream = engine.first_waiting
+    while stream != NULL and status == OK:
+        previous = NULL
+        pending = stream.first
+        while pending != NULL:
+            following = pending.next
+            if only != NULL and pending.block.shelf.pool.owner != only:
+                previous = pending
+            else:
+                if pending.tick > stream.finished:
+                    status = backend.event_synchronize(backend.self, pending.event)
+                    if status != OK:
+                        break
+                if previous != NULL:
+                    previous.next = following
+                else:
+                    stream.first = following
+                if following == NULL:
+                    stream.last = previous
+                event_done(engine, stream, pending, context)
+            pending = following
+        stream = stream.next_waiting
+    drop_empty_queues(engine)
+    if status != OK:
+        return device_failed(failure, status, b"event_synchronize")
+    return True
+
+
+# --- deferred frees ----------------------------------------------------------------------------------------
+
+cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) noexcept nogil:
+    """What can fail about deferring a block, before anything has changed; NULL if it did."""
+    cdef Deferred* deferred
+    if not slab_reserve(&engine.deferred_slab, 1):
+        host_memory_failed(failure)
+        return NULL
+    deferred = <Deferred*> slab_take(&engine.deferred_slab)
+    deferred.block = block
+    deferred.capture = 0
+    deferred.marker_count = 0
+    deferred.markers = NULL
+    if engine.tuning.stream_reuse and not markers_gather(engine, deferred, failure):
+        slab_give(&engine.deferred_slab, deferred)
+        return NULL
+    return deferred
+
+
+cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil:
+    """Put a block off without asking the device for anything. pre: a record is reserved"""
+    cdef Deferred* deferred = <Deferred*> slab_take(&engine.deferred_slab)
+    cdef StreamUse* use = block.uses
+    deferred.block = block
+    deferred.capture = 0
+    deferred.marker_count = 0
+    deferred.markers = NULL
+    while use != NULL and engine.routes == NULL:
+        use.during_routing = False      # no capture orders this free, so no end of one does either
+        use = use.next
+    defer(engine, deferred)
+
+
+cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil:
+    deferred.block.deferred = True
+    deferred.next = NULL
+    if engine.first_deferred != NULL:
+        engine.last_deferred.next = deferred
+    else:
+        engine.first_deferred = deferred
+    engine.last_deferred = deferred
+
+
+cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexcept nogil:
+    if previous != NULL:
+        previous.next = deferred.next
+    else:
+        engine.first_deferred = deferred.next
+    if engine.last_deferred == deferred:
+        engine.last_deferred = previous
+    deferred.block.deferred = False
+    free(deferred.markers)
+    slab_give(&engine.deferred_slab, deferred)
+
+
+cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcept nogil:
+    """Wait for every stream that uses a block, which then nobody does."""
+    cdef StreamUse* use = block.uses
+    while use != NULL:
+        if not wait_for_stream(engine, use.stream.handle, failure):
+            return False
+        use = use.next
+    uses_drop(engine, block)
+    return True
+
+
+cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
+    """Give every deferred block its events, or free it if routing accounts for all its uses."""
+    cdef Block* block
+    while engine.first_deferred != NULL:
+        block = engine.first_deferred.block
+        uses_drop_routed(engine, block)
+        if block.uses != NULL and not events_attach(engine, block, failure):
+            # A stream that was destroyed can have no event, and would stand in the way of all requests for good.
+            if failure.reason != FAILED_DEVICE or failure.status != INVALID or not wait_for_users(
+                    engine, block, failure):
+                return False
+        undefer(engine, NULL, engine.first_deferred)
+        if block.event_count == 0:
+            complete_free(engine, block, context)
+    return True
+
+
+# --- reuse inside a capture ----------------------------------------------------------------------------------
+
+cdef struct NodeList:
+    node_t* nodes
+    size_t count, room
+
+ctypedef status_t (*list_nodes_t)(void* self, uint64_t of, node_t* nodes, size_t capacity,
+                                  size_t* count) noexcept nogil
+
+
+cdef bint append_nodes(Engine* engine, list_nodes_t ask, uint64_t of, NodeList* list, const char* operation,
+                       Failure* failure) noexcept nogil:
+    """Append the answer of capture_terminals or node_predecessors to a list."""
+    cdef status_t status
+    cdef size_t count = 0
+    while True:
+        status = ask(engine.backend.self, of, list.nodes + list.count, list.room - list.count, &count)
+        if status != OK:
+            return device_failed(failure, status, operation)
+        if list.count + count <= list.room:
+            list.count += count
+            return True
+        if not make_room_for(<void**> &list.nodes, &list.room, list.count + count, sizeof(node_t)):
+            return host_memory_failed(failure)
+
+
+cdef bint capture_of(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:
+    cdef status_t status
+    capture[0] = 0
+    if engine.backend.capture_status == NULL:
+        return True
+    status = engine.backend.capture_status(engine.backend.self, stream, capture)
+    if status != OK:
+        return device_failed(failure, status, b"capture_status")
+    return True
+
+
+cdef bint markers_gather(Engine* engine, Deferred* deferred, Failure* failure) noexcept nogil:
+    """What the capture has reached on every stream that uses the block; nothing if not all are in one capture."""
+    cdef NodeList list
+    cdef StreamUse* use = deferred.block.uses
+    cdef stream_t stream = deferred.block.shelf.stream.handle
+    cdef capture_t capture = 0
+    cdef capture_t other
+    cdef bint ok = capture_of(engine, stream, &capture, failure)
+    list.nodes = NULL
+    list.count = list.room = 0
+    other = capture
+    while ok and capture != 0 and capture == other:
+        ok = append_nodes(engine, engine.backend.capture_terminals, stream, &list, b"capture_terminals", failure)
+        if use == NULL:
+            break
+        stream = use.stream.handle
+        use = use.next
+        ok = ok and capture_of(engine, stream, &other, failure)
+    if not ok or capture == 0 or capture != other:
+        free(list.nodes)
+        return ok
+    deferred.capture = capture
+    deferred.marker_count = list.count
+    deferred.markers = list.nodes
+    return True
+
+
+cdef VisitedNodes* visited_by(Engine* engine, capture_t capture, stream_t stream) noexcept nogil:
+    """The nodes known to come before `stream` in a capture; made at first sight."""
+    cdef CaptureStore* store = engine.captures
+    cdef VisitedNodes* visited
+    while store != NULL and store.capture != capture:
+        store = store.next
+    if store == NULL:
+        store = <CaptureStore*> calloc(1, sizeof(CaptureStore))
+        if store == NULL:
+            return NULL
+        store.capture = capture
+        store.next = engine.captures
+        engine.captures = store
+    visited = store.streams
+    while visited != NULL and visited.stream != stream:
+        visited = visited.next
+    if visited == NULL:
+        visited = <VisitedNodes*> calloc(1, sizeof(VisitedNodes))
+        if visited == NULL or not map_init(&visited.nodes):
+            free(visited)
+            return NULL
+        visited.stream = stream
+        visited.next = store.streams
+        store.streams = visited
+    return visited
+
+
+cdef bint visit(Engine* engine, VisitedNodes* visited, NodeList* stack, Failure* failure) noexcept nogil:
+    """Mark everything that `stack` can be reached from, never a node twice."""
+    cdef node_t node
+    while stack.count > 0:
+        stack.count -= 1
+        node = stack.nodes[stack.count]
+        if map_get(&visited.nodes, node + 1) != NULL:
+            continue
+        if not map_reserve(&visited.nodes):
+            return host_memory_failed(failure)
+        if not append_nodes(engine, engine.backend.node_predecessors, node, stack, b"node_predecessors", failure):
+            return False
+        map_put(&visited.nodes, node + 1, visited)
+    return True
+
+
+cdef bint all_visited(const VisitedNodes* visited, const Deferred* deferred) noexcept nogil:
+    cdef size_t i
+    for i in range(deferred.marker_count):
+        if map_get(&visited.nodes, deferred.markers[i] + 1) == NULL:
+            return False
+    return deferred.marker_count > 0
+
+
+cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil:
+    """Free the deferred blocks of `stream` whose every use comes before what it captures next."""
+    cdef VisitedNodes* visited
+    cdef NodeList stack
+    cdef Block* block
+    cdef Deferred* deferred
+    cdef Deferred* previous = NULL
+    cdef Deferred* following
+    cdef capture_t capture
+    cdef bint ok
+    if engine.first_deferred == NULL:
+        return True
+    if not capture_of(engine, stream, &capture, failure):
+        return False
+    if capture == 0:
+        return True
+    stack.nodes = NULL
+    stack.count = stack.room = 0
+    ok = append_nodes(engine, engine.backend.capture_terminals, stream, &stack, b"capture_terminals", failure)
+    if not ok or stack.count == 0:
+        free(stack.nodes)
+        return ok
+    visited = visited_by(engine, capture, stream)
+    ok = visit(engine, visited, &stack, failure) if visited != NULL else host_memory_failed(failure)
+    free(stack.nodes)
+    if not ok:
+        return False
+    deferred = engine.first_deferred
+    while deferred != NULL:
+        following = deferred.next
+        block = deferred.block
+        if (deferred.capture == capture and block.shelf.stream.handle == stream
+                and all_visited(visited, deferred)):
+            undefer(engine, previous, deferred)
+            uses_drop(engine, block)
+            complete_free(engine, block, context)
+        else:
+            previous = deferred
+        deferred = following
+    return True
+
+
+cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) noexcept nogil:
+    """A capture has ended; refuse while a stream that allocated in it is still in it."""
+    cdef CaptureStore** link = &engine.captures
+    cdef CaptureStore* store
+    cdef VisitedNodes* visited
+    cdef capture_t now
+    while link[0] != NULL and link[0].capture != capture:
+        link = &link[0].next
+    store = link[0]
+    if store == NULL:
+        return True
+    visited = store.streams
+    while visited != NULL:
+        # A stream that cannot be asked any more has left the capture with its destruction.
+        if capture_of(engine, visited.stream, &now, failure) and now == capture:
+            failure.reason = FAILED_STILL_CAPTURING
+            return False
+        visited = visited.next
+    link[0] = store.next
+    capture_store_free(store)
+    return True
+
+
+cdef void capture_store_free(CaptureStore* store) noexcept nogil:
+    cdef VisitedNodes* visited
+    while store.streams != NULL:
+        visited = store.streams
+        store.streams = visited.next
+        map_clear(&visited.nodes)
+        free(visited)
+    free(store)
+
+
+cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil:
+    """Let this thread obtain memory although the stream is in a capture, which a strict one forbids.
+
+    Whether that was needed; `end_relaxed_capture` wants to know.
+    """
+    cdef Backend* backend = engine.backend
+    cdef capture_t capture = 0
+    if engine.routes == NULL or backend.capture_relaxed == NULL or backend.capture_status == NULL:
+        return False
+    if backend.capture_status(backend.self, stream, &capture) != OK or capture == 0:
+        return False
+    return backend.capture_relaxed(backend.self, True) == OK
+
+
+cdef void end_relaxed_capture(Engine* engine, bint relaxed) noexcept nogil:
+    if relaxed:
+        engine.backend.capture_relaxed(engine.backend.self, False)
+
+
+cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil:
+    """Wait for all work of a stream; of one that was destroyed, whose work may still run, with everybody else's."""
+    cdef Backend* backend = engine.backend
+    cdef status_t status
+    if backend.stream_synchronize == NULL:
+        return True
+    status = backend.stream_synchronize(backend.self, stream)
+    if status == OK:
+        return True
+    if status == INVALID and backend.device_synchronize != NULL:
+        status = backend.device_synchronize(backend.self)
+        return True if status == OK else device_failed(failure, status, b"device_synchronize")
+    return device_failed(failure, status, b"stream_synchronize")
+
+
+cdef void streams_clear(Engine* engine) noexcept nogil:
+    """Forget everything about streams. pre: nothing waits"""
+    cdef StreamRecord* stream
+    cdef CaptureStore* store
+    while engine.captures != NULL:
+        store = engine.captures
+        engine.captures = store.next
+        capture_store_free(store)
+    while engine.known_streams != NULL:
+        stream = engine.known_streams
+        engine.known_streams = stream.next_known
+        free(stream)
+    while engine.spare_event_count > 0:
+        engine.spare_event_count -= 1
+        engine.backend.event_destroy(engine.backend.self, engine.spare_events[engine.spare_event_count])
+    free(engine.spare_events)
+    engine.spare_events = NULL
+    engine.recent_stream = NULL

@@ -1,0 +1,308 @@
+"""The engine's data, explained where it is declared. Read this file first.
+
+One `Engine` serves one device. Its memory is a set of *ranges*; each range is tiled, without a gap, by
+*blocks*; each block belongs for life to one *shelf*, the place of one pool and one stream:
+
+    Engine
+      ├─ PoolOwner (the default one, and one for each private pool)
+      │    ├─ BlockPool small ─┐
+      │    └─ BlockPool large ─┴─ Shelf per stream: ordered free blocks, ordered unmapped blocks
+      ├─ Range ── Block ⇄ Block ⇄ Block          tiles [base, base + size)
+      │    └─ views: page -> Chunk               expandable ranges only
+      ├─ StreamRecord ── queue of events that blocks wait for
+      └─ map: address -> allocated Block
+
+A block is in exactly one of these states:
+
+    free       on its shelf's ordered set of free blocks, or at its pool's hand; mapped
+    unmapped   on its shelf's ordered set of unmapped blocks; addresses without memory (expandable only)
+    allocated  in the user's hands, and in the address map
+    pending    freed by the user, but other streams may still use it: `event_count` > 0, or `uses` is
+               not empty while it is deferred to the end of routing
+
+Free neighbours of equal `mapped` state never stand side by side: they are merged at once.
+All of this is guarded by the engine's lock.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from allotment._core.contract.table cimport Backend, status_t
+from allotment._core.contract.types cimport (
+    address_t, bytes_t, capture_t, chunk_t, count_t, device_t, event_t, node_t, stream_t, thread_t)
+from allotment._core.model.sizes cimport Tuning
+from allotment._core.records.stats cimport Stats
+from allotment._core.records.trace cimport Trace
+from allotment._core.tools.forks cimport ForkGuard
+from allotment._core.tools.lock cimport Lock
+from allotment._core.tools.pointer_map cimport PointerMap
+from allotment._core.tools.slab cimport Slab
+
+cdef enum:
+    BIN_COUNT = 4096            # exact sizes 512 .. 2 MiB
+    WORD_COUNT = 64             # of 64 bins each
+    PEERS_MOST = 64
+
+cdef struct Block:
+    # Two cache lines. The first is all that a look-up, a neighbour's merge or a split reads.
+    address_t address
+    bytes_t size
+    bytes_t requested           # by the last user; never cleared, so a free block shows a stale value
+    Block* prev                 # neighbours in the range
+    Block* next
+    Shelf* shelf
+    StreamUse* uses             # other streams declared as users, in order of declaration
+    int32_t event_count         # events recorded at its free and not yet seen complete
+    unsigned char allocated
+    unsigned char mapped
+    unsigned char releasable    # on the list that `older`, `newer` make
+    unsigned char deferred      # freed, and waiting for routing to end
+
+    # While free or unmapped: a node of an ordered set, by (size, address); unmapped blocks by address alone.
+    Block* parent
+    Block* left
+    Block* right
+    Block* older                # while free and the only block of a plain segment: in order of age
+    Block* newer
+    uint64_t gc_base            # the pool's search count when it became free
+    Range* range
+    uint32_t context            # stack of the allocation, 0 = none
+    uint32_t segment_context    # stack of the request that got the segment; stays with the block object
+
+cdef struct Deferred:
+    # A freed block that other streams used while routing was active. With stream reuse it carries the last
+    # nodes of every stream that used it, at the moment it was freed inside a capture. They belong to that
+    # capture alone: node handles are reused by later graphs.
+    Deferred* next
+    Block* block
+    capture_t capture
+    size_t marker_count         # 0: wait for the end of routing
+    node_t* markers
+
+cdef struct StreamUse:
+    StreamUse* next
+    StreamRecord* stream
+    bint during_routing         # declared while routing was active: the capture itself orders this use
+
+cdef struct PendingEvent:
+    PendingEvent* next
+    event_t event
+    uint64_t tick               # of its stream's clock
+    Block* block
+
+cdef struct StreamRecord:
+    # A stream the engine has met. Its clock counts the events recorded on it; they finish in order, so
+    # "has this event finished" is first a comparison with the last one seen finished, and a question to
+    # the device only if that fails.
+    stream_t handle
+    uint64_t recorded           # the clock
+    uint64_t finished           # as far as was seen
+    PendingEvent* first         # events not yet seen complete, oldest first
+    PendingEvent* last
+    StreamRecord* next_waiting  # streams with such events, in order of their first one
+    StreamRecord* next_known    # all of them
+
+cdef struct Shelf:
+    # The free memory of one pool for one stream; blocks never change shelves. Small pools hold exact
+    # sizes up to 2 MiB in bins under a two-level bitmap; what is larger, and everything in large pools,
+    # is in one tree. Each bin is a tree too, by address, since many blocks can have one size.
+    BlockPool* pool
+    StreamRecord* stream
+    Shelf* next                 # of the pool
+    Block* tree
+    Block* unmapped             # tree by address
+    uint64_t summary            # bit per word of `words` that is not 0
+    uint64_t words[WORD_COUNT]  # bit per bin that is not empty
+    Block** bins                # NULL in large pools
+
+cdef struct BlockPool:
+    PoolOwner* owner
+    int size_class              # SMALL or LARGE of stats
+    Shelf* shelves
+    Shelf* recent               # the one used last
+    PointerMap by_stream        # handle + 1 -> Shelf
+    Block* at_hand              # the block freed last, not on its shelf yet: see pool
+    bytes_t free_bytes          # on the shelves
+    count_t expandable_count    # expandable ranges with blocks of this pool
+    uint64_t search_count       # the clock of garbage collection
+    Block* oldest               # releasable blocks on the shelves by age: gc_base never falls along this list,
+    Block* newest               # and their number and the sum of their gc_base are kept, so the
+    count_t releasable_count    # average age is known without a walk
+    uint64_t releasable_gc_sum
+
+ctypedef void (*drop_t)(void* self) noexcept nogil     # what `self` stood for is needed no more
+
+cdef struct RawAllocator:
+    # Where a private pool gets its segments from, if not from the device. A refusal is address 0.
+    address_t (*allocate)(void* self, bytes_t size, stream_t stream) noexcept nogil
+    void (*free)(void* self, address_t address, bytes_t size, stream_t stream) noexcept nogil
+    drop_t drop                 # the pool is gone and needs it no more
+    void* self
+
+cdef struct PoolOwner:
+    # A pair of pools with an id: the default pools (0, 0), or a private pool.
+    uint64_t first, second      # the id
+    BlockPool small, large
+    count_t use_count
+    count_t malloc_count        # segments; for expandable memory +1 a growth, -1 an unmapped block
+    bytes_t reserved_bytes      # physical memory this pool holds
+    count_t asking              # requests that look for memory for it; the lock may be let go meanwhile
+    RawAllocator allocator      # `allocate` is NULL: the device itself
+    bint no_split
+    bint use_on_oom
+    bint freeable               # nobody uses it any more; goes when its memory has
+    PoolOwner* prev
+    PoolOwner* next             # private pools in order of creation
+
+cdef struct Chunk:
+    # One piece of physical memory, the size of a page of its range.
+    chunk_t handle
+    bytes_t size
+    uint32_t views              # how many places it is mapped at now
+
+cdef struct Range:
+    # Addresses. A plain segment is memory and addresses in one (`page` is 0). An expandable segment is
+    # reserved once, far larger than needed, and backed page by page:
+    #
+    #     base                                                            base + size
+    #     | allocated | free | allocated  |f|      unmapped     |  free  |  unmapped ...
+    #     | page 0 ------ | page 1 ------ |page 2 ---| (no view)|page 4 -|
+    #
+    # Unmapped blocks begin and end on page boundaries, mapped ones anywhere.
+    address_t base
+    bytes_t size
+    Block* head                 # the block at `base`
+    Shelf* shelf
+    Range* prev
+    Range* next                 # of the engine, in order of creation
+    bytes_t page
+    Chunk** views               # by page number; NULL = no memory there
+    bytes_t mapped
+
+ctypedef enum FilterKind:
+    FILTER_ALL
+    FILTER_STREAM
+    FILTER_THREAD
+    FILTER_CAPTURE
+    FILTER_FUNCTION
+
+ctypedef bint (*filter_t)(void* self, stream_t stream) noexcept nogil
+
+cdef struct Filter:
+    FilterKind kind
+    uint64_t value              # the stream, thread or capture that is accepted
+    filter_t accepts            # FILTER_FUNCTION
+    drop_t drop
+    void* self
+
+cdef struct Route:
+    # "Requests that pass this filter are served by that pool." The newest that fits wins.
+    PoolOwner* owner
+    Filter filter
+    Route* older
+
+cdef struct CaptureStore:
+    # What is known of one capture under stream reuse: per stream, the nodes that come before it.
+    capture_t capture
+    CaptureStore* next
+    VisitedNodes* streams
+
+cdef struct VisitedNodes:
+    stream_t stream
+    PointerMap nodes            # node + 1 -> anything
+    VisitedNodes* next
+
+ctypedef bint (*free_memory_t)(void* self) noexcept nogil
+
+cdef struct FreeMemoryCallback:
+    free_memory_t run           # whether it freed anything
+    void* self
+    FreeMemoryCallback* next
+
+cdef enum Reason:
+    NO_FAILURE = 0
+    FAILED_OUT_OF_MEMORY        # surely: everything was tried
+    FAILED_DEVICE               # `status` of `operation`
+    FAILED_HOST_MEMORY          # no memory for the engine's own records
+    FAILED_ADDRESS              # not the start of an allocated block
+    FAILED_EXPANDABLE_BASE      # the base of an expandable segment was asked for
+    FAILED_POOL_UNKNOWN
+    FAILED_POOL_FREEABLE
+    FAILED_POOL_IN_USE          # an allocator given for a pool that exists
+    FAILED_POOL_ID
+    FAILED_ALREADY_ROUTING
+    FAILED_NOT_ROUTING
+    FAILED_STILL_CAPTURING
+    FAILED_CHECKPOINT_EVENTS
+    FAILED_CHECKPOINT_MISMATCH
+
+cdef struct Failure:
+    # Why an operation failed, as facts. Exactly one place makes an exception of it.
+    Reason reason
+    status_t status
+    const char* operation
+    address_t address
+    bytes_t requested, rounded, segment
+    stream_t stream
+    bint limited
+    bytes_t device_free, device_total, limit, allocated, reserved, private_free, largest_free
+
+cdef struct Request:
+    # One request on its way through the engine.
+    bytes_t size                # as asked
+    bytes_t rounded
+    bytes_t segment             # what a new plain segment for it would have
+    stream_t stream
+    thread_t thread             # 0: the calling one
+    uint32_t context
+    Shelf* shelf
+    bint expandable             # expandable memory may serve it
+    Failure failure
+
+cdef struct Engine:
+    Lock lock
+    bint interpreter_guards     # whoever is inside holds `lock`, or the interpreter lock throughout
+    int outside                 # threads that wait for `lock` without the interpreter lock, against that rule
+    Backend* backend
+    Tuning tuning
+    bytes_t total_memory        # of the device
+    bytes_t limit
+    bint limited
+    Stats stats
+    Trace trace
+
+    bint uncached               # requests go straight to the device
+    Block* latest               # allocated last, and not in `blocks` yet: see address_map
+    PointerMap blocks           # address -> allocated Block
+    PointerMap direct           # address -> size, of what was allocated while caching was off
+    PointerMap streams          # handle + 1 -> StreamRecord
+    StreamRecord* recent_stream
+    StreamRecord* known_streams
+    StreamRecord* first_waiting
+    StreamRecord* last_waiting
+    Deferred* first_deferred
+    Deferred* last_deferred
+    CaptureStore* captures
+
+    PoolOwner defaults
+    PointerMap pools            # see pool_key -> PoolOwner
+    PoolOwner* first_pool
+    PoolOwner* last_pool
+    count_t freeable_count, lender_count
+    Route* routes               # newest first
+    count_t impure_routes       # whose filter asks the device or a function
+
+    Range* first_range
+    Range* last_range
+    bint has_leftovers          # pages with memory, but no block: the device refused to take it back
+    device_t peers[PEERS_MOST]
+    int peer_count
+
+    FreeMemoryCallback* callbacks
+    event_t* spare_events
+    size_t spare_event_count, spare_event_room
+    address_t* late_frees       # asked for from inside the engine; done when it is left
+    size_t late_free_count, late_free_room
+
+    Slab block_slab, use_slab, pending_slab, deferred_slab, chunk_slab
+    ForkGuard fork_guard

@@ -1,0 +1,73 @@
+"""The policy: which free block serves a request, when to split it, when to grow, what to give back.
+
+This is the one place that decides; everything below it only does what it is told. The rules are
+PyTorch's, so that a replay of one of its histories is a proof. A miss goes down this list until a
+block is found:
+
+    1  best fit among the free blocks of the request's pool and stream
+    2  the free-memory callbacks, then 1 again if one of them freed something
+    3  garbage collection: unused segments of at least average age, if a limit and a threshold are set
+    4  a new segment (or more pages of an expandable one)
+    5  a free block of a private pool that lends when memory is out
+    6  release of oversize blocks of the same pool and stream, then 4
+    7  release of everything cached, then 4; not while routing is active
+    8  out of memory
+"""
+
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.mechanism.pool cimport best_fit, is_plain, unshelve
+from allotment._core.model.model cimport Block, Engine, Request, Shelf
+from allotment._core.model.sizes cimport MIN_BLOCK, SMALL_SIZE
+from allotment._core.records.stats cimport SMALL
+
+cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil
+cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil
+cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil
+cdef bytes_t largest_free_block(Engine* engine) noexcept nogil
+
+
+cdef inline bint collects_garbage(const Engine* engine) noexcept nogil:
+    return engine.limited and engine.tuning.gc_threshold > 0
+
+
+cdef inline bint is_oversize_mismatch(const Engine* engine, const Block* block, bytes_t size) noexcept nogil:
+    """Oversize blocks serve oversize requests alone, and those that waste little of them."""
+    if size < engine.tuning.max_split:
+        return block.size >= engine.tuning.max_split
+    return block.size >= size + engine.tuning.max_non_split_rounding
+
+
+cdef inline Block* search(Engine* engine, Shelf* shelf, bytes_t size, bint expandable) noexcept nogil:
+    """Best fit, taken off its shelf; NULL if the best fit will not do (no second-best is looked for)."""
+    cdef Block* block
+    if collects_garbage(engine):
+        shelf.pool.search_count += 1
+    block = best_fit(shelf, size)
+    if block == NULL:
+        return NULL
+    if not is_plain(block):
+        if expandable:
+            block = prefer_closed_fit(shelf, block)
+        else:
+            block = skip_expandable(shelf, block)
+            if block == NULL:
+                return NULL
+    if is_oversize_mismatch(engine, block, size):
+        return NULL
+    unshelve(block)
+    return block
+
+
+cdef inline Block* policy_hit(Engine* engine, Request* request) noexcept nogil:
+    """Step 1: a block from the cache, off its shelf, or NULL."""
+    return search(engine, request.shelf, request.rounded, request.expandable)
+
+
+cdef inline bint policy_splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil:
+    """Whether a block gives only its front to a request of `size`. `expandable` is the request's, not the block's."""
+    cdef bytes_t rest = block.size - size
+    if rest < MIN_BLOCK or block.shelf.pool.owner.no_split:
+        return False
+    if block.shelf.pool.size_class == SMALL or expandable:
+        return True
+    return size < engine.tuning.max_split and rest > SMALL_SIZE

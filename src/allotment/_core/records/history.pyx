@@ -1,0 +1,157 @@
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy
+
+from allotment._core.records.tenants cimport STACK_MOST, stack_of
+from allotment._core.records.trace cimport trace_set_compile_context, trace_set_metadata
+from allotment._core.tools.pointer_map cimport PointerMap, map_get, map_init, map_put, map_reserve
+
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX < 0x030B0000
+    #error "Python 3.11 or newer is needed"
+    #endif
+    #define allotment_frame_code(frame) ((PyObject*) PyFrame_GetCode(frame))
+    #define allotment_code_line(code, offset) PyCode_Addr2Line((PyCodeObject*) (code), offset)
+    """
+    ctypedef struct PyObject
+    ctypedef struct PyFrameObject
+    PyFrameObject* PyEval_GetFrame()
+    PyFrameObject* PyFrame_GetBack(PyFrameObject* frame)
+    PyObject* frame_code "allotment_frame_code"(PyFrameObject* frame)
+    int PyFrame_GetLasti(PyFrameObject* frame)
+    int code_line "allotment_code_line"(object code, int offset)
+    void Py_DECREF(void* something)
+    void Py_XDECREF(void* something)
+    void Py_XINCREF(void* something)
+
+cdef enum:
+    DEEPEST = 256
+
+cdef struct Place:
+    PyObject* code
+    int64_t offset
+
+cdef struct Stack:
+    # A stack that was met, as it is recognised by: nothing of Python's is made for one that comes again.
+    Stack* next                 # of equal hash
+    uint32_t number
+    int depth
+    Place places[DEEPEST]       # innermost first; only `depth` of them are there
+
+cdef PointerMap met             # hash -> Stack
+cdef list stacks = [()]         # number -> tuple of (code, offset), innermost first
+cdef dict rendered = {}         # number -> frames, once somebody has looked
+cdef list names = [""]
+cdef dict name_numbers = {"": 0}
+
+if not map_init(&met):
+    raise MemoryError("the host has no memory for the allocator's own records")
+
+
+cdef uint32_t capture_stack() except? 0xFFFFFFFF:
+    """The number of the calling thread's Python stack; at most the innermost 256 frames of it."""
+    cdef Place places[DEEPEST]
+    cdef PyFrameObject* frame = PyEval_GetFrame()
+    cdef PyFrameObject* outer
+    cdef PyObject* code
+    cdef Stack* stack
+    cdef uint64_t hash = 0
+    cdef int depth = 0
+    Py_XINCREF(frame)
+    while frame != NULL and depth < DEEPEST:
+        code = frame_code(frame)
+        Py_DECREF(code)         # the frame has it
+        places[depth].code = code
+        places[depth].offset = PyFrame_GetLasti(frame)
+        hash = (hash ^ <uint64_t> code ^ (<uint64_t> places[depth].offset << 48)) * <uint64_t> 11400714819323198485ULL
+        hash ^= hash >> 32
+        depth += 1
+        outer = PyFrame_GetBack(frame)
+        Py_DECREF(frame)
+        frame = outer
+    Py_XDECREF(frame)
+    if depth == 0:
+        return 0
+    hash |= 1                   # a key of the map is not 0
+    stack = <Stack*> map_get(&met, hash)
+    while stack != NULL:
+        if stack.depth == depth and memcmp(stack.places, places, depth * sizeof(Place)) == 0:
+            return stack.number
+        stack = stack.next
+    return remember(places, depth, hash)
+
+
+cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0xFFFFFFFF:
+    """Give a new stack its number; 0 when there are too many."""
+    cdef Stack* stack
+    cdef tuple kept
+    cdef int i
+    if len(stacks) > STACK_MOST:
+        return 0
+    # Keeps the code objects, so that their addresses stay theirs. A collection here may come back with another stack.
+    kept = tuple([(<object> places[i].code, <int> places[i].offset) for i in range(depth)])
+    stack = <Stack*> malloc(sizeof(Stack) - (DEEPEST - depth) * sizeof(Place))
+    if stack == NULL or not map_reserve(&met):
+        free(stack)
+        raise MemoryError("the host has no memory for the allocator's own records")
+    stacks.append(kept)
+    stack.number = <uint32_t> (len(stacks) - 1)
+    stack.depth = depth
+    memcpy(stack.places, places, depth * sizeof(Place))
+    stack.next = <Stack*> map_get(&met, hash)
+    map_put(&met, hash, stack)
+    return stack.number
+
+
+cdef list stack_frames(uint32_t stack):
+    """The frames of a stack as snapshots show them, innermost first; the list is the caller's, frames are shared."""
+    stack = stack_of(stack)
+    frames = rendered.get(stack)
+    if frames is None:
+        frames = rendered[stack] = [
+            {"name": code.co_name, "filename": code.co_filename, "line": code_line(code, offset)}
+            for code, offset in stacks[stack]
+        ]
+    return list(frames)
+
+
+cdef uint32_t intern_name(str name) except? 0xFFFFFFFF:
+    number = name_numbers.get(name)
+    if number is None:
+        names.append(name)
+        number = name_numbers[name] = len(names) - 1
+    return number
+
+
+cdef str name_of(uint32_t number):
+    return names[number]
+
+
+def set_user_metadata(text: str) -> None:
+    """Attach `text` to everything the calling thread records from now on; "" attaches nothing."""
+    trace_set_metadata(intern_name(text))
+
+
+def get_user_metadata() -> str:
+    cdef uint32_t number = trace_set_metadata(0)
+    trace_set_metadata(number)
+    return names[number]
+
+
+cdef object compile_contexts = __import__("threading").local()
+
+
+def push_compile_context(name: str) -> None:
+    """Name what the calling thread compiles from now on."""
+    cdef uint32_t before = trace_set_compile_context(intern_name(name))
+    if not hasattr(compile_contexts, "below"):
+        compile_contexts.below = []
+    compile_contexts.below.append(before)
+
+
+def pop_compile_context() -> None:
+    """Return to the name before the last push; without one, nothing happens."""
+    cdef list below = getattr(compile_contexts, "below", None)
+    if below:
+        trace_set_compile_context(below.pop())

@@ -1,0 +1,70 @@
+"""Counters: current, peak, allocated so far, freed so far; by size class and over all.
+
+The hot path cannot afford to compare every figure with its peaks. So each class has *room*: how much it may grow
+before it could pass a peak, its own or that over all. An increase takes of the room, a decrease adds to it, and
+only who runs out of it looks at the peaks and is given new room:
+
+    current value of a class             = ceiling - room
+    ceiling of a class                  <= its peak
+    ceilings of both classes together   <= the peak over all
+
+Everything else follows: "all" is the sum of the classes, what was freed is what was added less what is left, and
+a reset of the accumulated figures remembers where they stood.
+"""
+
+from allotment._core.contract.types cimport bytes_t, count_t
+
+cdef enum:
+    SMALL = 0
+    LARGE = 1
+    ALL = 2
+
+cdef struct Tally:
+    count_t room[2]
+    count_t total[2]        # sum of all increases
+    count_t ceiling[2]
+    count_t peak[3]
+    count_t total_mark[2]   # `total` at the last reset of accumulated figures
+    count_t freed_mark[2]   # total - current, likewise
+
+cdef struct Stats:
+    Tally allocation, segment, active, inactive_split
+    Tally allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes, requested_bytes
+    Tally oversize_allocations, oversize_segments   # not by class: counted under SMALL
+    count_t alloc_retries, ooms, sync_all_streams, device_allocs, device_frees
+    bytes_t max_split       # as it was when the allocator was made
+
+cdef void tally_raise(Tally* tally, int size_class) noexcept nogil
+cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil
+cdef void stats_reset_peak(Stats* stats) noexcept nogil
+cdef void stats_reset_accumulated(Stats* stats) noexcept nogil
+cdef dict stats_nested(const Stats* stats)
+cdef dict stats_flat(dict nested)       # "allocated_bytes.all.current", ..., sorted by key
+
+
+cdef inline count_t tally_of(const Tally* tally, int size_class) noexcept nogil:
+    """The current value of a class."""
+    return tally.ceiling[size_class] - tally.room[size_class]
+
+
+cdef inline count_t tally_now(const Tally* tally) noexcept nogil:
+    return tally_of(tally, SMALL) + tally_of(tally, LARGE)
+
+
+cdef inline void tally_up(Tally* tally, int size_class, count_t amount) noexcept nogil:
+    tally.total[size_class] += amount
+    tally.room[size_class] -= amount
+    if tally.room[size_class] < 0:
+        tally_raise(tally, size_class)
+
+
+cdef inline void tally_down(Tally* tally, int size_class, count_t amount) noexcept nogil:
+    tally.room[size_class] += amount
+
+
+cdef inline void tally_move(Tally* tally, int size_class, count_t net) noexcept nogil:
+    """A change of either sign, counted once by its net amount."""
+    if net > 0:
+        tally_up(tally, size_class, net)
+    elif net < 0:
+        tally_down(tally, size_class, -net)

@@ -1,0 +1,62 @@
+"""What happened, as fixed-size records in a ring.
+
+The engine reports each fact once, by `trace_report`. The hot path asks `on` first: with nobody listening a
+fact costs one comparison.
+Listeners are the ring (history) and one tracker function. A record holds numbers only: stacks,
+compile contexts and user metadata are interned elsewhere and appear here by their number, 0 = none.
+
+Read-out starts at the cursor. Changing the ring's size keeps what is stored; the cursor is then taken
+modulo the new size.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+
+cdef enum Action:
+    ACTION_ALLOC
+    ACTION_FREE_REQUESTED
+    ACTION_FREE_COMPLETED
+    ACTION_SEGMENT_ALLOC
+    ACTION_SEGMENT_FREE
+    ACTION_SEGMENT_MAP
+    ACTION_SEGMENT_UNMAP
+    ACTION_SNAPSHOT
+    ACTION_OOM
+    ACTION_COUNT
+
+cdef struct TraceRecord:
+    int action
+    uint32_t stack              # the context: interned stack and tenant, 0 = none
+    address_t address           # OOM: the device's free memory
+    bytes_t size
+    stream_t stream
+    uint64_t pool_first, pool_second
+    int64_t time_us             # since the epoch
+    uint32_t compile_context, metadata
+
+ctypedef void (*tracker_t)(void* listener, const TraceRecord* record) noexcept nogil
+
+cdef struct Trace:
+    bint on                     # anyone listening: the only field the hot path reads
+    bint history                # the ring is
+    bint attach_stacks          # entries carry contexts
+    uint32_t skip               # bit per action that the ring leaves out
+    int64_t moment              # not 0: the time of everything that is reported now, without asking the clock
+    size_t most                 # entries kept
+    TraceRecord* ring
+    size_t stored, room, cursor
+    tracker_t tracker
+    void* listener
+
+cdef void trace_init(Trace* trace) noexcept nogil
+cdef void trace_clear(Trace* trace) noexcept nogil
+cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil
+cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil
+cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
+                       uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil
+cdef void trace_hold_time(Trace* trace) noexcept nogil
+cdef void trace_copy(const Trace* trace, TraceRecord* out) noexcept nogil
+cdef uint32_t trace_set_compile_context(uint32_t context) noexcept nogil
+cdef uint32_t trace_set_metadata(uint32_t metadata) noexcept nogil

@@ -1,0 +1,144 @@
+# cython: linetrace=False
+# A line tracer takes the interpreter lock, which is never waited for under a short lock.
+import os
+
+from libc.stdint cimport uint64_t
+
+from allotment._core.tools.lock cimport Lock, allotment_lock_relax, lock_give, lock_is_mine, lock_try, lock_wait
+
+cdef extern from *:
+    """
+    #if defined(_WIN32)
+    #define allotment_at_fork(before, in_parent, in_child) 0
+    #define allotment_mutex_try(mutex) 1
+    #define allotment_mutex_give(mutex)
+    #else
+    #include <pthread.h>
+    #define allotment_at_fork pthread_atfork
+    #define allotment_mutex_try(mutex) (pthread_mutex_trylock((pthread_mutex_t*) (mutex)) == 0)
+    #define allotment_mutex_give(mutex) pthread_mutex_unlock((pthread_mutex_t*) (mutex))
+    #endif
+    """
+    int at_fork "allotment_at_fork"(void (*before)() noexcept nogil, void (*in_parent)() noexcept nogil,
+                                    void (*in_child)() noexcept nogil)
+    bint mutex_try "allotment_mutex_try"(void* mutex) noexcept nogil
+    void mutex_give "allotment_mutex_give"(void* mutex) noexcept nogil
+
+cdef Lock registry              # guards the list, and is itself a short lock
+cdef ForkGuard* first = NULL
+cdef uint64_t depth = 0
+
+
+cdef void guard_forks(ForkGuard* guard, LockKind kind, void* lock) noexcept nogil:
+    global first
+    guard.kind = kind
+    guard.lock = lock
+    guard.prev = NULL
+    lock_wait(&registry)
+    guard.next = first
+    if first != NULL:
+        first.prev = guard
+    first = guard
+    lock_give(&registry)
+
+
+cdef void unguard_forks(ForkGuard* guard) noexcept nogil:
+    global first
+    if guard.lock == NULL:
+        return
+    lock_wait(&registry)
+    if guard.next != NULL:
+        guard.next.prev = guard.prev
+    if guard.prev != NULL:
+        guard.prev.next = guard.next
+    else:
+        first = guard.next
+    lock_give(&registry)
+    guard.lock = NULL
+
+
+cdef uint64_t fork_depth() noexcept nogil:
+    return depth
+
+
+cdef bint take(ForkGuard* guard, Taken time) noexcept nogil:
+    """False if another thread has it."""
+    if guard.kind == LONG_LOCK and lock_is_mine(<Lock*> guard.lock):
+        return True
+    if not (mutex_try(guard.lock) if guard.kind == SHORT_MUTEX else lock_try(<Lock*> guard.lock)):
+        return False
+    guard.taken = time
+    return True
+
+
+cdef bint take_all(Taken time) noexcept nogil:
+    """Every lock whose time it is, and the registry. False, and nothing is held, if somebody has one of them."""
+    cdef ForkGuard* guard
+    if not lock_try(&registry):
+        return False
+    guard = first
+    while guard != NULL:
+        if guard.kind == LONG_LOCK and time == IN_FORK:
+            take(guard, time)           # unless somebody has it: who may want the interpreter lock, which is held
+        elif (guard.kind == LONG_LOCK) == (time == AHEAD_OF_FORK) and not take(guard, time):
+            give_all(time)
+            return False
+        guard = guard.next
+    return True
+
+
+cdef void give_all(Taken time) noexcept nogil:
+    """pre: the registry is held, and given back too"""
+    cdef ForkGuard* guard = first
+    while guard != NULL:
+        # Ahead of a fork the registry is free, and another thread's fork may have taken some.
+        if guard.taken == time and (time == IN_FORK or lock_is_mine(<Lock*> guard.lock)):
+            guard.taken = NOT_TAKEN
+            if guard.kind == SHORT_MUTEX:
+                mutex_give(guard.lock)
+            else:
+                lock_give(<Lock*> guard.lock)
+        guard = guard.next
+    lock_give(&registry)
+
+
+def _ahead_of_fork():
+    cdef int round = 0
+    while not take_all(AHEAD_OF_FORK):
+        with nogil:
+            allotment_lock_relax(round)
+        round += 1
+    lock_give(&registry)
+
+
+def _behind_fork():
+    lock_wait(&registry)
+    give_all(AHEAD_OF_FORK)
+
+
+cdef void before_fork() noexcept nogil:
+    cdef int round = 0
+    while not take_all(IN_FORK):
+        allotment_lock_relax(round)
+        round += 1
+
+
+cdef void after_fork() noexcept nogil:
+    give_all(IN_FORK)
+
+
+cdef void after_fork_in_child() noexcept nogil:
+    global depth
+    cdef ForkGuard* guard = first
+    depth += 1
+    while guard != NULL:
+        if guard.start_anew != NULL:
+            guard.start_anew(guard.owner)
+        guard = guard.next
+    after_fork()
+
+
+if at_fork(before_fork, after_fork, after_fork_in_child) != 0:
+    raise MemoryError("no memory to be told of forks")
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_ahead_of_fork, after_in_parent=_behind_fork, after_in_child=_behind_fork)

@@ -1,0 +1,69 @@
+"""Choose a device by name, and load its backend only then."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from allotment._config import parse_size
+from allotment.errors import RequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from allotment._core.contract.table import Device
+
+__all__ = ["device_name", "is_device_name", "open_device"]
+
+_SIMULATED = re.compile(r"sim:(?P<capacity>[^#]+)(#(?P<index>\d+))?")
+_CUDA = re.compile(r"cuda(:(?P<index>\d+))?")
+
+
+def device_name(name: str) -> str:
+    """The one name, of several that it may have, that a device calls itself. Raises RequestError if it names none."""
+    _expect_text(name)
+    if match := _SIMULATED.fullmatch(name):
+        index = int(match["index"] or 0)
+        return f"sim:{parse_size(match['capacity'])}" + (f"#{index}" if index else "")
+    if match := _CUDA.fullmatch(name):
+        return f"cuda:{int(match['index'] or 0)}"
+    if name != "host":
+        raise _no_device(name)
+    return name
+
+
+def is_device_name(name: str) -> bool:
+    """Whether a name stands for a device."""
+    return name == "host" or bool(_SIMULATED.fullmatch(name) or _CUDA.fullmatch(name))
+
+
+def open_device(name: str) -> Device:
+    """The device that a name stands for: "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1"."""
+    _expect_text(name)
+    if match := _SIMULATED.fullmatch(name):
+        from allotment._devices.simulated.device import SimulatedDevice
+
+        return SimulatedDevice(parse_size(match["capacity"]), int(match["index"] or 0))
+    if name == "host" or (match := _CUDA.fullmatch(name)):
+        return _open_native(name, int(match["index"] or 0) if match else 0)
+    raise _no_device(name)
+
+
+def _expect_text(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f'a device is named by text such as "cuda:0", not by {type(name).__name__}')
+
+
+def _no_device(name: str) -> RequestError:
+    return RequestError(f'{name!r} names no device; use "host", "cuda", "cuda:1", "sim:80GiB" or a device object')
+
+
+def _open_native(name: str, index: int) -> Device:
+    try:
+        if name == "host":
+            from allotment._devices.host.device import HostDevice
+
+            return HostDevice()
+        from allotment._devices.cuda.device import CudaDevice
+
+        return CudaDevice(index)
+    except ImportError as error:
+        raise UnsupportedError(f"this build of allotment has no {name} device: {error}") from error

@@ -1,0 +1,101 @@
+"""Does the CUDA driver of this machine do what we ask of it? `python -m allotment._devices.cuda.check [INDEX]`
+
+Calls every driver function that is used, once, and says for each what came of it. Meant to be the first thing
+that is run on a new machine, driver or kind of GPU: one run tells all that is wrong. Ends with 1 if anything is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from allotment._core.contract.probe import Probe, StatusError
+from allotment._devices.cuda.device import CudaDevice
+from allotment._devices.cuda.driver import FUNCTIONS, driver_version
+from allotment._devices.cuda.trial import try_every_function
+from allotment.errors import DeviceError
+
+IMPORT = "--import"
+IMPORTED = b"seen from another process"
+NOT_TRIED = "not tried"
+
+
+class Results:
+    """One line a function, written as soon as it is known: after a crash, the last line tells where."""
+
+    def __init__(self) -> None:
+        self.complaints: dict[str, str] = {}
+
+    def report(self, function: str, complaint: str) -> None:
+        self.complaints[function] = complaint
+        print(f"{function:<36} {complaint or 'ok'}", flush=True)
+
+    @property
+    def wrong(self) -> list[str]:
+        return [name for name, complaint in self.complaints.items() if complaint and complaint != NOT_TRIED]
+
+
+def share_with_another_process(index: int, results: Results) -> None:
+    """A process cannot import its own memory, so these functions are called in a second one."""
+    device = CudaDevice(index)
+    probe = Probe(device)
+    address = probe.segment_allocate(1 << 21)
+    device.copy_from_host(address, IMPORTED)
+    handle = probe.segment_export(address)
+    child = subprocess.run(
+        [sys.executable, "-m", __spec__.name, str(index), IMPORT, handle.hex()], capture_output=True, text=True
+    )
+    for line in child.stdout.splitlines():
+        function, _, complaint = line.partition(" ")
+        results.report(function, complaint)
+    if child.returncode != 0:
+        results.report("cuIpcOpenMemHandle_v2", f"the second process failed: {child.stderr.strip()[-200:]}")
+    probe.segment_free(address, 1 << 21)
+
+
+def import_memory(index: int, handle: bytes) -> int:
+    device = CudaDevice(index)
+    probe = Probe(device)
+    try:
+        address = probe.segment_import(handle)
+        seen = device.copy_to_host(address, len(IMPORTED))
+        print("cuIpcOpenMemHandle_v2", "" if seen == IMPORTED else f"the memory holds {seen!r}")
+        probe.segment_close(address)
+        print("cuIpcCloseMemHandle")
+    except StatusError as error:
+        print("cuIpcOpenMemHandle_v2" if error.operation == "segment_import" else "cuIpcCloseMemHandle", error.text)
+    return 0
+
+
+def print_facts(index: int) -> None:
+    device = CudaDevice(index)
+    probe = Probe(device)
+    free, total = probe.memory_info()
+    version = driver_version()
+    print(f"{device.name}: {device.model}, {device.uuid}, compute capability {device.compute_capability}")
+    print(f"driver for CUDA {version // 1000}.{version % 1000 // 10}, {free:,} of {total:,} bytes free")
+    print(f"capabilities {probe.capabilities!r}")
+    print(f"processes {device.processes()}")
+
+
+def main(arguments: list[str]) -> int:
+    index = int(arguments[0]) if arguments else 0
+    if IMPORT in arguments:
+        return import_memory(index, bytes.fromhex(arguments[arguments.index(IMPORT) + 1]))
+    results = Results()
+    try:
+        print_facts(index)
+        try_every_function(index, results.report)
+        share_with_another_process(index, results)
+    except DeviceError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name in FUNCTIONS:
+        if name not in results.complaints:
+            results.report(name, NOT_TRIED)
+    print(f"{len(FUNCTIONS)} functions, {len(results.wrong)} wrong: {', '.join(results.wrong) or 'none'}")
+    return 1 if results.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

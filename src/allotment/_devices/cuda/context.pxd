@@ -1,0 +1,64 @@
+"""One device of the driver within this process, and how a call gets into its context.
+
+The primary context is the one that PyTorch, CuPy and the CUDA runtime use too, so addresses, streams and
+events mean the same to all of them. It is retained when the device is first asked for and kept until the
+process ends: memory handed out through C pointers may outlive every Python object of ours.
+
+A call needs the context to be current. It usually is, and then nothing happens; else it is pushed for the
+length of the call, so that the thread finds the context it had. Every call of the driver stands between
+
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    result = driver.cu...
+    return leave(&visit, b"cu...", result)
+"""
+
+from libc.stddef cimport size_t
+
+from allotment._core.contract.table cimport status_t
+from allotment._core.contract.types cimport bytes_t, device_t
+from allotment._core.tools.pointer_map cimport PointerMap
+from allotment._devices.cuda.driver cimport (
+    CUcontext, CUdevice, CUmemAllocationProp, CUmemoryPool, CUresult, CUstream)
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_lock(pthread_mutex_t* mutex)
+    int pthread_mutex_unlock(pthread_mutex_t* mutex)
+
+cdef struct CudaContext:
+    device_t ordinal            # what the driver calls this device; also its index in reports
+    CUdevice device
+    CUcontext handle            # NULL until the device is first asked for
+    pthread_mutex_t mutex       # guards the handle until it is set, and all that follows
+    CUstream* parked            # streams that were given back: sorted by handle
+    size_t parked_count
+    size_t parked_capacity
+    PointerMap chunks           # chunks that exist: handle -> how often it was given out
+    CUmemoryPool pool           # the device's default pool; NULL until it is first used
+
+cdef struct CudaBackend:        # what `self` of a table points to
+    CudaContext* context
+    CUmemAllocationProp chunk_properties    # of the next chunk; loses handle types that the machine refuses
+    bytes_t granularity                     # 0 where the device has no virtual memory
+    bytes_t total                           # all memory of the device
+
+cdef struct Visit:              # one stay in a context
+    bint has_pushed
+
+cdef inline CudaContext* context_in(void* self) noexcept nogil:
+    return (<CudaBackend*> self).context
+
+# The context of a device by index; opens the driver. Raises DeviceError if there is no such device.
+cdef CudaContext* open_context(int index) except NULL
+
+# The same for another device, from within a call. pre: open_context has returned once.
+cdef CUresult context_of(device_t ordinal, CudaContext** context) noexcept nogil
+cdef device_t device_count() noexcept nogil
+
+# Makes a context current; False (with a reason kept for this thread) where that cannot be.
+cdef bint enter(CudaContext* context, Visit* visit) noexcept nogil
+
+# Undoes `enter`; the status that stands for the result of `function`.
+cdef status_t leave(Visit* visit, const char* function, CUresult result) noexcept nogil

@@ -1,0 +1,33 @@
+"""A CUDA device, its graphs and its holds, as Python sees them."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.table cimport Device, status_t
+from allotment._core.contract.types cimport stream_t
+from allotment._devices.cuda.context cimport CudaBackend, CudaContext
+from allotment._devices.cuda.driver cimport CUgraph, CUgraphExec
+
+
+cdef class CudaDevice(Device):
+    cdef CudaBackend backend
+    cdef uint32_t* words            # pinned; the next hold takes one
+    cdef size_t words_left
+
+    cdef int check(self, status_t status, str operation) except -1
+    cdef uint32_t* next_word(self) except NULL
+
+
+cdef class CudaGraph:
+    """Owns what a capture left behind. The context is process-wide, so a graph may outlive its device object."""
+    cdef CudaDevice device
+    cdef CudaContext* context
+    cdef CUgraph graph              # NULL once destroyed
+    cdef CUgraphExec executable     # NULL until instantiated
+
+
+cdef class CudaHold:
+    """A word in pinned memory that a stream waits for. The word is used once and never freed: the device may
+    look at it long after this object is gone."""
+    cdef uint32_t* word
+    cdef readonly stream_t stream

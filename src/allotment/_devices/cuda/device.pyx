@@ -1,0 +1,384 @@
+"""A device of the CUDA driver: the filled-in table, and what Python can ask of it beyond the contract."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uintptr_t
+
+from allotment._core.contract.raising cimport device_error
+from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, OK, Device, status_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
+from allotment._devices.cuda.context cimport CudaContext, Visit, enter, leave, open_context
+from allotment._devices.cuda.driver cimport (
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_STREAM_WAIT_VALUE_GEQ, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, CUDA_SUCCESS, CUdevice_attribute,
+    CUgraph, CUgraphExec, CUresult, CUstream, CUuuid, driver, forget_words, is_forked, last_words, refuse, status_of)
+from allotment._devices.cuda.memory cimport fill_memory
+from allotment._devices.cuda.pool cimport fill_pool
+from allotment._devices.cuda.streams cimport fill_streams, is_parked, refuse_parked
+
+from allotment._devices.cuda import nvml
+
+cdef extern from *:
+    """
+    #define allotment_store(word, value) __atomic_store_n((word), (value), __ATOMIC_RELEASE)
+    """
+    void store "allotment_store"(uint32_t* word, uint32_t value) noexcept nogil
+
+cdef enum:
+    PAGE_SIZE = 4096
+
+
+cdef status_t clear_error(void* self) noexcept nogil:
+    # The driver keeps no last error that would have to be taken back, unlike the CUDA runtime.
+    forget_words()
+    return OK
+
+
+cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
+    return last_words(text, capacity)
+
+
+cdef class CudaDevice(Device):
+    def __cinit__(self, int index=0):
+        self.name = f"cuda:{index}"
+        self.backend.context = open_context(index)
+        self.table.device = index
+        self.table.self = &self.backend
+        self.table.clear_error = clear_error
+        self.table.describe = describe
+        fill_streams(&self.table)
+        fill_memory(&self.table, &self.backend)
+        fill_pool(&self.table, &self.backend)
+
+    cdef int check(self, status_t status, str operation) except -1:
+        if status != OK:
+            raise device_error(&self.table, status, operation)
+        return 0
+
+    # What it is.
+
+    @property
+    def model(self) -> str:
+        cdef char[256] text
+        cdef CUresult result = driver.cuDeviceGetName(text, sizeof(text), self.backend.context.device)
+        self.check(status_of(result, b"cuDeviceGetName"), "model")
+        return (<bytes> <char*> text).decode()
+
+    @property
+    def uuid(self) -> str:
+        cdef CUuuid found
+        cdef CUresult result = driver.cuDeviceGetUuid_v2(&found, self.backend.context.device)
+        self.check(status_of(result, b"cuDeviceGetUuid"), "uuid")
+        digits = found.bytes[:16].hex()
+        return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+    @property
+    def pci_bus_id(self) -> str:
+        cdef char[32] text
+        cdef CUresult result = driver.cuDeviceGetPCIBusId(text, sizeof(text), self.backend.context.device)
+        self.check(status_of(result, b"cuDeviceGetPCIBusId"), "pci_bus_id")
+        return (<bytes> <char*> text).decode()
+
+    @property
+    def total_memory(self) -> int:
+        cdef size_t size = 0
+        cdef CUresult result = driver.cuDeviceTotalMem_v2(&size, self.backend.context.device)
+        self.check(status_of(result, b"cuDeviceTotalMem"), "total_memory")
+        return size
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        return (self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
+
+    def attribute(self, CUdevice_attribute number) -> int:
+        cdef int value = 0
+        cdef CUresult result = driver.cuDeviceGetAttribute(&value, number, self.backend.context.device)
+        self.check(status_of(result, b"cuDeviceGetAttribute"), "attribute")
+        return value
+
+    def processes(self) -> list[tuple[int, int]]:
+        return nvml.processes(self.pci_bus_id)
+
+    # Streams and captures.
+
+    def create_stream(self) -> int:
+        cdef stream_t stream = 0
+        cdef status_t status
+        with nogil:
+            status = self.table.stream_create(self.table.self, &stream)
+        self.check(status, "stream_create")
+        return stream
+
+    def destroy_stream(self, stream_t stream) -> None:
+        cdef status_t status
+        with nogil:
+            status = self.table.stream_destroy(self.table.self, stream)
+        self.check(status, "stream_destroy")
+
+    def synchronize(self, stream: int | None = None) -> None:
+        cdef stream_t number = 0 if stream is None else stream
+        cdef bint is_whole_device = stream is None
+        cdef status_t status
+        with nogil:
+            if is_whole_device:
+                status = self.table.device_synchronize(self.table.self)
+            else:
+                status = self.table.stream_synchronize(self.table.self, number)
+        self.check(status, "device_synchronize" if is_whole_device else "stream_synchronize")
+
+    def wait(self, stream_t stream, stream_t on) -> None:
+        cdef event_t event = 0
+        cdef status_t status
+        with nogil:
+            status = self.table.event_create(self.table.self, &event)
+            if status == OK:
+                status = self.table.event_record(self.table.self, event, on)
+                if status == OK:
+                    status = self.table.stream_wait(self.table.self, stream, event)
+                # The driver keeps what the stream waits for.
+                self.table.event_destroy(self.table.self, event)
+        self.check(status, "stream_wait")
+
+    def begin_capture(self, stream_t stream) -> int:
+        cdef capture_t capture = 0
+        cdef status_t status
+        with nogil:
+            status = self.table.capture_begin(self.table.self, stream, &capture)
+        self.check(status, "capture_begin")
+        return capture
+
+    def end_capture(self, stream_t stream) -> CudaGraph:
+        cdef void* graph = NULL
+        cdef status_t status
+        with nogil:
+            status = self.table.capture_end(self.table.self, stream, &graph)
+        self.check(status, "capture_end")
+        return CudaGraph(self, <uintptr_t> graph)
+
+    def capture_of(self, stream_t stream) -> int:
+        cdef capture_t capture = 0
+        cdef status_t status
+        with nogil:
+            status = self.table.capture_status(self.table.self, stream, &capture)
+        self.check(status, "capture_status")
+        return capture
+
+    # Work, without a kernel.
+
+    def memset_async(self, address_t address, unsigned char value, bytes_t size, stream_t stream=0) -> None:
+        cdef status_t status
+        with nogil:
+            status = memset_on(self.backend.context, address, value, size, stream)
+        self.check(status, "memset_async")
+
+    def write_value(self, stream_t stream, address_t address, uint32_t value) -> None:
+        cdef status_t status
+        with nogil:
+            status = write_value_on(self.backend.context, address, value, stream)
+        self.check(status, "write_value")
+
+    def wait_value(self, stream_t stream, address_t address, uint32_t value) -> None:
+        cdef status_t status
+        with nogil:
+            status = wait_value_on(self.backend.context, address, value, stream)
+        self.check(status, "wait_value")
+
+    def hold(self, stream_t stream) -> CudaHold:
+        cdef CudaHold hold = CudaHold.__new__(CudaHold)
+        hold.word = self.next_word()
+        hold.stream = stream
+        self.wait_value(stream, <address_t> <uintptr_t> hold.word, 1)
+        return hold
+
+    cdef uint32_t* next_word(self) except NULL:
+        cdef address_t page = 0
+        cdef status_t status
+        if self.words_left == 0:
+            with nogil:
+                status = self.table.pinned_allocate(self.table.self, PAGE_SIZE, &page)
+            self.check(status, "pinned_allocate")
+            self.words = <uint32_t*> <uintptr_t> page
+            self.words_left = PAGE_SIZE // sizeof(uint32_t)
+        self.words_left -= 1
+        store(&self.words[self.words_left], 0)
+        return &self.words[self.words_left]
+
+    # Memory contents.
+
+    def copy_from_host(self, address_t address, data) -> None:
+        cdef const unsigned char[::1] source = memoryview(data).cast("B")
+        cdef size_t size = source.shape[0]
+        cdef status_t status = OK
+        if size > 0:
+            with nogil:
+                status = copy_in(self.backend.context, address, &source[0], size)
+        self.check(status, "copy_from_host")
+
+    def copy_to_host(self, address_t address, bytes_t size) -> bytes:
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
+        cdef char* target = PyBytes_AS_STRING(data)
+        cdef status_t status
+        with nogil:
+            status = copy_out(self.backend.context, target, address, size)
+        self.check(status, "copy_to_host")
+        return data
+
+
+cdef status_t memset_on(CudaContext* context, address_t address, unsigned char value, bytes_t size,
+                        stream_t stream) noexcept nogil:
+    cdef Visit visit
+    if is_parked(context, stream):
+        return refuse_parked()
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuMemsetD8Async", driver.cuMemsetD8Async(address, value, size, <CUstream> stream))
+
+
+cdef status_t write_value_on(CudaContext* context, address_t address, uint32_t value,
+                             stream_t stream) noexcept nogil:
+    cdef Visit visit
+    if is_parked(context, stream):
+        return refuse_parked()
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuStreamWriteValue32",
+                 driver.cuStreamWriteValue32_v2(<CUstream> stream, address, value, 0))
+
+
+cdef status_t wait_value_on(CudaContext* context, address_t address, uint32_t value,
+                            stream_t stream) noexcept nogil:
+    cdef Visit visit
+    if is_parked(context, stream):
+        return refuse_parked()
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuStreamWaitValue32",
+                 driver.cuStreamWaitValue32_v2(<CUstream> stream, address, value, CU_STREAM_WAIT_VALUE_GEQ))
+
+
+cdef status_t copy_in(CudaContext* context, address_t address, const void* source, size_t size) noexcept nogil:
+    cdef Visit visit
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuMemcpyHtoD", driver.cuMemcpyHtoD_v2(address, source, size))
+
+
+cdef status_t copy_out(CudaContext* context, void* target, address_t address, size_t size) noexcept nogil:
+    cdef Visit visit
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuMemcpyDtoH", driver.cuMemcpyDtoH_v2(target, address, size))
+
+
+cdef class CudaHold:
+    def release(self) -> None:
+        let_go(self.word)
+
+    def __enter__(self) -> CudaHold:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        let_go(self.word)
+
+    def __dealloc__(self):
+        let_go(self.word)
+
+
+cdef void let_go(uint32_t* word) noexcept nogil:
+    # Pinned memory is not there in a forked process, which may well collect objects of its parent.
+    if word != NULL and not is_forked():
+        store(word, 1)
+
+
+cdef class CudaGraph:
+    def __cinit__(self, CudaDevice device not None, uintptr_t handle):
+        self.device = device
+        self.context = device.backend.context
+        self.graph = <CUgraph> handle
+
+    @property
+    def handle(self) -> int:
+        return <uintptr_t> self.graph
+
+    @property
+    def node_count(self) -> int:
+        cdef size_t count = 0
+        cdef status_t status
+        with nogil:
+            status = count_nodes(self.context, self.graph, &count)
+        self.device.check(status, "node_count")
+        return count
+
+    def instantiate(self) -> None:
+        cdef status_t status = OK
+        if self.executable == NULL:
+            with nogil:
+                status = instantiate_graph(self.context, self.graph, &self.executable)
+        self.device.check(status, "instantiate")
+
+    def launch(self, stream_t stream) -> None:
+        cdef status_t status
+        self.instantiate()
+        with nogil:
+            status = launch_graph(self.context, self.executable, stream)
+        self.device.check(status, "launch")
+
+    def replay(self, stream_t stream) -> None:
+        self.launch(stream)
+
+    def destroy(self) -> None:
+        self.device.check(destroy_graph(self.context, &self.graph, &self.executable), "destroy")
+
+    def __dealloc__(self):
+        if self.context != NULL:
+            destroy_graph(self.context, &self.graph, &self.executable)
+
+
+cdef status_t refuse_graph() noexcept nogil:
+    return refuse(INVALID, b"this graph was destroyed")
+
+
+cdef status_t count_nodes(CudaContext* context, CUgraph graph, size_t* count) noexcept nogil:
+    cdef Visit visit
+    if graph == NULL:
+        return refuse_graph()
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuGraphGetNodes", driver.cuGraphGetNodes(graph, NULL, count))
+
+
+cdef status_t instantiate_graph(CudaContext* context, CUgraph graph, CUgraphExec* executable) noexcept nogil:
+    cdef Visit visit
+    if graph == NULL:
+        return refuse_graph()
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    # What a graph allocates and does not free it frees by itself when it is launched again, which is else refused.
+    return leave(&visit, b"cuGraphInstantiate", driver.cuGraphInstantiateWithFlags(
+        executable, graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH))
+
+
+cdef status_t launch_graph(CudaContext* context, CUgraphExec executable, stream_t stream) noexcept nogil:
+    cdef Visit visit
+    if is_parked(context, stream):
+        return refuse_parked()
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuGraphLaunch", driver.cuGraphLaunch(executable, <CUstream> stream))
+
+
+cdef status_t destroy_graph(CudaContext* context, CUgraph* graph, CUgraphExec* executable) noexcept nogil:
+    cdef Visit visit
+    cdef CUresult result = CUDA_SUCCESS
+    if graph[0] == NULL:
+        return OK
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    if executable[0] != NULL:
+        result = driver.cuGraphExecDestroy(executable[0])
+        executable[0] = NULL
+    if result == CUDA_SUCCESS:
+        result = driver.cuGraphDestroy(graph[0])
+        graph[0] = NULL
+    return leave(&visit, b"cuGraphDestroy", result)

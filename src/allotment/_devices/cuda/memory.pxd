@@ -1,0 +1,13 @@
+"""Memory of a device, on the contract's terms: one driver call an operation.
+
+Plain segments come from cuMemAlloc. Chunks are device memory that can be handed to another process as a file
+descriptor, or over the fabric where the machine has one; what the machine refuses is found out by the first
+chunk, and later ones do not ask for it again. The driver's handles of chunks are bare pointers, so it is
+remembered which ones exist: a released one is refused instead of followed.
+"""
+
+from allotment._core.contract.table cimport Backend
+from allotment._devices.cuda.context cimport CudaBackend
+
+# Raises DeviceError. pre: the backend has its context, and the table what is said in words.
+cdef int fill_memory(Backend* table, CudaBackend* backend) except -1

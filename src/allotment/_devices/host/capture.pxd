@@ -1,0 +1,44 @@
+"""Captures of host streams: what becomes a node, who joins, what spoils.
+
+A stream in a capture has no work of its own that could be waited for, so asking about it or waiting for it is
+forbidden and spoils the capture: it goes on to its end, and there nothing comes of it. Mixing work from outside
+or from another capture into one spoils it too.
+
+pre: for every function here, the scheduler's mutex is held.
+"""
+
+from libc.stdint cimport uint64_t
+
+from allotment._core.contract.table cimport status_t
+from allotment._core.contract.types cimport capture_t, node_t
+from allotment._devices.host.queue cimport Capture, Event, NodeSet, Queue, Scheduler
+from allotment._devices.host.work cimport Graph, Task
+
+cdef status_t capture_start(Scheduler* scheduler, Queue* queue, capture_t* capture) noexcept nogil
+
+# Takes the capture apart; its streams are ordinary ones again. The graph is the caller's, to drop after unlocking.
+cdef Graph* capture_dissolve(Scheduler* scheduler, Capture* capture) noexcept nogil
+
+# Ends the capture that was begun on `queue`. On OK `graph` is the result. If none comes of it the capture is ended
+# all the same; then, and only then, `waste` is a graph for the caller to drop after unlocking.
+cdef status_t capture_finish(Scheduler* scheduler, Queue* queue, Graph** graph, Graph** waste) noexcept nogil
+
+# What submitting, recording and waiting mean when the stream, or the event, is in a capture.
+cdef status_t capture_task(Queue* queue, const Task* task) noexcept nogil
+cdef status_t capture_event(Queue* queue, Event* event) noexcept nogil
+cdef status_t capture_wait(Scheduler* scheduler, Queue* queue, Event* event) noexcept nogil
+
+# Refuses `what` and spoils.
+cdef status_t forbidden(Capture* capture, const char* what) noexcept nogil
+cdef status_t forbidden_for_event(Scheduler* scheduler, Event* event, const char* what) noexcept nogil
+
+# A stream leaves because it is destroyed. Its capture is spoilt; if it began there it is dissolved, and the result
+# is a graph for the caller to drop after unlocking.
+cdef Graph* capture_leave(Scheduler* scheduler, Queue* queue) noexcept nogil
+
+# Nodes are shown outside as the capture's id and, below it, their number in its graph counted from 1.
+cdef node_t node_of(Capture* capture, uint64_t index) noexcept nogil
+cdef Capture* capture_with(Scheduler* scheduler, uint64_t id) noexcept nogil
+cdef status_t find_node(Scheduler* scheduler, node_t node, Capture** capture, uint64_t* index) noexcept nogil
+
+cdef void node_set_clear(NodeSet* nodes) noexcept nogil

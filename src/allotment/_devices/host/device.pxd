@@ -1,0 +1,39 @@
+"""Host memory as a device: this process's memory, threads for streams.
+
+    host_memory      plain segments, how much memory there is        (cgroups: where the limits stand)
+    host_virtual     ranges, chunks and views on one memory file
+    host_streams     the contract's stream operations
+      host_capture     what happens to a stream that is being captured
+      host_workers     threads: start, work, end, exit, fork
+        host_queue       the types behind streams, events and captures
+          host_work        tasks and graphs of them
+    handles, refusal, posix     tools of all of these
+"""
+
+from allotment._core.contract.table cimport Device
+from allotment._core.contract.types cimport device_t
+from allotment._devices.host.memory cimport HostMemory
+from allotment._devices.host.queue cimport Scheduler
+from allotment._devices.host.virtual cimport Arena
+from allotment._devices.host.work cimport Graph
+
+
+cdef struct Host:                   # what the contract's functions are given as `self`
+    device_t index
+    HostMemory memory
+    Arena arena
+    Scheduler* scheduler
+
+
+cdef class HostDevice(Device):
+    cdef Host* host
+    cdef bint is_open
+
+
+cdef class HostGraph:
+    cdef readonly HostDevice device
+    cdef Graph* graph
+
+
+# Takes over the graph that `capture_end` of a host device gave.
+cdef HostGraph host_graph(HostDevice device, void* graph)

@@ -1,0 +1,40 @@
+from collections.abc import Callable
+from typing import Any
+
+from allotment._core.contract.table import Device
+from allotment._devices.streams import Stream
+
+class HostDevice(Device):
+    """This machine's memory as a device: "host". Linux only.
+
+    Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
+    events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
+    the default stream work.
+    """
+
+    def __init__(self, index: int = 0) -> None: ...
+    @property
+    def used(self) -> int:
+        """Bytes of segments and chunks that exist."""
+    def submit(self, stream: int, function: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
+        """Run a function in stream order; `Stream.submit` is the convenient form."""
+    def take_exception(self, stream: int) -> BaseException | None:
+        """What a function submitted to the stream raised, once."""
+    def begin_capture(self, stream: Stream | int) -> int:
+        """Identity of the new capture: from now on work given to the stream is kept, not run."""
+    def end_capture(self, stream: Stream | int) -> HostGraph:
+        """What was captured.
+
+        Raises DeviceError if the capture was spoilt by a forbidden call or if a stream that joined was not joined
+        back; it has ended then all the same.
+        """
+
+class HostGraph:
+    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
+
+    @property
+    def device(self) -> HostDevice: ...
+    @property
+    def node_count(self) -> int: ...
+    def replay(self, stream: Stream | int) -> None:
+        """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work."""

@@ -1,0 +1,333 @@
+"""The host device: its contract table, and what it offers Python beyond it."""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stddef cimport size_t
+from libc.stdlib cimport calloc, free as free_memory
+from libc.string cimport memset
+
+from allotment._core.contract.raising cimport described, device_error
+from allotment._core.contract.table cimport (
+    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, Backend,
+    status_t)
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, chunk_t, event_t, node_t, stream_t
+from allotment._devices.host cimport memory as host_memory
+from allotment._devices.host cimport streams as host_streams
+from allotment._devices.host cimport virtual as host_virtual
+from allotment._devices.host.memory cimport memory_close, memory_open
+from allotment._devices.host.virtual cimport arena_close, arena_open
+from allotment._devices.host.work cimport TASK_CALL, TASK_COPY, TASK_REPLAY, Task, graph_drop, graph_keep
+from allotment._devices.host.workers cimport scheduler_new, scheduler_release
+from allotment._devices.shared.posix cimport RELAXED, atomic_load
+from allotment._devices.shared.refusal cimport forget_refusal, last_refusal, refuse_number
+from allotment._devices.streams cimport stream_handle
+
+from allotment._devices.host.cgroups import memory_groups
+from allotment.errors import StreamError
+
+
+cdef class HostDevice(Device):
+    def __cinit__(self, device_t index=0):
+        self.host = <Host*> calloc(1, sizeof(Host))
+        if self.host == NULL:
+            raise MemoryError
+        self.host.scheduler = scheduler_new()
+        if self.host.scheduler == NULL:
+            raise MemoryError
+        memory_open(&self.host.memory, memory_groups())
+        arena_open(&self.host.arena, &self.host.memory)
+        self.is_open = True
+        self.host.index = index
+        self.name = "host" if index == 0 else f"host:{index}"
+        self.table.self = self.host
+        self.table.device = index
+        fill_table(self)
+
+    def __dealloc__(self):
+        if self.host == NULL:
+            return
+        if self.host.scheduler != NULL:
+            host_streams.captures_give_up(self.host.scheduler)
+            scheduler_release(self.host.scheduler)
+        if self.is_open:
+            arena_close(&self.host.arena)
+            memory_close(&self.host.memory)
+        free_memory(self.host)
+
+    @property
+    def used(self):
+        return atomic_load(&self.host.memory.used, RELAXED)
+
+    def submit(self, stream_t stream, function, tuple arguments not None=()):
+        cdef Task task
+        cdef status_t status
+        if not callable(function):
+            raise TypeError(f"{type(function).__name__} cannot be called")
+        memset(&task, 0, sizeof(Task))
+        task.kind = TASK_CALL
+        task.function = <PyObject*> function
+        task.arguments = <PyObject*> arguments
+        Py_INCREF(function)
+        Py_INCREF(arguments)
+        status = host_streams.stream_submit(self.host.scheduler, stream, &task)
+        if status != OK:
+            Py_DECREF(function)
+            Py_DECREF(arguments)
+            raise submit_error(&self.table, status, "submit")
+
+    def take_exception(self, stream_t stream):
+        cdef PyObject* exception = host_streams.take_exception(self.host.scheduler, stream)
+        if exception == NULL:
+            return None
+        taken = <object> exception
+        Py_DECREF(taken)
+        return taken
+
+    def begin_capture(self, stream):
+        cdef capture_t capture
+        cdef status_t status = host_streams.capture_begin(
+            self.host.scheduler, stream_handle(stream, self), &capture)
+        if status != OK:
+            raise device_error(&self.table, status, "capture_begin")
+        return capture
+
+    def end_capture(self, stream):
+        cdef Graph* graph
+        cdef status_t status = host_streams.capture_end(self.host.scheduler, stream_handle(stream, self), &graph)
+        if status != OK:
+            raise device_error(&self.table, status, "capture_end")
+        return host_graph(self, graph)
+
+
+cdef class HostGraph:
+    def __init__(self):
+        raise TypeError("graphs are made by ending a capture")
+
+    def __dealloc__(self):
+        if self.graph != NULL:
+            graph_drop(self.graph)
+
+    @property
+    def node_count(self):
+        return self.graph.node_count
+
+    def replay(self, stream):
+        cdef Task task
+        cdef status_t status
+        memset(&task, 0, sizeof(Task))
+        task.kind = TASK_REPLAY
+        task.graph = self.graph
+        graph_keep(self.graph)
+        try:
+            status = host_streams.stream_submit(self.device.host.scheduler, stream_handle(stream, self.device), &task)
+            if status != OK:
+                raise submit_error(&self.device.table, status, "replay")
+        except BaseException:
+            graph_drop(self.graph)
+            raise
+
+    def __repr__(self):
+        return f"<HostGraph of {self.graph.node_count} nodes>"
+
+
+cdef HostGraph host_graph(HostDevice device, void* graph):
+    cdef HostGraph made = HostGraph.__new__(HostGraph)
+    made.device = device
+    made.graph = <Graph*> graph
+    return made
+
+
+# These two are not operations of the contract, whose only handle is a stream as well.
+cdef object submit_error(Backend* table, status_t status, str operation):
+    if status == INVALID:
+        return StreamError(f"{operation} failed: {described(table)}")
+    return device_error(table, status, operation)
+
+
+# The contract
+
+cdef void fill_table(HostDevice device):
+    device.table.capabilities = CAN_VIRTUAL | CAN_EVENTS | CAN_CAPTURE | CAN_COPY | CAN_PINNED | IS_HOST
+    device.table.segment_allocate = segment_allocate
+    device.table.segment_free = segment_free
+    device.table.range_reserve = range_reserve
+    device.table.range_release = range_release
+    device.table.chunk_create = chunk_create
+    device.table.chunk_release = chunk_release
+    device.table.map = map_chunk
+    device.table.unmap = unmap
+    device.table.set_access = set_access
+    device.table.granularity = granularity
+    device.table.stream_create = stream_create
+    device.table.stream_destroy = stream_destroy
+    device.table.stream_query = stream_query
+    device.table.stream_synchronize = stream_synchronize
+    device.table.stream_wait = stream_wait
+    device.table.device_synchronize = device_synchronize
+    device.table.event_create = event_create
+    device.table.event_destroy = event_destroy
+    device.table.event_record = event_record
+    device.table.event_query = event_query
+    device.table.event_synchronize = event_synchronize
+    device.table.capture_begin = capture_begin
+    device.table.capture_end = capture_end
+    device.table.capture_status = capture_status
+    device.table.capture_terminals = capture_terminals
+    device.table.node_predecessors = node_predecessors
+    device.table.capture_relaxed = capture_relaxed
+    device.table.memory_info = memory_info
+    device.table.clear_error = clear_error
+    device.table.describe = describe
+    device.table.copy = copy
+    device.table.pinned_allocate = pinned_allocate
+    device.table.pinned_free = pinned_free
+
+
+cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil:
+    return host_memory.segment_allocate(&(<Host*> self).memory, size, address)
+
+
+cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
+    # As a driver's free does: work that was queued when its memory was freed may still be to come.
+    host_streams.await_everything((<Host*> self).scheduler)
+    return host_memory.segment_free(&(<Host*> self).memory, address, size)
+
+
+cdef status_t range_reserve(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil:
+    return host_virtual.range_reserve(&(<Host*> self).arena, size, address)
+
+
+cdef status_t range_release(void* self, address_t address, bytes_t size) noexcept nogil:
+    return host_virtual.range_release(&(<Host*> self).arena, address, size)
+
+
+cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept nogil:
+    return host_virtual.chunk_create(&(<Host*> self).arena, size, chunk)
+
+
+cdef status_t chunk_release(void* self, chunk_t chunk, bytes_t size) noexcept nogil:
+    return host_virtual.chunk_release(&(<Host*> self).arena, chunk, size)
+
+
+cdef status_t map_chunk(void* self, address_t address, bytes_t size, chunk_t chunk) noexcept nogil:
+    return host_virtual.map_chunk(&(<Host*> self).arena, address, size, chunk)
+
+
+cdef status_t unmap(void* self, address_t address, bytes_t size) noexcept nogil:
+    return host_virtual.unmap(&(<Host*> self).arena, address, size)
+
+
+cdef status_t set_access(void* self, address_t address, bytes_t size, device_t device) noexcept nogil:
+    if device != (<Host*> self).index:
+        return refuse_number(UNSUPPORTED, b"device %llu cannot be given access to host memory", device)
+    return host_virtual.set_access(&(<Host*> self).arena, address, size)
+
+
+cdef status_t granularity(void* self, bytes_t* size) noexcept nogil:
+    size[0] = (<Host*> self).memory.page
+    return OK
+
+
+cdef status_t stream_create(void* self, stream_t* stream) noexcept nogil:
+    return host_streams.stream_create((<Host*> self).scheduler, stream)
+
+
+cdef status_t stream_destroy(void* self, stream_t stream) noexcept nogil:
+    return host_streams.stream_destroy((<Host*> self).scheduler, stream)
+
+
+cdef status_t stream_query(void* self, stream_t stream) noexcept nogil:
+    return host_streams.stream_query((<Host*> self).scheduler, stream)
+
+
+cdef status_t stream_synchronize(void* self, stream_t stream) noexcept nogil:
+    return host_streams.stream_synchronize((<Host*> self).scheduler, stream)
+
+
+cdef status_t stream_wait(void* self, stream_t stream, event_t event) noexcept nogil:
+    return host_streams.stream_wait((<Host*> self).scheduler, stream, event)
+
+
+cdef status_t device_synchronize(void* self) noexcept nogil:
+    return host_streams.device_synchronize((<Host*> self).scheduler)
+
+
+cdef status_t event_create(void* self, event_t* event) noexcept nogil:
+    return host_streams.event_create((<Host*> self).scheduler, event)
+
+
+cdef status_t event_destroy(void* self, event_t event) noexcept nogil:
+    return host_streams.event_destroy((<Host*> self).scheduler, event)
+
+
+cdef status_t event_record(void* self, event_t event, stream_t stream) noexcept nogil:
+    return host_streams.event_record((<Host*> self).scheduler, event, stream)
+
+
+cdef status_t event_query(void* self, event_t event) noexcept nogil:
+    return host_streams.event_query((<Host*> self).scheduler, event)
+
+
+cdef status_t event_synchronize(void* self, event_t event) noexcept nogil:
+    return host_streams.event_synchronize((<Host*> self).scheduler, event)
+
+
+cdef status_t capture_begin(void* self, stream_t stream, capture_t* capture) noexcept nogil:
+    return host_streams.capture_begin((<Host*> self).scheduler, stream, capture)
+
+
+cdef status_t capture_end(void* self, stream_t stream, void** graph) noexcept nogil:
+    return host_streams.capture_end((<Host*> self).scheduler, stream, <Graph**> graph)
+
+
+cdef status_t capture_status(void* self, stream_t stream, capture_t* capture) noexcept nogil:
+    return host_streams.capture_status((<Host*> self).scheduler, stream, capture)
+
+
+cdef status_t capture_terminals(void* self, stream_t stream, node_t* nodes, size_t capacity,
+                                size_t* count) noexcept nogil:
+    return host_streams.capture_terminals((<Host*> self).scheduler, stream, nodes, capacity, count)
+
+
+cdef status_t node_predecessors(void* self, node_t node, node_t* nodes, size_t capacity,
+                                size_t* count) noexcept nogil:
+    return host_streams.node_predecessors((<Host*> self).scheduler, node, nodes, capacity, count)
+
+
+# Getting memory never disturbs a capture here, so there is no strictness to relax.
+cdef status_t capture_relaxed(void* self, bint relaxed) noexcept nogil:
+    return OK
+
+
+cdef status_t memory_info(void* self, bytes_t* free, bytes_t* total) noexcept nogil:
+    return host_memory.memory_info(&(<Host*> self).memory, free, total)
+
+
+cdef status_t clear_error(void* self) noexcept nogil:
+    forget_refusal()
+    return OK
+
+
+cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
+    return last_refusal(text, capacity)
+
+
+cdef status_t copy(void* self, address_t destination, address_t source, bytes_t size, device_t source_device,
+                   stream_t stream) noexcept nogil:
+    cdef Task task
+    if source_device != (<Host*> self).index:
+        return refuse_number(UNSUPPORTED, b"the host cannot copy from device %llu", source_device)
+    memset(&task, 0, sizeof(Task))
+    task.kind = TASK_COPY
+    task.destination = destination
+    task.source = source
+    task.size = size
+    return host_streams.stream_submit((<Host*> self).scheduler, stream, &task)
+
+
+cdef status_t pinned_allocate(void* self, bytes_t size, address_t* address) noexcept nogil:
+    return host_memory.segment_allocate(&(<Host*> self).memory, size, address)
+
+
+cdef status_t pinned_free(void* self, address_t address) noexcept nogil:
+    return host_memory.segment_free(&(<Host*> self).memory, address, 0)

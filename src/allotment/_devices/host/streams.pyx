@@ -1,0 +1,367 @@
+# cython: linetrace=False
+# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
+"""The stream operations of the contract on host queues."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY
+from allotment._devices.host.capture cimport (
+    capture_dissolve, capture_event, capture_finish, capture_leave, capture_start, capture_task, capture_wait,
+    find_node, forbidden, forbidden_for_event, node_of)
+from allotment._devices.host.queue cimport (
+    MAX_QUEUES, Capture, Event, Queue, Work, captured_ticket, is_done, position_of, queue_of, ticket_for, ticket_t)
+from allotment._devices.host.work cimport Node, graph_drop, report_exception
+from allotment._devices.host.workers cimport is_own_worker, queue_await, queue_end, queue_open, queue_put
+from allotment._devices.shared.handles cimport (
+    handle_of, handles_new, handles_recycle, handles_retire, record_at, record_of)
+from allotment._devices.shared.posix cimport (
+    ACQUIRE, RELEASE, atomic_load, atomic_store, pthread_mutex_lock, pthread_mutex_unlock)
+from allotment._devices.shared.refusal cimport refuse, refuse_number
+
+
+cdef void captures_give_up(Scheduler* scheduler) noexcept nogil:
+    cdef Graph* waste
+    while True:
+        waste = NULL
+        pthread_mutex_lock(&scheduler.mutex)
+        if scheduler.captures != NULL:
+            waste = capture_dissolve(scheduler, scheduler.captures)
+        pthread_mutex_unlock(&scheduler.mutex)
+        if waste == NULL:
+            break
+        graph_drop(waste)
+
+
+# Streams
+
+# The queue behind a stream, NULL if there is none any more; the reason is kept then. pre: the mutex is held
+cdef Queue* find_queue(Scheduler* scheduler, stream_t stream) noexcept nogil:
+    cdef Queue* queue
+    if stream == 0:
+        return &scheduler.default_queue
+    queue = <Queue*> record_of(&scheduler.queues, stream)
+    if queue == NULL:
+        refuse_number(INVALID, b"%#llx is not a stream of this device, or it was destroyed", stream)
+    elif queue.inherited:
+        refuse_number(INVALID, b"stream %#llx belongs to the process that forked this one; make a new one", stream)
+        return NULL
+    return queue
+
+
+cdef status_t stream_create(Scheduler* scheduler, stream_t* stream) noexcept nogil:
+    cdef Queue* queue = NULL
+    pthread_mutex_lock(&scheduler.mutex)
+    if scheduler.queues.first_free != 0 or scheduler.queues.count < MAX_QUEUES - 1:
+        queue = <Queue*> handles_new(&scheduler.queues)
+    if queue != NULL:
+        queue_open(scheduler, queue)
+        stream[0] = handle_of(&queue.handle)
+    pthread_mutex_unlock(&scheduler.mutex)
+    return OK if queue != NULL else refuse(OUT_OF_MEMORY, b"no room for another stream")
+
+
+cdef status_t stream_destroy(Scheduler* scheduler, stream_t stream) noexcept nogil:
+    cdef Queue* queue
+    cdef Graph* waste
+    cdef PyObject* exception
+    if stream == 0:
+        return refuse(INVALID, b"the default stream cannot be destroyed")
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = <Queue*> record_of(&scheduler.queues, stream)
+    if queue == NULL:
+        pthread_mutex_unlock(&scheduler.mutex)
+        return refuse_number(INVALID, b"%#llx is not a stream of this device, or it was destroyed", stream)
+    waste = capture_leave(scheduler, queue)
+    exception = queue.exception
+    queue.exception = NULL
+    handles_retire(&queue.handle)
+    queue_end(queue)
+    pthread_mutex_unlock(&scheduler.mutex)
+    if waste != NULL:
+        graph_drop(waste)
+    if exception != NULL:
+        report_exception(exception)
+    return OK
+
+
+cdef status_t stream_query(Scheduler* scheduler, stream_t stream) noexcept nogil:
+    cdef Queue* queue
+    cdef status_t status
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    if queue == NULL:
+        status = INVALID
+    elif queue.capture != NULL:
+        status = forbidden(queue.capture, b"a captured stream was asked whether it is done")
+    else:
+        status = OK if queue.completed == queue.submitted else NOT_READY
+    pthread_mutex_unlock(&scheduler.mutex)
+    return status
+
+
+cdef status_t stream_synchronize(Scheduler* scheduler, stream_t stream) noexcept nogil:
+    cdef Queue* queue
+    cdef status_t status
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    if queue == NULL:
+        status = INVALID
+    elif queue.capture != NULL:
+        status = forbidden(queue.capture, b"a captured stream was waited for")
+    else:
+        status = await_position(queue, queue.submitted)
+    pthread_mutex_unlock(&scheduler.mutex)
+    return status
+
+
+cdef status_t await_position(Queue* queue, uint64_t position) noexcept nogil:
+    if queue.completed < position and is_own_worker(queue):
+        return refuse(DEVICE_ERROR, b"a function running on a stream waits for that stream, and so for itself")
+    queue_await(queue, position)
+    return OK
+
+
+cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil:
+    cdef Capture* capture
+    cdef Queue* queue
+    cdef uint64_t index
+    cdef status_t status = OK
+    pthread_mutex_lock(&scheduler.mutex)
+    capture = scheduler.captures
+    while capture != NULL:
+        status = forbidden(capture, b"the device was waited for while a stream was being captured")
+        capture = capture.next
+    if status == OK:
+        status = await_position(&scheduler.default_queue, scheduler.default_queue.submitted)
+    index = 1
+    while status == OK and index <= scheduler.queues.count:
+        queue = <Queue*> record_at(&scheduler.queues, index)
+        status = await_position(queue, queue.submitted)
+        index += 1
+    pthread_mutex_unlock(&scheduler.mutex)
+    return status
+
+
+cdef void await_everything(Scheduler* scheduler) noexcept nogil:
+    """Wait for all that was submitted so far, but for what the calling function itself is part of.
+
+    Captures go on: what they keep is not submitted.
+    """
+    cdef uint64_t index = 1
+    pthread_mutex_lock(&scheduler.mutex)
+    await_position(&scheduler.default_queue, scheduler.default_queue.submitted)
+    while index <= scheduler.queues.count:
+        await_position(<Queue*> record_at(&scheduler.queues, index),
+                       (<Queue*> record_at(&scheduler.queues, index)).submitted)
+        index += 1
+    pthread_mutex_unlock(&scheduler.mutex)
+
+
+cdef status_t stream_submit(Scheduler* scheduler, stream_t stream, const Task* task) noexcept nogil:
+    cdef Work* work = <Work*> calloc(1, sizeof(Work))
+    cdef Queue* queue
+    cdef status_t status
+    cdef bint is_captured = False
+    if work == NULL:
+        return refuse(OUT_OF_MEMORY, b"no memory for another task")
+    work.task = task[0]
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    if queue == NULL:
+        status = INVALID
+    elif queue.capture != NULL:
+        is_captured = True
+        status = capture_task(queue, task)
+    else:
+        status = queue_put(queue, work)
+    pthread_mutex_unlock(&scheduler.mutex)
+    if is_captured or status != OK:
+        free(work)
+    return status
+
+
+cdef status_t stream_wait(Scheduler* scheduler, stream_t stream, event_t event) noexcept nogil:
+    cdef Work* work = <Work*> calloc(1, sizeof(Work))
+    cdef Queue* queue
+    cdef Event* found
+    cdef status_t status
+    if work == NULL:
+        return refuse(OUT_OF_MEMORY, b"no memory for another wait")
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    found = <Event*> record_of(&scheduler.events, event)
+    if queue == NULL:
+        status = INVALID
+    elif found == NULL:
+        status = not_an_event(event)
+    elif queue.capture != NULL or found.ticket == captured_ticket():
+        status = capture_wait(scheduler, queue, found)
+    elif is_done(scheduler, found.ticket) or queue_of(scheduler, found.ticket) == queue:
+        status = OK
+    else:
+        work.wait_for = found.ticket
+        status = queue_put(queue, work)
+        if status == OK:
+            work = NULL
+    pthread_mutex_unlock(&scheduler.mutex)
+    free(work)
+    return status
+
+
+cdef PyObject* take_exception(Scheduler* scheduler, stream_t stream) noexcept nogil:
+    cdef Queue* queue = &scheduler.default_queue
+    cdef PyObject* exception = NULL
+    pthread_mutex_lock(&scheduler.mutex)
+    if stream != 0:
+        queue = <Queue*> record_of(&scheduler.queues, stream)
+    if queue != NULL:
+        exception = queue.exception
+        queue.exception = NULL
+    pthread_mutex_unlock(&scheduler.mutex)
+    return exception
+
+
+# Events
+
+cdef status_t not_an_event(event_t event) noexcept nogil:
+    return refuse_number(INVALID, b"%#llx is not an event of this device, or it was destroyed", event)
+
+
+cdef status_t event_create(Scheduler* scheduler, event_t* event) noexcept nogil:
+    cdef Event* made
+    pthread_mutex_lock(&scheduler.mutex)
+    made = <Event*> handles_new(&scheduler.events)
+    if made != NULL:
+        atomic_store(&made.ticket, 0, RELEASE)
+        event[0] = handle_of(&made.handle)
+    pthread_mutex_unlock(&scheduler.mutex)
+    return OK if made != NULL else refuse(OUT_OF_MEMORY, b"no memory for another event")
+
+
+cdef status_t event_destroy(Scheduler* scheduler, event_t event) noexcept nogil:
+    cdef Event* found
+    pthread_mutex_lock(&scheduler.mutex)
+    found = <Event*> record_of(&scheduler.events, event)
+    if found != NULL:
+        handles_retire(&found.handle)
+        handles_recycle(&scheduler.events, &found.handle)
+    pthread_mutex_unlock(&scheduler.mutex)
+    return OK if found != NULL else not_an_event(event)
+
+
+cdef status_t event_record(Scheduler* scheduler, event_t event, stream_t stream) noexcept nogil:
+    cdef Queue* queue
+    cdef Event* found
+    cdef status_t status = OK
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    found = <Event*> record_of(&scheduler.events, event)
+    if queue == NULL:
+        status = INVALID
+    elif found == NULL:
+        status = not_an_event(event)
+    elif queue.capture != NULL:
+        status = capture_event(queue, found)
+    else:
+        atomic_store(&found.ticket, ticket_for(queue, queue.submitted), RELEASE)
+    pthread_mutex_unlock(&scheduler.mutex)
+    return status
+
+
+cdef status_t event_query(Scheduler* scheduler, event_t event) noexcept nogil:
+    cdef Event* found = <Event*> record_of(&scheduler.events, event)
+    cdef ticket_t ticket
+    cdef status_t status
+    if found == NULL:
+        return not_an_event(event)
+    ticket = atomic_load(&found.ticket, ACQUIRE)
+    if ticket != captured_ticket():
+        return OK if is_done(scheduler, ticket) else NOT_READY
+    pthread_mutex_lock(&scheduler.mutex)
+    status = forbidden_for_event(scheduler, found, b"an event of a captured stream was asked whether it is done")
+    pthread_mutex_unlock(&scheduler.mutex)
+    return status
+
+
+cdef status_t event_synchronize(Scheduler* scheduler, event_t event) noexcept nogil:
+    cdef Event* found
+    cdef status_t status
+    pthread_mutex_lock(&scheduler.mutex)
+    found = <Event*> record_of(&scheduler.events, event)
+    if found == NULL:
+        status = not_an_event(event)
+    elif found.ticket == captured_ticket():
+        status = forbidden_for_event(scheduler, found, b"an event of a captured stream was waited for")
+    else:
+        status = await_position(queue_of(scheduler, found.ticket), position_of(found.ticket))
+    pthread_mutex_unlock(&scheduler.mutex)
+    return status
+
+
+# Capture
+
+cdef status_t capture_begin(Scheduler* scheduler, stream_t stream, capture_t* capture) noexcept nogil:
+    cdef Queue* queue
+    cdef status_t status
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    status = INVALID if queue == NULL else capture_start(scheduler, queue, capture)
+    pthread_mutex_unlock(&scheduler.mutex)
+    return status
+
+
+cdef status_t capture_end(Scheduler* scheduler, stream_t stream, Graph** graph) noexcept nogil:
+    cdef Queue* queue
+    cdef Graph* waste = NULL
+    cdef status_t status
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    status = INVALID if queue == NULL else capture_finish(scheduler, queue, graph, &waste)
+    pthread_mutex_unlock(&scheduler.mutex)
+    if waste != NULL:
+        graph_drop(waste)
+    return status
+
+
+cdef status_t capture_status(Scheduler* scheduler, stream_t stream, capture_t* capture) noexcept nogil:
+    cdef Queue* queue
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    if queue != NULL:
+        capture[0] = queue.capture.id if queue.capture != NULL else 0
+    pthread_mutex_unlock(&scheduler.mutex)
+    return OK if queue != NULL else INVALID
+
+
+cdef status_t capture_terminals(Scheduler* scheduler, stream_t stream, node_t* nodes, size_t capacity,
+                                size_t* count) noexcept nogil:
+    cdef Queue* queue
+    pthread_mutex_lock(&scheduler.mutex)
+    queue = find_queue(scheduler, stream)
+    if queue != NULL:
+        write_nodes(queue.capture, queue.last_nodes.nodes, queue.last_nodes.count, nodes, capacity, count)
+    pthread_mutex_unlock(&scheduler.mutex)
+    return OK if queue != NULL else INVALID
+
+
+cdef status_t node_predecessors(Scheduler* scheduler, node_t node, node_t* nodes, size_t capacity,
+                                size_t* count) noexcept nogil:
+    cdef Capture* capture
+    cdef uint64_t index
+    cdef Node* found
+    cdef status_t status
+    pthread_mutex_lock(&scheduler.mutex)
+    status = find_node(scheduler, node, &capture, &index)
+    if status == OK:
+        found = &capture.graph.nodes[index]
+        write_nodes(capture, capture.graph.edges + found.first_edge, found.edge_count, nodes, capacity, count)
+    pthread_mutex_unlock(&scheduler.mutex)
+    return status
+
+
+cdef void write_nodes(Capture* capture, const uint32_t* found, size_t found_count, node_t* nodes, size_t capacity,
+                      size_t* count) noexcept nogil:
+    for at in range(min(found_count, capacity)):
+        nodes[at] = node_of(capture, found[at])
+    count[0] = found_count

@@ -1,0 +1,444 @@
+"""Ranges, chunks and views on one memory file."""
+
+from libc cimport errno
+from libc.stdlib cimport free
+from libc.string cimport memmove, memset
+from posix.mman cimport (
+    MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE,
+    mmap, mprotect, munmap)
+from posix.unistd cimport close, ftruncate
+
+from allotment._core.contract.table cimport INVALID, OK, OUT_OF_MEMORY
+from allotment._core.tools.arrays cimport make_room
+from allotment._core.tools.forks cimport SHORT_MUTEX, guard_forks, unguard_forks
+from allotment._devices.host.memory cimport memory_return, memory_take
+from allotment._devices.shared.handles cimport (
+    handle_of, handles_close, handles_new, handles_open, handles_recycle, handles_retire, record_at, record_of)
+from allotment._devices.shared.posix cimport (
+    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate, open_memory_file, pthread_mutex_destroy, pthread_mutex_init,
+    pthread_mutex_lock, pthread_mutex_unlock)
+from allotment._devices.shared.refusal cimport refuse, refuse_number, refuse_system
+
+# The arena grows by this much at a time. Holes cost nothing, and one size's places stay together.
+cdef uint64_t GROWTH = <uint64_t> 1 << 30
+
+
+cdef void arena_open(Arena* arena, HostMemory* memory) noexcept nogil:
+    memset(arena, 0, sizeof(Arena))
+    pthread_mutex_init(&arena.mutex, NULL)
+    arena.memory = memory
+    arena.file = -1
+    handles_open(&arena.chunks, sizeof(Chunk))
+    handles_open(&arena.views, sizeof(View))
+    arena.fork_guard.start_anew = leave_parent
+    arena.fork_guard.owner = arena
+    guard_forks(&arena.fork_guard, SHORT_MUTEX, &arena.mutex)
+
+
+cdef void arena_close(Arena* arena) noexcept nogil:
+    unguard_forks(&arena.fork_guard)
+    if arena.file >= 0:
+        close(arena.file)
+    for at in range(arena.shelf_count):
+        free(arena.shelves[at].places)
+    free(arena.shelves)
+    for at in range(arena.range_count):
+        munmap(arena.ranges[at].view_at, table_size(arena, arena.ranges[at].size))
+    free(arena.ranges)
+    handles_close(&arena.chunks)
+    handles_close(&arena.views)
+    pthread_mutex_destroy(&arena.mutex)
+
+
+# Ranges
+
+cdef status_t range_reserve(Arena* arena, bytes_t size, address_t* address) noexcept nogil:
+    cdef void* table = reserve(NULL, table_size(arena, size), PROT_READ | PROT_WRITE)
+    cdef void* base
+    cdef status_t status = OK
+    if table == MAP_FAILED:
+        return refuse_system(b"reserving addresses", errno.errno)
+    base = reserve(NULL, size, PROT_NONE)
+    if base == MAP_FAILED:
+        status = refuse_system(b"reserving addresses", errno.errno)
+        munmap(table, table_size(arena, size))
+        return status
+    pthread_mutex_lock(&arena.mutex)
+    status = insert_range(arena, <address_t> base, size, <uint32_t*> table)
+    pthread_mutex_unlock(&arena.mutex)
+    if status != OK:
+        munmap(table, table_size(arena, size))
+        munmap(base, size)
+        return status
+    address[0] = <address_t> base
+    return OK
+
+
+cdef status_t insert_range(Arena* arena, address_t base, bytes_t size, uint32_t* table) noexcept nogil:
+    if not make_room(<void**> &arena.ranges, &arena.range_capacity, arena.range_count, sizeof(Range)):
+        return refuse(OUT_OF_MEMORY, b"no memory to remember a range")
+    cdef size_t at = first_range_after(arena, base)
+    memmove(&arena.ranges[at + 1], &arena.ranges[at], (arena.range_count - at) * sizeof(Range))
+    arena.ranges[at] = Range(base, size, 0, table)
+    arena.range_count += 1
+    return OK
+
+
+cdef status_t range_release(Arena* arena, address_t address, bytes_t size) noexcept nogil:
+    cdef Range found
+    cdef size_t at
+    pthread_mutex_lock(&arena.mutex)
+    at = first_range_after(arena, address)
+    if at == 0 or arena.ranges[at - 1].base != address or arena.ranges[at - 1].size != size:
+        pthread_mutex_unlock(&arena.mutex)
+        return refuse_number(INVALID, b"%#llx is not a reserved range of this size", address)
+    found = arena.ranges[at - 1]
+    if found.views != 0:
+        pthread_mutex_unlock(&arena.mutex)
+        return refuse_number(INVALID, b"the range still has %llu chunks mapped in it", found.views)
+    arena.range_count -= 1
+    memmove(&arena.ranges[at - 1], &arena.ranges[at], (arena.range_count - (at - 1)) * sizeof(Range))
+    pthread_mutex_unlock(&arena.mutex)
+    munmap(found.view_at, table_size(arena, size))
+    munmap(<void*> address, size)
+    return OK
+
+
+# The range that holds all of [address, address + size), NULL if none does.
+cdef Range* range_around(Arena* arena, address_t address, bytes_t size) noexcept nogil:
+    cdef size_t at = first_range_after(arena, address)
+    if at == 0:
+        return NULL
+    cdef Range* found = &arena.ranges[at - 1]
+    cdef bytes_t inside = address - found.base
+    if inside > found.size or size > found.size - inside:
+        return NULL
+    return found
+
+
+cdef size_t first_range_after(Arena* arena, address_t address) noexcept nogil:
+    cdef size_t low = 0, high = arena.range_count, middle
+    while low < high:
+        middle = (low + high) // 2
+        if arena.ranges[middle].base <= address:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef inline bytes_t table_size(Arena* arena, bytes_t size) noexcept nogil:
+    return (size + arena.memory.page - 1) // arena.memory.page * sizeof(uint32_t)
+
+
+cdef inline void* reserve(void* place, bytes_t size, int access) noexcept nogil:
+    cdef int fixed = MAP_FIXED if place != NULL else 0
+    return mmap(place, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0)
+
+
+# Chunks
+
+cdef status_t chunk_create(Arena* arena, bytes_t size, chunk_t* chunk) noexcept nogil:
+    cdef Chunk* made
+    cdef uint64_t offset = 0
+    if size % arena.memory.page != 0:
+        return refuse_number(INVALID, b"a chunk of %llu bytes is not a whole number of pages", size)
+    cdef status_t status = memory_take(arena.memory, size)
+    if status != OK:
+        return status
+    pthread_mutex_lock(&arena.mutex)
+    made = <Chunk*> handles_new(&arena.chunks)
+    if made == NULL:
+        status = refuse(OUT_OF_MEMORY, b"no memory to remember a chunk")
+    else:
+        status = take_place(arena, size, &offset)
+        if status != OK:
+            handles_retire(&made.handle)
+            handles_recycle(&arena.chunks, &made.handle)
+    if status == OK:
+        made.offset = offset
+        made.size = size
+        made.views = 0
+        made.released = False
+        made.inherited = False
+        chunk[0] = handle_of(&made.handle)
+    pthread_mutex_unlock(&arena.mutex)
+    if status != OK:
+        memory_return(arena.memory, size)
+    return status
+
+
+cdef status_t chunk_release(Arena* arena, chunk_t handle, bytes_t size) noexcept nogil:
+    cdef Chunk* chunk
+    cdef status_t status = OK
+    pthread_mutex_lock(&arena.mutex)
+    chunk = <Chunk*> record_of(&arena.chunks, handle)
+    if chunk == NULL or chunk.size != size:
+        status = refuse_number(INVALID, b"%#llx is not a chunk of this size", handle)
+    else:
+        handles_retire(&chunk.handle)
+        chunk.released = True
+        give_up_if_unused(arena, chunk)
+    pthread_mutex_unlock(&arena.mutex)
+    return status
+
+
+cdef void give_up_if_unused(Arena* arena, Chunk* chunk) noexcept nogil:
+    if not chunk.released or chunk.views != 0:
+        return
+    if not chunk.inherited:
+        # A hole that cannot be punched leaves the old bytes behind; only a new chunk at this place would see
+        # them, and fresh memory need not be zero. The system gets them back when the file is closed.
+        fallocate(arena.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, chunk.offset, chunk.size)
+        put_place(arena, chunk.size, chunk.offset)
+    memory_return(arena.memory, chunk.size)
+    handles_recycle(&arena.chunks, &chunk.handle)
+
+
+# Places in the file
+
+cdef status_t take_place(Arena* arena, bytes_t size, uint64_t* offset) noexcept nogil:
+    cdef Shelf* shelf = shelf_for(arena, size)
+    cdef status_t status
+    if shelf == NULL:
+        return refuse(OUT_OF_MEMORY, b"no memory to remember a chunk")
+    if shelf.count != 0:
+        offset[0] = lowest_place(shelf)
+        return OK
+    if shelf.next == shelf.end:
+        status = grow(arena, shelf)
+        if status != OK:
+            return status
+    offset[0] = shelf.next
+    shelf.next += size
+    return OK
+
+
+cdef status_t grow(Arena* arena, Shelf* shelf) noexcept nogil:
+    cdef uint64_t growth = max(GROWTH // shelf.size, <uint64_t> 1) * shelf.size
+    if arena.file < 0:
+        arena.file = open_memory_file(b"allotment")
+        if arena.file < 0:
+            return refuse_system(b"memfd_create", errno.errno)
+    if ftruncate(arena.file, arena.end + growth) != 0:
+        return refuse_system(b"growing the memory file", errno.errno)
+    shelf.next = arena.end
+    shelf.end = arena.end + growth
+    arena.end += growth
+    return OK
+
+
+cdef Shelf* shelf_for(Arena* arena, bytes_t size) noexcept nogil:
+    cdef size_t low = 0, high = arena.shelf_count, middle
+    while low < high:
+        middle = (low + high) // 2
+        if arena.shelves[middle].size < size:
+            low = middle + 1
+        else:
+            high = middle
+    if low < arena.shelf_count and arena.shelves[low].size == size:
+        return &arena.shelves[low]
+    if not make_room(<void**> &arena.shelves, &arena.shelf_capacity, arena.shelf_count, sizeof(Shelf)):
+        return NULL
+    memmove(&arena.shelves[low + 1], &arena.shelves[low], (arena.shelf_count - low) * sizeof(Shelf))
+    arena.shelf_count += 1
+    arena.shelves[low] = Shelf(size, 0, 0, NULL, 0, 0)
+    return &arena.shelves[low]
+
+
+# A place that cannot be remembered for want of memory is lost; offsets are plentiful.
+cdef void put_place(Arena* arena, bytes_t size, uint64_t offset) noexcept nogil:
+    cdef Shelf* shelf = shelf_for(arena, size)
+    if shelf == NULL or not make_room(<void**> &shelf.places, &shelf.capacity, shelf.count, sizeof(uint64_t)):
+        return
+    cdef size_t at = shelf.count, parent
+    shelf.count += 1
+    while at > 0:
+        parent = (at - 1) // 2
+        if shelf.places[parent] <= offset:
+            break
+        shelf.places[at] = shelf.places[parent]
+        at = parent
+    shelf.places[at] = offset
+
+
+cdef uint64_t lowest_place(Shelf* shelf) noexcept nogil:
+    cdef uint64_t lowest = shelf.places[0]
+    cdef uint64_t moved
+    cdef size_t at = 0, child
+    shelf.count -= 1
+    moved = shelf.places[shelf.count]
+    while True:
+        child = 2 * at + 1
+        if child >= shelf.count:
+            break
+        if child + 1 < shelf.count and shelf.places[child + 1] < shelf.places[child]:
+            child += 1
+        if moved <= shelf.places[child]:
+            break
+        shelf.places[at] = shelf.places[child]
+        at = child
+    shelf.places[at] = moved
+    return lowest
+
+
+# Views
+
+cdef status_t map_chunk(Arena* arena, address_t address, bytes_t size, chunk_t handle) noexcept nogil:
+    cdef status_t status
+    pthread_mutex_lock(&arena.mutex)
+    status = map_locked(arena, address, size, handle)
+    pthread_mutex_unlock(&arena.mutex)
+    return status
+
+
+cdef status_t map_locked(Arena* arena, address_t address, bytes_t size, chunk_t handle) noexcept nogil:
+    cdef Chunk* chunk = <Chunk*> record_of(&arena.chunks, handle)
+    cdef Range* around = range_around(arena, address, size)
+    cdef View* view
+    cdef void* place
+    cdef status_t status
+    if chunk == NULL:
+        return refuse_number(INVALID, b"%#llx is not a chunk", handle)
+    if chunk.inherited:
+        return refuse_number(INVALID, b"chunk %#llx belongs to the process that forked this one", handle)
+    if chunk.size != size:
+        return refuse_number(INVALID, b"only all of the chunk's %llu bytes can be mapped", chunk.size)
+    if around == NULL or (address - around.base) % arena.memory.page != 0:
+        return refuse_number(INVALID, b"%#llx is not a place for this chunk in a reserved range", address)
+    if not is_clear(arena, around, address, size):
+        return refuse_number(INVALID, b"something is mapped in the range at %#llx already", address)
+    view = <View*> handles_new(&arena.views)
+    if view == NULL:
+        return refuse(OUT_OF_MEMORY, b"no memory to remember a mapping")
+    place = mmap(<void*> address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, arena.file, chunk.offset)
+    if place == MAP_FAILED:
+        status = refuse_system(b"mapping a chunk (see vm.max_map_count)", errno.errno)
+        reserve(<void*> address, size, PROT_NONE)
+        forget_view(arena, view)
+        return status
+    view.address = address
+    view.chunk = chunk
+    view.accessible = False
+    view.mapped = True
+    chunk.views += 1
+    around.views += 1
+    mark_pages(arena, around, view, view.handle.index)
+    return OK
+
+
+cdef status_t unmap(Arena* arena, address_t address, bytes_t size) noexcept nogil:
+    cdef Range* around
+    cdef View* view
+    cdef Chunk* chunk
+    cdef address_t end = address + size
+    cdef status_t status = OK
+    pthread_mutex_lock(&arena.mutex)
+    around = range_tiled_by_views(arena, address, size)
+    if around == NULL:
+        status = refuse_number(INVALID, b"what is at %#llx is not a row of whole mappings", address)
+    elif reserve(<void*> address, size, PROT_NONE) == MAP_FAILED:
+        status = refuse_system(b"unmapping", errno.errno)
+    else:
+        while address < end:
+            view = view_at(arena, around, address)
+            chunk = view.chunk
+            address += chunk.size
+            mark_pages(arena, around, view, 0)
+            forget_view(arena, view)
+            around.views -= 1
+            chunk.views -= 1
+            give_up_if_unused(arena, chunk)
+    pthread_mutex_unlock(&arena.mutex)
+    return status
+
+
+cdef status_t set_access(Arena* arena, address_t address, bytes_t size) noexcept nogil:
+    cdef Range* around
+    cdef View* view
+    cdef address_t end = address + size
+    cdef status_t status = OK
+    pthread_mutex_lock(&arena.mutex)
+    around = range_tiled_by_views(arena, address, size)
+    if around == NULL:
+        status = refuse_number(INVALID, b"what is at %#llx is not a row of whole mappings", address)
+    elif mprotect(<void*> address, size, PROT_READ | PROT_WRITE) != 0:
+        status = refuse_system(b"giving access (see vm.max_map_count)", errno.errno)
+    else:
+        while address < end:
+            view = view_at(arena, around, address)
+            view.accessible = True
+            address += view.chunk.size
+    pthread_mutex_unlock(&arena.mutex)
+    return status
+
+
+# The range around [address, address + size) if views follow one another there without a gap, from their first
+# byte to their last; else NULL.
+cdef Range* range_tiled_by_views(Arena* arena, address_t address, bytes_t size) noexcept nogil:
+    cdef Range* around = range_around(arena, address, size)
+    cdef address_t end = address + size
+    cdef View* view
+    if around == NULL or size == 0:
+        return NULL
+    while address < end:
+        view = view_at(arena, around, address)
+        if view == NULL or view.address != address:
+            return NULL
+        address += view.chunk.size
+    return around if address == end else NULL
+
+
+cdef inline View* view_at(Arena* arena, Range* around, address_t address) noexcept nogil:
+    cdef uint32_t index = around.view_at[(address - around.base) // arena.memory.page]
+    return <View*> record_at(&arena.views, index) if index != 0 else NULL
+
+
+cdef bint is_clear(Arena* arena, Range* around, address_t address, bytes_t size) noexcept nogil:
+    cdef uint32_t* pages = &around.view_at[(address - around.base) // arena.memory.page]
+    for page in range(size // arena.memory.page):
+        if pages[page] != 0:
+            return False
+    return True
+
+
+cdef void mark_pages(Arena* arena, Range* around, View* view, uint32_t index) noexcept nogil:
+    cdef uint32_t* pages = &around.view_at[(view.address - around.base) // arena.memory.page]
+    for page in range(view.chunk.size // arena.memory.page):
+        pages[page] = index
+
+
+cdef void forget_view(Arena* arena, View* view) noexcept nogil:
+    view.mapped = False
+    handles_retire(&view.handle)
+    handles_recycle(&arena.views, &view.handle)
+
+
+# Fork
+
+cdef void leave_parent(void* owner) noexcept nogil:
+    cdef Arena* arena = <Arena*> owner
+    cdef View* view
+    cdef size_t index
+    for index in range(1, arena.views.count + 1):
+        view = <View*> record_at(&arena.views, index)
+        if view.mapped and not view.chunk.inherited:
+            make_private(arena, view)
+    for index in range(1, arena.chunks.count + 1):
+        (<Chunk*> record_at(&arena.chunks, index)).inherited = True
+    for index in range(arena.shelf_count):
+        arena.shelves[index].count = 0
+        arena.shelves[index].next = arena.shelves[index].end = 0
+    if arena.file >= 0:
+        close(arena.file)
+    arena.file = -1
+    arena.end = 0
+
+
+cdef void make_private(Arena* arena, View* view) noexcept nogil:
+    cdef int access = PROT_READ | PROT_WRITE if view.accessible else PROT_NONE
+    cdef void* place = mmap(<void*> view.address, view.chunk.size, access, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+                            arena.file, view.chunk.offset)
+    if place == MAP_FAILED:
+        # Better that the child fails where it touches this than that it writes into its parent's memory.
+        reserve(<void*> view.address, view.chunk.size, PROT_NONE)

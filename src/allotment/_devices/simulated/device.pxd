@@ -1,0 +1,11 @@
+"""A simulated device as Python sees it. What it is: see simulated.pyx."""
+
+from allotment._core.contract.table cimport Device, status_t
+from allotment._devices.simulated.simulation cimport Simulation
+
+
+cdef class SimulatedDevice(Device):
+    cdef Simulation simulation
+    cdef object answerer        # owns what simulation.script points at
+
+    cdef int raise_unless(self, status_t status, str operation) except -1

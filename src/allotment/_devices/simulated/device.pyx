@@ -1,0 +1,180 @@
+"""A device of addresses and capacity alone. Streams finish when told to.
+
+It keeps exact accounts (what is reserved, created, mapped and where) and refuses what a real driver would
+refuse, so a test that passes here has not been passed by an obliging stand-in. Addresses are never used
+twice. A script (see the stub) can answer instead: addresses, refusals and events of a recording.
+
+Nothing here needs the interpreter lock unless there is a script.
+"""
+
+cimport cython
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy, memset, strlen
+
+from allotment._core.contract.raising cimport device_error
+from allotment._core.contract.table cimport (
+    CAN_PEERS, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, Backend, Device, status_t)
+from allotment._core.contract.types cimport address_t, capture_t, device_t, event_t, node_t, stream_t
+from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
+from allotment._core.tools.lock cimport lock_give, lock_wait
+from allotment._devices.simulated.memory cimport clear_memory, fill_memory
+from allotment._devices.simulated.pool cimport clear_pool, fill_pool
+from allotment._devices.simulated.simulation cimport Refusal, Simulation, SimStream, add_node, stream_at
+from allotment._devices.simulated.streams cimport clear_streams, fill_streams
+
+from allotment.errors import RequestError
+
+cdef tuple OPERATION_NAMES = (
+    "segment_allocate", "segment_free",
+    "range_reserve", "range_release", "chunk_create", "chunk_release", "map", "unmap", "set_access",
+    "segment_export", "chunk_export",
+    "stream_create", "stream_destroy", "stream_synchronize", "stream_wait", "device_synchronize",
+    "event_create", "event_destroy", "event_record", "event_query", "event_synchronize",
+    "capture_begin", "capture_end", "capture_status", "capture_terminals", "node_predecessors",
+    "memory_info", "copy",
+    "ordered_allocate", "ordered_free", "ordered_trim", "ordered_usage", "ordered_reset_high", "ordered_access",
+)
+
+
+cdef status_t peer_enable(void* self, device_t other) noexcept nogil:
+    return OK
+
+
+cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
+    cdef const char* words = b"the simulated device refused"
+    cdef size_t length = min(strlen(words), capacity)
+    memcpy(text, words, length)
+    return length
+
+
+cdef Refusal refusal_of(uint64_t times, uint64_t after, bint out_of_memory) noexcept:
+    cdef Refusal refusal
+    refusal.after = after
+    refusal.times = times
+    refusal.status = OUT_OF_MEMORY if out_of_memory else DEVICE_ERROR
+    return refusal
+
+
+@cython.no_gc_clear     # an allocator that is collected with the device gives its memory back to it
+cdef class SimulatedDevice(Device):
+    def __cinit__(self, capacity, index=0, script=None):
+        cdef Backend* table = &self.table
+        cdef Simulation* sim = &self.simulation
+        memset(sim, 0, sizeof(Simulation))
+        guard_forks(&sim.fork_guard, LONG_LOCK, &sim.lock)
+        table.self = sim
+        if not 0 < capacity < 1 << 60:
+            raise RequestError(f"a simulated device needs a capacity between 1 byte and 2**60, not {capacity}")
+        sim.capacity = capacity
+        self.script = script
+        sim.next_address = <address_t> 1 << 40
+        sim.last_handle = <uint64_t> 1 << 20
+        self.name = f"sim:{capacity}" + (f"#{index}" if index else "")
+        table.device = index
+        table.capabilities = CAN_PEERS
+        table.peer_enable = peer_enable
+        table.describe = describe
+        if not (fill_memory(table, sim) and fill_streams(table, sim) and fill_pool(table, &sim.pool)):
+            raise MemoryError("no memory for a simulated device's records")
+
+    def __dealloc__(self):
+        cdef Simulation* sim = &self.simulation
+        unguard_forks(&sim.fork_guard)
+        clear_memory(sim)
+        clear_streams(sim)
+        clear_pool(&sim.pool)
+
+    @property
+    def script(self):
+        return self.answerer
+
+    @script.setter
+    def script(self, script):
+        self.answerer = script
+        self.simulation.script = <void*> script if script is not None else NULL
+
+    @property
+    def capacity(self) -> int:
+        return self.simulation.capacity
+
+    @property
+    def used(self) -> int:
+        return self.simulation.used
+
+    @property
+    def calls(self) -> dict:
+        return {name: self.simulation.called[<int> operation] for operation, name in enumerate(OPERATION_NAMES)}
+
+    def refuse(self, operation, times=1, after=0, *, out_of_memory=True):
+        if operation not in OPERATION_NAMES:
+            raise RequestError(f"{operation!r} is no operation of this device: {', '.join(OPERATION_NAMES)}")
+        self.simulation.refusals[<int> OPERATION_NAMES.index(operation)] = refusal_of(times, after, out_of_memory)
+
+    def refuse_calls(self, times=1, after=0, *, out_of_memory=True):
+        self.simulation.refusal = refusal_of(times, after, out_of_memory)
+
+    def launch(self, stream_t stream):
+        cdef Simulation* sim = &self.simulation
+        cdef SimStream* on
+        cdef node_t node = 0
+        with nogil:
+            lock_wait(&sim.lock)
+            on = stream_at(&self.simulation, stream)
+            if on != NULL and on.capture != NULL:
+                node = add_node(sim, on)
+            elif on != NULL:
+                on.launched += 1
+            lock_give(&sim.lock)
+        self.raise_unless(OK if on != NULL else INVALID, "launch")
+        return node
+
+    def finish(self, stream=None):
+        cdef SimStream* which
+        if stream is None:
+            self.raise_unless(self.table.device_synchronize(&self.simulation), "device_synchronize")
+            return
+        which = stream_at(&self.simulation, stream)
+        self.raise_unless(OK if which != NULL else INVALID, "stream_synchronize")
+        which.finished = which.launched
+
+    def create_stream(self):
+        cdef stream_t stream = 0
+        self.raise_unless(self.table.stream_create(&self.simulation, &stream), "stream_create")
+        return stream
+
+    def destroy_stream(self, stream_t stream):
+        self.raise_unless(self.table.stream_destroy(&self.simulation, stream), "stream_destroy")
+
+    def wait(self, stream_t stream, stream_t on):
+        cdef event_t event = 0
+        self.raise_unless(self.table.event_create(&self.simulation, &event), "event_create")
+        try:
+            self.raise_unless(self.table.event_record(&self.simulation, event, on), "event_record")
+            self.raise_unless(self.table.stream_wait(&self.simulation, stream, event), "stream_wait")
+        finally:
+            self.table.event_destroy(&self.simulation, event)
+
+    def begin_capture(self, stream_t stream):
+        cdef capture_t capture = 0
+        self.raise_unless(self.table.capture_begin(&self.simulation, stream, &capture), "capture_begin")
+        return capture
+
+    def end_capture(self, stream_t stream):
+        self.raise_unless(self.table.capture_end(&self.simulation, stream, NULL), "capture_end")
+
+    def break_capture(self, stream_t stream):
+        cdef SimStream* which = stream_at(&self.simulation, stream)
+        if which == NULL or which.capture == NULL:
+            raise RequestError(f"stream {stream} is not being captured")
+        which.capture.broken = True
+
+    def capture_of(self, stream_t stream):
+        cdef capture_t capture = 0
+        self.raise_unless(self.table.capture_status(&self.simulation, stream, &capture), "capture_status")
+        return capture
+
+    cdef int raise_unless(self, status_t status, str operation) except -1:
+        if status != OK:
+            raise device_error(&self.table, status, operation)
+        return 0

@@ -1,0 +1,148 @@
+"""A simulated device's own records, and what all of its operations do with them.
+
+    simulation           the records; entering and leaving, the script, streams, nodes of a graph
+    simulated_memory     segments, ranges, chunks and views
+    simulated_streams    streams, events, captures
+    simulated_pool       the device's own stream-ordered pool
+    simulated            the device as Python sees it
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+
+from allotment._core.contract.table cimport status_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, node_t, stream_t
+from allotment._core.tools.forks cimport ForkGuard
+from allotment._core.tools.lock cimport Lock, lock_give
+from allotment._core.tools.pointer_map cimport PointerMap
+
+cdef enum Operation:
+    SEGMENT_ALLOCATE, SEGMENT_FREE
+    RANGE_RESERVE, RANGE_RELEASE, CHUNK_CREATE, CHUNK_RELEASE, MAP, UNMAP, SET_ACCESS
+    SEGMENT_EXPORT, CHUNK_EXPORT
+    STREAM_CREATE, STREAM_DESTROY, STREAM_SYNCHRONIZE, STREAM_WAIT, DEVICE_SYNCHRONIZE
+    EVENT_CREATE, EVENT_DESTROY, EVENT_RECORD, EVENT_QUERY, EVENT_SYNCHRONIZE
+    CAPTURE_BEGIN, CAPTURE_END, CAPTURE_STATUS, CAPTURE_TERMINALS, NODE_PREDECESSORS
+    MEMORY_INFO, COPY
+    ORDERED_ALLOCATE, ORDERED_FREE, ORDERED_TRIM, ORDERED_USAGE, ORDERED_RESET_HIGH, ORDERED_ACCESS
+    OPERATION_COUNT
+
+cdef struct Refusal:
+    uint64_t after          # calls that still succeed
+    uint64_t times          # then this many fail
+    status_t status
+
+cdef struct SimChunk:
+    bytes_t size
+    uint64_t views
+    bint released           # memory goes back once it is mapped nowhere
+
+cdef struct NodeSet:
+    node_t* nodes
+    size_t count, room
+
+cdef struct SimStream:
+    uint64_t launched       # units of work so far
+    uint64_t finished       # of those
+    SimCapture* capture
+    NodeSet terminals       # while captured: what the next unit of work comes after
+    SimMoment* awaited      # what its work from now on comes after, apart from its own earlier work
+    size_t awaited_count, awaited_room
+    SimStream* older        # the stream made before it
+
+cdef struct SimMoment:      # when a stream has finished this much
+    SimStream* stream
+    uint64_t tick
+
+cdef struct SimCapture:
+    capture_t id
+    uint64_t origin         # stream handle
+    bint broken
+    SimCapture* next
+
+cdef struct SimEvent:
+    SimStream* stream       # NULL: never recorded, so finished
+    uint64_t tick           # finished when the stream has finished this much
+    SimCapture* capture     # recorded inside a capture: these nodes come before who waits for it
+    NodeSet nodes
+
+cdef struct SimPiece:       # memory of the pool, handed out or free again; or, with a capture, of a graph
+    address_t address
+    bytes_t size
+    capture_t capture
+    SimStream* freed_on
+    SimMoment* freed_after  # when the free takes effect: all of these
+    size_t freed_after_count
+    bint idle               # it has
+    SimPiece* next          # among the free ones, the last freed first
+
+cdef struct SimPool:
+    PointerMap pieces       # address -> SimPiece in use
+    SimPiece* free_pieces
+    bytes_t used, used_high, reserved, reserved_high
+
+cdef struct Simulation:
+    Lock lock
+    ForkGuard fork_guard
+    void* script                # the device's script, NULL without one
+    bytes_t capacity, used
+    address_t next_address
+    uint64_t last_handle
+    PointerMap segments         # address -> size
+    PointerMap ranges           # base -> size
+    PointerMap chunks           # handle -> SimChunk
+    PointerMap mappings         # address -> SimChunk
+    PointerMap streams          # handle + 1 -> SimStream
+    SimStream* newest_stream    # of all that ever were: events refer to destroyed ones
+    SimCapture* first_capture   # of those under way
+    PointerMap events           # handle -> SimEvent
+    PointerMap nodes            # node -> NodeSet of predecessors
+    SimPool pool
+    uint64_t called[OPERATION_COUNT]
+    Refusal refusals[OPERATION_COUNT]
+    Refusal refusal             # of whatever operation
+
+
+# Takes the lock and counts the call; a refusal that is due has given the lock back.
+cdef status_t enter(Simulation* device, int operation) noexcept nogil
+
+# The same for an operation on a stream, which is looked up; INVALID, with the lock given back, if it is destroyed.
+cdef status_t enter_on(Simulation* device, int operation, stream_t handle, SimStream** stream) noexcept nogil
+
+
+cdef inline status_t leave(Simulation* device, status_t status) noexcept nogil:
+    lock_give(&device.lock)
+    return status
+
+
+cdef inline uint64_t new_handle(Simulation* device) noexcept nogil:
+    device.last_handle += 1
+    return device.last_handle
+
+
+cdef inline bint has_come(const SimMoment* moment) noexcept nogil:
+    return moment.stream.finished >= moment.tick
+
+
+# Ask the script. NOT_READY if it leaves this to the device, OUT_OF_MEMORY if it says None or False. pre: inside
+cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t* answer) noexcept with gil
+
+
+cdef enum:
+    GRANULARITY = 2097152
+
+# Addresses that were never given before.
+cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil
+
+# A stream by its handle, NULL if it is destroyed. Numbers are trusted: an unknown one is a stream from now on.
+cdef SimStream* stream_at(Simulation* device, stream_t handle) noexcept nogil
+
+# Stands in the map for every stream that is no more.
+cdef SimStream* destroyed() noexcept nogil
+
+# One more unit of work in the capture that a stream is in; 0 if there is no memory for it.
+cdef node_t add_node(Simulation* device, SimStream* stream) noexcept nogil
+
+# Adds those that are not there yet; False if there is no memory for them.
+cdef bint set_add(NodeSet* set, const node_t* nodes, size_t count) noexcept nogil
+cdef void set_clear(NodeSet* set) noexcept nogil

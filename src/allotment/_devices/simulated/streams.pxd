@@ -1,0 +1,13 @@
+"""A simulated device's streams, events and captures.
+
+A stream counts the units of work that it was given and those that are finished; it finishes when told to. An event is
+such a count of one stream. While a stream is captured its work becomes nodes of a graph instead, each with those
+that it comes after.
+"""
+
+from allotment._core.contract.table cimport Backend
+from allotment._devices.simulated.simulation cimport Simulation
+
+# False if there is no memory for its records.
+cdef bint fill_streams(Backend* table, Simulation* device) noexcept
+cdef void clear_streams(Simulation* device) noexcept

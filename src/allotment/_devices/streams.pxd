@@ -1,0 +1,24 @@
+"""Streams and events as users hold them, over any device's contract table."""
+
+from allotment._core.contract.table cimport Device
+from allotment._core.contract.types cimport event_t, stream_t
+
+
+cdef class Stream:
+    cdef readonly Device device
+    cdef stream_t handle
+    cdef bint destroyed
+    cdef bint is_default            # the device's own: not ours to destroy
+
+    cdef int check(self) except -1
+
+
+cdef class Event:
+    cdef readonly Device device
+    cdef readonly Stream stream     # whose place in its work this is
+    cdef event_t handle
+
+
+# The handle of what a user gave as a stream: a Stream is checked (StreamError if it is destroyed or another device's),
+# a number is trusted.
+cdef stream_t stream_handle(object stream, Device device) except? <stream_t> -1

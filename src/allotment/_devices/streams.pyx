@@ -1,0 +1,216 @@
+"""Streams and events as users hold them.
+
+What a device offers beyond the contract it offers as methods, and a device without them is no worse a device:
+
+    submit(stream, function, arguments)     run a Python function in stream order
+    take_exception(stream)                  what such a function raised, if nobody has been told yet
+"""
+
+from allotment._core.contract.raising cimport device_error
+from allotment._core.contract.table cimport NOT_READY, OK, UNSUPPORTED, Backend, Device, status_t
+
+from allotment.errors import StreamError, UnsupportedError
+
+
+cdef class Stream:
+    def __init__(self, device):
+        cdef Device found = device_of(device)
+        cdef stream_t handle
+        cdef status_t status
+        require(found, found.table.stream_create != NULL, "stream_create")
+        with nogil:
+            status = found.table.stream_create(found.table.self, &handle)
+        check_status(found, status, "stream_create")
+        self.device = found
+        self.handle = handle
+
+    @staticmethod
+    def default(device):
+        cdef Stream stream = Stream.__new__(Stream)
+        stream.device = device_of(device)
+        stream.is_default = True
+        return stream
+
+    @property
+    def handle(self):
+        self.check()
+        return self.handle
+
+    def submit(self, function, /, *arguments):
+        self.check()
+        submit = getattr(self.device, "submit", None)
+        if submit is None:
+            raise unsupported(self.device, "submit")
+        submit(self.handle, function, arguments)
+
+    def query(self):
+        cdef status_t status
+        self.check()
+        require(self.device, self.device.table.stream_query != NULL, "stream_query")
+        with nogil:
+            status = self.device.table.stream_query(self.device.table.self, self.handle)
+        if status == NOT_READY:
+            return False
+        check_status(self.device, status, "stream_query")
+        return True
+
+    def synchronize(self):
+        cdef status_t status
+        self.check()
+        require(self.device, self.device.table.stream_synchronize != NULL, "stream_synchronize")
+        with nogil:
+            status = self.device.table.stream_synchronize(self.device.table.self, self.handle)
+        check_status(self.device, status, "stream_synchronize")
+        raise_kept_exception(self)
+
+    def wait(self, Event event not None):
+        cdef status_t status
+        self.check()
+        if event.device is not self.device:
+            raise StreamError(f"a stream of {self.device.name} cannot wait for an event of {event.device.name}")
+        require(self.device, self.device.table.stream_wait != NULL, "stream_wait")
+        with nogil:
+            status = self.device.table.stream_wait(self.device.table.self, self.handle, event.handle)
+        check_status(self.device, status, "stream_wait")
+
+    def record(self):
+        cdef Event event
+        cdef status_t status
+        self.check()
+        event = event_on(self)
+        with nogil:
+            status = self.device.table.event_record(self.device.table.self, event.handle, self.handle)
+        check_status(self.device, status, "event_record")
+        return event
+
+    def destroy(self):
+        cdef status_t status
+        if self.destroyed:
+            return
+        self.check()
+        if self.is_default:
+            raise StreamError(f"the default stream of {self.device.name} cannot be destroyed")
+        require(self.device, self.device.table.stream_destroy != NULL, "stream_destroy")
+        with nogil:
+            status = self.device.table.stream_destroy(self.device.table.self, self.handle)
+        check_status(self.device, status, "stream_destroy")
+        self.destroyed = True
+
+    cdef int check(self) except -1:
+        if self.device is None:
+            raise StreamError("this stream was never made")
+        if self.destroyed:
+            raise StreamError(f"stream {self.handle:#x} of {self.device.name} was destroyed")
+        return 0
+
+    def __eq__(self, other):
+        if not isinstance(other, Stream):
+            return NotImplemented
+        return (<Stream> other).device is self.device and (<Stream> other).handle == self.handle
+
+    def __hash__(self):
+        return hash((id(self.device), self.handle))
+
+    def __repr__(self):
+        if self.device is None:
+            return "<Stream>"
+        return f"<Stream {self.handle:#x} of {self.device.name}{', destroyed' if self.destroyed else ''}>"
+
+
+cdef class Event:
+    def __init__(self):
+        raise TypeError("events are made by Stream.record")
+
+    # A finalizer, not a deallocator: in a collection the device is still whole.
+    def __del__(self):
+        cdef Backend* table
+        if self.handle != 0:
+            table = &self.device.table
+            with nogil:
+                table.event_destroy(table.self, self.handle)
+            self.handle = 0
+
+    @property
+    def handle(self):
+        return self.handle
+
+    def query(self):
+        cdef Backend* table = &self.device.table
+        cdef status_t status
+        with nogil:
+            status = table.event_query(table.self, self.handle)
+        if status == NOT_READY:
+            return False
+        check_status(self.device, status, "event_query")
+        return True
+
+    def synchronize(self):
+        cdef Backend* table = &self.device.table
+        cdef status_t status
+        with nogil:
+            status = table.event_synchronize(table.self, self.handle)
+        check_status(self.device, status, "event_synchronize")
+        raise_kept_exception(self.stream)
+
+    def __repr__(self):
+        return f"<Event {self.handle:#x} on {self.stream!r}>"
+
+
+cdef Event event_on(Stream stream):
+    cdef Event event = Event.__new__(Event)
+    cdef Backend* table = &stream.device.table
+    cdef event_t handle
+    cdef status_t status
+    require(stream.device, table.event_create != NULL, "event_create")
+    with nogil:
+        status = table.event_create(table.self, &handle)
+    check_status(stream.device, status, "event_create")
+    event.device = stream.device
+    event.stream = stream
+    event.handle = handle
+    return event
+
+
+cdef stream_t stream_handle(object stream, Device device) except? <stream_t> -1:
+    if not isinstance(stream, Stream):
+        try:
+            return stream
+        except OverflowError:
+            raise StreamError(f"{stream} is not a stream") from None
+    (<Stream> stream).check()
+    if (<Stream> stream).device is not device:
+        raise StreamError(f"{stream!r} was given to {device.name}")
+    return (<Stream> stream).handle
+
+
+cdef Device device_of(object device):
+    if not isinstance(device, Device):
+        device = getattr(device, "device", device)
+    if not isinstance(device, Device):
+        raise TypeError(f"a stream is made on a device or an allocator, not on {type(device).__name__}")
+    return device
+
+
+cdef int raise_kept_exception(Stream stream) except -1:
+    take_exception = getattr(stream.device, "take_exception", None)
+    if take_exception is not None and not stream.destroyed:
+        exception = take_exception(stream.handle)
+        if exception is not None:
+            raise exception
+    return 0
+
+
+cdef int require(Device device, bint is_there, str operation) except -1:
+    if not is_there:
+        raise unsupported(device, operation)
+    return 0
+
+
+cdef object unsupported(Device device, str operation):
+    return UnsupportedError(f"{device.name} has no {operation}", operation=operation, status=UNSUPPORTED)
+
+
+cdef int check_status(Device device, status_t status, str operation) except -1:
+    if status != OK:
+        raise device_error(&device.table, status, operation)
+    return 0

@@ -1,9 +1,0 @@
-"""Do blocks, ranges, indexes, maps and counters agree, and if not, which rule broke?
-
-Everything that is kept twice for speed is computed once more from the blocks themselves and compared.
-For tests and for `Allocator.check_invariants`; costs a walk over everything.
-"""
-
-from allotment.core.model cimport Engine
-
-cdef int check_engine(Engine* engine) except -1

@@ -1,4 +1,0 @@
-from allotment.core.backend cimport Device
-from allotment.core.model cimport Failure
-
-cdef object failure_error(Device device, const Failure* failure)

@@ -1,8 +1,0 @@
-"""Plain segments: one device allocation each, obtained and given back whole."""
-
-from libc.stdint cimport uint32_t
-
-from allotment.core.model cimport Block, Engine, Failure, Request
-
-cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil
-cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil

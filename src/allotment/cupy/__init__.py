@@ -1,0 +1,222 @@
+"""CuPy on an allocator of ours: `install()`, and arrays made from then on come from it.
+
+    import allotment.cupy
+
+    allotment.cupy.install()                            # the shared allocator of each device
+    allotment.cupy.install(allotment.Allocator("cuda:0", limit="20GiB"))
+    with allotment.cupy.using(allocator): ...           # this thread alone
+    allotment.cupy.record_stream(array, stream)         # before an array that another stream uses is let go
+    allotment.cupy.uninstall()
+
+Memory belongs to the stream that is CuPy's current one when it is asked for, as with CuPy's own pool, and is counted
+as the tenant "cupy".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from allotment._adapters.frameworks import DeviceTenants, import_framework, raw_stream_handle, stream_handle
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.tenants import Tenant
+from allotment._allocators.pinned import PinnedPool
+from allotment.cupy._entry import ALLOCATE, RELEASE, CupySource
+
+__all__ = ["install", "pinned_stats", "record_stream", "uninstall", "using"]
+
+_cupy = import_framework("allotment.cupy", "cupy", "cupy-cuda13x")
+_memory = import_framework("allotment.cupy", "cupy.cuda.memory", "cupy-cuda13x")
+_stream = import_framework("allotment.cupy", "cupy_backends.cuda.stream", "cupy-cuda13x")
+
+_NAME = "cupy"
+
+CupyAllocator = Callable[[int], Any]  # gives a cupy.cuda.MemoryPointer
+
+
+@dataclass
+class _Installed:
+    """What stood before the first `install`, and our pinned memory if CuPy uses it."""
+
+    before: CupyAllocator
+    pinned: _PinnedMemorySource | None = None
+
+
+_installed: _Installed | None = None
+
+
+def install(allocator: Allocator | Tenant | None = None, pinned: bool = True) -> None:
+    """Let CuPy allocate here from now on, on all threads; what it has stays where it is.
+
+    `allocator` serves its own device, other devices have their shared allocator; None is shared ones alone. With
+    `pinned`, pinned host memory is cached here too. A second call replaces the first.
+
+    Raises RequestError for an allocator that is not on a CUDA device, and ValueError inside `using`.
+    """
+    global _installed
+    tenants = DeviceTenants(_NAME, allocator)
+    before = _cupy.cuda.get_allocator()
+    _cupy.cuda.set_allocator(_allocator_for(tenants))
+    if _installed is None:
+        _installed = _Installed(before)
+    if pinned:
+        _installed.pinned = _PinnedMemorySource(tenants)
+        _cupy.cuda.set_pinned_memory_allocator(_installed.pinned.allocate)
+    else:
+        _restore_pinned(_installed)
+
+
+def uninstall() -> None:
+    """Go back to the allocator that stood before `install`, and to CuPy's default pool of pinned memory.
+
+    Memory that came from here stays valid, and comes back here when it is let go. Does nothing when nothing is
+    installed.
+    """
+    global _installed
+    if _installed is not None:
+        _cupy.cuda.set_allocator(_installed.before)
+        _restore_pinned(_installed)
+        _installed = None
+
+
+@contextmanager
+def using(allocator: Allocator | Tenant | None = None) -> Iterator[None]:
+    """Let this thread's CuPy allocate here inside the block."""
+    with _cupy.cuda.using_allocator(_allocator_for(DeviceTenants(_NAME, allocator))):
+        yield
+
+
+def record_stream(array: Any, stream: Any) -> None:
+    """Declare that work on `stream` uses an array, so that its memory is reused only when that work is done.
+
+    `array` is a CuPy array or a view of one, or pinned memory: a `cupy.cuda.PinnedMemoryPointer` or a NumPy array in
+    it. `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere, and
+    StreamError for the per-thread default stream.
+    """
+    pinned = _pinned_memory_of(array)
+    if pinned is not None:
+        pinned.streams.add(raw_stream_handle(stream))
+    else:
+        memory = array.data.mem
+        DeviceTenants.record_stream(_NAME, memory.device_id, memory.ptr, stream)
+
+
+def pinned_stats() -> dict[int, dict[str, int]]:
+    """What is lent, waiting and kept of pinned memory, by device number; empty without it."""
+    source = _installed and _installed.pinned
+    return {device: pool.stats() for device, pool in source.pools.items()} if source else {}
+
+
+# Device memory.
+
+
+def _allocator_for(tenants: DeviceTenants) -> CupyAllocator:
+    """Through C functions, if this CuPy tells C the current stream and raises what a C function raises."""
+    try:
+        capsule = _stream.__pyx_capi__["get_stream_ptr"]
+        source = CupySource(tenants, capsule)
+        if _c_functions_can_raise(capsule):
+            made: CupyAllocator = _memory.CFunctionAllocator(source.address, ALLOCATE, RELEASE, source).malloc
+            return made
+    except (AttributeError, KeyError, ValueError):
+        pass
+    python = _PythonSource(tenants)
+    made = _memory.PythonFunctionAllocator(python.allocate, python.free).malloc
+    return made
+
+
+class _Refusal(Exception):
+    pass
+
+
+class _RefusingTenants:
+    def on(self, device: int) -> Tenant:
+        raise _Refusal
+
+
+def _c_functions_can_raise(stream_of: Any) -> bool:
+    """Whether CuPy passes on an exception from a C function; if not, a failed request would look like memory."""
+    source = CupySource(_RefusingTenants(), stream_of)
+    try:
+        _memory.CFunctionAllocatorMemory(1, source.address, ALLOCATE, RELEASE, 0)
+    except _Refusal:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+class _PythonSource:
+    """The same as Python functions, which CuPy calls in any version."""
+
+    def __init__(self, tenants: DeviceTenants) -> None:
+        self._tenants = tenants
+
+    def allocate(self, size: int, device: int) -> int:
+        return self._tenants.on(device).malloc(size, stream_handle(_cupy.cuda.get_current_stream(device)))
+
+    def free(self, address: int, device: int) -> None:
+        self._tenants.on(device).free(address)
+
+
+# Pinned memory.
+
+
+class _PinnedMemory:
+    """A block of pinned memory as CuPy's pointers hold one. Freed when they are gone.
+
+    Copies that CuPy itself makes in the background keep theirs until they are done. For those of the user it waits for
+    the stream that is current at the free, and for those recorded.
+    """
+
+    __slots__ = ("_pool", "ptr", "size", "streams")
+
+    def __init__(self, pool: PinnedPool, size: int) -> None:
+        self.ptr = pool.allocate(size)
+        self.size = size
+        self.streams: set[int] = set()
+        self._pool = pool
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not hasattr(self, "_pool") or is_finalizing():
+            return
+        stream = _cupy.cuda.get_current_stream()
+        if _cupy.cuda.runtime.getDevice() == self._pool.device.index:
+            self.streams.add(raw_stream_handle(stream))
+        else:
+            stream.synchronize()  # another device's, which no event of the pool's can be recorded on
+        self._pool.free(self.ptr, self.streams)
+
+
+class _PinnedMemorySource:
+    """A pool for the device of each request: pinned memory is every device's, but is obtained through one."""
+
+    def __init__(self, tenants: DeviceTenants) -> None:
+        self.pools: dict[int, PinnedPool] = {}
+        self._tenants = tenants
+
+    def allocate(self, size: int) -> Any:
+        device = _cupy.cuda.runtime.getDevice()
+        pool = self.pools.get(device)
+        if pool is None:
+            pool = self.pools.setdefault(device, PinnedPool(self._tenants.on(device).allocator))
+        return _cupy.cuda.PinnedMemoryPointer(_PinnedMemory(pool, size), 0)
+
+
+def _pinned_memory_of(array: Any) -> _PinnedMemory | None:
+    while isinstance(array, (numpy.ndarray, memoryview)):
+        array = array.base if isinstance(array, numpy.ndarray) else array.obj
+    memory = getattr(array, "mem", None)
+    return memory if isinstance(memory, _PinnedMemory) else None
+
+
+def _restore_pinned(installed: _Installed) -> None:
+    # CuPy does not tell which allocator it has; at its start it is this one.
+    if installed.pinned is not None:
+        _cupy.cuda.set_pinned_memory_allocator(_cupy.get_default_pinned_memory_pool().malloc)
+        installed.pinned = None

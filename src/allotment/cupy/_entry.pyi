@@ -1,0 +1,26 @@
+from typing import Any, Protocol
+
+from allotment._allocators.caching.tenants import Tenant
+
+class TenantsByDevice(Protocol):
+    def on(self, device: int) -> Tenant: ...
+
+ALLOCATE: int
+"""Address of `void* allocate(void* source, size_t size, int device)`. Raises as the allocator does."""
+
+RELEASE: int
+"""Address of `void release(void* source, void* address, int device)`."""
+
+class CupySource:
+    """What CuPy's memory comes from: the first argument of both functions is its `address`.
+
+    `stream_of` is CuPy's own function that tells the calling thread's current stream on a device, as a capsule;
+    ValueError if it is of another form. CuPy's memory knows the source by that address alone, so the source lives as
+    long as memory from it.
+    """
+
+    def __init__(self, tenants: TenantsByDevice, stream_of: Any) -> None: ...
+    @property
+    def tenants(self) -> TenantsByDevice: ...
+    @property
+    def address(self) -> int: ...

@@ -1,0 +1,69 @@
+"""A pair of C functions through which CuPy allocates: see the stub, cupy_entry.pyi.
+
+CuPy calls them with the interpreter lock held, so they go straight to the allocator, as Python would: a request that
+hits the cache needs no other lock, and its stack is there for the history.
+"""
+
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport intptr_t, uintptr_t
+
+from allotment._allocators.caching.tenants cimport Tenant
+from allotment._core.contract.types cimport address_t
+
+from allotment._adapters.frameworks import stream_handle
+
+ctypedef intptr_t (*stream_of_t)(int device) except? -1
+
+cdef enum:
+    PAGE = 4096         # handles are addresses, except for small numbers that name default streams
+
+
+cdef class CupySource:
+    cdef readonly object tenants
+    cdef list found             # Tenant by device number, None where there was no request yet
+    cdef stream_of_t stream_of
+
+    def __init__(self, tenants, stream_of):
+        self.tenants = tenants
+        self.found = []
+        self.stream_of = <stream_of_t> PyCapsule_GetPointer(stream_of, b"intptr_t (int)")
+
+    @property
+    def address(self):
+        return <uintptr_t> <PyObject*> self
+
+    cdef Tenant on(self, int device):
+        while device >= len(self.found):
+            self.found.append(None)
+        if self.found[device] is None:
+            self.found[device] = self.tenants.on(device)
+        return self.found[device]
+
+    cdef intptr_t stream(self, int device) except? -1:
+        cdef intptr_t handle = self.stream_of(device)
+        return handle if handle == 0 or handle >= PAGE else stream_handle(handle)
+
+
+cdef intptr_t allocate(void* source, size_t size, int device) except? -1:
+    """Returns -1 with an exception set when there is no memory: what CuPy's own functions do, so that it raises it."""
+    cdef CupySource self = <CupySource> source
+    cdef Tenant tenant = self.on(device)
+    address = tenant.allocator.allocate(size, self.stream(device), 0, tenant.context)
+    Py_INCREF(self)
+    return <intptr_t> <address_t> address
+
+
+cdef void release(void* source, void* address, int device) noexcept:
+    cdef CupySource self = <CupySource> source
+    if <intptr_t> address == -1:    # of a request that failed, from a CuPy that does not know it
+        return
+    try:
+        (<Tenant> self.found[device]).allocator.release_address(<address_t> address)
+    finally:
+        Py_DECREF(self)
+
+
+ALLOCATE = <uintptr_t> &allocate
+RELEASE = <uintptr_t> &release

@@ -1,0 +1,28 @@
+"""The devices as classes, for those who make the device object themselves instead of naming it.
+
+`HostDevice` and `CudaDevice` are there on Linux; elsewhere asking for them raises ImportError.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from allotment._core.contract.table import Device
+from allotment._devices.python.backend import Backend
+from allotment._devices.simulated.device import SimulatedDevice
+
+if TYPE_CHECKING:
+    from allotment._devices.cuda.device import CudaDevice
+    from allotment._devices.host.device import HostDevice
+
+__all__ = ["Backend", "CudaDevice", "Device", "HostDevice", "SimulatedDevice"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HostDevice":
+        from allotment._devices.host.device import HostDevice
+
+        return HostDevice
+    if name == "CudaDevice":
+        from allotment._devices.cuda.device import CudaDevice
+
+        return CudaDevice
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

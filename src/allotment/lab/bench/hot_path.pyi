@@ -1,0 +1,19 @@
+from allotment._allocators.caching.allocator import Allocator
+
+class EmptyAllocator:
+    """The calls and their numbers alone: takes a size and gives an address, takes an address, does nothing."""
+
+    def malloc(self, size: int, stream: int = 0) -> int: ...
+    def free(self, address: int, /) -> None: ...
+
+class CPairs:
+    """An allocator as C sees it: by its entry points, without the interpreter."""
+
+    def __init__(self, allocator: Allocator) -> None: ...
+    def pair_ns(self, size: int, pairs: int) -> float:
+        """Nanoseconds per allocate and free of one block that is in the cache."""
+    def replacement_ns(self, live: int, size: int, replacements: int) -> float:
+        """Nanoseconds to free one of `live` blocks, chosen at random, and allocate another in its place."""
+
+def pointer_walk_ns(records: int, steps: int) -> float:
+    """Nanoseconds per step to a random one of `records`, and to its neighbour: the cost of cache misses alone."""

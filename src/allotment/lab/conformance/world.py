@@ -1,0 +1,98 @@
+"""What a recorded run happens to: an allocator on a scripted device, and the names used in the ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from allotment._allocators.caching.allocator import Allocator
+from allotment._config import parse_leniently
+from allotment._devices.simulated.device import SimulatedDevice
+from allotment.errors import FormatError
+from allotment.lab.conformance.file import Op, Recording
+from allotment.lab.conformance.script import GoldenScript
+from allotment.lab.conformance.trace import PoolId
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class Graph:
+    """One captured graph, alive from its capture_begin to its graph_reset."""
+
+    pool: PoolId
+    stream: int
+    captured: bool = False
+
+
+@dataclass(slots=True)
+class World:
+    """An allocator on a scripted device, and what the names in the ops stand for."""
+
+    allocator: Allocator
+    device: SimulatedDevice
+    script: GoldenScript
+    streams: list[int]
+    blocks: dict[int, int] = field(default_factory=dict)
+    """Addresses by the id of their alloc. Ids stay known after their free: a restore can revive them."""
+    live: set[int] = field(default_factory=set)
+    pools: dict[int, PoolId] = field(default_factory=dict)
+    lending_pools: list[int] = field(default_factory=list)
+    """In order of creation."""
+    routed_pools: set[int] = field(default_factory=set)
+    states: dict[int, Any] = field(default_factory=dict)
+    graphs: dict[int, Graph] = field(default_factory=dict)
+    graph_ids: int = 0
+    generator_state: list[int] = field(default_factory=list)
+    """Two blocks that the framework's random generator holds while any graph is alive."""
+    trace_order_is_free: bool = False
+    """Set by an op that goes through segments in an order which nobody decides."""
+    peaks_depend_on_order: bool = False
+    """Such an op took another order than recorded, so peaks may differ from then on."""
+    noted: set[str] = field(default_factory=set)
+    """What differs and may."""
+
+    def close(self) -> None:
+        """Untie allocator, device and script, which hold each other and much memory."""
+        self.script.allocator = None
+
+    def live_block(self, op: Op) -> int:
+        if op["id"] not in self.live:
+            raise FormatError(f"there is no block {op['id']} at this point")
+        return self.blocks[op["id"]]
+
+    def addresses(self, ids: list[int]) -> set[int]:
+        return {known(self.blocks, "block", number) for number in ids}
+
+    def stream(self, op: Op) -> int:
+        return self.streams[op["stream"]]
+
+    def pool(self, op: Op) -> PoolId:
+        return known(self.pools, "pool", op["pool"])
+
+    def graph(self, op: Op) -> Graph:
+        return known(self.graphs, "graph", op["graph"])
+
+
+def known(names: dict[int, Value], kind: str, name: int) -> Value:
+    if name not in names:
+        raise FormatError(f"there is no {kind} {name} at this point")
+    return names[name]
+
+
+def world_of(recording: Recording) -> World:
+    """A fresh world, set up as the recorded run was before its first op."""
+    script = GoldenScript(recording.trace, recording.total_memory)
+    device = SimulatedDevice(recording.total_memory, script=script)
+    settings_in_force, fault = parse_leniently(recording.settings)
+    if fault:
+        raise FormatError(f"'conf': {fault}")
+    allocator = Allocator(device, settings=settings_in_force)
+    script.allocator = allocator
+    if recording.trace:  # without one, entries are only built where the recorded run built them
+        allocator.attach_trace_tracker(script.observe)
+    if recording.limit:
+        if recording.limit > recording.total_memory:
+            raise FormatError("'limit' is more than 'total_memory'")
+        allocator.memory_fraction = recording.limit / recording.total_memory
+    return World(allocator, device, script, recording.streams)

@@ -1,0 +1,245 @@
+"""The state that a history begins in, where it does not begin with nothing.
+
+History may be switched on in mid-run, and its ring may overflow. What was there before is known from two sides: from
+what is freed though it was never allocated, and from what is still there at the end. Together they give the segments
+and the blocks in use at the first entry, and the gaps between them.
+
+One thing is not certain. A large block can be up to 1 MiB larger than the request it serves, and the entry of a free
+tells only the request. A gap of up to 1 MiB behind a block is such an excess, since no free block is that small; behind
+a larger gap the excess is known if something was allocated there in the block's lifetime, and taken for none otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._config import Settings
+from allotment._formats.torch_snapshot import Action, BlockState, Snapshot
+from allotment.errors import FormatError
+from allotment.lab.replay.loop import rounded_sizes
+from allotment.lab.replay.placement import PAGE, Placement, SegmentLife
+from allotment.lab.replay.workload import CALL, NEVER, History, Kind, Workload, due_calls, lanes
+
+__all__ = ["Beginning", "beginning_of"]
+
+LAYOUT = np.dtype(
+    [
+        ("address", "u8"),
+        ("size", "u8"),
+        ("stream", "u8"),
+        ("pool", "i4"),
+        ("small", "i4"),
+        ("expandable", "i4"),
+        ("pieces", "i4"),
+    ]
+)
+PIECE = np.dtype([("size", "u8"), ("requested", "u8"), ("block", "i4"), ("kind", "i4")])
+IN_USE, IDLE, HOLE = range(3)
+MOST_EXCESS = 1 << 20
+MIN_BLOCK = 512
+
+
+@dataclass(slots=True)
+class _Block:
+    address: int
+    size: int
+    requested: int
+    number: int
+    freed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What was there before the first entry, as a layout to restore and as calls to make."""
+
+    layouts: NDArray[np.void]
+    pieces: NDArray[np.void]
+    requests: NDArray[np.void]
+    """For another arrangement than the recorded one: a MALLOC for every block that was in use."""
+    frees: NDArray[np.void]
+    """Of blocks that waited for other streams already."""
+    block_count: int
+    """Of the beginning and the history together."""
+    uncertain: int
+    """Blocks whose size is not certain."""
+
+    @property
+    def is_empty(self) -> bool:
+        return len(self.layouts) == 0 and len(self.requests) == 0
+
+
+def beginning_of(
+    history: History, placement: Placement, snapshot: Snapshot, device: int, settings: Settings, workload: Workload
+) -> Beginning:
+    """`settings` are those that were in force; `workload` has the calls that complete frees."""
+    blocks = _blocks_at_first(history, snapshot, device, settings)
+    layouts, pieces = [], []
+    uncertain = 0
+    left = sorted(blocks, key=lambda block: block.address)
+    requests = []
+    starts = np.array([block.address for block in left], dtype=np.uint64)
+    later = _LaterRequests(history)
+    end = 0
+    for life in sorted((life for life in placement.lives if life.begin < 0), key=lambda life: life.address):
+        if life.address < max(end, 1) or life.size <= 0 or life.address % MIN_BLOCK or life.size % MIN_BLOCK:
+            raise FormatError(f"there cannot have been a segment of {life.size} bytes at {life.address:#x}")
+        end = life.address + _size_at_first(life)
+        first, last = np.searchsorted(starts, [life.address, life.address + _size_at_first(life)])
+        inside = left[first:last]
+        cut = _Cut(life, later)
+        for block in inside:
+            cut.add(block)
+            requests.append((block.requested, life.stream, block.number, life.pool, 0, Kind.MALLOC))
+        cut.finish()
+        uncertain += cut.uncertain
+        pieces.extend(cut.pieces)
+        layouts.append(
+            (life.address, _size_at_first(life), life.stream, life.pool, life.small, life.expandable, len(cut.pieces))
+        )
+    return Beginning(
+        layouts=np.array(layouts, dtype=LAYOUT),
+        pieces=np.array(pieces, dtype=PIECE),
+        requests=np.array(requests, dtype=CALL),
+        frees=_pending_frees(history, snapshot, blocks, workload),
+        block_count=max(history.lives, 1 + max((block.number for block in blocks), default=-1)),
+        uncertain=uncertain,
+    )
+
+
+def _size_at_first(life: SegmentLife) -> int:
+    return (max(life.first_pages) + 1) * PAGE - life.address if life.expandable else life.size
+
+
+def _blocks_at_first(history: History, snapshot: Snapshot, device: int, settings: Settings) -> list[_Block]:
+    """Blocks that were freed though never allocated, and blocks that no entry is about."""
+    there = np.flatnonzero(history.was_there)
+    entries = history.first_entry[there]
+    requested = history.size[entries]
+    rounded = rounded_sizes(settings, requested)
+    found = [
+        _Block(*values)
+        for values in zip(
+            history.address[entries].tolist(),
+            rounded.tolist(),
+            requested.tolist(),
+            there.tolist(),
+            history.freed_at[there].tolist(),
+            strict=True,
+        )
+    ]
+    mentioned = set(history.address[history.life >= 0].tolist())
+    blocks = snapshot.blocks
+    in_use = (blocks.state == BlockState.ACTIVE_ALLOCATED) | (blocks.state == BlockState.ACTIVE_PENDING_FREE)
+    number = history.lives
+    for i in np.flatnonzero(in_use & (snapshot.segments.device[blocks.segment] == device)).tolist():
+        address = int(blocks.address[i])
+        if address not in mentioned:
+            requested_size = int(blocks.requested_size[i]) or int(blocks.size[i])
+            found.append(_Block(address, int(blocks.size[i]), requested_size, number, len(history)))
+            number += 1
+    return found
+
+
+class _LaterRequests:
+    """Finds the first request that was served from a stretch of memory."""
+
+    def __init__(self, history: History) -> None:
+        entries = np.flatnonzero(history.action == Action.ALLOC)
+        order = np.argsort(history.address[entries], kind="stable")
+        self._entries = entries[order]
+        self._addresses = history.address[self._entries]
+
+    def first_in(self, start: int, end: int) -> tuple[int, int] | None:
+        """Address and entry."""
+        low, high = np.searchsorted(self._addresses, np.array([start, end], dtype=np.uint64))
+        if low == high:
+            return None
+        earliest = low + int(np.argmin(self._entries[low:high]))
+        return int(self._addresses[earliest]), int(self._entries[earliest])
+
+
+class _Cut:
+    """One segment, cut into the blocks that were in use and what lay between them."""
+
+    def __init__(self, life: SegmentLife, later: _LaterRequests) -> None:
+        self.pieces: list[tuple[int, int, int, int]] = []
+        self.uncertain = 0
+        self._life = life
+        self._later = later
+        self._at = life.address
+        self._last: _Block | None = None
+
+    def add(self, block: _Block) -> None:
+        end = self._life.address + _size_at_first(self._life)
+        if block.address < self._at or block.address + block.size > end or block.size % MIN_BLOCK:
+            raise FormatError(
+                f"a block of {block.size} bytes at {block.address:#x} does not fit in what else the segment at"
+                f" {self._life.address:#x} held when the history began"
+            )
+        self._gap(block.address)
+        self.pieces.append((block.size, block.requested, block.number, IN_USE))
+        self._at = block.address + block.size
+        self._last = block
+
+    def finish(self) -> None:
+        self._gap(self._life.address + _size_at_first(self._life))
+
+    def _gap(self, end: int) -> None:
+        if self._at < end and self._last is not None and not self._life.expandable and not self._life.small:
+            self._widen(self._last, end)
+        while self._at < end:
+            piece_end = self._end_of_kind(end)
+            kind = HOLE if self._is_hole(self._at) else IDLE
+            self.pieces.append((piece_end - self._at, 0, -1, kind))
+            self._at = piece_end
+
+    def _is_hole(self, address: int) -> bool:
+        return self._life.expandable and address // PAGE not in self._life.first_pages
+
+    def _end_of_kind(self, end: int) -> int:
+        """Where the memory that is mapped, or not, as at the current address, ends."""
+        if not self._life.expandable:
+            return end
+        hole = self._is_hole(self._at)
+        at = (self._at // PAGE + 1) * PAGE
+        while at < end and self._is_hole(at) == hole:
+            at += PAGE
+        return min(at, end)
+
+    def _widen(self, block: _Block, end: int) -> None:
+        """Give a large block the excess that it had."""
+        excess = end - self._at
+        if excess > MOST_EXCESS:
+            request = self._later.first_in(self._at, end)
+            if request is None or not 0 <= request[1] < block.freed_at:
+                self.uncertain += block.number >= 0 and block.freed_at >= 0
+                return
+            excess = request[0] - self._at
+            if excess > MOST_EXCESS:
+                return
+        size, requested, number, kind = self.pieces[-1]
+        self.pieces[-1] = (size + excess, requested, number, kind)
+        self._at += excess
+
+
+def _pending_frees(
+    history: History, snapshot: Snapshot, blocks: list[_Block], workload: Workload
+) -> NDArray[np.void]:
+    """Frees that had been requested before the history began, and waited for other streams."""
+    numbers = np.flatnonzero(history.was_pending)
+    frees = np.zeros(len(numbers), dtype=CALL)
+    frees["kind"] = Kind.FREE_SHARED
+    frees["block"] = numbers
+    frees["due"] = due_calls(history, history.completed_at[numbers], workload)
+    is_pending = snapshot.blocks.state == BlockState.ACTIVE_PENDING_FREE
+    pending = set(snapshot.blocks.address[is_pending].tolist())
+    waiting = [block.number for block in blocks if block.number >= history.lives and block.address in pending]
+    never = np.zeros(len(waiting), dtype=CALL)
+    never["kind"], never["block"], never["due"] = Kind.FREE_SHARED, waiting, NEVER
+    frees = np.concatenate([frees, never])
+    # Streams of their own: these were freed before anything in the history was.
+    frees["stream"] = lanes(frees["due"]) + np.uint64(1 << 32)
+    return frees

@@ -1,0 +1,454 @@
+"""The compiled loop of a replay: the calls of a workload, straight into the engine's C functions.
+
+What a call is, and what its fields mean, is said at `CALL` in workload.py, whose records these are.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memset
+
+from allotment._core.contract.table cimport Device
+from allotment._core.contract.types cimport address_t, stream_t
+from allotment._core.edge.outcome cimport failure_error
+from allotment._core.engine cimport (
+    engine_create, engine_destroy, engine_empty_cache, engine_enter, engine_leave, engine_record_stream, serve)
+from allotment._core.mechanism.address_map cimport address_reserve, block_at
+from allotment._core.mechanism.block cimport hand_out
+from allotment._core.mechanism.expandable cimport grow_in_place, unmap_block
+from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.free_index cimport tree_insert
+from allotment._core.mechanism.frees cimport free_address
+from allotment._core.mechanism.pool cimport (
+    pool_create_or_incref, pool_find, pool_release, route_begin, route_end, route_find, shelf_for, unshelve)
+from allotment._core.mechanism.segment cimport segment_obtain
+from allotment._core.mechanism.streams cimport poll_events, stream_for
+from allotment._core.model.model cimport (
+    FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, PoolOwner, Range, Request)
+from allotment._core.model.sizes cimport Tuning, round_size
+from allotment._core.model.tuning cimport fill_tuning
+from allotment._core.records.stats cimport ALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now
+from allotment._core.records.trace cimport ACTION_ALLOC, trace_track
+from allotment._core.tools.slab cimport slab_reserve
+from allotment.lab.replay.device cimport Place, ReplayDevice, ReplayState
+from allotment.lab.replay.tape cimport Tape, tape_hear, tape_stop
+
+import time
+
+import numpy
+
+cdef enum Kind:                 # as in workload.py
+    MALLOC
+    FREE
+    FREE_SHARED
+    EMPTY_CACHE
+    EMPTY_POOL
+    RELEASE_POOL
+    POLL
+
+cdef packed struct Call:
+    uint64_t size
+    uint64_t stream
+    int32_t block
+    int32_t pool
+    int32_t due
+    int32_t kind
+
+cdef packed struct Piece:
+    uint64_t size
+    uint64_t requested
+    int32_t block
+    int32_t kind                # as in workload.py
+
+cdef enum PieceKind:
+    IN_USE
+    IDLE
+    HOLE
+
+cdef packed struct Layout:
+    uint64_t address
+    uint64_t size
+    uint64_t stream
+    int32_t pool
+    int32_t small
+    int32_t expandable
+    int32_t piece_count
+
+cdef struct Until:
+    bint refusal                # ends the run
+    bint difference             # likewise
+    bint background             # the calls set the scene: no event finishes by itself
+
+cdef stream_t OTHER_STREAMS = <stream_t> 1 << 63     # handles that no recorded stream has
+
+
+def rounded_sizes(settings, requests):
+    """What each request becomes under these settings."""
+    cdef Tuning tuning
+    cdef const uint64_t[::1] asked = numpy.ascontiguousarray(requests, dtype=numpy.uint64)
+    cdef uint64_t[::1] rounded = numpy.zeros(len(requests), dtype=numpy.uint64)
+    cdef Py_ssize_t i
+    fill_tuning(&tuning, settings)
+    for i in range(asked.shape[0]):
+        rounded[i] = round_size(&tuning, asked[i])
+    return numpy.asarray(rounded)
+
+
+cdef Block* grow_from_nothing(Engine* engine, Request* request) noexcept nogil:
+    """Grow in a new range, although there may be room in those that the shelf has."""
+    cdef Block* others = request.shelf.unmapped
+    cdef Block* block
+    cdef Block* tail
+    request.shelf.unmapped = NULL
+    block = grow_in_place(engine, request)
+    tail = request.shelf.unmapped       # of the new range, and alone
+    request.shelf.unmapped = others
+    if tail != NULL:
+        tree_insert(&request.shelf.unmapped, tail)
+    return block
+
+
+cdef class Replay:
+    """One run of a workload through an engine of its own."""
+    cdef Engine* engine
+    cdef ReplayDevice device
+    cdef Tape tape
+    cdef object columns                 # keeps the memory of the tape's columns alive
+    cdef object places                  # and of the suggestions
+    cdef address_t[::1] addresses       # by block; 0 while it has none
+    cdef uint64_t[:, ::1] pools         # ids, by number; number 0 is the default pool
+    cdef unsigned char[::1] pool_known  # made, and held by us
+    cdef uint64_t[:, ::1] samples       # live and reserved bytes
+    cdef int64_t sample_stride
+    cdef readonly int64_t refused       # requests that ended out of memory
+    cdef readonly double seconds
+    cdef readonly double cpu_seconds    # of this thread: what one core needs, however busy the machine is
+
+    def __cinit__(self, settings, capacity, block_count, pools, limit=None):
+        cdef Tuning tuning
+        cdef Failure failure
+        self.device = ReplayDevice(capacity)
+        self.addresses = numpy.zeros(max(block_count, 1), dtype=numpy.uint64)
+        self.pools = pools
+        self.pool_known = numpy.zeros(len(pools), dtype=numpy.uint8)
+        fill_tuning(&tuning, settings)
+        tuning.release_lock = False     # there is one thread, and the device is never waited for
+        with nogil:
+            self.engine = engine_create(&(<Device> self.device).table, &tuning, &failure)
+        if self.engine == NULL:
+            raise failure_error(self.device, &failure)
+        if limit is not None:
+            self.engine.limited = True
+            self.engine.limit = limit
+
+    def __dealloc__(self):
+        cdef size_t i
+        cdef Failure failure
+        if self.engine == NULL:
+            return
+        with nogil:
+            trace_track(&self.engine.trace, NULL, NULL)
+            for i in range(<size_t> self.addresses.shape[0]):
+                if self.addresses[i] != 0:
+                    free_address(self.engine, self.addresses[i], 0, &failure)
+            engine_destroy(self.engine)
+
+    def follow(self, action, address, size, stream):
+        """Compare from now on with a recording, and answer from it. The columns are changed."""
+        cdef unsigned char[::1] actions = action
+        cdef uint64_t[::1] addresses = address
+        cdef uint64_t[::1] sizes = size
+        cdef uint64_t[::1] streams = stream
+        memset(&self.tape, 0, sizeof(Tape))
+        self.columns = (action, address, size, stream)
+        if len(action) > 0:
+            self.tape.action = &actions[0]
+            self.tape.address = &addresses[0]
+            self.tape.size = &sizes[0]
+            self.tape.stream = &streams[0]
+        self.tape.count = len(action)
+        self.tape.following = True
+        self.device.state.tape = &self.tape
+        trace_track(&self.engine.trace, tape_hear, &self.tape)
+
+    def suggest(self, places):
+        """Put segments where these are, in turn, as long as that is possible. Pairs of address and size."""
+        cdef const uint64_t[:, ::1] pairs = places
+        self.places = places
+        self.device.state.suggestion_count = len(places)
+        if len(places) > 0:
+            self.device.state.suggestions = <const Place*> &pairs[0, 0]
+
+    @property
+    def difference(self):
+        """(entry, (action, address, size, stream)) of the first difference; None if all that was recorded came."""
+        cdef Tape* tape = &self.tape
+        if tape.differs:
+            return tape.at, (tape.got.action, tape.got.address, tape.got.size, tape.got.stream)
+        if tape.at < tape.count:
+            return tape.at, None
+        return None
+
+    # --- the state that a history begins in ------------------------------------------------------------------
+
+    def restore(self, layouts, pieces):
+        """Lay segments out as they were when the recording began."""
+        cdef unsigned char[::1] layout_bytes = layouts.view("u1").reshape(-1)
+        cdef unsigned char[::1] piece_bytes = pieces.view("u1").reshape(-1)
+        cdef Piece* piece
+        cdef Failure failure
+        cdef bint ok = True
+        cdef int64_t i
+        if len(layouts) == 0:
+            return
+        piece = <Piece*> &piece_bytes[0]
+        for i in range(len(layouts)):
+            with nogil:
+                engine_enter(self.engine)
+                ok = self.lay_out(&(<Layout*> &layout_bytes[0])[i], piece, &failure)
+                engine_leave(self.engine)
+            if not ok:
+                raise failure_error(self.device, &failure)
+            piece += (<Layout*> &layout_bytes[0])[i].piece_count
+
+    cdef bint lay_out(self, const Layout* layout, const Piece* pieces, Failure* failure) noexcept nogil:
+        """One segment, cut into its pieces from front to back; then the pieces nobody used are let go.
+
+        pre: the pieces add up to the segment, or to less than its last page
+        """
+        cdef Engine* engine = self.engine
+        cdef Request request
+        cdef PoolOwner* owner
+        cdef Block* block
+        cdef Block* cut
+        cdef address_t address
+        cdef bint split
+        cdef int32_t i
+        memset(&request, 0, sizeof(Request))
+        if not self.know_pool(layout.pool, failure):
+            return False
+        owner = self.owner_of(layout.pool)
+        request.size = request.rounded = request.segment = layout.size
+        request.stream = layout.stream
+        request.expandable = layout.expandable != 0
+        request.shelf = shelf_for(engine, &owner.small if layout.small else &owner.large,
+                                  stream_for(engine, layout.stream))
+        self.device.state.placed = layout.address
+        block = grow_from_nothing(engine, &request) if request.expandable else segment_obtain(engine, &request)
+        self.device.state.placed = 0
+        if block == NULL:
+            failure[0] = request.failure
+            return False
+        if request.expandable:
+            owner.malloc_count += 1
+        for i in range(layout.piece_count):
+            if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
+                return host_memory_failed(failure)
+            split = pieces[i].size < block.size
+            cut = hand_out(engine, block, pieces[i].size, pieces[i].requested, split, 0)
+            if pieces[i].kind == IN_USE:
+                self.addresses[pieces[i].block] = cut.address
+            if split and i + 1 < layout.piece_count:
+                block = cut.next
+                unshelve(block)
+        # Holes first: while everything else is still handed out, nothing beside them goes with them.
+        address = layout.address
+        for i in range(layout.piece_count):
+            if pieces[i].kind == HOLE:
+                cut = block_at(engine, address)
+                if not (free_address(engine, address, 0, failure) and unmap_block(engine, cut, 0, failure)):
+                    return False
+            address += pieces[i].size
+        address = layout.address
+        for i in range(layout.piece_count):
+            if pieces[i].kind == IDLE and not free_address(engine, address, 0, failure):
+                return False
+            address += pieces[i].size
+        return True
+
+    # --- pools -----------------------------------------------------------------------------------------------
+
+    cdef PoolOwner* owner_of(self, int32_t pool) noexcept nogil:
+        """pre: known"""
+        if pool == 0:
+            return &self.engine.defaults
+        return pool_find(self.engine, self.pools[pool, 0], self.pools[pool, 1])
+
+    cdef bint know_pool(self, int32_t pool, Failure* failure) noexcept nogil:
+        """Make a private pool at its first use; we stay one of its users until its release is replayed."""
+        if pool == 0 or self.pool_known[pool]:
+            return True
+        if not pool_create_or_incref(self.engine, self.pools[pool, 0], self.pools[pool, 1], NULL, failure):
+            return False
+        self.pool_known[pool] = 1
+        return True
+
+    cdef bint route_to(self, int32_t pool, Failure* failure) noexcept nogil:
+        """Serve requests from a private pool until `end_route`."""
+        cdef Filter everyone
+        memset(&everyone, 0, sizeof(Filter))
+        everyone.kind = FILTER_ALL
+        return (self.know_pool(pool, failure)
+                and route_begin(self.engine, self.pools[pool, 0], self.pools[pool, 1], everyone, failure))
+
+    cdef void end_route(self, int32_t pool) noexcept nogil:
+        cdef Failure failure
+        route_end(self.engine, route_find(self.engine, self.pools[pool, 0], self.pools[pool, 1]))
+        pool_release(self.engine, self.pools[pool, 0], self.pools[pool, 1], &failure)
+
+    # --- the loop --------------------------------------------------------------------------------------------
+
+    def begin_window(self):
+        """Count from here: what came before only set the scene."""
+        stats_reset_peak(&self.engine.stats)
+        stats_reset_accumulated(&self.engine.stats)
+        self.refused = 0
+        self.seconds = self.cpu_seconds = 0.0
+
+    def sample(self, samples, stride):
+        """Keep the largest live and reserved size of every `stride` calls."""
+        self.samples = samples
+        self.sample_stride = stride
+
+    def run(self, calls, stop_at_refusal=False, stop_at_difference=False, background=False):
+        """Make the calls; False if not all were made: one ended out of memory, or differed, and that was to end it.
+
+        `background` calls are from before the history: no event of theirs finishes by itself.
+        """
+        cdef unsigned char[::1] call_bytes = calls.view("u1").reshape(-1)
+        cdef int64_t count = len(calls)
+        cdef Until until
+        cdef int64_t done = 0
+        cdef Failure failure
+        if count == 0:
+            return True
+        memset(&failure, 0, sizeof(Failure))
+        until.refusal = stop_at_refusal
+        until.difference = stop_at_difference
+        until.background = background
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        with nogil:
+            engine_enter(self.engine)
+            done = self.make_calls(<const Call*> &call_bytes[0], count, &until, &failure)
+            engine_leave(self.engine)
+        self.seconds += time.perf_counter() - began
+        self.cpu_seconds += time.thread_time() - began_cpu
+        if done < count and not (self.tape.differs or failure.reason == FAILED_OUT_OF_MEMORY):
+            raise failure_error(self.device, &failure)
+        return done == count
+
+    cdef int64_t make_calls(self, const Call* calls, int64_t count, const Until* until,
+                            Failure* failure) noexcept nogil:
+        """How far it came: `count`, or the call that ended it."""
+        cdef Engine* engine = self.engine
+        cdef ReplayState* device = &self.device.state
+        cdef address_t* addresses = &self.addresses[0]
+        cdef int64_t stride = self.sample_stride
+        cdef const Call* call
+        cdef Request request
+        cdef Block* block
+        cdef int64_t i
+        cdef bint ok = True
+        memset(&request, 0, sizeof(Request))
+        for i in range(count):
+            call = &calls[i]
+            if call.kind == MALLOC:
+                device.now = -1 if until.background else i
+                request.size = call.size
+                request.stream = call.stream
+                if call.pool == 0:
+                    block = serve(engine, &request)
+                else:
+                    block = self.serve_privately(call.pool, &request)
+                if block != NULL:
+                    if call.block >= 0:
+                        addresses[call.block] = block.address
+                    else:
+                        # Recorded as out of memory: nobody knows how long it would have been kept.
+                        free_address(engine, block.address, 0, failure)
+                else:
+                    failure[0] = request.failure
+                    if failure.reason != FAILED_OUT_OF_MEMORY:
+                        return i
+                    self.refused += 1
+                    if until.refusal:
+                        return i
+            elif call.kind == FREE:
+                if addresses[call.block] != 0:
+                    ok = free_address(engine, addresses[call.block], 0, failure)
+                    addresses[call.block] = 0
+            else:
+                device.now = -1 if until.background else i
+                ok = self.rare_call(call, failure)
+            if not ok or (until.difference and self.tape.differs):
+                return i
+            if stride > 0:
+                self.note(i // stride)
+        return count
+
+    cdef Block* serve_privately(self, int32_t pool, Request* request) noexcept nogil:
+        """From a private pool; from the default one if that pool can serve nobody any more, which no recording does."""
+        cdef Block* block
+        if not self.route_to(pool, &request.failure):
+            if self.tape.following:
+                tape_stop(&self.tape, ACTION_ALLOC, 0, request.size, request.stream)
+            return serve(self.engine, request)
+        block = serve(self.engine, request)
+        self.end_route(pool)
+        return block
+
+    cdef bint rare_call(self, const Call* call, Failure* failure) noexcept nogil:
+        cdef Engine* engine = self.engine
+        cdef address_t address
+        if call.kind == FREE_SHARED:
+            address = self.addresses[call.block]
+            if address == 0:
+                return True
+            self.addresses[call.block] = 0
+            self.device.state.due = call.due
+            return (engine_record_stream(engine, address, OTHER_STREAMS + <stream_t> call.stream, failure)
+                    and free_address(engine, address, 0, failure))
+        if call.kind == EMPTY_CACHE:
+            return engine_empty_cache(engine, 0, 0, 0, failure)
+        if call.kind == EMPTY_POOL:
+            return engine_empty_cache(engine, self.pools[call.pool, 0], self.pools[call.pool, 1], 0, failure)
+        if call.kind == RELEASE_POOL:
+            return (not self.pool_known[call.pool]
+                    or pool_release(engine, self.pools[call.pool, 0], self.pools[call.pool, 1], failure))
+        return poll_events(engine, 0, failure)
+
+    cdef inline void note(self, int64_t slot) noexcept nogil:
+        cdef uint64_t live = <uint64_t> tally_now(&self.engine.stats.active_bytes)
+        cdef uint64_t reserved = <uint64_t> tally_now(&self.engine.stats.reserved_bytes)
+        self.samples[slot, 0] = max(self.samples[slot, 0], live)
+        self.samples[slot, 1] = max(self.samples[slot, 1], reserved)
+
+    # --- what came of it -------------------------------------------------------------------------------------
+
+    def figures(self):
+        """The counters of the window."""
+        cdef const Stats* stats = &self.engine.stats
+        return {
+            "peak_requested_bytes": stats.requested_bytes.peak[ALL],
+            "peak_allocated_bytes": stats.allocated_bytes.peak[ALL],
+            "peak_active_bytes": stats.active_bytes.peak[ALL],
+            "peak_reserved_bytes": stats.reserved_bytes.peak[ALL],
+            "device_allocations": stats.device_allocs,
+            "device_frees": stats.device_frees,
+            "retries": stats.alloc_retries,
+            "ooms": stats.ooms,
+        }
+
+    def blocks(self):
+        """(address, size, state) of every mapped block, by address; the states are those of a snapshot's blocks."""
+        cdef Range* range_ = self.engine.first_range
+        cdef Block* block
+        found = []
+        while range_ != NULL:
+            block = range_.head
+            while block != NULL:
+                if block.mapped:
+                    state = 1 if block.allocated else 2 if block.event_count > 0 or block.uses != NULL else 0
+                    found.append((block.address, block.size, state))
+                block = block.next
+            range_ = range_.next
+        return sorted(found)

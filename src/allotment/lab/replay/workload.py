@@ -1,0 +1,323 @@
+"""A recorded history turned into the calls that made it: a workload.
+
+A history tells what an allocator did, a workload what was asked of it. Most of it is plain: an `alloc` is a request, a
+`free_requested` a free. What is not recorded is inferred from what happened:
+
+- A free that completed later than it was requested had to wait for other streams; it completes at the same call again.
+- Segments that were released, other than inside a request that then got memory it was refused before, were released
+  by `empty_cache`.
+- A private pool whose segments were released has no user any more.
+- Blocks freed but never allocated, and blocks at the end that were never allocated, were there at the beginning
+  (`beginning.py`); which pool a block is of is said by its segment (`placement.py`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._formats.torch_snapshot import Action, Trace
+
+__all__ = ["CALL", "NEVER", "History", "Kind", "Run", "Workload", "calls_of", "due_calls", "lanes"]
+
+CALL = np.dtype(
+    [
+        ("size", "u8"),
+        ("stream", "u8"),  # of a MALLOC; of a FREE_SHARED, which of the other streams it waits for
+        ("block", "i4"),  # -1: a request that was recorded as out of memory
+        ("pool", "i4"),  # number of the pool; 0 is the default one
+        ("due", "i4"),  # of a FREE_SHARED: the call that completes it
+        ("kind", "i4"),
+    ]
+)
+NEVER = np.iinfo(np.int32).max
+"""The `due` of a free that had not completed when the history ended."""
+
+
+Run: TypeAlias = tuple[int, int]
+"""Entries that stand side by side: the first, and the one behind the last."""
+
+
+class Kind(IntEnum):
+    """What a call asks for."""
+
+    MALLOC = 0
+    FREE = 1
+    FREE_SHARED = 2
+    """A free of a block that other streams use."""
+    EMPTY_CACHE = 3
+    EMPTY_POOL = 4
+    RELEASE_POOL = 5
+    """The last user of a private pool is gone."""
+    POLL = 6
+    """Frees complete, and nothing else happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Calls in order, with the entry of the history at which each was made."""
+
+    calls: NDArray[np.void]
+    entries: NDArray[np.int64]
+    retries: frozenset[Run] = frozenset()
+    """Releases that requests made."""
+
+
+class History:
+    """The entries of one device that are about memory, with every entry of a block or segment tied to its life.
+
+    A *life* runs from a block's `alloc` to its `free_completed`; one that begins with a free was there before.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.kept = np.flatnonzero(np.isin(trace.action, _ABOUT_MEMORY))
+        """Where the entries are in the file."""
+        self.action = trace.action[self.kept]
+        self.address = trace.address[self.kept]
+        self.size = trace.size[self.kept]
+        self.stream = trace.stream[self.kept]
+        self.pool_ids = (
+            np.stack([trace.pool_first[self.kept], trace.pool_second[self.kept]], axis=1) if trace.has_pools else None
+        )
+        self._tie_blocks()
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def _tie_blocks(self) -> None:
+        of_blocks = np.flatnonzero(self.action <= Action.FREE_COMPLETED)
+        order = of_blocks[np.argsort(self.address[of_blocks], kind="stable")]
+        action, address = self.action[order], self.address[order]
+        is_other = np.ones(len(order), dtype=bool)
+        is_other[1:] = address[1:] != address[:-1]
+        begins = is_other | (action == Action.ALLOC)
+        life = np.cumsum(begins) - 1
+        self.lives = int(life[-1]) + 1 if len(life) else 0
+        self.life = np.full(len(self), -1, dtype=np.int32)
+        """By entry; -1 for entries that are not of a block."""
+        self.life[order] = life
+        self.first_entry = order[begins]
+        """By life."""
+        self.was_there = action[begins] != Action.ALLOC
+        """By life: whether it began before the history did."""
+        self.allocated_at = self._entry_of(Action.ALLOC)
+        self.freed_at = self._entry_of(Action.FREE_REQUESTED)
+        self.completed_at = self._entry_of(Action.FREE_COMPLETED)
+        before = np.full(len(order), -1, dtype=np.int64)
+        before[1:] = np.where(begins[1:], -1, action[:-1].astype(np.int64))
+        after_free = (action == Action.FREE_COMPLETED) & (before != Action.FREE_REQUESTED) & ~begins
+        free_again = (action == Action.FREE_REQUESTED) & (before > Action.ALLOC)
+        cut_off = begins[1:] & ~is_other[1:] & (action[:-1] != Action.FREE_COMPLETED)
+        self.broken = np.sort(np.concatenate([order[after_free | free_again], order[1:][cut_off]]))
+        """Entries that cannot follow what came before them on the same address."""
+        self.is_reused = np.zeros(self.lives, dtype=bool)
+        """By life: whether another one follows at the same address."""
+        self.is_reused[life[1:][begins[1:] & ~is_other[1:]] - 1] = True
+
+    def _entry_of(self, action: Action) -> NDArray[np.int64]:
+        entries = np.flatnonzero(self.action == action)
+        of_life = np.full(self.lives, -1, dtype=np.int64)
+        of_life[self.life[entries]] = entries
+        return of_life
+
+    @cached_property
+    def waited(self) -> NDArray[np.bool_]:
+        """By life: whether its free was requested and then waited for other streams."""
+        at_once = self.completed_at == self.freed_at + 1
+        unseen = (self.completed_at < 0) & (self.is_reused | ~np.any(self.action == Action.FREE_COMPLETED))
+        return np.asarray(((self.freed_at >= 0) & ~at_once & ~unseen) | self.was_pending)
+
+    @cached_property
+    def implied_frees(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lives whose free is missing from the history, and the entries that show that they were freed before."""
+        unseen = (self.freed_at < 0) & ~self.was_pending
+        completed = np.flatnonzero(unseen & (self.completed_at >= 0))
+        replaced = np.flatnonzero(unseen & (self.completed_at < 0) & self.is_reused)
+        lives = np.concatenate([completed, replaced])
+        return lives, np.concatenate([self.completed_at[completed], self.first_entry[replaced + 1]])
+
+    @cached_property
+    def was_pending(self) -> NDArray[np.bool_]:
+        """By life: whether its free had been requested before the history began."""
+        return np.asarray(self.was_there & (self.freed_at < 0) & (self.completed_at >= 0))
+
+    @cached_property
+    def reserved(self) -> NDArray[np.int64]:
+        """Bytes obtained less bytes released after each entry, counted from the beginning of the history."""
+        sign = np.zeros(256, dtype=np.int64)
+        sign[[Action.SEGMENT_ALLOC, Action.SEGMENT_MAP]] = 1
+        sign[[Action.SEGMENT_FREE, Action.SEGMENT_UNMAP]] = -1
+        return np.cumsum(sign[self.action] * self.size.astype(np.int64))
+
+    @cached_property
+    def releases(self) -> list[Run]:
+        """Runs of released segments, as first entry and the entry behind the last."""
+        released = np.flatnonzero(np.isin(self.action, _RELEASES))
+        if len(released) == 0:
+            return []
+        starts = np.flatnonzero(np.diff(released, prepend=released[0] - 2) > 1)
+        ends = np.append(starts[1:], len(released)) - 1
+        return [(int(released[start]), int(released[end]) + 1) for start, end in zip(starts, ends, strict=True)]
+
+    def is_surely_retry(self, run: Run) -> bool:
+        """Whether a request made this run of releases because the device had refused it memory: it ended refused."""
+        following = run[1]
+        while following < len(self) and self.action[following] in _GROWTH:
+            following += 1
+        return following < len(self) and self.action[following] == Action.OOM
+
+    def may_be_retry(self, run: Run) -> bool:
+        """Whether a request that then got memory may have made this run; it may as well come after an `empty_cache`."""
+        return run[1] < len(self) and self.action[run[1]] in _GROWTH and not self.is_surely_retry(run)
+
+    def likely_retries(self) -> set[Run]:
+        """Those runs that were made by requests, as far as the sizes tell.
+
+        That the device did not refuse is certain where it has given as much at another time.
+        """
+        most = int(self.reserved.max(initial=0))
+        found = set()
+        for run in self.releases:
+            before = int(self.reserved[run[0] - 1]) if run[0] > 0 else 0
+            exceeds = self.may_be_retry(run) and before + int(self.size[run[1]]) > most
+            if exceeds or self.is_surely_retry(run):
+                found.add(run)
+        return found
+
+
+_ABOUT_MEMORY = [action for action in Action if action <= Action.SEGMENT_UNMAP or action == Action.OOM]
+_RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+_GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+_COMPLETING = (Kind.MALLOC, Kind.EMPTY_CACHE, Kind.EMPTY_POOL, Kind.POLL)
+
+
+def calls_of(
+    history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32], retries: Collection[Run]
+) -> Workload:
+    """The calls of a history.
+
+    `pools` has each life's pool, `entry_pools` that of each entry about a segment or about being out of memory;
+    `retries` are the releases that requests made.
+    """
+    releases = _releases(history, entry_pools, retries)
+    polls = _polls(history, pools, entry_pools)
+    # Calls made at one entry keep the order in which they are listed.
+    parts = [*releases, *polls, *_frees(history), *_requests(history, pools, entry_pools)]
+    entries = np.concatenate([part.entries for part in parts])
+    order = np.argsort(entries, kind="stable")
+    calls = np.concatenate([part.calls for part in parts])[order]
+    workload = Workload(calls, entries[order], frozenset(retries))
+    _set_due(history, workload)
+    return workload
+
+
+def _calls(kind: Kind, entries: NDArray[np.int64] | list[int]) -> Workload:
+    calls = np.zeros(len(entries), dtype=CALL)
+    calls["kind"] = kind
+    calls["block"] = -1
+    return Workload(calls, np.asarray(entries, dtype=np.int64))
+
+
+def _requests(history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32]) -> list[Workload]:
+    requests = _calls(Kind.MALLOC, np.flatnonzero(history.action == Action.ALLOC))
+    requests.calls["block"] = history.life[requests.entries]
+    requests.calls["pool"] = pools[requests.calls["block"]]
+    refused = _calls(Kind.MALLOC, np.flatnonzero(history.action == Action.OOM))
+    refused.calls["pool"] = entry_pools[refused.entries]
+    for part in (requests, refused):
+        part.calls["size"] = history.size[part.entries]
+        part.calls["stream"] = history.stream[part.entries]
+    return [requests, refused]
+
+
+def _frees(history: History) -> list[Workload]:
+    frees = _calls(Kind.FREE, np.flatnonzero(history.action == Action.FREE_REQUESTED))
+    frees.calls["block"] = history.life[frees.entries]
+    frees.calls["kind"][history.waited[frees.calls["block"]]] = Kind.FREE_SHARED
+    lives, entries = history.implied_frees
+    implied = _calls(Kind.FREE, entries)
+    implied.calls["block"] = lives
+    return [implied, frees]
+
+
+def _releases(history: History, released_pools: NDArray[np.int32], retries: Collection[Run]) -> list[Workload]:
+    """A call for each run of releases that no request made; a pool's last user goes before its first release."""
+    parts = []
+    gone: set[int] = set()
+    for run in history.releases:
+        pools = [int(pool) for pool in dict.fromkeys(released_pools[run[0] : run[1]].tolist())]
+        for pool in sorted(set(pools) - gone - {0}):
+            parts.append(_of_pool(Kind.RELEASE_POOL, run[0], pool))
+        gone.update(pools)
+        if run in retries:
+            continue
+        if 0 in pools:
+            parts.append(_calls(Kind.EMPTY_CACHE, [run[0]]))
+        else:
+            parts.extend(_of_pool(Kind.EMPTY_POOL, run[0], pool) for pool in pools)
+    return parts
+
+
+def _of_pool(kind: Kind, entry: int, pool: int) -> Workload:
+    part = _calls(kind, [entry])
+    part.calls["pool"] = pool
+    return part
+
+
+def _polls(history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32]) -> list[Workload]:
+    """Where frees completed and no request did it: none follows, or one of a private pool, which looks at no event."""
+    completed = history.completed_at[history.waited & (history.completed_at >= 0)]
+    following = np.append(history.action, Action.FREE_REQUESTED)[completed + 1]
+    requests = np.flatnonzero((history.action == Action.ALLOC) | (history.action == Action.OOM))
+    of_request = np.where(history.action[requests] == Action.OOM, entry_pools[requests], pools[history.life[requests]])
+    next_pool = np.append(of_request, 0)[np.searchsorted(requests, completed)]
+    return [_calls(Kind.POLL, np.sort(completed[(following == Action.FREE_REQUESTED) | (next_pool != 0)]))]
+
+
+def _set_due(history: History, workload: Workload) -> None:
+    """Say of every free that waited which call completes it, and give it a stream to wait for.
+
+    Frees that wait for one stream complete in order, so each takes a stream on which that holds.
+    """
+    calls = workload.calls
+    shared = np.flatnonzero(calls["kind"] == Kind.FREE_SHARED)
+    due = due_calls(history, history.completed_at[calls["block"][shared]], workload)
+    calls["due"][shared] = due
+    calls["stream"][shared] = lanes(due)
+
+
+def due_calls(history: History, completed_at: NDArray[np.int64], workload: Workload) -> NDArray[np.int32]:
+    """The calls that complete what was recorded as completed at these entries; -1 is never."""
+    completing = np.flatnonzero(np.isin(workload.calls["kind"], _COMPLETING))
+    place = np.searchsorted(workload.entries[completing], completed_at)
+    due = np.append(completing, NEVER)[place]
+    due[completed_at < 0] = NEVER
+    out_of_memory = np.flatnonzero(history.action == Action.OOM).tolist()
+    for start in [*(run[0] for run in workload.retries), *out_of_memory]:
+        # Not done at the beginning of the request, which therefore missed, but waited for after the refusal.
+        first = start
+        while first > 0 and history.action[first - 1] == Action.FREE_COMPLETED:
+            first -= 1
+        due[(completed_at >= first) & (completed_at < start)] += 1
+    return due.astype(np.int32)
+
+
+def lanes(due: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """A number for each, such that along each number `due` never falls; as few numbers as possible."""
+    last: list[int] = []  # of each lane, negated: bisect wants rising values, and the newest lane has the least
+    taken = np.zeros(len(due), dtype=np.uint64)
+    for i, value in enumerate(due.tolist()):
+        lane = bisect_left(last, -value)
+        if lane == len(last):
+            last.append(-value)
+        else:
+            last[lane] = -value
+        taken[i] = lane
+    return taken

@@ -1,8 +1,0 @@
-from libc.stdint cimport uint32_t
-
-from allotment.allocator cimport Allocator
-
-cdef class Tenant:
-    cdef readonly Allocator allocator
-    cdef readonly str name
-    cdef uint32_t context       # what its requests carry: see core/tenants

@@ -1,0 +1,281 @@
+"""What PyTorch asks of its caching allocator, answered by ours.
+
+A pluggable allocator is handed eight kinds of calls; whatever else PyTorch's own allocator can do, it refuses to do
+with another. The functions here stand for those refused: each has the arguments, the result and the errors of the
+`torch._C` function that `REPLACEMENTS` gives it for, so that it can be called instead of it, or take its place.
+
+A device counts as used once it has a context. One that is not has no allocator, and asking about it must not make
+one, because a context takes hundreds of MiB of every process on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.pools import PoolId
+from allotment._config import parse_leniently, pytorch_caching_disabled
+from allotment._core.records.history import get_user_metadata, set_user_metadata
+from allotment.errors import OutOfMemoryFacts, PoolError, SettingsError
+from allotment.torch._standing import standing
+
+BACKEND = "allotment"
+"""What `torch.cuda.get_allocator_backend` says."""
+
+SKIPPABLE = frozenset({"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"})
+"""The events that PyTorch can leave out of a history; other names are passed over."""
+
+# Taken here, because the patch puts ours in its place; a PyTorch before 2.8 has another.
+_set_settings_of_torch: Callable[[str], None] = getattr(
+    torch._C, "_accelerator_setAllocatorSettings", lambda settings: None
+)
+
+
+def allocator_of(device: int) -> Allocator:
+    """The allocator that serves PyTorch on a device."""
+    from allotment.torch import _hooks as hooks
+
+    return hooks.allocator_of(device)
+
+
+def used_devices() -> list[int]:
+    """The current device, and every other that has a context."""
+    if not torch.cuda.is_initialized():
+        return []
+    return [device for device in range(torch.cuda.device_count()) if _is_used(device)]
+
+
+def _is_used(device: int) -> bool:
+    return bool(device == torch.cuda.current_device() or torch._C._cuda_hasPrimaryContext(device))
+
+
+def _checked(device: int, complaint: str = "Invalid device argument {}") -> int:
+    if not torch.cuda.is_initialized() or not 0 <= device < torch.cuda.device_count():
+        raise RuntimeError(f"{complaint.format(device)}: did you call init?")
+    return device
+
+
+def _checked_for_fraction(device: int) -> int:
+    """PyTorch's words where it looks for the allocator and not for the device."""
+    return _checked(device, "Allocator not initialized for device {}")
+
+
+# -- Figures ---------------------------------------------------------------------------------------------------------
+
+
+def nested_stats(device: int) -> dict[str, Any]:
+    if _is_used(_checked(device)):
+        return allocator_of(device).nested_stats()
+    return _fresh(allocator_of(torch.cuda.current_device()).nested_stats())
+
+
+def _fresh(stats: dict[str, Any]) -> dict[str, Any]:
+    """The figures of an allocator with the same settings that has never been asked for anything."""
+    return {
+        key: _fresh(value) if isinstance(value, dict) else value if key == "max_split_size" else 0
+        for key, value in stats.items()
+    }
+
+
+def reset_accumulated_stats(device: int) -> None:
+    if _is_used(_checked(device)):
+        allocator_of(device).reset_accumulated_stats()
+
+
+def reset_peak_stats(device: int) -> None:
+    if _is_used(_checked(device)):
+        allocator_of(device).reset_peak_stats()
+
+
+# -- Limits and settings ---------------------------------------------------------------------------------------------
+
+
+def memory_fraction(device: int) -> float:
+    return allocator_of(device).memory_fraction if _is_used(_checked_for_fraction(device)) else 1.0
+
+
+def set_memory_fraction(fraction: float, device: int) -> None:
+    allocator_of(_checked_for_fraction(device)).memory_fraction = fraction
+
+
+def enable_caching(value: bool) -> None:
+    with standing.lock:
+        standing.caching = value
+        for device in used_devices():
+            allocator_of(device).caching = is_caching()
+
+
+def is_caching() -> bool:
+    """PyTorch's variable has the last word."""
+    return standing.caching and not pytorch_caching_disabled()
+
+
+def allocator_backend() -> str:
+    return BACKEND
+
+
+def set_allocator_settings(env: str) -> None:
+    """Also tells PyTorch: its pinned memory has settings in the same string, and its complaints are the original."""
+    if not isinstance(env, str):
+        raise TypeError(f"settings are a text, not {type(env).__name__}")
+    try:
+        _set_settings_of_torch(env)
+    finally:
+        with standing.lock:
+            for device in used_devices():
+                with suppress(SettingsError):
+                    allocator_of(device).configure(env, lenient=True)
+            standing.settings, _ = parse_leniently(env, standing.settings)
+
+
+# -- Out of memory ---------------------------------------------------------------------------------------------------
+
+
+def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], object]) -> None:
+    """Called with the device, the size of the segment, the limit or else all memory there is, and what is free."""
+
+    def tell(facts: OutOfMemoryFacts) -> None:
+        most = facts.device_total if facts.limit is None else facts.limit
+        observer(facts.device_index, facts.segment_size, most, facts.device_free)
+
+    torch.cuda.init()
+    with standing.lock:
+        for device in used_devices():
+            allocator_of(device).attach_out_of_memory_observer(tell)
+        standing.observers.append(tell)
+
+
+# -- History and snapshots -------------------------------------------------------------------------------------------
+
+
+def record_history(
+    enabled: str | None,
+    context: str | None,
+    stacks: str,
+    max_entries: int,
+    clear_history: bool,
+    compile_context: bool,
+    global_record_annotations: bool,
+    skip_actions: Collection[str],
+) -> None:
+    """`stacks` makes no difference, frames are Python's; annotations are recorded by `Allocator.record_annotation`."""
+    if enabled is not None:
+        _expect(enabled in ("state", "all"), "expected state to be 'state', 'all', or None")
+        _expect(context in (None, "state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
+        _expect(stacks in ("python", "all"), "expected stacks to be 'python', or 'all'")
+    _record(enabled, context, max_entries, clear_history, skip_actions)
+
+
+def record_history_legacy(
+    enabled: bool,
+    record_context: bool,
+    trace_alloc_max_entries: int,
+    trace_alloc_record_context: bool,
+    record_context_cpp: bool,
+    clear_history: bool,
+    compile_context: bool,
+    global_record_annotations: bool,
+    skip_actions: Collection[str],
+) -> None:
+    context = "alloc" if trace_alloc_record_context else "state" if record_context else None
+    state = "all" if enabled else None
+    _record(state, context, trace_alloc_max_entries, clear_history, skip_actions)
+
+
+def _expect(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise RuntimeError(complaint)
+
+
+def _record(
+    enabled: str | None, context: str | None, max_entries: int, clear_history: bool, skip_actions: Collection[str]
+) -> None:
+    wish: dict[str, Any] = {
+        "enabled": enabled,
+        "context": context if enabled is not None else None,
+        "max_entries": max_entries,
+        "clear_history": clear_history,
+        "skip_actions": SKIPPABLE.intersection(skip_actions),
+    }
+    torch.cuda.init()
+    with standing.lock:
+        for device in used_devices():
+            allocator_of(device).record_history(**wish)
+        standing.history = wish if enabled is not None else None
+
+
+def is_history_enabled() -> bool:
+    return standing.history is not None
+
+
+def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
+    """The frames of whoever allocated a live block, by its start; None if there are none."""
+    for device in used_devices():
+        for segment in allocator_of(device).segments():
+            for block in segment["blocks"]:
+                if block["address"] == data_ptr and block["state"] == "active_allocated":
+                    return block["frames"] or None
+    return None
+
+
+def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dict[str, Any]:
+    first, second, *rest = pool if pool is not None else (0, 0)
+    include_traces = bool(rest[0]) if rest else True
+    devices = used_devices()
+    parts = [allocator_of(device).snapshot((first, second), include_traces) for device in devices]
+    traces = dict(zip(devices, (part["device_traces"][-1] for part in parts), strict=True))
+    count = torch.cuda.device_count() if devices else 0
+    settings = parts[0]["allocator_settings"] if parts else standing.settings.as_pytorch_dict()
+    annotations = [annotation for part in parts for annotation in part["external_annotations"]]
+    return {
+        "segments": [segment for part in parts for segment in part["segments"]],
+        "device_traces": [traces.get(device, []) for device in range(count)],
+        "allocator_settings": settings,
+        "external_annotations": sorted(annotations, key=lambda annotation: annotation["time_us"]),
+    }
+
+
+# -- Pools -----------------------------------------------------------------------------------------------------------
+
+
+def check_pool_live_allocations(device: int, pool: PoolId, expected: Collection[int]) -> bool:
+    try:
+        return allocator_of(_checked(device)).check_pool_live_allocations(pool, expected)
+    except PoolError as error:
+        raise RuntimeError("Could not find pool of id") from error
+
+
+def is_initialized() -> bool:
+    """PyTorch takes a plug-in for initialized from the start, and would ask about devices that it has not set up."""
+    return bool(torch.cuda.is_initialized())
+
+
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "_accelerator_getDeviceStats": nested_stats,
+    "_accelerator_isAllocatorInitialized": is_initialized,
+    "_accelerator_resetAccumulatedStats": reset_accumulated_stats,
+    "_accelerator_resetPeakStats": reset_peak_stats,
+    "_accelerator_setAllocatorSettings": set_allocator_settings,
+    "_cuda_allocationTraceback": allocation_traceback,
+    "_cuda_attach_out_of_memory_observer": attach_out_of_memory_observer,
+    "_cuda_checkPoolLiveAllocations": check_pool_live_allocations,
+    "_cuda_cudaCachingAllocator_enable": enable_caching,
+    "_cuda_cudaCachingAllocator_is_enabled": is_caching,
+    "_cuda_getAllocatorBackend": allocator_backend,
+    "_cuda_getMemoryFraction": memory_fraction,
+    "_cuda_getMemoryMetadata": get_user_metadata,
+    "_cuda_isHistoryEnabled": is_history_enabled,
+    "_cuda_memorySnapshot": memory_snapshot,
+    "_cuda_memoryStats": nested_stats,
+    "_cuda_record_memory_history": record_history,
+    "_cuda_record_memory_history_legacy": record_history_legacy,
+    "_cuda_resetAccumulatedMemoryStats": reset_accumulated_stats,
+    "_cuda_resetPeakMemoryStats": reset_peak_stats,
+    "_cuda_setMemoryFraction": set_memory_fraction,
+    "_cuda_setMemoryMetadata": set_user_metadata,
+}
+"""The functions of `torch._C` that refuse, or do nothing, and what does their work with our allocator."""

@@ -1,0 +1,13 @@
+from collections.abc import Callable
+
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.tenants import Tenant
+
+def serve_with(function: Callable[[int], Tenant]) -> None:
+    """Who serves a device: asked once a device, when memory of it is first wanted."""
+
+def allocator_of(device: int) -> Allocator:
+    """The allocator behind PyTorch's memory on a device."""
+
+def addresses() -> dict[str, int]:
+    """Addresses of the functions: "allocate" and "free", and each hook under the name of PyTorch's setter."""

@@ -1,0 +1,216 @@
+"""The functions that PyTorch's plug-in object calls: all ten, on allocators of ours.
+
+PyTorch gives them no argument of the owner's, so which allocator serves which device is the process's: one table of
+entry points a device, settled when the device is first asked for memory. They run in whatever thread PyTorch does,
+mostly without the interpreter lock, and speak of failure as PyTorch's own allocator does: with a C++ exception, never
+with a null pointer.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+from libc.stdio cimport fprintf, stderr
+from libcpp.string cimport string
+
+from allotment._allocators.caching.entry_points cimport EntryPoints, entry_points_of, last_exception
+from allotment._core.contract.types cimport stream_t
+
+from allotment._texts import pytorch_out_of_memory, pytorch_processes
+from allotment.errors import OutOfMemoryError
+
+cdef extern from "raise_in_torch.hpp" namespace "allotment" nogil:
+    cppclass StreamFilter:
+        pass
+    cppclass PoolId:
+        unsigned long long first, second
+    void throw_out_of_memory(const string& text)
+    void throw_error(const string& text)
+    StreamFilter* keep_filter(const StreamFilter& filter)
+    bint filter_accepts(StreamFilter* filter, uint64_t stream)
+    void drop_filter(StreamFilter* filter)
+
+cdef enum:
+    DEVICES_MOST = 64
+
+cdef EntryPoints* tables[DEVICES_MOST]
+cdef dict tenants = {}              # device index -> Tenant, of each table
+cdef object settle = None           # device index -> Tenant, given by `serve_with`
+cdef bint free_has_failed = False
+
+
+# --- failing -------------------------------------------------------------------------------------------------
+
+cdef object words_of(object error):
+    if not isinstance(error, OutOfMemoryError):
+        return str(error)
+    return pytorch_out_of_memory(error.facts, pytorch_processes(tenants[error.facts.device_index].allocator.device))
+
+
+cdef void fail(const EntryPoints* table) noexcept nogil:
+    """Throws this thread's last failure."""
+    cdef string text
+    cdef bint out_of_memory = False
+    with gil:
+        try:
+            error = last_exception(table)
+            out_of_memory = isinstance(error, OutOfMemoryError)
+            text = words_of(error).encode()
+        except BaseException as error:
+            text = repr(error).encode()
+    if out_of_memory:
+        throw_out_of_memory(text)
+    throw_error(text)
+
+
+# --- which allocator -----------------------------------------------------------------------------------------
+
+cdef EntryPoints* table_of(int device) noexcept nogil:
+    if 0 <= device < DEVICES_MOST and tables[device] != NULL:
+        return tables[device]
+    return new_table_of(device)
+
+
+cdef EntryPoints* new_table_of(int device) noexcept nogil:
+    """Throws if there can be none."""
+    cdef string text
+    cdef EntryPoints* table = NULL
+    with gil:
+        try:
+            table = settled_table(device)
+        except BaseException as error:
+            text = f"allotment cannot serve CUDA device {device}: {error}".encode()
+    if table == NULL:
+        throw_error(text)
+    return table
+
+
+cdef EntryPoints* settled_table(int device) except NULL:
+    cdef EntryPoints* table
+    if not 0 <= device < DEVICES_MOST:
+        raise IndexError(f"devices are numbered 0 to {DEVICES_MOST - 1}")
+    tenant = settle(device)
+    table = entry_points_of(tenant)
+    if tables[device] == NULL:      # another thread may have been quicker
+        tenants[device] = tenant
+        tables[device] = table
+    return tables[device]
+
+
+def serve_with(function):
+    global settle
+    settle = function
+
+
+def allocator_of(device: int):
+    if device not in tenants:
+        settled_table(device)
+    return tenants[device].allocator
+
+
+# --- the hooks -----------------------------------------------------------------------------------------------
+
+cdef void* allocate(size_t size, int device, void* stream) noexcept nogil:
+    cdef EntryPoints* table = table_of(device)
+    cdef void* address
+    if size == 0:
+        return NULL
+    address = table.allocate(table.context, size, device, stream)
+    if address == NULL:
+        fail(table)
+    return address
+
+
+cdef void release(void* address, size_t size, int device, void* stream) noexcept nogil:
+    global free_has_failed
+    cdef EntryPoints* table = table_of(device)
+    if not table.free(table.context, address, size, device, stream) and not free_has_failed:
+        free_has_failed = True      # PyTorch frees in destructors, where nothing may be thrown
+        fprintf(stderr, b"allotment: PyTorch's free of %p on device %d failed; said once\n", address, device)
+
+
+cdef void init(int device_count) noexcept nogil:
+    pass    # devices are settled when they are asked for memory
+
+
+cdef void reset() noexcept nogil:
+    cdef int device
+    for device in range(DEVICES_MOST):
+        if tables[device] != NULL and not tables[device].empty_cache(tables[device].context):
+            fail(tables[device])
+
+
+cdef void set_memory_fraction(double fraction, int device) noexcept nogil:
+    cdef EntryPoints* table = table_of(device)
+    if not table.set_memory_fraction(table.context, fraction, device):
+        throw_error(b"invalid fraction: it lies between 0 and 1")
+
+
+cdef void* base_allocation(void* address, size_t* size) noexcept nogil:
+    cdef EntryPoints* asked = NULL
+    cdef void* base
+    cdef int device
+    for device in range(DEVICES_MOST):      # PyTorch does not say whose address it is
+        if tables[device] != NULL:
+            asked = tables[device]
+            base = asked.base_allocation(asked.context, address, size)
+            if base != NULL:
+                return base
+    if asked == NULL:
+        throw_error(b"invalid device pointer: nothing was allocated yet")
+    fail(asked)
+    return NULL
+
+
+cdef void record_stream(void* address, void* stream) noexcept nogil:
+    cdef EntryPoints* asked = NULL
+    cdef int device
+    for device in range(DEVICES_MOST):
+        if tables[device] != NULL:
+            asked = tables[device]
+            if asked.record_stream(asked.context, address, stream):
+                return
+    if asked == NULL:
+        throw_error(b"invalid device pointer: nothing was allocated yet")
+    fail(asked)
+
+
+cdef bint accepts(void* filter, stream_t stream) noexcept nogil:
+    return filter_accepts(<StreamFilter*> filter, stream)
+
+
+cdef void drop(void* filter) noexcept nogil:
+    drop_filter(<StreamFilter*> filter)
+
+
+cdef void begin_allocate_to_pool(int device, PoolId pool, StreamFilter filter) noexcept nogil:
+    cdef EntryPoints* table = table_of(device)
+    cdef StreamFilter* kept = keep_filter(filter)
+    if not table.begin_allocate_to_pool(table.context, pool.first, pool.second, accepts, drop, kept):
+        drop_filter(kept)
+        fail(table)
+
+
+cdef void end_allocate_to_pool(int device, PoolId pool) noexcept nogil:
+    cdef EntryPoints* table = table_of(device)
+    if not table.end_allocate_to_pool(table.context, pool.first, pool.second):
+        fail(table)
+
+
+cdef void release_pool(int device, PoolId pool) noexcept nogil:
+    cdef EntryPoints* table = table_of(device)
+    if not table.release_pool(table.context, pool.first, pool.second):
+        fail(table)
+
+
+def addresses():
+    return {
+        "allocate": <size_t> <void*> allocate,
+        "free": <size_t> <void*> release,
+        "set_init_fn": <size_t> <void*> init,
+        "set_reset_fn": <size_t> <void*> reset,
+        "set_memory_fraction_fn": <size_t> <void*> set_memory_fraction,
+        "set_base_alloc_fn": <size_t> <void*> base_allocation,
+        "set_record_stream_fn": <size_t> <void*> record_stream,
+        "set_begin_allocate_to_pool": <size_t> <void*> begin_allocate_to_pool,
+        "set_end_allocate_to_pool_fn": <size_t> <void*> end_allocate_to_pool,
+        "set_release_pool": <size_t> <void*> release_pool,
+    }

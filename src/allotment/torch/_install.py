@@ -1,0 +1,156 @@
+"""Making Allotment the allocator of this process's PyTorch."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from allotment import _config as config
+from allotment._allocators.caching.pools import PoolId, leave_ids_to_others
+from allotment._allocators.current import current_caching
+from allotment.errors import PoolError, RequestError, UnsupportedError
+from allotment.torch._captures import end_failed_captures
+from allotment.torch._standing import standing
+
+if TYPE_CHECKING:
+    from allotment._allocators.caching.allocator import Allocator
+    from allotment._allocators.caching.tenants import Tenant
+
+__all__ = ["install", "is_installed", "raw_allocator"]
+
+TENANT = "torch"
+
+_lock = threading.Lock()
+_settings: config.Settings | None = None
+_ids_before: list[PoolId] = []
+_plug_in: Any = None  # PyTorch's object; kept, because PyTorch calls into it to the end
+_installed = False
+
+
+def install(settings: str | config.Settings | None = None, *, patch: bool = False) -> None:
+    """Serve all CUDA memory of PyTorch from `allotment.current("cuda:N")`, for the rest of the process.
+
+    Call it before PyTorch's first use of a GPU; PyTorch's allocator can be replaced once, and never again.
+    `settings` is a settings string or record; by default PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...) are
+    read, in PyTorch's own way. `patch` puts `allotment.torch.memory_stats` and its like under PyTorch's names, which
+    otherwise raise. Called again, it only adds the patch.
+
+    Raises SettingsError; RequestError if it is too late or other settings are set; UnsupportedError without a PyTorch
+    for CUDA.
+    """
+    global _installed
+    with _lock:
+        if not _installed:
+            plug_in = _prepare(settings)
+            try:
+                torch._C._cuda_changeCurrentAllocator(plug_in)
+            except RuntimeError as error:
+                raise RequestError(
+                    f"PyTorch has used the GPU already, so its allocator can no longer be replaced ({error}); call"
+                    " allotment.torch.install() right after importing torch, or start the program with"
+                    " python -m allotment.torch"
+                ) from error
+            _installed = True
+            end_failed_captures()
+        else:
+            _refuse_other_settings(settings)
+    if patch:
+        from allotment.torch import memory
+
+        memory.patch()
+
+
+def is_installed() -> bool:
+    """Whether PyTorch's memory is ours."""
+    return _installed
+
+
+def raw_allocator(settings: str | config.Settings | None = None) -> Any:
+    """For `torch.cuda.MemPool(raw_allocator())`: PyTorch's own allocator stays, and the pool's segments are ours.
+
+    `settings` as in `install`, for both: whoever comes first sets them. Raises SettingsError; RequestError if others
+    are set; UnsupportedError without a PyTorch for CUDA.
+    """
+    with _lock:
+        return _prepare(settings)
+
+
+def _prepare(settings: str | config.Settings | None) -> Any:
+    """PyTorch's plug-in object over our functions. Touches no GPU."""
+    global _settings, _plug_in
+    if _plug_in is not None:
+        _refuse_other_settings(settings)
+        return _plug_in
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise UnsupportedError(
+            f"PyTorch {torch.__version__} was built without CUDA; install a build that has it",
+            operation="install",
+        )
+    try:
+        from allotment.torch import _hooks as hooks
+    except ImportError as error:
+        raise UnsupportedError(
+            "allotment was built without a C++ compiler, which its PyTorch functions need; install one (g++) and"
+            f" build it again ({error})",
+            operation="install",
+        ) from error
+    _settings = standing.settings = _as_record(settings)
+    _ids_before.extend(leave_ids_to_others())
+    hooks.serve_with(_tenant_on)
+    addresses = hooks.addresses()
+    plug_in = torch._C._cuda_customAllocator(addresses.pop("allocate"), addresses.pop("free"))
+    for setter, address in addresses.items():
+        getattr(plug_in, setter)(address)
+    _plug_in = plug_in
+    return plug_in
+
+
+def _refuse_other_settings(settings: str | config.Settings | None) -> None:
+    if settings is not None and _as_record(settings) != _settings:
+        raise RequestError("allotment.torch is in use already, with other settings; they are set once")
+
+
+def _as_record(settings: str | config.Settings | None) -> config.Settings:
+    if settings is None:
+        found, error = config.pytorch_environment()
+        if error is not None:
+            raise error
+    else:
+        found = config.settings_of(settings)
+    if found.backend != "native":
+        raise UnsupportedError(
+            f"backend:{found.backend} is no cache of ours; leave PyTorch its own allocator for that",
+            operation="install",
+        )
+    return found
+
+
+def _tenant_on(index: int) -> Tenant:
+    """PyTorch as a tenant of the allocator that everybody on the device shares."""
+    allocator = current_caching(f"cuda:{index}", settings=standing.settings)
+    _refuse_pools_of_before(allocator)
+    if allocator.settings != standing.settings:
+        warnings.warn(
+            f"{allocator.device.name} has a shared allocator already, which keeps its settings; call"
+            " allotment.torch.install() before others use it, or configure() it",
+            stacklevel=2,
+        )
+    if config.pytorch_caching_disabled():
+        allocator.caching = False
+    standing.tell(allocator)
+    return allocator.tenant(TENANT)
+
+
+def _refuse_pools_of_before(allocator: Allocator) -> None:
+    """PyTorch numbers its pools as we do: those that were made before it was installed would be taken for its own."""
+    for pool in _ids_before:
+        try:
+            allocator.pool_use_count(pool)
+        except PoolError:
+            continue
+        raise RequestError(
+            f"pool {pool} of {allocator.device.name} was made before allotment.torch.install(); install it first"
+        )

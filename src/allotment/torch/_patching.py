@@ -1,0 +1,55 @@
+"""Our answers under PyTorch's own names.
+
+What is replaced are the functions of `torch._C` that `torch.cuda.memory` and `torch.accelerator` call, so that those
+modules' functions work as they are: with their own parameters and messages, and also for whoever imported them before.
+Only `MemPool` is replaced itself, because it is a class over a class of `torch._C`. And cuDNN's search is kept off,
+which would end in an error.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+import torch.cuda.memory  # type: ignore[import-not-found]
+
+from allotment.torch import _cudnn as cudnn
+from allotment.torch._answers import REPLACEMENTS
+from allotment.torch._pool import MemPool
+
+_lock = threading.Lock()
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def patch() -> None:
+    """Let PyTorch's functions about memory tell of our allocator. A second time, nothing happens."""
+    with _lock:
+        if _originals:
+            return
+        for name, replacement in REPLACEMENTS.items():
+            if hasattr(torch._C, name):  # they come and go with versions
+                _replace(torch._C, name, replacement)
+        for module in (torch.cuda.memory, torch.cuda):
+            _replace(module, "MemPool", MemPool)
+        for place, name in cudnn.places():
+            _replace(place, name, cudnn.keep_search_off)
+        if torch._C._get_cudnn_benchmark():
+            cudnn.keep_search_off(True)
+
+
+def unpatch() -> None:
+    """Take back what `patch` did; without one, nothing happens."""
+    with _lock:
+        while _originals:
+            place, name, original = _originals.pop()
+            setattr(place, name, original)
+
+
+def is_patched() -> bool:
+    return bool(_originals)
+
+
+def _replace(place: Any, name: str, replacement: Any) -> None:
+    _originals.append((place, name, getattr(place, name)))
+    setattr(place, name, replacement)

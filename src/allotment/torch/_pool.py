@@ -1,0 +1,69 @@
+"""`torch.cuda.MemPool` for our allocator: PyTorch's own cannot be made while another allocator is the current one."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+
+from allotment._allocators.caching.pools import PoolId
+from allotment.errors import UnsupportedError
+from allotment.torch._answers import allocator_of, memory_snapshot, used_devices
+
+
+class MemPool:
+    """A private pool of the current device, for `use_mem_pool`, with the parameters of `torch.cuda.MemPool`.
+
+    `allocator` must be None: which memory a pool of PyTorch's own allocator is made of can be chosen, and
+    `allotment.torch.raw_allocator` is a choice there; this one is made of ours already.
+    """
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        if allocator is not None:
+            raise UnsupportedError(
+                "a MemPool with an allocator of its own needs PyTorch's native allocator as the current one;"
+                " leave allocator out, or do not install Allotment",
+                operation="MemPool",
+            )
+        self._device: int = torch.cuda.current_device()
+        # PyTorch's counter also feeds graph_pool_handle, and an id must be of one pool alone.
+        self._id: PoolId = torch._C._graph_pool_handle()
+        owner = allocator_of(self._device)
+        owner.create_or_incref_pool(self._id)
+        weakref.finalize(self, _give_up, self._device, self._id)
+        if use_on_oom:
+            owner.set_use_on_oom(self._id, True)
+        if no_split:
+            owner.set_no_split(self._id)
+
+    @property
+    def id(self) -> PoolId:
+        """The pool's id, a tuple of two ints."""
+        return self._id
+
+    @property
+    def device(self) -> int:
+        """The index of the device that the pool was made on."""
+        return self._device
+
+    @property
+    def allocator(self) -> None:
+        """What its segments come from, if not from the current allocator."""
+        return None
+
+    def use_count(self) -> int:
+        """How many use the pool: this object, each `use_mem_pool` that is entered, each graph."""
+        return allocator_of(self._device).pool_use_count(self._id)
+
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+        """The pool's segments, across all devices."""
+        segments: list[dict[str, Any]] = memory_snapshot((*self._id, include_traces))["segments"]
+        return segments
+
+
+def _give_up(device: int, pool: PoolId) -> None:
+    allocator_of(device).close_pool(pool)
+    for other in used_devices():  # `use_mem_pool` may have taken it there
+        if other != device:
+            allocator_of(other).empty_cache(pool)

@@ -1,0 +1,45 @@
+"""What PyTorch has told its allocator, kept for the devices that it uses later.
+
+PyTorch's own allocator has a part for each device from the start, so what it is told holds for all of them. Ours is
+made when a device is first used, and is then told what the others were.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+from allotment._allocators.caching.allocator import Allocator
+from allotment._config import Settings
+from allotment.errors import OutOfMemoryFacts
+
+Observer = Callable[[OutOfMemoryFacts], None]
+
+
+class Standing:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a device may be first used by what is done under it
+        self.settings = Settings()
+        self.caching = True
+        self.history: dict[str, Any] | None = None
+        """Arguments of `Allocator.record_history`; None while nothing is recorded."""
+        self.observers: list[Observer] = []
+        self._told: WeakSet[Allocator] = WeakSet()
+
+    def tell(self, allocator: Allocator) -> None:
+        """All of it but the settings, which an allocator is made with. A second time, nothing happens."""
+        with self.lock:
+            if allocator in self._told:
+                return
+            self._told.add(allocator)
+            if not self.caching:
+                allocator.caching = False
+            if self.history is not None:
+                allocator.record_history(**self.history)
+            for observer in self.observers:
+                allocator.attach_out_of_memory_observer(observer)
+
+
+standing = Standing()

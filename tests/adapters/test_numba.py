@@ -1,0 +1,169 @@
+"""The Numba adapter on a stand-in for numba-cuda."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import allotment
+from allotment.errors import AddressError, OutOfMemoryError, UnsupportedError
+from helpers.adapter_on import adapter_on
+from helpers.cuda_like_device import CudaLikeDevice
+from helpers.stub_numba import MemoryPointer, NativeManager, StubNumba
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def numba():
+    return StubNumba()
+
+
+@pytest.fixture
+def adapter(numba):
+    with adapter_on(numba.modules, "allotment.numba") as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def device():
+    return CudaLikeDevice()
+
+
+@pytest.fixture
+def allocator(device):
+    return allotment.Allocator(device)
+
+
+def live(allocator):
+    return allocator.tenants().get("numba", {"blocks": 0})["blocks"]
+
+
+def test_the_module_is_what_numbas_environment_variable_wants(adapter):
+    manager = adapter._numba_memory_manager(context=None)
+    assert manager.interface_version == 1
+
+
+def test_the_manager_named_by_the_environment_uses_the_shared_allocator(monkeypatch, adapter, numba, allocator):
+    monkeypatch.setattr("allotment._adapters.frameworks.current_caching", {"cuda:0": allocator}.__getitem__)
+    numba.driver._memory_manager = adapter._numba_memory_manager
+    array = numba.context().array(1000)
+    assert live(allocator) == 1
+    del array
+
+
+def test_memory_comes_from_the_allocator_and_goes_back_to_it(adapter, numba, allocator):
+    adapter.install(allocator)
+    array = numba.context().array(1000)
+    address = array.gpu_data.handle
+    assert allocator.tenants()["numba"]["requested_bytes"] == 1000
+    del array
+    assert live(allocator) == 0
+    assert numba.context().array(1000).gpu_data.handle == address
+
+
+def test_contexts_that_exist_change_over_and_back(adapter, numba, allocator):
+    context = numba.context()
+    assert type(context.memory_manager) is NativeManager
+    adapter.install(allocator)
+    adapter.install(allocator)
+    array = context.array(1000)
+    adapter.uninstall()
+    adapter.uninstall()
+    assert type(context.memory_manager) is NativeManager
+    assert numba.driver._memory_manager is NativeManager
+    assert live(allocator) == 1
+    del array
+    assert live(allocator) == 0
+
+
+def test_installing_initializes_no_driver(adapter, numba, allocator):
+    adapter.install(allocator)
+    assert not numba.driver.driver.is_initialized
+
+
+def test_memory_info_is_the_devices(adapter, numba, device, allocator):
+    adapter.install(allocator)
+    context = numba.context()
+    array = context.array(30 * MIB)
+    info = context.memory_manager.get_memory_info()
+    assert (info.free, info.total) == device.memory_info()
+    assert info.free < info.total
+    assert context.memory_manager.deallocations.memory_capacity == info.total
+    del array
+
+
+def test_without_memory_what_was_put_off_is_freed_first(adapter, numba, device):
+    allocator = allotment.Allocator(device, limit=64 * MIB)
+    adapter.install(allocator)
+    context = numba.context()
+    put_off = [context.array(40 * MIB)]
+    context.memory_manager.deallocations.on_clear.append(put_off.clear)
+    assert context.array(40 * MIB).gpu_data.handle
+
+
+def test_without_memory_it_raises_ours(adapter, numba, device):
+    adapter.install(allotment.Allocator(device, limit=32 * MIB))
+    with pytest.raises(MemoryError) as caught:
+        numba.context().array(100 * MIB)
+    assert isinstance(caught.value, OutOfMemoryError)
+    assert caught.value.facts.requested == 100 * MIB
+
+
+def test_reset_gives_the_cache_back_and_leaves_arrays_alone(adapter, numba, device, allocator):
+    adapter.install(allocator)
+    context = numba.context()
+    kept = context.array(30 * MIB)
+    context.array(60 * MIB)
+    context.memory_manager.reset()
+    assert allocator.stats()["reserved_bytes.all.current"] < 60 * MIB
+    assert live(allocator) == 1
+    del kept
+
+
+def test_recorded_memory_is_reused_when_the_other_stream_is_done(adapter, numba, device, allocator):
+    adapter.install(allocator)
+    context = numba.context()
+    stream = device.stream_create()
+    array = context.array(4 * MIB)
+    view = SimpleNamespace(gpu_data=array.gpu_data.view(4096))
+    address = array.gpu_data.handle
+    work = device.hold(stream)
+    adapter.record_stream(view, SimpleNamespace(handle=stream))
+    del array, view
+    early = context.array(4 * MIB)
+    assert early.gpu_data.handle != address
+    work.release()
+    assert context.array(4 * MIB).gpu_data.handle == address
+
+
+def test_memory_from_elsewhere_cannot_be_recorded(adapter, numba, allocator):
+    adapter.install(allocator)
+    foreign = MemoryPointer(numba.context(), 0x1234, 100, owner=object())
+    with pytest.raises(AddressError):
+        adapter.record_stream(SimpleNamespace(gpu_data=foreign), 0)
+
+
+class Sharing:
+    """A tenant whose allocator shares with a handle of a given form."""
+
+    def __init__(self, offset, handle):
+        self.allocator = SimpleNamespace(share=lambda address: (offset, handle))
+
+
+def test_a_handle_for_another_process_counts_from_the_segment(monkeypatch, adapter, numba, allocator):
+    adapter.install(allocator)
+    manager = numba.context().memory_manager
+    memory = manager.memalloc(4096)
+    monkeypatch.setattr(type(manager), "tenant", Sharing(512, b"\x02c" + bytes(range(64))))
+    shared = manager.get_ipc_handle(memory.view(100))
+    assert shared.handle.reserved == bytes(range(64))
+    assert (shared.offset, shared.size, shared.source_info) == (612, 3996, {"gpu": 0})
+
+
+def test_a_handle_that_numba_cannot_open_is_refused(monkeypatch, adapter, numba, allocator):
+    adapter.install(allocator)
+    manager = numba.context().memory_manager
+    memory = manager.memalloc(4096)
+    monkeypatch.setattr(type(manager), "tenant", Sharing(0, b"\x02e" + bytes(28)))
+    with pytest.raises(UnsupportedError, match="expandable"):
+        manager.get_ipc_handle(memory)

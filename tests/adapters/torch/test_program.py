@@ -1,0 +1,159 @@
+"""`python -m allotment.torch`: a program runs as if Python itself had been asked to run it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import allotment
+from helpers.bare_packages import import_bare
+
+PLACES = [str(Path(allotment.__file__).parents[1]), str(Path(__file__).parents[2])]  # of the package and of `helpers`
+
+STAND_IN = f"""
+import sys
+
+sys.path += {PLACES}
+from helpers.torch_stand_in import pretend
+
+pretend()
+"""
+
+RUNNER = f"""{STAND_IN}
+from allotment.torch.__main__ import main
+
+main()
+"""
+
+PROGRAM = """
+import json, sys
+import neighbour
+from torch.cuda import get_allocator_backend
+
+main = sys.modules["__main__"]
+spec = __spec__ and __spec__.name
+print(json.dumps([sys.argv, __name__, __file__, spec, vars(main) is globals(), get_allocator_backend()]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of a script and its neighbour, which are also a package's."""
+    try:
+        import_bare("allotment.torch._hooks")
+    except ImportError as error:
+        pytest.skip(f"built without a C++ compiler: {error}")
+    (tmp_path / "neighbour.py").touch()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def run(*arguments, at, given=""):
+    command = [sys.executable, "-c", RUNNER, *map(str, arguments)]
+    return subprocess.run(command, cwd=at, input=given, capture_output=True, text=True, check=False)
+
+
+def told(ended):
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_a_script_is_the_main_module_and_has_its_arguments(folder):
+    script = folder / "program.py"
+    arguments = ["--settings", "mine", "--", "-m", "--no-patch"]
+    argv, name, file, spec, is_main, backend = told(run(script, *arguments, at="/"))
+    assert argv == [str(script), *arguments]
+    assert (name, file, spec, is_main) == ("__main__", str(script), None, True)
+    assert backend == "allotment"
+
+
+def test_a_module_is_found_from_the_working_directory(folder):
+    argv, name, file, spec, is_main, _ = told(run("-m", "package.program", "--", "-x", at=folder))
+    assert argv == [file, "--", "-x"]
+    assert (name, file, spec, is_main) == (
+        "__main__",
+        str(folder / "package" / "program.py"),
+        "package.program",
+        True,
+    )
+
+
+@pytest.mark.parametrize("first, second", [("install", "raw_allocator"), ("raw_allocator", "install")])
+def test_settings_are_set_once(folder, first, second):
+    code = f"""{STAND_IN}
+import allotment.torch
+from allotment.errors import RequestError
+
+allotment.torch.{first}("expandable_segments:True")
+allotment.torch.{second}("expandable_segments:True")
+allotment.torch.{second}()
+try:
+    allotment.torch.{second}("")
+except RequestError as error:
+    print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "in use already, with other settings" in ended.stdout, ended.stderr
+
+
+def test_the_patch_can_be_left_out(folder):
+    *_, backend = told(run("--no-patch", "program.py", at=folder))
+    assert backend == "pluggable"
+
+
+@pytest.mark.parametrize("how", [["program.py"], ["-m", "program"]])
+def test_a_program_stays_the_main_module_when_its_last_line_is_done(folder, how):
+    (folder / "program.py").write_text(
+        "import atexit, pickle\n"
+        "class Mine: pass\n"
+        "atexit.register(lambda: print(type(pickle.loads(pickle.dumps(Mine()))) is Mine))\n"
+    )
+    assert run(*how, at=folder).stdout == "True\n"
+
+
+def test_nothing_of_ours_is_inherited_by_a_script(folder):
+    (folder / "program.py").write_text("def f(x: int): ...\nprint(f.__annotations__['x'] is int, len(dir()))\n")
+    alone = subprocess.run([sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, check=True)
+    is_int, names = run("program.py", at=folder).stdout.split()
+    assert is_int == "True"
+    assert int(names) <= int(alone.stdout.split()[1])
+
+
+@pytest.mark.parametrize(
+    "last_line, status, complaint",
+    [("raise SystemExit(3)", 3, ""), ("exit('bye')", 1, "bye"), ("1/0", 1, 'program.py", line 1, in <module>')],
+)
+def test_a_program_ends_as_it_does_alone(folder, last_line, status, complaint):
+    (folder / "program.py").write_text(last_line)
+    ended = run("program.py", at=folder)
+    assert ended.returncode == status
+    assert complaint in ended.stderr
+
+
+def test_standard_input_is_the_programs(folder):
+    (folder / "program.py").write_text("print(input())")
+    assert run("program.py", at=folder, given="hello\n").stdout == "hello\n"
+
+
+def test_a_folder_with_a_main_module_is_a_program(folder):
+    (folder / "package" / "__main__.py").write_text("import program; print(__name__)")
+    (folder / "package" / "neighbour.py").touch()
+    assert run("package", at=folder).stdout.endswith("__main__\n")
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["none.py"], "can't open file"),
+        (["--settings", "none:1", "program.py"], "there is no setting 'none'"),
+        ([], "the following arguments are required: program"),
+    ],
+)
+def test_what_cannot_be_run_says_why(folder, arguments, complaint):
+    ended = run(*arguments, at=folder)
+    assert ended.returncode == 2
+    assert complaint in ended.stderr

@@ -1,0 +1,211 @@
+"""Which allocator is responsible for a device: made at first use, or put in its place before."""
+
+import itertools
+
+import pytest
+
+import allotment
+from allotment import Allocator, DeviceAllocator, PluggableAllocator, RequestError
+from allotment._allocators.current import current_caching
+from allotment._devices import device_name
+from allotment._devices.simulated.device import SimulatedDevice
+from allotment.errors import UnsupportedError
+from helpers.plugged_memory import Memory
+from helpers.threads import in_a_thread
+
+_indices = itertools.count(1000)
+
+
+@pytest.fixture
+def device():
+    """A device that nobody has used: the table of allocators is the process's."""
+    return f"sim:1GiB#{next(_indices)}"
+
+
+@pytest.fixture
+def plug():
+    memory = Memory()
+    return PluggableAllocator(memory.alloc, memory.free)
+
+
+class Late:
+    """A device allocator of somebody's own that is not initialized before it is used."""
+
+    device = allotment.SimulatedDevice(1 << 30)
+    initialized = False
+
+    def malloc(self, size, stream=0): ...
+    def free(self, address, /): ...
+    def empty(self, size, stream=0): ...
+    def record_stream(self, block, stream): ...
+    def empty_cache(self, pool=(0, 0)): ...
+    def stats(self): ...
+    def nested_stats(self): ...
+    def reset_accumulated_stats(self): ...
+    def reset_peak_stats(self): ...
+    def memory_info(self): ...
+
+
+# --- the current allocator ---
+
+
+def test_the_shared_allocator_is_made_once(device):
+    first = allotment.current(device)
+    assert isinstance(first, Allocator) and first.initialized
+    assert allotment.current(device) is first
+
+
+@pytest.mark.threads
+def test_the_shared_allocator_is_the_same_on_every_thread(device):
+    assert in_a_thread(lambda: allotment.current(device)) is allotment.current(device)
+
+
+def test_names_of_one_device_lead_to_one_allocator(device):
+    assert allotment.current(device) is allotment.current(device.replace("1GiB", "1024MiB"))
+    assert (device_name("cuda"), device_name("cuda:01"), device_name("host")) == ("cuda:0", "cuda:1", "host")
+    assert device_name("sim:1KiB#0") == allotment.SimulatedDevice(1024).name
+
+
+def test_a_pluggable_allocator_can_be_installed_before_the_first_use(device, plug):
+    allotment.change_current_allocator(device, plug)
+    assert allotment.current(device) is plug
+    assert allotment.get_device_allocator(device) is plug
+
+
+def test_an_installed_pluggable_allocator_is_never_replaced(device, plug):
+    allotment.change_current_allocator(device, plug)
+    with pytest.raises(RequestError, match="Can't swap an already initialized allocator"):
+        allotment.change_current_allocator(device, PluggableAllocator(print, print))
+    assert allotment.current(device) is plug
+
+
+def test_a_caching_allocator_in_use_is_not_replaced(device, plug):
+    native = allotment.current(device)
+    with pytest.raises(RequestError, match=r"Can't swap an already initialized allocator: .* before anybody"):
+        allotment.change_current_allocator(device, plug)
+    assert allotment.current(device) is native
+
+
+def test_an_allocator_that_is_not_initialized_can_be_replaced(device, plug):
+    late = Late()
+    late.device = allotment.SimulatedDevice(1 << 30, int(device.split("#")[1]))
+    allotment.change_current_allocator(device, late)
+    assert allotment.current(device) is late
+    allotment.change_current_allocator(device, plug)
+    assert allotment.current(device) is plug
+
+
+def test_a_caching_allocator_with_settings_of_its_own_can_be_installed(device):
+    mine = Allocator(device, settings="expandable_segments:True")
+    allotment.change_current_allocator(device, mine)
+    assert allotment.current(device) is mine
+
+
+def test_an_allocator_on_another_device_is_refused(device):
+    with pytest.raises(RequestError, match="cannot be one on host"):
+        allotment.change_current_allocator(device, PluggableAllocator(print, print, device="host"))
+    assert isinstance(allotment.current(device), Allocator)
+
+
+@pytest.mark.parametrize("name", ["cdua", "sim", "host:1", "cuda:x", ""])
+def test_a_device_that_nobody_knows_is_refused(plug, name):
+    for call in (allotment.current, allotment.get_device_allocator):
+        with pytest.raises(RequestError, match="names no device"):
+            call(name)
+    with pytest.raises(RequestError, match="names no device"):
+        allotment.change_current_allocator(name, plug)
+
+
+def test_who_needs_a_caching_allocator_does_not_get_another_one(device, plug):
+    assert current_caching(device) is allotment.current(device)
+    other = f"{device}0"
+    allotment.change_current_allocator(other, plug)
+    with pytest.raises(UnsupportedError, match=r"PluggableAllocator> is .* a caching one is needed"):
+        current_caching(other)
+
+
+# --- the device-generic interface ---
+
+
+def test_the_cpu_has_no_device_allocator(plug):
+    with pytest.raises(RequestError, match=r"^getDeviceAllocator is not supported for CPU device type\."):
+        allotment.get_device_allocator("cpu")
+    for call in (allotment.change_current_allocator, allotment.register_device_allocator):
+        with pytest.raises(RequestError, match=r"is not supported for CPU device type\."):
+            call("cpu", plug)
+
+
+@pytest.mark.threads
+def test_a_device_has_its_current_allocator(device):
+    assert allotment.get_device_allocator(device) is allotment.current(device)
+    assert allotment.get_device_allocator("host") is allotment.current("host")
+
+
+def test_a_new_kind_of_device_can_be_registered(plug):
+    allotment.register_device_allocator("npu:0", plug)
+    assert allotment.get_device_allocator("npu:0") is allotment.current("npu:0") is plug
+    with pytest.raises(RequestError, match="Can't swap an already initialized allocator"):
+        allotment.register_device_allocator("npu:0", Late())
+
+
+@pytest.mark.parametrize("name", ["sim:1GiB", "host", "cuda", "cuda:0"])
+def test_a_device_with_a_name_of_ours_is_not_registered_beside_it(plug, name):
+    with pytest.raises(RequestError, match="is known and has an allocator; change_current_allocator"):
+        allotment.register_device_allocator(name, plug)
+
+
+@pytest.mark.parametrize("name", [5, None, ""])
+def test_a_kind_of_device_is_registered_under_a_name(plug, name):
+    with pytest.raises(TypeError, match="is registered under a name"):
+        allotment.register_device_allocator(name, plug)
+
+
+@pytest.mark.parametrize("name", [5, None, SimulatedDevice(1 << 30)])
+def test_what_is_no_name_of_a_device_is_refused(plug, name):
+    for call in (allotment.current, allotment.get_device_allocator):
+        with pytest.raises(TypeError, match="a device is named by text"):
+            call(name)
+    with pytest.raises(TypeError, match="a device is named by text"):
+        allotment.change_current_allocator(name, plug)
+
+
+def test_a_registered_device_can_change_its_allocator_while_it_may():
+    allotment.register_device_allocator("npu:1", Late())
+    on_host = PluggableAllocator(print, print, device="host")
+    allotment.change_current_allocator("npu:1", on_host)
+    assert allotment.current("npu:1") is on_host
+
+
+def test_an_allocator_of_another_kind_is_refused(device):
+    class Other:
+        def malloc(self, size, stream=0): ...
+
+    for call in (allotment.change_current_allocator, allotment.register_device_allocator):
+        with pytest.raises(TypeError, match="Other is no DeviceAllocator: it has no device, empty, "):
+            call(device, Other())
+
+
+def test_both_kinds_of_allocators_are_device_allocators(device, plug):
+    assert isinstance(Allocator(device), DeviceAllocator)
+    assert isinstance(plug, DeviceAllocator)
+
+
+def plugged(device):
+    memory = Memory()
+    return PluggableAllocator(memory.alloc, memory.free, device=device)
+
+
+@pytest.mark.parametrize("make", [Allocator, plugged])
+def test_the_interface_means_the_same_for_both(device, make):
+    allocator = make(device)
+    address = allocator.malloc(1000, 5)
+    allocator.record_stream(address, 6)
+    assert allocator.stats()["requested_bytes.all.current"] == 1000
+    assert allocator.nested_stats()["allocation"]["all"]["current"] == 1
+    allocator.free(address)
+    allocator.reset_peak_stats()
+    allocator.reset_accumulated_stats()
+    stats = allocator.stats()
+    assert stats["allocated_bytes.all.peak"] == stats["allocated_bytes.all.allocated"] == 0
+    allocator.empty_cache()
+    assert allocator.memory_info()[1] == 1 << 30

@@ -1,0 +1,176 @@
+"""A fork while other threads are inside: the child, which has none of them, finds no lock held."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from allotment import Allocator, Backend
+from helpers.forked import fork_past_python, goes_well_in_child
+
+pytestmark = [
+    pytest.mark.threads,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+MIB = 1 << 20
+
+
+class SlowDevice(Backend):
+    """Serves a request when told to. Somebody who waits for that is inside the allocator."""
+
+    def __init__(self):
+        super().__init__(name="slow")
+        self.asked, self.served = threading.Event(), threading.Event()
+        self.next = 1 << 32
+
+    def allocate(self, size, stream):
+        self.asked.set()
+        assert self.served.wait(60)
+        self.next += size
+        return self.next - size
+
+    def free(self, address, size):
+        pass
+
+
+@pytest.fixture
+def alarm():
+    """A child that waits for ever is ended, and so fails."""
+    return lambda: signal.alarm(60)
+
+
+def test_a_fork_waits_for_a_thread_inside(alarm):
+    device = SlowDevice()
+    allocator = Allocator(device)
+    inside = threading.Thread(target=allocator.malloc, args=(MIB,))
+    inside.start()
+    assert device.asked.wait(60)
+    later = threading.Timer(0.2, device.served.set)
+    later.start()
+
+    def use():
+        alarm()
+        allocator.free(allocator.malloc(3 * MIB))
+        allocator.check_invariants()
+
+    assert goes_well_in_child(use)
+    inside.join()
+    later.join()
+    use_here = allocator.malloc(MIB)
+    allocator.free(use_here)
+    allocator.check_invariants()
+
+
+def test_a_callback_may_fork(alarm):
+    allocator = Allocator("sim:1GiB")
+    outcomes = []
+
+    def fork():
+        outcomes.append(goes_well_in_child(alarm))
+        return False
+
+    allocator.add_free_memory_callback(fork)
+    allocator.malloc(MIB)
+    assert outcomes == [True]
+    allocator.remove_free_memory_callback(fork)
+    allocator.malloc(30 * MIB)
+    allocator.check_invariants()
+
+
+def test_threads_that_allocate_and_fork_leave_every_child_whole(alarm):
+    allocators = [Allocator("sim:1GiB", settings="release_lock_on_cudamalloc:True") for _ in range(3)]
+    stop = threading.Event()
+
+    def work(allocator):
+        while not stop.is_set():
+            for size in (512, 3 * MIB, 30 * MIB):
+                allocator.free(allocator.malloc(size))
+            allocator.empty_cache()
+
+    threads = [threading.Thread(target=work, args=(allocator,)) for allocator in allocators for _ in range(2)]
+    for thread in threads:
+        thread.start()
+
+    def use():
+        alarm()
+        for allocator in allocators:
+            allocator.free(allocator.malloc(5 * MIB))
+            allocator.check_invariants()
+
+    try:
+        assert all(goes_well_in_child(use) for _ in range(20))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_allocators_come_and_go_between_forks():
+    for _ in range(5):
+        allocators = [Allocator("sim:1GiB") for _ in range(3)]
+        del allocators[1]
+        assert goes_well_in_child(lambda: allocators[0].malloc(MIB))  # noqa: B023 - done before the next round
+
+
+def test_a_fork_past_python_waits_for_nobody_inside_and_leaves_all_others_free(alarm):
+    device = SlowDevice()
+    busy, others = Allocator(device), [Allocator("sim:1GiB"), Allocator("host")]
+    inside = threading.Thread(target=busy.malloc, args=(MIB,))
+    inside.start()
+    assert device.asked.wait(60)
+
+    def use():
+        alarm()
+        for allocator in others:
+            allocator.free(allocator.malloc(3 * MIB))
+            allocator.check_invariants()
+
+    assert goes_well_in_child(use, fork_past_python)
+    use()
+    signal.alarm(0)
+    device.served.set()
+    inside.join()
+    busy.check_invariants()
+
+
+def test_hooks_of_others_may_use_memory():
+    script = """
+import gc, os, signal, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork beside threads
+os.register_at_fork(before=lambda: use())  # first registered: called last, next to the fork
+from allotment._allocators.host_cache import cache as cpu
+from allotment import Allocator
+from allotment._devices.host.device import HostDevice
+from allotment._devices.streams import Stream
+
+def use():
+    calls.append(1)
+    gc.collect()
+    for spec in ("host", "sim:1GiB"):
+        allocator = Allocator(spec)
+        allocator.free(allocator.malloc(1000))
+    cache.free(cache.allocate(1000))
+    Stream(device).submit(int)
+    Stream(device).synchronize()
+
+signal.alarm(60)
+calls, cache, device, own = [], cpu.CachingAllocator(), HostDevice(), Allocator("host")
+garbage = [own.empty(1000)]
+garbage.append(garbage)
+del garbage
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    use()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert calls == [1]
+own.empty_cache()
+assert own.stats()["active.all.current"] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,155 @@
+"""The CUDA backend on a driver made of host memory, so that it is tested where there is no GPU.
+
+Each test runs in a process of its own: a process that has opened one libcuda cannot have another.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("allotment._devices.cuda.device", reason="the CUDA backend is built on Linux alone")
+
+TESTS = Path(__file__).parents[2]
+NAME = "libcuda.so.1"
+CONSTRUCT = "from allotment._devices.cuda.device import CudaDevice; CudaDevice(0)"
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    """Builds a libcuda from source text or a file; the folder that it is in."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
+
+    def build(source, *options):
+        folder = tmp_path_factory.mktemp("driver")
+        flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{NAME}"]
+        subprocess.run([compiler, *flags, *options, "-o", folder / NAME, source], check=True)
+        return folder
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def driver(build):
+    return build(TESTS / "helpers" / "fake_libcuda.c")
+
+
+@pytest.fixture(scope="session")
+def old_driver(build):
+    return build(TESTS / "helpers" / "fake_libcuda.c", "-DOLD_DRIVER")
+
+
+def run(folder, *arguments, **settings):
+    """Run Python with the driver in `folder`."""
+    environment = os.environ | settings | {"LD_LIBRARY_PATH": str(folder)}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+
+
+def passed_and_skipped(folder, **settings):
+    """How many of the GPU's tests pass, and why the others are skipped."""
+    options = ["-o", "addopts=", "-rs", "-p", "no:cacheprovider"]
+    done = run(folder, "-m", "pytest", *options, str(TESTS / "gpu"), **settings)
+    assert done.returncode == 0, done.stdout
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    return passed, set(re.findall(r"SKIPPED \[\d+\] \S+: (.*)", done.stdout))
+
+
+def test_the_tests_of_the_gpu_pass(driver):
+    passed, skipped = passed_and_skipped(driver, FAKE_CUDA_WITHOUT="fabric")
+    assert passed > 70
+    assert "there is only one CUDA device" in skipped
+
+
+def test_the_tests_of_the_gpu_pass_on_two_devices_with_an_older_driver(old_driver):
+    settings = {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_VERSION": "12020"}
+    passed, skipped = passed_and_skipped(old_driver, **settings)
+    assert passed > 74
+    assert "there is only one CUDA device" not in skipped
+
+
+def test_chunks_work_where_the_machine_shares_none(driver):
+    _, skipped = passed_and_skipped(driver, FAKE_CUDA_WITHOUT="fabric,descriptors")
+    assert any("shares no chunks by descriptor" in reason for reason in skipped)
+
+
+def test_a_chunk_is_exported_over_the_fabric_where_there_is_one(driver):
+    body = (
+        "from allotment._devices.cuda.device import CudaDevice\n"
+        "from allotment._core.contract.probe import Probe, Share\n"
+        "device = CudaDevice(0); probe = Probe(device)\n"
+        "page = probe.granularity()\n"
+        "chunk = probe.chunk_create(page)\n"
+        "imported = probe.chunk_import(Share.FABRIC, probe.chunk_export(chunk, Share.FABRIC), page)\n"
+        "base = probe.range_reserve(2 * page)\n"
+        "for address, handle in ((base, chunk), (base + page, imported)):\n"
+        "    probe.map(address, page, handle)\n"
+        "    probe.set_access(address, page, 0)\n"
+        "device.copy_from_host(base, b'fabric')\n"
+        "print(device.copy_to_host(base + page, 6).decode())\n"
+    )
+    assert run(driver, "-c", body).stdout == "fabric\n"
+
+
+def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver):
+    body = (
+        "import sys, warnings\n"
+        f"sys.path.append({str(TESTS)!r})\n"
+        "from helpers.torch_stand_in import pretend\n"
+        "pretend()\n"
+        "import allotment.torch\n"
+        "from allotment.torch import _answers as answers, _hooks as hooks\n"
+        "allotment.torch.install('', patch=True)\n"
+        "warnings.simplefilter('error')\n"
+        "answers.set_allocator_settings('expandable_segments:True')\n"
+        "answers.enable_caching(False)\n"
+        "for index in range(2):\n"
+        "    allocator = hooks.allocator_of(index)\n"
+        "    print(allocator.device.name, allocator.settings.expandable_segments, allocator.caching)\n"
+    )
+    done = run(driver, "-c", body, FAKE_CUDA_DEVICES="2")
+    assert done.stdout.splitlines() == ["cuda:0 True False", "cuda:1 True False"], done.stderr
+
+
+def test_the_check_calls_every_function(driver):
+    done = run(driver, "-m", "allotment._devices.cuda.check", FAKE_CUDA_DEVICES="2")
+    assert done.returncode == 0, done.stdout
+    assert "not tried" not in done.stdout
+    assert "0 wrong" in done.stdout
+
+
+def test_the_check_names_what_is_wrong(driver):
+    done = run(driver, "-m", "allotment._devices.cuda.check", FAKE_CUDA_WITHOUT="descriptors")
+    assert done.returncode == 1
+    assert "1 wrong: cuMemCreate" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"FAKE_CUDA_INIT": "100"}, "cannot be initialized: CUDA_ERROR_100"),
+        ({"FAKE_CUDA_INIT": "3"}, "was CUDA in use before this process was forked?"),
+        ({"FAKE_CUDA_VERSION": "11040"}, "too old: it supports CUDA 11.4, 12.0 is needed"),
+        ({"FAKE_CUDA_DEVICES": "0"}, "there is no CUDA device 0: the driver sees 0"),
+    ],
+)
+def test_a_driver_that_cannot_be_used_is_one_clear_error(driver, settings, words):
+    done = run(driver, "-c", CONSTRUCT, **settings)
+    assert done.returncode == 1
+    assert re.search(rf"DeviceError: .*{re.escape(words)}", done.stderr)
+
+
+def test_a_library_that_lacks_functions_is_one_clear_error(build, tmp_path):
+    source = tmp_path / "empty.c"
+    source.write_text("int cuGetErrorName(void) { return 0; }\n")
+    done = run(build(source), "-c", CONSTRUCT)
+    assert "DeviceError: the CUDA driver has no function cuGetErrorString" in done.stderr
+
+
+def test_a_file_that_is_no_library_is_one_clear_error(tmp_path):
+    (tmp_path / NAME).write_text("not a library\n" * 100)
+    done = run(tmp_path, "-c", CONSTRUCT)
+    assert re.search(rf"DeviceError: there is no CUDA driver: .*{NAME}", done.stderr)

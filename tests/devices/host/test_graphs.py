@@ -1,0 +1,158 @@
+"""Captured work on the host device, replayed while other streams allocate and free around it."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import numpy as np
+import pytest
+
+import allotment
+from allotment._allocators.caching.pools import next_graph_pool_id
+
+pytestmark = pytest.mark.threads
+
+REPLAYS = 1_000
+SIZE = 1 << 14
+
+
+def array_at(address: int, size: int = SIZE) -> np.ndarray:
+    return np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+
+
+Live = list[tuple[int, int]]
+
+
+def capture_chain(
+    allocator: allotment.Allocator, stream: allotment.Stream, result: int, routed: allotment.Allocator
+) -> allotment.Graph:
+    """result = 1 + 2 + 3, step by step through temporaries that are freed inside the capture."""
+    with allotment.capture(stream, allocator=routed) as graph:
+        before = allocator.malloc(SIZE, stream)
+        stream.submit(array_at(before).fill, 1)
+        for addend in (2, 3):
+            after = allocator.malloc(SIZE, stream)
+            stream.submit(np.add, array_at(before), addend, array_at(after))
+            allocator.free(before)
+            before = after
+        stream.submit(np.copyto, array_at(result), array_at(before))
+        allocator.free(before)
+    return graph
+
+
+def churn(allocator: allotment.Allocator, stream: allotment.Stream, live: Live, chance: random.Random) -> None:
+    """Somebody else's life: allocate, fill, free."""
+    for _ in range(4):
+        block, value = allocator.malloc(SIZE, stream), chance.randrange(100, 256)
+        stream.submit(array_at(block).fill, value)
+        live.append((block, value))
+    while len(live) > 8:
+        allocator.free(live.pop(chance.randrange(len(live)))[0])
+
+
+def wrong_replays(with_pool: bool) -> int:
+    """After how many replays the result, or anybody's block, is not what it should be."""
+    allocator = allotment.Allocator("host")
+    # Without: another allocator of the device gets the routing, so that requests in the capture stay where they are.
+    routed = allocator if with_pool else allotment.Allocator(allocator.device)
+    streams = [allotment.Stream(allocator) for _ in range(3)]
+    result = allocator.malloc(SIZE)
+    graph = capture_chain(allocator, streams[0], result, routed)
+    chance = random.Random(1)
+    live: list[Live] = [[], [], []]
+    wrong = 0
+    for _ in range(REPLAYS):
+        array_at(result).fill(0)
+        for stream, blocks in zip(streams, live, strict=True):
+            churn(allocator, stream, blocks, chance)
+        graph.replay()
+        for stream in streams:
+            stream.synchronize()
+        wrong += not (array_at(result) == 6).all() or not all(
+            (array_at(block) == value).all() for blocks in live for block, value in blocks
+        )
+    allocator.check_invariants()
+    return wrong
+
+
+def test_a_graph_replays_right_while_others_allocate_around_it() -> None:
+    assert wrong_replays(with_pool=True) == 0
+
+
+def test_without_its_private_pool_the_same_graph_overwrites_others() -> None:
+    """A test of the test."""
+    assert wrong_replays(with_pool=False) > 0
+
+
+def test_two_graphs_share_a_pool_and_its_memory() -> None:
+    allocator = allotment.Allocator("host")
+    stream = allotment.Stream(allocator)
+    with allotment.capture(stream) as first:
+        allocator.free(allocator.malloc(SIZE, stream))
+    reserved = allocator.pool_reserved_bytes(first.pool)
+    with allotment.capture(stream, pool=first) as second:
+        allocator.free(allocator.malloc(SIZE, stream))
+    assert second.pool == first.pool
+    assert allocator.pool_use_count(first.pool) == 2
+    assert allocator.pool_reserved_bytes(first.pool) == reserved
+    first.reset()
+    assert allocator.pool_reserved_bytes(second.pool) == reserved
+    second.reset()
+    with pytest.raises(allotment.PoolError):
+        allocator.pool_use_count(first.pool)
+
+
+def test_a_stream_that_waits_joins_the_capture_and_its_pool() -> None:
+    allocator = allotment.Allocator("host")
+    stream, side = allotment.Stream(allocator), allotment.Stream(allocator)
+    with allotment.capture(stream) as graph:
+        side.wait(stream.record())
+        block = allocator.malloc(SIZE, side)
+        side.submit(array_at(block).fill, 9)
+        stream.wait(side.record())
+    assert [segment["segment_pool_id"] for segment in allocator.segments(graph.pool)] == [graph.pool]
+    array_at(block).fill(0)
+    graph.replay()
+    stream.synchronize()
+    assert (array_at(block) == 9).all()
+
+
+def test_a_capture_that_is_left_by_an_exception_leaves_nothing_behind() -> None:
+    allocator = allotment.Allocator("host")
+    stream = allotment.Stream(allocator)
+    with pytest.raises(KeyError), allotment.capture(stream):
+        allocator.free(allocator.malloc(SIZE, stream))
+        raise KeyError
+    assert allocator.stats()["reserved_bytes.all.current"] == 0
+    assert allocator.malloc(SIZE, stream)  # served by the default pool, events processed: routing has ended
+    assert allocator.segments()[0]["segment_pool_id"] == (0, 0)
+
+
+def test_a_capture_that_cannot_be_ended_leaves_nothing_behind() -> None:
+    allocator = allotment.Allocator("host")
+    stream, side = allotment.Stream(allocator), allotment.Stream(allocator)
+    with pytest.raises(allotment.CaptureError), allotment.capture(stream):
+        side.wait(stream.record())
+        side.submit(int)
+        allocator.free(allocator.malloc(SIZE, stream))
+    assert allocator.stats()["reserved_bytes.all.current"] == 0
+    with allotment.capture(stream) as graph:
+        stream.submit(int)
+    graph.replay()
+    stream.synchronize()
+
+
+def test_an_id_taken_before_is_as_good_as_a_pool() -> None:
+    allocator = allotment.Allocator("host")
+    stream = allotment.Stream(allocator)
+    number = next_graph_pool_id()
+    with allotment.capture(stream, pool=number) as graph:
+        allocator.free(allocator.malloc(SIZE, stream))
+    assert graph.pool == number
+
+
+def test_the_default_stream_cannot_be_captured() -> None:
+    allocator = allotment.Allocator("host")
+    with pytest.raises(allotment.CaptureError, match="default stream"):
+        allotment.capture(allotment.Stream.default(allocator))

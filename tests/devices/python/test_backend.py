@@ -1,0 +1,354 @@
+"""Devices written in Python: two of them run the contract, and the trampolines are tested method by method."""
+
+import sys
+
+import pytest
+
+from allotment._core.contract.probe import OPERATIONS, Capability, Probe, Share, Status, StatusError
+from allotment._core.contract.raising import error_for
+from allotment._devices.python.backend import Backend
+from allotment.errors import AddressError, RequestError, StreamError, UnsupportedError
+from contracts.backend_contract import BackendContract
+from helpers.examples import load_example
+from helpers.queue_device import QueueDevice
+
+METHOD_OF = {"segment_allocate": "allocate", "segment_free": "free"}
+OPTIONAL = [name for name in OPERATIONS if name not in (*METHOD_OF, "describe")]
+
+
+class Minimal(Backend):
+    """What the maker of a new accelerator writes first."""
+
+    def __init__(self):
+        super().__init__()
+        self.segments = {}
+
+    def allocate(self, size, stream):
+        if size > 1 << 30:
+            raise MemoryError
+        address = max((start + length for start, length in self.segments.items()), default=4096)
+        self.segments[address] = size
+        return address
+
+    def free(self, address, size):
+        if self.segments.pop(address, None) != size:
+            raise AddressError("not a segment", address)
+
+
+class TestMinimalContract(BackendContract):
+    @pytest.fixture
+    def device(self):
+        return Minimal()
+
+
+class TestQueueDeviceContract(BackendContract):
+    exact_memory_info = True
+
+    @pytest.fixture
+    def device(self):
+        return QueueDevice()
+
+    def hold(self, device, stream):
+        return device.hold(stream).release
+
+    def launch(self, device, stream):
+        device.launch(stream)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the file device maps memory as POSIX systems do")
+class TestFileDeviceContract(BackendContract):
+    exact_memory_info = True
+
+    @pytest.fixture
+    def device(self, tmp_path):
+        device = load_example("file_device").FileDevice(64 << 20, directory=tmp_path)
+        yield device
+        device.close()
+
+
+# (operation, arguments, what the method returns, what the operation gives)
+CALLS = [
+    ("segment_allocate", (4096, 7), 1 << 40, 1 << 40),
+    ("segment_free", (1 << 40, 4096), None, None),
+    ("range_reserve", (8192, 7), 2**64 - 8192, 2**64 - 8192),
+    ("range_release", (1 << 41, 8192), None, None),
+    ("chunk_create", (4096,), 2**64 - 1, 2**64 - 1),
+    ("chunk_release", (11, 4096), None, None),
+    ("map", (1 << 41, 4096, 11), None, None),
+    ("unmap", (1 << 41, 4096), None, None),
+    ("set_access", (1 << 41, 4096, 3), None, None),
+    ("granularity", (), 65536, 65536),
+    ("stream_create", (), 12, 12),
+    ("stream_destroy", (12,), None, None),
+    ("stream_query", (12,), False, False),
+    ("stream_synchronize", (12,), None, None),
+    ("stream_wait", (12, 13), None, None),
+    ("device_synchronize", (), None, None),
+    ("event_create", (), 13, 13),
+    ("event_destroy", (13,), None, None),
+    ("event_record", (13, 12), None, None),
+    ("event_query", (13,), True, True),
+    ("event_synchronize", (13,), None, None),
+    ("capture_begin", (12,), 14, 14),
+    ("capture_end", (12,), 0, 0),
+    ("capture_status", (12,), 0, 0),
+    ("capture_terminals", (12,), [15, 16, 17], (15, 16, 17)),
+    ("node_predecessors", (15,), {18}, (18,)),
+    ("capture_relaxed", (True,), None, None),
+    ("memory_info", (), (5, 6), (5, 6)),
+    ("clear_error", (), None, None),
+    ("copy", (1 << 40, 1 << 41, 4096, 2, 12), None, None),
+    ("peer_enable", (2,), None, None),
+    ("segment_export", (1 << 40,), b"handle", b"handle"),
+    ("segment_import", (b"handle",), 1 << 42, 1 << 42),
+    ("segment_close", (1 << 42,), None, None),
+    ("chunk_export", (11, Share.FABRIC), bytearray(b"\0" * 64), b"\0" * 64),
+    ("chunk_import", (Share.DESCRIPTOR, b"\5\0\0\0", 4096), 19, 19),
+    ("pinned_allocate", (4096,), 1 << 43, 1 << 43),
+    ("pinned_free", (1 << 43,), None, None),
+    ("ordered_allocate", (4096, 12), 1 << 44, 1 << 44),
+    ("ordered_free", (1 << 44, 12), None, None),
+    ("ordered_trim", (4096,), None, None),
+    ("ordered_usage", (), (0, 5, 6, 7), (0, 5, 6, 7)),
+    ("ordered_reset_high", (), None, None),
+    ("ordered_access", (2,), None, None),
+]
+ARGUMENTS = {operation: arguments for operation, arguments, _, _ in CALLS}
+
+
+def device_that(answer, operations=OPTIONAL):
+    """A device with these operations, each of which is `answer(operation, arguments)`."""
+
+    def method(operation):
+        return lambda self, *arguments: answer(operation, arguments)
+
+    names = {METHOD_OF.get(name, name): method(name) for name in (*METHOD_OF, *operations)}
+    return type("Answering", (Backend,), names)()
+
+
+def device_that_returns(result, operations=OPTIONAL):
+    return device_that(lambda operation, arguments: result, operations)
+
+
+def device_that_raises(error, operations=OPTIONAL):
+    def answer(operation, arguments):
+        raise error
+
+    return device_that(answer, operations)
+
+
+def failure(device, operation):
+    """The status with which an operation fails, and the exception that its caller would then raise."""
+    with pytest.raises(StatusError) as caught:
+        getattr(Probe(device), operation)(*ARGUMENTS[operation])
+    assert caught.value.operation == operation
+    return caught.value.status, error_for(device, caught.value.status, operation)
+
+
+def test_every_operation_is_called_somewhere_below():
+    assert set(ARGUMENTS) == set(OPERATIONS) - {"describe"}
+
+
+@pytest.mark.parametrize(("operation", "arguments", "returned", "given"), CALLS, ids=[call[0] for call in CALLS])
+def test_a_method_gets_the_arguments_and_its_result_goes_back(operation, arguments, returned, given):
+    calls = []
+
+    def answer(called, arguments):
+        calls.append((called, arguments))
+        return returned
+
+    assert getattr(Probe(device_that(answer)), operation)(*arguments) == given
+    assert set(calls) == {(operation, arguments)}
+
+
+# What a class offers.
+
+
+def test_a_device_with_allocate_and_free_has_nothing_else():
+    probe = Probe(Minimal())
+    assert probe.operations == {"segment_allocate", "segment_free", "describe"}
+    assert probe.capabilities == 0
+    with pytest.raises(UnsupportedError, match="event_query"):
+        probe.event_query(1)
+
+
+def test_a_device_with_every_method_has_every_operation_and_capability():
+    probe = Probe(device_that_returns(None))
+    assert probe.operations == set(OPERATIONS)
+    assert probe.capabilities == ~Capability.HOST & sum(Capability)
+
+
+def test_name_index_and_host_are_told_to_the_base_class():
+    class Named(Minimal):
+        def __init__(self):
+            Backend.__init__(self, name="tape", index=3, host=True)
+
+    device = Named()
+    assert (device.name, device.index, Probe(device).capabilities) == ("tape", 3, Capability.HOST)
+
+
+def test_a_device_is_named_after_its_class_unless_told():
+    assert Minimal().name == "Minimal"
+
+
+def test_a_subclass_need_not_call_the_base_class():
+    class Careless(Minimal):
+        def __init__(self, anything):
+            self.segments = {}
+
+    assert Probe(Careless("anything")).segment_allocate(10) == 4096
+
+
+@pytest.mark.parametrize("defined", ["allocate", "free", None])
+def test_allocate_and_free_must_be_defined(defined):
+    methods = {defined: lambda self, *arguments: None} if defined else {}
+    with pytest.raises(TypeError, match="must"):
+        type("Incomplete", (Backend,), methods)()
+
+
+def test_half_of_what_belongs_together_is_an_error_that_names_the_other_half():
+    with pytest.raises(TypeError, match=r"defines chunk_export and must then also define chunk_import"):
+        device_that_returns(None, ["chunk_export"])
+
+
+def test_what_is_not_callable_is_no_method():
+    with pytest.raises(TypeError, match=r"Minimal2\.memory_info is not a method but 5"):
+        type("Minimal2", (Minimal,), {"memory_info": 5})()
+
+
+def test_none_takes_a_method_away_again():
+    assert "memory_info" in Probe(QueueDevice()).operations
+    assert "memory_info" not in Probe(type("Silent", (QueueDevice,), {"memory_info": None})()).operations
+
+
+@pytest.mark.parametrize("operation", OPTIONAL)
+def test_a_method_that_is_not_defined_says_so(operation):
+    with pytest.raises(UnsupportedError, match=f"Minimal does not define {operation}"):
+        getattr(Minimal(), operation)(*ARGUMENTS[operation])
+
+
+# What methods raise.
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (MemoryError("full"), Status.OUT_OF_MEMORY, "MemoryError: full"),
+        (UnsupportedError("cannot"), Status.UNSUPPORTED, "UnsupportedError: cannot"),
+        (StreamError("which?"), Status.INVALID, "StreamError: which?"),
+        (AddressError("where?", 5), Status.INVALID, "AddressError: where?"),
+        (RequestError("from inside itself"), Status.DEVICE_ERROR, "RequestError: from inside itself"),
+        (NotImplementedError(), Status.DEVICE_ERROR, "NotImplementedError"),
+        (StopIteration(), Status.DEVICE_ERROR, "StopIteration"),
+        (OSError(5, "broken"), Status.DEVICE_ERROR, "OSError: [Errno 5] broken"),
+        (Unprintable(), Status.DEVICE_ERROR, "Unprintable, which cannot be shown"),
+        (KeyboardInterrupt(), Status.DEVICE_ERROR, "KeyboardInterrupt"),
+        (SystemExit(3), Status.DEVICE_ERROR, "SystemExit: 3"),
+        (GeneratorExit(), Status.DEVICE_ERROR, "GeneratorExit"),
+        (ValueError("ü" * 2000), Status.DEVICE_ERROR, "ValueError: " + "ü" * 506),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_what_a_method_raises_becomes_a_status_and_stays_the_cause(error, status, text):
+    seen, raised = failure(device_that_raises(error), "segment_allocate")
+    assert seen == status
+    assert raised.__cause__ is error
+    assert str(raised) == f"device 0: segment_allocate failed: {text}"
+
+
+@pytest.mark.parametrize("operation", ARGUMENTS)
+def test_every_method_may_raise(operation):
+    status, raised = failure(device_that_raises(KeyError(operation)), operation)
+    assert status == raised.status == Status.DEVICE_ERROR
+    assert raised.operation == operation
+    assert raised.__cause__.args == (operation,)
+
+
+def test_a_method_with_other_parameters_fails_with_pythons_words():
+    device = type("Wrong", (Minimal,), {"allocate": lambda self: 4096})()
+    _, raised = failure(device, "segment_allocate")
+    assert "positional argument" in str(raised)
+
+
+# What methods return.
+
+
+def assert_is_named_as_wrong(operation, result, wrong):
+    status, raised = failure(device_that_returns(result), operation)
+    assert status == Status.DEVICE_ERROR
+    assert isinstance(raised.__cause__, TypeError)
+    method = METHOD_OF.get(operation, operation)
+    assert f"{method} returned {wrong!r}"[:80] in str(raised)
+    assert str(raised).endswith("was expected")
+
+
+BAD_NUMBERS = [None, 0, -1, 2**64, 10**400, 4096.0, "4096", b"4096", object]
+
+
+@pytest.mark.parametrize("result", BAD_NUMBERS, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "segment_allocate", "range_reserve", "chunk_create", "granularity", "stream_create", "event_create",
+        "capture_begin", "segment_import", "chunk_import", "pinned_allocate", "ordered_allocate",
+    ],
+)  # fmt: skip
+def test_a_number_that_cannot_be_one_is_a_device_error(operation, result):
+    assert_is_named_as_wrong(operation, result, wrong=result)
+
+
+@pytest.mark.parametrize(
+    ("operation", "result"),
+    [
+        ("segment_allocate", 2**64 - 1),
+        ("capture_status", None),
+        ("capture_status", -1),
+        ("capture_end", "graph"),
+        ("stream_query", None),
+        ("stream_query", 1),
+        ("event_query", None),
+        ("event_query", "yes"),
+        ("memory_info", None),
+        ("memory_info", 5),
+        ("memory_info", (5,)),
+        ("memory_info", (1, 2, 3)),
+        ("memory_info", (6, 5)),
+        ("ordered_usage", None),
+        ("ordered_usage", (1, 2, 3)),
+        ("capture_terminals", None),
+        ("capture_terminals", 5),
+        ("segment_export", None),
+        ("segment_export", "handle"),
+        ("segment_export", b""),
+        ("chunk_export", b"\0" * 5000),
+    ],
+)
+def test_a_result_of_the_wrong_kind_is_a_device_error(operation, result):
+    assert_is_named_as_wrong(operation, result, wrong=result)
+
+
+@pytest.mark.parametrize(
+    ("operation", "result", "wrong"),
+    [
+        ("memory_info", (-1, 5), -1),
+        ("memory_info", (None, 5), None),
+        ("ordered_usage", (1, 2, 3, -4), -4),
+        ("capture_terminals", [5, -6], -6),
+        ("node_predecessors", ["five"], "five"),
+    ],
+)
+def test_a_wrong_number_inside_a_result_is_named(operation, result, wrong):
+    assert_is_named_as_wrong(operation, result, wrong)
+
+
+def test_an_address_may_be_any_kind_of_integer():
+    class Index:
+        def __index__(self):
+            return 4096
+
+    assert Probe(device_that_returns(Index())).segment_allocate(1) == 4096

@@ -1,0 +1,38 @@
+"""The contract, on the simulated device: all of it but what needs memory, or a second process."""
+
+import pytest
+
+from allotment._devices.simulated.device import SimulatedDevice
+from contracts.backend_contract import BackendContract
+
+
+class TestSimulatedContract(BackendContract):
+    exact_memory_info = True
+
+    @pytest.fixture
+    def device(self):
+        return SimulatedDevice(1 << 30)
+
+    def write(self, device, address, data):
+        pytest.skip("a simulated device has no memory")
+
+    def read(self, device, address, size):
+        pytest.skip("a simulated device has no memory")
+
+    def hold(self, device, stream):
+        device.launch(stream)
+        return lambda: device.finish(stream)
+
+    def launch(self, device, stream):
+        device.launch(stream)
+
+    # What it leaves out on purpose.
+
+    def test_sharing_is_of_segments_or_of_chunks_or_of_both(self):
+        pytest.skip("what it exports nobody can open: there is nothing behind it")
+
+    def test_a_chunk_imported_by_descriptor_is_the_same_memory(self):
+        pytest.skip("what it exports nobody can open: there is nothing behind it")
+
+    def test_a_stream_waits_for_an_event_of_another(self):
+        pytest.skip("when a stream's own work is done is left to who finishes it")

@@ -1,0 +1,251 @@
+"""Replaying PyTorch snapshots: recorded ones, ones cut off, and random programs of our own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allotment._cli import main
+from allotment._formats.torch_snapshot import Snapshot, read_snapshot
+from allotment.errors import FormatError, SettingsError
+from allotment.lab.replay.run import STEP, Recording, Result, read_recording
+from allotment.lab.replay.workload import Kind, lanes
+from helpers.effort import sample
+from helpers.recorded_programs import recorded_program
+
+TRACES = Path(__file__).parents[1].parent / "traces"
+SMALLEST_FIRST = sorted(TRACES.glob("*.pickle.gz"), key=lambda path: path.stat().st_size)
+WHOLE = sample([path for path in SMALLEST_FIRST if not path.name.startswith(("late_", "ring_"))])
+CUT = sample([path for path in SMALLEST_FIRST if path.name.startswith(("late_", "ring_"))])
+FIGURES = {
+    "peak_requested_bytes": "requested_bytes.all.peak",
+    "peak_allocated_bytes": "allocated_bytes.all.peak",
+    "peak_active_bytes": "active_bytes.all.peak",
+    "peak_reserved_bytes": "reserved_bytes.all.peak",
+    "device_allocations": "num_device_alloc",
+    "device_frees": "num_device_free",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
+
+
+def name(path: Path) -> str:
+    return path.name.removesuffix(".pickle.gz")
+
+
+def recorded_stats(path: Path) -> dict[str, int]:
+    stats: dict[str, int] = json.loads((TRACES / f"{name(path)}.stats.json").read_text())["stats"]
+    return stats
+
+
+def figures(result: Result) -> dict[str, int]:
+    return {field: getattr(result, field) for field in FIGURES}
+
+
+def without_first(snapshot: Snapshot, entries: int) -> Snapshot:
+    """The snapshot as it would be if the ring had lost its first entries."""
+    traces = []
+    for trace in snapshot.traces:
+        columns: dict[str, Any] = {field.name: getattr(trace, field.name) for field in dataclasses.fields(trace)}
+        lost = {key: value[entries:] for key, value in columns.items() if isinstance(value, np.ndarray)}
+        traces.append(dataclasses.replace(trace, **lost))
+    return dataclasses.replace(snapshot, traces=tuple(traces))
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=name)
+def test_a_whole_history_comes_out_as_recorded_down_to_every_figure(path: Path) -> None:
+    result = read_recording(path).replay()
+    assert (result.matches_recording, result.first_difference, result.reason) == (True, None, None)
+    stats = recorded_stats(path)
+    assert figures(result) == {field: stats[key] for field, key in FIGURES.items()}
+
+
+@pytest.mark.parametrize("path", CUT, ids=name)
+def test_a_history_from_mid_run_is_completed_and_ends_in_the_recorded_state(path: Path) -> None:
+    result = read_recording(path).replay()
+    assert result.matches_recording is True
+    assert result.reason is not None and "mid-run" in result.reason
+    stats = recorded_stats(path)
+    in_use = [(size, state) for _, size, state in result.blocks if state]
+    assert sum(size for size, _ in in_use) == stats["active_bytes.all.current"]
+    assert sum(size for _, size, _ in result.blocks) == stats["reserved_bytes.all.current"]
+    assert result.peak_active_bytes <= stats["active_bytes.all.peak"]
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=name)
+@pytest.mark.parametrize("part", [0.1, 0.37, 0.5, 0.77, 0.95])
+def test_a_history_cut_off_anywhere_is_completed(path: Path, part: float) -> None:
+    snapshot = read_snapshot(path)
+    entries = int(part * max(len(trace) for trace in snapshot.traces))
+    result = Recording(without_first(snapshot, entries)).replay()
+    assert (result.matches_recording, result.first_difference) == (True, None)
+
+
+def test_a_changed_entry_is_the_first_difference() -> None:
+    snapshot = read_snapshot(TRACES / "gpt2_fixed.default.pickle.gz")
+    sizes = snapshot.traces[0].size
+    changed = next(i for i in range(5000, len(sizes)) if snapshot.traces[0].action[i] == 0)
+    sizes[changed] += 512 * 4096
+    result = Recording(snapshot).replay()
+    assert result.matches_recording is False
+    assert result.first_difference is not None
+    assert result.first_difference.entry is not None and result.first_difference.entry >= changed
+
+
+def test_a_changed_block_at_the_end_is_a_difference_without_an_entry() -> None:
+    snapshot = read_snapshot(TRACES / "graph_train.default.pickle.gz")
+    inactive = int(np.flatnonzero(snapshot.blocks.state == 0)[0])
+    snapshot.blocks.state[inactive] = 2
+    result = Recording(snapshot).replay()
+    assert result.matches_recording is False
+    assert result.first_difference is not None and result.first_difference.entry is None
+
+
+@pytest.mark.parametrize("workload", ["graph_train"])
+def test_default_run_replayed_as_expandable_reserves_what_the_expandable_run_did(workload: str) -> None:
+    result = read_recording(TRACES / f"{workload}.default.pickle.gz").replay("expandable_segments:True")
+    recorded = recorded_stats(TRACES / f"{workload}.expandable.pickle.gz")["reserved_bytes.all.peak"]
+    assert result.peak_reserved_bytes == pytest.approx(recorded, rel=0.02)
+    assert result.matches_recording is None and result.reason is not None
+
+
+def test_two_runs_differ_only_by_when_other_streams_were_done() -> None:
+    default = read_recording(TRACES / "streams_prefetch.default.pickle.gz")
+    expandable = read_recording(TRACES / "streams_prefetch.expandable.pickle.gz")
+    calls, others = default._workload.calls, expandable._workload.calls
+    assert (calls["kind"] == others["kind"]).all()
+    shared = calls["kind"] == Kind.FREE_SHARED
+    assert (calls["due"][shared] != others["due"][shared]).any()
+    for column in ("due", "stream"):
+        calls[column][shared] = others[column][shared]
+    result = default.replay("expandable_segments:True")
+    assert result.peak_reserved_bytes == expandable.replay().peak_reserved_bytes
+
+
+@pytest.mark.parametrize("path", [path for path in WHOLE if ".default" in path.name], ids=name)
+def test_the_smallest_capacity_fits_and_the_step_below_does_not(path: Path) -> None:
+    recording = read_recording(path)
+    smallest = recording.fit()
+    assert smallest is not None and smallest % STEP == 0
+    assert recording.fits(smallest) and not recording.fits(smallest - STEP)
+    result = recording.replay()
+    assert result.peak_active_bytes <= smallest <= -(-result.peak_reserved_bytes // STEP) * STEP
+
+
+def test_a_request_that_does_not_fit_is_counted_and_left_out_with_its_free() -> None:
+    recording = read_recording(TRACES / "gpt2_fixed.default.pickle.gz")
+    result = recording.replay(capacity=8 << 30)
+    assert result.ooms > 0
+    assert result.peak_reserved_bytes <= 8 << 30
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"settings": "expandable_segments:True"},
+        {"settings": "roundup_power2_divisions:4"},
+        {"capacity": 300 << 20},
+        {"capacity": 300 << 20, "settings": "expandable_segments:True"},
+        {"capacity": 300 << 20, "settings": "max_split_size_mb:21"},
+        {"entries": 300},
+        {"entries": 300, "settings": "expandable_segments:True"},
+        {"pools": True},
+        {"pools": True, "capacity": 300 << 20},
+    ],
+    ids=str,
+)
+def test_random_programs_come_out_as_recorded(seed: int, options: dict[str, Any]) -> None:
+    data, stats = recorded_program(seed, **options)
+    result = read_recording(data).replay()
+    assert (result.matches_recording, result.first_difference) == (True, None)
+    if "entries" not in options:
+        assert result.ooms == stats["num_ooms"]
+        assert result.peak_reserved_bytes == stats["reserved_bytes.all.peak"]
+        assert result.device_allocations == stats["num_device_alloc"]
+
+
+def test_lanes_never_make_a_free_wait_for_one_that_completes_later() -> None:
+    due = np.array([5, 3, 9, 3, 7, 2, 9], dtype=np.int32)
+    taken = lanes(due)
+    for lane in set(taken.tolist()):
+        assert list(due[taken == lane]) == sorted(due[taken == lane])
+
+
+def test_missing_entries_are_said_and_not_called_a_difference() -> None:
+    data, _ = recorded_program(3)
+    snapshot = pickle.loads(data)
+    trace = snapshot["device_traces"][0]
+    snapshot["device_traces"][0] = [entry for entry in trace if entry["action"] != "free_requested"]
+    result = read_recording(pickle.dumps(snapshot)).replay()
+    assert result.matches_recording is None
+    assert result.reason is not None and "missing" in result.reason
+
+
+def test_a_snapshot_without_history_says_so() -> None:
+    with pytest.raises(FormatError, match="no history"):
+        read_recording(pickle.dumps({"segments": []}))
+    result = read_recording(pickle.dumps({"segments": [], "device_traces": [[]]})).replay()
+    assert result.matches_recording is None and result.reason is not None
+
+
+def test_overlapping_blocks_are_refused() -> None:
+    snapshot = read_snapshot(TRACES / "ring_gpt2.default.pickle.gz")
+    there = np.flatnonzero(snapshot.traces[0].action == 1)
+    snapshot.traces[0].size[there] = 1 << 40
+    with pytest.raises(FormatError, match="does not fit"):
+        Recording(snapshot)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(SettingsError, match="expandable"):
+        read_recording("sample").replay("expandable_segment:True")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as leaving:
+        main(["replay", *arguments])
+    return int(leaving.value.code or 0), capsys.readouterr().out
+
+
+def test_json_has_every_figure_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run_command(capsys, "sample", "--fit", "--json")
+    report = json.loads(output)
+    assert code == 0
+    assert set(report) == {
+        "events", "peak_requested_bytes", "peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes",
+        "waste_ratio", "device_allocations", "device_frees", "retries", "ooms", "matches_recording", "reason",
+        "first_difference", "smallest_capacity_bytes", "seconds",
+    }  # fmt: skip
+    assert report["matches_recording"] is True
+    assert report["waste_ratio"] == report["peak_reserved_bytes"] / report["peak_active_bytes"]
+
+
+def test_people_get_a_table_lines_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run_command(capsys, "sample")
+    assert code == 0
+    assert "most reserved" in output and "432.0 MiB" in output
+    assert "█" in output and "Every recorded decision was made again." in output
+
+
+def test_a_capacity_that_is_too_small_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run_command(capsys, "sample", "--capacity", "300MiB", "--json")
+    assert code == 1 and json.loads(output)["ooms"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no/such/file"], ["sample", "--capacity", "many"], ["sample", "--settings", "nonsense:1"]]
+)
+def test_bad_input_exits_with_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    code, output = run_command(capsys, *arguments)
+    assert (code, output) == (2, "")

@@ -1,0 +1,108 @@
+"""The layers of the package: two READMEs list them, and every import points downwards."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "allotment"
+CORE = PACKAGE / "_core"
+SUFFIXES = {".py", ".pyx", ".pxd"}
+BELOW_THE_ENGINE = {"contract", "tools", "records"}  # what devices may know of the core
+THE_PACKAGE_ITSELF = {"__init__", "__main__"}
+
+LINE = re.compile(r"^\| (`\w+`(?: · `\w+`)*) \|", re.MULTILINE)
+IMPORT = re.compile(
+    r"^\s*from (allotment[\w.]*|\.[\w.]*) c?import (\([^)]*\)|.*)|^\s*c?import (allotment[\w.]*)", re.MULTILINE
+)
+
+
+def layers(readme: Path) -> list[list[str]]:
+    """The lines of a README's tables, which have the lowest first."""
+    return [re.findall(r"\w+", line) for line in LINE.findall(readme.read_text())]
+
+
+def heights_of(lines: list[list[str]]) -> dict[str, int]:
+    return {name: height for height, line in enumerate(lines) for name in line}
+
+
+PACKAGE_LAYERS = layers(PACKAGE / "README.md")
+CORE_LAYERS = layers(CORE / "README.md")
+PACKAGE_HEIGHTS = heights_of(PACKAGE_LAYERS)
+CORE_HEIGHTS = heights_of(CORE_LAYERS)
+CORE_FOLDERS = ["contract", "tools", "records", "model", "mechanism", "placement", "", "edge"]
+
+SOURCES = sorted(path for path in PACKAGE.rglob("*") if path.suffix in SUFFIXES)
+CORE_SOURCES = [path for path in SOURCES if path.is_relative_to(CORE) and path.stem != "__init__"]
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of this package that a file imports, in Python or in C; of types alone too."""
+    found = set()
+    for origin, names, whole in IMPORT.findall(path.read_text()):
+        inside = [name for name in re.findall(r"(\w+)(?: as \w+)?", names) if is_module(f"{origin}.{name}")]
+        found |= {f"{origin}.{name}" for name in inside} or {origin or whole}
+    return found
+
+
+def is_module(name: str) -> bool:
+    place = PACKAGE.parent.joinpath(*name.split("."))
+    return place.is_dir() or any(place.with_suffix(suffix).exists() for suffix in SUFFIXES)
+
+
+def layer_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def places_of_types_alone(path: Path) -> set[str]:
+    """What is imported under TYPE_CHECKING: names in annotations, which no running code follows."""
+    blocks = re.findall(r"^if TYPE_CHECKING:\n((?:[ \t]+.*\n|\n)+)", path.read_text(), re.MULTILINE)
+    return {found for block in blocks for found in re.findall(r"from (allotment[\w.]*) import", block)}
+
+
+def label(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_every_part_of_the_package_has_its_line_and_every_line_its_part() -> None:
+    parts = {path.relative_to(PACKAGE).parts[0].split(".")[0] for path in SOURCES} - THE_PACKAGE_ITSELF
+    assert set(PACKAGE_HEIGHTS) == parts
+    assert sum(map(len, PACKAGE_LAYERS)) == len(PACKAGE_HEIGHTS), "a name stands on two lines"
+
+
+def test_every_file_of_the_core_has_its_line_and_every_line_its_file() -> None:
+    assert set(CORE_HEIGHTS) == {path.stem for path in CORE_SOURCES}
+    assert sum(map(len, CORE_LAYERS)) == len(CORE_HEIGHTS), "a name stands on two lines"
+
+
+def test_the_folders_of_the_core_are_its_headings_in_order() -> None:
+    folder_of = {path.stem: path.parent.name if path.parent != CORE else "" for path in CORE_SOURCES}
+    in_order = [folder_of[name] for line in CORE_LAYERS for name in line]
+    assert [name for at, name in enumerate(in_order) if name != (in_order[at - 1] if at else None)] == CORE_FOLDERS
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent != PACKAGE or path.stem[0] != "_"], ids=label)
+def test_a_file_imports_only_from_layers_below_its_own(path: Path) -> None:
+    own = PACKAGE_HEIGHTS[path.relative_to(PACKAGE).parts[0].split(".")[0]]
+    running = imports_of(path) - places_of_types_alone(path)
+    assert "allotment" not in running, "the package's front door is above all of it"
+    above = {module for module in running if PACKAGE_HEIGHTS[layer_of(module)] > own}
+    assert not above
+
+
+@pytest.mark.parametrize("path", CORE_SOURCES, ids=label)
+def test_a_file_of_the_core_imports_only_what_stands_below_it(path: Path) -> None:
+    own = CORE_HEIGHTS[path.stem]
+    known = {module.rpartition(".")[2] for module in imports_of(path) if module.startswith("allotment._core.")}
+    assert not {name for name in known if CORE_HEIGHTS[name] > own}
+
+
+@pytest.mark.parametrize("path", CORE_SOURCES, ids=label)
+def test_the_core_knows_the_errors_and_nothing_else_of_the_package(path: Path) -> None:
+    assert {module for module in imports_of(path) if layer_of(module) != "_core"} <= {"allotment.errors"}
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.is_relative_to(PACKAGE / "_devices")], ids=label)
+def test_a_device_knows_the_contract_and_the_tools_but_not_the_engine(path: Path) -> None:
+    of_the_core = {module.split(".")[2] for module in imports_of(path) if module.startswith("allotment._core.")}
+    assert of_the_core <= BELOW_THE_ENGINE
