@@ -2,6 +2,7 @@
 
 Build switches, all through the environment:
     ALLOTMENT_TRACE=1       line tracing, for coverage; nothing is measured with such a build
+    ALLOTMENT_QUICK=1       no optimization: for the loop of edit, compile, test; nothing is measured with it either
     ALLOTMENT_SANITIZE=...  a comma list for the compiler's -fsanitize (address,undefined or thread)
 """
 
@@ -16,6 +17,7 @@ SOURCE = Path("src")
 CPP_SOURCES = {SOURCE / "allotment" / "torch" / "_hooks.pyx"}
 LINUX_ONLY = ("allotment._devices.cuda.", "allotment._devices.host.", "allotment._devices.shared.")
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
+QUICK = os.environ.get("ALLOTMENT_QUICK") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
 GENERATED_CODE = ["-Wno-unused-function", "-Wno-sign-compare"]  # Cython writes such things, and means them
 JOBS = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -26,7 +28,7 @@ def compile_flags() -> list[str]:
         return ["/O2"]
     if SANITIZERS:
         return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}", *GENERATED_CODE]
-    if TRACED:
+    if TRACED or QUICK:
         return ["-O0", "-g0", *GENERATED_CODE]
     # Without vectors: fields written one by one and read back in pairs cost more than they save on the hot path.
     return ["-O2", "-fno-tree-vectorize", "-g0", "-fno-semantic-interposition", *GENERATED_CODE]
