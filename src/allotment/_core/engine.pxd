@@ -19,9 +19,9 @@ from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport hand_out
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.frees cimport finish_late_frees, free_address
-from allotment._core.mechanism.pool cimport pool_for_size, route_request, shelf_for, shelve
+from allotment._core.mechanism.pool cimport rack_for_size, route_request, shelf_for, shelve
 from allotment._core.mechanism.streams cimport anything_waits, poll_events, reuse_in_capture, stream_for
-from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, PoolOwner, Request, StreamRecord
+from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Request, StreamRecord
 from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.placement.pytorch cimport policy_hit, policy_miss, policy_splits
 from allotment._core.tools.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
@@ -85,7 +85,7 @@ cdef inline bint asks_nobody(const Engine* engine) noexcept nogil:
 
 
 cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
-    cdef PoolOwner* owner = &engine.defaults
+    cdef Pool* pool = &engine.defaults
     cdef StreamRecord* stream
     request.failure.reason = NO_FAILURE
     if engine.routes == NULL:
@@ -95,17 +95,17 @@ cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
         if engine.tuning.stream_reuse and not reuse_in_capture(
                 engine, request.stream, request.context, &request.failure):
             return False
-        owner = route_request(engine, request)
-        if owner == NULL:
+        pool = route_request(engine, request)
+        if pool == NULL:
             return False
     request.rounded = round_size(&engine.tuning, request.size)
     stream = stream_for(engine, request.stream)
     if stream == NULL:
         return host_memory_failed(&request.failure)
-    request.shelf = shelf_for(engine, pool_for_size(owner, request.rounded), stream)
+    request.shelf = shelf_for(engine, rack_for_size(pool, request.rounded), stream)
     if request.shelf == NULL:
         return host_memory_failed(&request.failure)
-    request.expandable = (engine.tuning.expandable and owner.allocator.allocate == NULL
+    request.expandable = (engine.tuning.expandable and pool.allocator.allocate == NULL
                           and engine.backend.capabilities & CAN_VIRTUAL != 0
                           and engine.total_memory != 0)
     return True

@@ -10,14 +10,14 @@ from allotment._core.mechanism.block cimport free_at_once
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory
 from allotment._core.mechanism.frees cimport free_address
 from allotment._core.mechanism.pool cimport (
-    is_plain, owner_clear, owner_init, pool_delete, pool_find, route_end, route_find)
+    is_plain, pool_clear, pool_delete, pool_find, pool_init, route_end, route_find)
 from allotment._core.mechanism.ranges cimport grant_access
 from allotment._core.mechanism.reclaim cimport drop_ranges, release_everything, release_one_pool
 from allotment._core.mechanism.streams cimport (
     forget_capture, stream_for, streams_clear, use_record)
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
-    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, PoolOwner, Request, Route,
+    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Pool, Request, Route,
     StreamRecord, StreamUse)
 from allotment._core.model.sizes cimport Tuning
 from allotment._core.placement.pytorch cimport policy_miss
@@ -46,7 +46,7 @@ cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* fail
     stats_init(&engine.stats, tuning.max_split)
     trace_init(&engine.trace)
     if not (map_init(&engine.blocks) and map_init(&engine.direct) and map_init(&engine.streams)
-            and map_init(&engine.pools) and owner_init(&engine.defaults, 0, 0)):
+            and map_init(&engine.pools) and pool_init(&engine.defaults, 0, 0)):
         host_memory_failed(failure)
         discard(engine)
         return NULL
@@ -73,7 +73,7 @@ cdef void discard(Engine* engine) noexcept nogil:
         engine.callbacks = callback.next
         free(callback)
     streams_clear(engine)
-    owner_clear(&engine.defaults)
+    pool_clear(&engine.defaults)
     map_clear(&engine.blocks)
     map_clear(&engine.direct)
     map_clear(&engine.streams)
@@ -101,16 +101,16 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
 
 cdef bint engine_retire(Engine* engine) noexcept nogil:
     """Give back all that nobody has; whether that was everything. The engine itself stays usable."""
-    cdef PoolOwner* owner = engine.first_pool
+    cdef Pool* pool = engine.first_pool
     cdef Failure failure
     while engine.routes != NULL:
         route_end(engine, engine.routes)
-    while owner != NULL:
-        if not owner.freeable:
-            owner.use_count = 0
-            owner.freeable = True
+    while pool != NULL:
+        if not pool.freeable:
+            pool.use_count = 0
+            pool.freeable = True
             engine.freeable_count += 1
-        owner = owner.next
+        pool = pool.next
     if not (release_everything(engine, 0, &failure) and drop_ranges(engine, &engine.defaults, &failure)):
         return False
     return engine.first_range == NULL and engine.direct.count == 0
@@ -196,11 +196,11 @@ cdef bint engine_record_stream(Engine* engine, address_t address, stream_t strea
 
 cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
                              Failure* failure) noexcept nogil:
-    cdef PoolOwner* owner
+    cdef Pool* pool
     if first == 0 and second == 0:
         return release_everything(engine, context, failure)
-    owner = pool_find(engine, first, second)
-    return owner == NULL or release_one_pool(engine, owner, context, failure)
+    pool = pool_find(engine, first, second)
+    return pool == NULL or release_one_pool(engine, pool, context, failure)
 
 
 cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,

@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport address_t, stream_t, thread_t
-from allotment._core.model.model cimport Block, Engine, Failure, PoolOwner, Request
+from allotment._core.model.model cimport Block, Engine, Failure, Pool as EnginePool, Request
 from allotment._core.records.trace cimport TraceRecord
 
 cdef enum:
@@ -43,4 +43,4 @@ cdef class Allocator:
     cdef int release_inside(self, address_t address, uint32_t context) except -1
     cdef TraceRecord* copy_history(self, size_t* count) except NULL
     cdef list history(self)
-    cdef PoolOwner* owner_of(self, pool) except NULL
+    cdef EnginePool* find_pool(self, pool) except NULL

@@ -40,8 +40,8 @@ from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_
 from allotment._core.mechanism.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
 from allotment._core.model.model cimport (
-    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine,
-    Failure, Filter, FreeMemoryCallback, PendingEvent, PoolOwner, Range, RawAllocator, Request, StreamRecord)
+    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine, Failure, Filter,
+    FreeMemoryCallback, PendingEvent, Range, RawAllocator, Request, StreamRecord)
 from allotment._core.model.sizes cimport Tuning
 from allotment._core.model.tuning cimport fill_tuning
 from allotment._core.placement.pytorch cimport largest_free_block
@@ -394,7 +394,7 @@ cdef class Allocator:
         range_ = self.engine.first_range
         while range_ != NULL:
             if range_.page != 0 and range_.shelf.stream.handle != 0:
-                sizes.append((range_.shelf.stream.handle, range_.shelf.pool.size_class == SMALL, range_.mapped))
+                sizes.append((range_.shelf.stream.handle, range_.shelf.rack.size_class == SMALL, range_.mapped))
             range_ = range_.next
         engine_leave(self.engine)
         return sizes
@@ -679,29 +679,29 @@ cdef class Allocator:
                 pass    # it is given up; what the device would not take goes with the cache
         return 0
 
-    cdef PoolOwner* owner_of(self, pool) except NULL:
+    cdef EnginePool* find_pool(self, pool) except NULL:
         """pre: inside the engine, which is left again if there is no such pool"""
-        cdef PoolOwner* owner
+        cdef EnginePool* found
         cdef uint64_t first = 0, second = 0
         try:
             read_pool_id(pool, &first, &second)
-            owner = pool_find(self.engine, first, second)
-            if owner == NULL:
+            found = pool_find(self.engine, first, second)
+            if found == NULL:
                 raise PoolError(f"there is no pool {pool} on {self.device.name}")
-            return owner
+            return found
         except BaseException:
             engine_leave(self.engine)
             raise
 
     def pool_use_count(self, pool):
         self.enter()
-        count = self.owner_of(pool).use_count
+        count = self.find_pool(pool).use_count
         engine_leave(self.engine)
         return count
 
     def pool_reserved_bytes(self, pool):
         self.enter()
-        reserved = self.engine.defaults.reserved_bytes if pool == (0, 0) else self.owner_of(pool).reserved_bytes
+        reserved = self.engine.defaults.reserved_bytes if pool == (0, 0) else self.find_pool(pool).reserved_bytes
         engine_leave(self.engine)
         return reserved
 

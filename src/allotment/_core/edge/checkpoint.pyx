@@ -15,22 +15,22 @@ from allotment._core.mechanism.pool cimport pool_find, unshelve
 from allotment._core.mechanism.streams cimport defer_unprepared, flush_deferred
 from allotment._core.model.model cimport (
     FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
-    Failure, PoolOwner, Range)
+    Failure, Pool, Range)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.pointer_map cimport PointerMap, map_clear, map_init, map_pop, map_put, map_reserve
 from allotment._core.tools.slab cimport slab_reserve
 
 
-cdef PoolOwner* find_in_use(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
-    cdef PoolOwner* owner = pool_find(engine, first, second)
-    if owner == NULL:
+cdef Pool* find_in_use(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
+    cdef Pool* pool = pool_find(engine, first, second)
+    if pool == NULL:
         failure.reason = FAILED_POOL_UNKNOWN
         return NULL
-    if owner.freeable:
+    if pool.freeable:
         failure.reason = FAILED_POOL_FREEABLE
         return NULL
-    return owner
+    return pool
 
 
 cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint32_t context, Arrangement* state,
@@ -57,12 +57,12 @@ cdef bint list_address(AddressList* list, address_t address) noexcept nogil:
     return True
 
 
-cdef bint ranges_by_base(Engine* engine, PoolOwner* owner, PointerMap* by_base) noexcept nogil:
+cdef bint ranges_by_base(Engine* engine, Pool* pool, PointerMap* by_base) noexcept nogil:
     cdef Range* range_ = engine.first_range
     if not map_init(by_base):
         return False
     while range_ != NULL:
-        if range_.shelf.pool.owner == owner and range_.head != NULL:
+        if range_.shelf.rack.pool == pool and range_.head != NULL:
             if not map_reserve(by_base):
                 return False
             map_put(by_base, range_.base, range_)
@@ -139,7 +139,7 @@ cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ran
     return True
 
 
-cdef bint free_all(Engine* engine, PoolOwner* owner, uint32_t context, AddressList* freed,
+cdef bint free_all(Engine* engine, Pool* pool, uint32_t context, AddressList* freed,
                    Failure* failure) noexcept nogil:
     """Free every block of a pool that is in use, in its own range's order.
 
@@ -147,7 +147,7 @@ cdef bint free_all(Engine* engine, PoolOwner* owner, uint32_t context, AddressLi
     """
     cdef Block* block
     cdef size_t i
-    if not pool_addresses(engine, owner.first, owner.second, freed, failure):
+    if not pool_addresses(engine, pool.first, pool.second, freed, failure):
         return False
     if not slab_reserve(&engine.deferred_slab, freed.count):
         return host_memory_failed(failure)
@@ -191,25 +191,25 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
 cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state,
                              uint32_t context, AddressList* freed, AddressList* created,
                              Failure* failure) noexcept nogil:
-    cdef PoolOwner* owner = find_in_use(engine, first, second, failure)
+    cdef Pool* pool = find_in_use(engine, first, second, failure)
     cdef PointerMap by_base
     cdef Range** ranges
     cdef const SegmentCopy* segment
     cdef const BlockCopy* blocks
     cdef size_t i
     cdef bint ok
-    if owner == NULL:
+    if pool == NULL:
         return False
     by_base.slots = NULL
     ranges = <Range**> calloc(state.segment_count + 1, sizeof(Range*))
     created.addresses = <address_t*> realloc(created.addresses, (state.block_count + 1) * sizeof(address_t))
     created.room = state.block_count + 1
-    ok = (ranges != NULL and created.addresses != NULL and ranges_by_base(engine, owner, &by_base)
+    ok = (ranges != NULL and created.addresses != NULL and ranges_by_base(engine, pool, &by_base)
           and slab_reserve(&engine.block_slab, state.block_count) and address_reserve(engine, state.block_count))
     if not ok:
         host_memory_failed(failure)
     ok = (ok and find_ranges(&by_base, state, ranges, failure)
-          and free_all(engine, owner, context, freed, failure))
+          and free_all(engine, pool, context, freed, failure))
     if ok:
         for i in range(state.segment_count):
             segment = &state.segments[i]
@@ -224,14 +224,14 @@ cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, co
 cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, AddressList* out,
                          Failure* failure) noexcept nogil:
     """The addresses of a pool that are in use, range by range."""
-    cdef PoolOwner* owner = pool_find(engine, first, second)
+    cdef Pool* pool = pool_find(engine, first, second)
     cdef Range* range_ = engine.first_range
     cdef Block* block
-    if owner == NULL:
+    if pool == NULL:
         failure.reason = FAILED_POOL_UNKNOWN
         return False
     while range_ != NULL:
-        block = range_.head if range_.shelf.pool.owner == owner else NULL
+        block = range_.head if range_.shelf.rack.pool == pool else NULL
         while block != NULL:
             if block.allocated and not list_address(out, block.address):
                 return host_memory_failed(failure)

@@ -7,7 +7,7 @@ from allotment._core.mechanism.block cimport is_idle
 from allotment._core.mechanism.free_index cimport index_first, index_next, tree_first, tree_next
 from allotment._core.mechanism.pool cimport is_plain, is_split, pool_find
 from allotment._core.model.model cimport (
-    BIN_COUNT, Block, BlockPool, Deferred, Engine, PendingEvent, PoolOwner, Range, Shelf, StreamRecord)
+    BIN_COUNT, Block, Deferred, Engine, PendingEvent, Pool, Rack, Range, Shelf, StreamRecord)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, tally_of
 
@@ -32,8 +32,8 @@ cdef int broken(str rule, str detail) except -1:
 
 
 cdef str show(const Block* block):
-    return (f"block {block.address:#x}+{block.size} of pool ({block.shelf.pool.owner.first}, "
-            f"{block.shelf.pool.owner.second}), stream {block.shelf.stream.handle}")
+    return (f"block {block.address:#x}+{block.size} of pool ({block.shelf.rack.pool.first}, "
+            f"{block.shelf.rack.pool.second}), stream {block.shelf.stream.handle}")
 
 
 # --- ranges and their blocks -------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ cdef int check_views(Range* range_) except -1:
 
 
 cdef int count_block(Engine* engine, const Block* block, Totals* totals) except -1:
-    cdef int size_class = block.shelf.pool.size_class
+    cdef int size_class = block.shelf.rack.size_class
     if not block.mapped:
         if block.allocated:
             broken("unmapped memory is nobody's", show(block))
@@ -110,7 +110,7 @@ cdef int check_ranges(Engine* engine, Totals* totals) except -1:
             if range_.page != 0:
                 check_views(range_)
             else:
-                totals.segment[range_.shelf.pool.size_class] += 1
+                totals.segment[range_.shelf.rack.size_class] += 1
             block = range_.head
             while block != NULL:
                 count_block(engine, block, totals)
@@ -194,8 +194,8 @@ cdef int check_shelf(Shelf* shelf, count_t* free_blocks, bytes_t* free_bytes, co
     return check_bins(shelf)
 
 
-cdef int check_releasable(BlockPool* pool) except -1:
-    cdef Block* block = pool.oldest
+cdef int check_releasable(Rack* rack) except -1:
+    cdef Block* block = rack.oldest
     cdef Block* before = NULL
     cdef count_t count = 0
     cdef uint64_t gc_sum = 0
@@ -208,21 +208,21 @@ cdef int check_releasable(BlockPool* pool) except -1:
         gc_sum += block.gc_base
         before = block
         block = block.newer
-    if pool.newest != before or count != pool.releasable_count or gc_sum != pool.releasable_gc_sum:
-        broken("the releasable list knows its length", f"{pool.releasable_count} noted, {count} found")
+    if rack.newest != before or count != rack.releasable_count or gc_sum != rack.releasable_gc_sum:
+        broken("the releasable list knows its length", f"{rack.releasable_count} noted, {count} found")
     return 0
 
 
-cdef int check_at_hand(BlockPool* pool) except -1:
-    cdef Block* block = pool.at_hand
-    if block != NULL and (block.shelf.pool != pool or not is_idle(block) or not block.mapped or block.releasable):
+cdef int check_at_hand(Rack* rack) except -1:
+    cdef Block* block = rack.at_hand
+    if block != NULL and (block.shelf.rack != rack or not is_idle(block) or not block.mapped or block.releasable):
         broken("what is at hand is free, and on no shelf", show(block))
     return 0
 
 
-cdef int check_pool(Engine* engine, BlockPool* pool, bytes_t* reserved) except -1:
+cdef int check_rack(Engine* engine, Rack* rack, bytes_t* reserved) except -1:
     """The blocks of a pool, once over its ranges and once over its shelves."""
-    cdef Shelf* shelf = pool.shelves
+    cdef Shelf* shelf = rack.shelves
     cdef Range* range_ = engine.first_range
     cdef Block* block
     cdef count_t free_blocks = 0
@@ -233,18 +233,18 @@ cdef int check_pool(Engine* engine, BlockPool* pool, bytes_t* reserved) except -
     while shelf != NULL:
         check_shelf(shelf, &free_blocks, &free_bytes, &unmapped)
         shelf = shelf.next
-    if free_bytes != pool.free_bytes:
-        broken("a pool knows its free bytes", f"{pool.free_bytes} noted, {free_bytes} found")
-    check_releasable(pool)
-    check_at_hand(pool)
+    if free_bytes != rack.free_bytes:
+        broken("a pool knows its free bytes", f"{rack.free_bytes} noted, {free_bytes} found")
+    check_releasable(rack)
+    check_at_hand(rack)
     while range_ != NULL:
-        block = range_.head if range_.shelf.pool == pool else NULL
+        block = range_.head if range_.shelf.rack == rack else NULL
         if block != NULL and range_.page != 0:
             expandable += 1
         while block != NULL:
             if block.mapped:
                 reserved[0] += block.size
-            if is_idle(block) and block != pool.at_hand:
+            if is_idle(block) and block != rack.at_hand:
                 if block.mapped:
                     free_blocks -= 1
                     if is_plain(block) and not is_split(block):
@@ -255,37 +255,37 @@ cdef int check_pool(Engine* engine, BlockPool* pool, bytes_t* reserved) except -
         range_ = range_.next
     if free_blocks != 0 or unmapped != 0:
         broken("every free block is on its shelf", f"off by {free_blocks} free and {unmapped} unmapped blocks")
-    if releasable != pool.releasable_count:
-        broken("every wholly free segment can be released", f"{releasable} found, {pool.releasable_count} listed")
-    if expandable != pool.expandable_count:
-        broken("a pool knows its expandable ranges", f"{pool.expandable_count} noted, {expandable} found")
+    if releasable != rack.releasable_count:
+        broken("every wholly free segment can be released", f"{releasable} found, {rack.releasable_count} listed")
+    if expandable != rack.expandable_count:
+        broken("a pool knows its expandable ranges", f"{rack.expandable_count} noted, {expandable} found")
     return 0
 
 
-cdef int check_owner(Engine* engine, PoolOwner* owner) except -1:
+cdef int check_pool(Engine* engine, Pool* pool) except -1:
     cdef bytes_t reserved = 0
-    check_pool(engine, &owner.small, &reserved)
-    check_pool(engine, &owner.large, &reserved)
-    if reserved != owner.reserved_bytes:
+    check_rack(engine, &pool.small, &reserved)
+    check_rack(engine, &pool.large, &reserved)
+    if reserved != pool.reserved_bytes:
         broken("a pool knows what it has reserved",
-               f"({owner.first}, {owner.second}): {owner.reserved_bytes} noted, {reserved} found")
+               f"({pool.first}, {pool.second}): {pool.reserved_bytes} noted, {reserved} found")
     return 0
 
 
-cdef int check_owners(Engine* engine) except -1:
-    cdef PoolOwner* owner = engine.first_pool
+cdef int check_pools(Engine* engine) except -1:
+    cdef Pool* pool = engine.first_pool
     cdef count_t freeable = 0
     cdef count_t lenders = 0
-    check_owner(engine, &engine.defaults)
-    while owner != NULL:
-        check_owner(engine, owner)
-        if pool_find(engine, owner.first, owner.second) != owner:
-            broken("pools are found by their id", f"({owner.first}, {owner.second})")
-        if owner.freeable != (owner.use_count == 0):
-            broken("a pool is freeable when nobody uses it", f"({owner.first}, {owner.second})")
-        freeable += owner.freeable
-        lenders += owner.use_on_oom
-        owner = owner.next
+    check_pool(engine, &engine.defaults)
+    while pool != NULL:
+        check_pool(engine, pool)
+        if pool_find(engine, pool.first, pool.second) != pool:
+            broken("pools are found by their id", f"({pool.first}, {pool.second})")
+        if pool.freeable != (pool.use_count == 0):
+            broken("a pool is freeable when nobody uses it", f"({pool.first}, {pool.second})")
+        freeable += pool.freeable
+        lenders += pool.use_on_oom
+        pool = pool.next
     if freeable != engine.freeable_count or lenders != engine.lender_count:
         broken("the engine counts freeable pools and lenders", f"{freeable} and {lenders} found")
     return 0
@@ -334,6 +334,6 @@ cdef int check_engine(Engine* engine) except -1:
     memset(&totals, 0, sizeof(Totals))
     check_ranges(engine, &totals)
     check_counters(engine, &totals)
-    check_owners(engine)
+    check_pools(engine)
     check_waiting(engine)
     return 0

@@ -6,7 +6,7 @@ from libc.string cimport memset
 from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_INACTIVE, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy)
 from allotment._core.mechanism.block cimport is_idle
-from allotment._core.model.model cimport Block, Engine, PoolOwner, Range
+from allotment._core.model.model cimport Block, Engine, Pool, Range
 from allotment._core.records.stats cimport SMALL
 from allotment._core.records.trace cimport ACTION_SNAPSHOT, trace_report
 from allotment._core.tools.arrays cimport make_room
@@ -28,7 +28,7 @@ cdef int state_of(const Block* block) noexcept nogil:
 
 cdef bint begin_segment(Arrangement* out, const Block* block) noexcept nogil:
     cdef SegmentCopy* segment
-    cdef PoolOwner* owner = block.shelf.pool.owner
+    cdef Pool* pool = block.shelf.rack.pool
     if not make_room(<void**> &out.segments, &out.segment_room, out.segment_count, sizeof(SegmentCopy)):
         return False
     segment = &out.segments[out.segment_count]
@@ -36,10 +36,10 @@ cdef bint begin_segment(Arrangement* out, const Block* block) noexcept nogil:
     memset(segment, 0, sizeof(SegmentCopy))
     segment.address = block.address
     segment.stream = block.shelf.stream.handle
-    segment.pool_first = owner.first
-    segment.pool_second = owner.second
+    segment.pool_first = pool.first
+    segment.pool_second = pool.second
     segment.context = block.segment_context
-    segment.is_small = block.shelf.pool.size_class == SMALL
+    segment.is_small = block.shelf.rack.size_class == SMALL
     segment.is_expandable = block.range.page != 0
     segment.first_block = out.block_count
     return True
@@ -69,8 +69,8 @@ cdef bint append_block(Arrangement* out, const Block* block) noexcept nogil:
 
 
 cdef inline bint is_selected(const Range* range_, uint64_t first, uint64_t second) noexcept nogil:
-    cdef PoolOwner* owner = range_.shelf.pool.owner
-    return range_.head != NULL and owner.first == first and owner.second == second
+    cdef Pool* pool = range_.shelf.rack.pool
+    return range_.head != NULL and pool.first == first and pool.second == second
 
 
 cdef int by_address(const void* a, const void* b) noexcept nogil:

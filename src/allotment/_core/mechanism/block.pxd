@@ -16,7 +16,7 @@ from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.mechanism.address_map cimport address_put
 from allotment._core.mechanism.free_index cimport tree_remove
 from allotment._core.mechanism.pool cimport is_plain, is_split, shelve, unshelve
-from allotment._core.model.model cimport Block, BlockPool, Engine, Range, Shelf
+from allotment._core.model.model cimport Block, Engine, Rack, Range, Shelf
 from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_move, tally_up
 from allotment._core.records.tenants cimport context_of_free
 from allotment._core.records.trace cimport (
@@ -106,8 +106,8 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     pre: on no shelf, mapped; a block record and a place in the address map are reserved
     """
     cdef Stats* stats = &engine.stats
-    cdef BlockPool* pool = block.shelf.pool
-    cdef int size_class = pool.size_class
+    cdef Rack* rack = block.shelf.rack
+    cdef int size_class = rack.size_class
     cdef bint already_split = is_split(block)
     cdef Block* rest
     if split:
@@ -132,7 +132,7 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     address_put(engine, block)
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
-                     pool.owner.first, pool.owner.second, context)
+                     rack.pool.first, rack.pool.second, context)
     tally_up(&stats.allocation, size_class, 1)
     tally_up(&stats.allocated_bytes, size_class, block.size)
     tally_up(&stats.active, size_class, 1)
@@ -146,13 +146,13 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
 cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """The user is done with a block; whether it is free yet is for its streams to say. pre: out of the address map"""
     cdef Stats* stats = &engine.stats
-    cdef BlockPool* pool = block.shelf.pool
+    cdef Rack* rack = block.shelf.rack
     block.allocated = False
-    tally_down(&stats.allocation, pool.size_class, 1)
-    tally_down(&stats.allocated_bytes, pool.size_class, block.size)
+    tally_down(&stats.allocation, rack.size_class, 1)
+    tally_down(&stats.allocated_bytes, rack.size_class, block.size)
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
-                     pool.owner.first, pool.owner.second, context_of_free(context, block.context))
+                     rack.pool.first, rack.pool.second, context_of_free(context, block.context))
     if block.size >= engine.tuning.max_split:
         tally_down(&stats.oversize_allocations, SMALL, 1)
 
@@ -160,8 +160,8 @@ cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexc
 cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """The block is free for good: merge it with its free neighbours and shelve it."""
     cdef Stats* stats = &engine.stats
-    cdef BlockPool* pool = block.shelf.pool
-    cdef int size_class = pool.size_class
+    cdef Rack* rack = block.shelf.rack
+    cdef int size_class = rack.size_class
     cdef bytes_t size = block.size
     cdef Block* before = block.prev
     cdef Block* behind = block.next
@@ -170,7 +170,7 @@ cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) n
     cdef bytes_t gained
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
-                     pool.owner.first, pool.owner.second, context_of_free(context, block.context))
+                     rack.pool.first, rack.pool.second, context_of_free(context, block.context))
     block.context = 0
     gained = absorb_if_free(engine, block, before)
     if gained != 0:

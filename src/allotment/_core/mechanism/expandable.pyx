@@ -8,7 +8,7 @@ from allotment._core.mechanism.free_index cimport tree_first, tree_insert, tree_
 from allotment._core.mechanism.pool cimport shelve, unshelve
 from allotment._core.mechanism.ranges cimport map_pages, range_give_back, range_reserve, range_size, unmap_pages
 from allotment._core.mechanism.streams cimport end_relaxed_capture, relax_capture
-from allotment._core.model.model cimport Block, Engine, Failure, PoolOwner, Range, Request, Shelf
+from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf
 from allotment._core.model.sizes cimport SMALL_SEGMENT
 from allotment._core.records.stats cimport SMALL, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
@@ -44,7 +44,7 @@ cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
 
 cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
     cdef Shelf* shelf = request.shelf
-    cdef bytes_t page = SMALL_SEGMENT if shelf.pool.size_class == SMALL else engine.tuning.large_segment
+    cdef bytes_t page = SMALL_SEGMENT if shelf.rack.size_class == SMALL else engine.tuning.large_segment
     cdef Range* range_
     cdef Block* block
     if request.rounded > range_size(engine, page):
@@ -66,8 +66,8 @@ cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
 
 cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context, Failure* failure) noexcept nogil:
     """Back the front of an unmapped block; it absorbs its free mapped neighbours and goes on its shelf."""
-    cdef PoolOwner* owner = block.shelf.pool.owner
-    cdef int size_class = block.shelf.pool.size_class
+    cdef Pool* pool = block.shelf.rack.pool
+    cdef int size_class = block.shelf.rack.size_class
     cdef address_t start = block.address
     cdef bytes_t mapped
     cdef Block* tail
@@ -86,11 +86,11 @@ cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
     shelve(block)
-    owner.reserved_bytes += mapped
+    pool.reserved_bytes += mapped
     tally_up(&engine.stats.reserved_bytes, size_class, mapped)
     engine.stats.device_allocs += 1
     trace_report(&engine.trace, ACTION_SEGMENT_MAP, start, mapped, block.shelf.stream.handle,
-                 owner.first, owner.second, context)
+                 pool.first, pool.second, context)
     if block.prev == NULL and block.segment_context == 0:
         block.segment_context = context
     return True
@@ -128,7 +128,7 @@ cdef Block* map_place(Engine* engine, Request* request, Block* block) noexcept n
 
 cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
     """Give up the whole pages inside a free block; what is left of it at either end stays free."""
-    cdef PoolOwner* owner = block.shelf.pool.owner
+    cdef Pool* pool = block.shelf.rack.pool
     cdef address_t start
     cdef bytes_t unmapped
     cdef bytes_t leading, trailing
@@ -156,12 +156,12 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
     put_unmapped(block)
-    owner.reserved_bytes -= unmapped
-    owner.malloc_count -= 1
-    tally_down(&engine.stats.reserved_bytes, block.shelf.pool.size_class, unmapped)
+    pool.reserved_bytes -= unmapped
+    pool.malloc_count -= 1
+    tally_down(&engine.stats.reserved_bytes, block.shelf.rack.size_class, unmapped)
     engine.stats.device_frees += 1
     trace_report(&engine.trace, ACTION_SEGMENT_UNMAP, start, unmapped, block.shelf.stream.handle,
-                 owner.first, owner.second, context if context != 0 else block.segment_context)
+                 pool.first, pool.second, context if context != 0 else block.segment_context)
     return ok
 
 

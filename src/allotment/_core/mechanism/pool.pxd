@@ -12,18 +12,18 @@ from libc.stdint cimport uint64_t
 from allotment._core.contract.types cimport bytes_t, stream_t, thread_t
 from allotment._core.mechanism.free_index cimport comes_before, index_best_fit
 from allotment._core.model.model cimport (
-    Block, BlockPool, Engine, Failure, Filter, PoolOwner, RawAllocator, Request, Route, Shelf, StreamRecord)
+    Block, Engine, Failure, Filter, Pool, Rack, RawAllocator, Request, Route, Shelf, StreamRecord)
 from allotment._core.model.sizes cimport SMALL_SIZE
 
-cdef bint owner_init(PoolOwner* owner, uint64_t first, uint64_t second) noexcept nogil
-cdef void owner_clear(PoolOwner* owner) noexcept nogil
-cdef Shelf* shelf_make(Engine* engine, BlockPool* pool, StreamRecord* stream) noexcept nogil
+cdef bint pool_init(Pool* pool, uint64_t first, uint64_t second) noexcept nogil
+cdef void pool_clear(Pool* pool) noexcept nogil
+cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil
 
-cdef PoolOwner* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
+cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 Failure* failure) noexcept nogil
 cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
-cdef void pool_delete(Engine* engine, PoolOwner* owner) noexcept nogil
+cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil
 cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, bint on,
                               Failure* failure) noexcept nogil
 cdef bint pool_set_no_split(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
@@ -32,7 +32,7 @@ cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter fi
                       Failure* failure) noexcept nogil
 cdef Route* route_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
 cdef void route_end(Engine* engine, Route* route) noexcept nogil
-cdef PoolOwner* route_request(Engine* engine, Request* request) noexcept nogil
+cdef Pool* route_request(Engine* engine, Request* request) noexcept nogil
 
 
 cdef inline uint64_t pool_key(uint64_t first, uint64_t second) noexcept nogil:
@@ -40,15 +40,15 @@ cdef inline uint64_t pool_key(uint64_t first, uint64_t second) noexcept nogil:
     return (first << 1) | 1 if first != 0 else second << 1
 
 
-cdef inline BlockPool* pool_for_size(PoolOwner* owner, bytes_t rounded) noexcept nogil:
-    return &owner.small if rounded <= SMALL_SIZE else &owner.large
+cdef inline Rack* rack_for_size(Pool* pool, bytes_t rounded) noexcept nogil:
+    return &pool.small if rounded <= SMALL_SIZE else &pool.large
 
 
-cdef inline Shelf* shelf_for(Engine* engine, BlockPool* pool, StreamRecord* stream) noexcept nogil:
+cdef inline Shelf* shelf_for(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil:
     """The shelf of a pool for a stream, made if need be; NULL without host memory for it."""
-    if pool.recent != NULL and pool.recent.stream == stream:
-        return pool.recent
-    return shelf_make(engine, pool, stream)
+    if rack.recent != NULL and rack.recent.stream == stream:
+        return rack.recent
+    return shelf_make(engine, rack, stream)
 
 
 cdef inline bint is_plain(const Block* block) noexcept nogil:
@@ -67,34 +67,34 @@ cdef void put_on_shelf(Block* block) noexcept nogil
 cdef void take_off_shelf(Block* block) noexcept nogil
 
 
-cdef inline void tidy(BlockPool* pool) noexcept nogil:
+cdef inline void tidy(Rack* rack) noexcept nogil:
     """Afterwards the shelves, and what the pool counts of them, are complete."""
-    if pool.at_hand != NULL:
-        put_on_shelf(pool.at_hand)
-        pool.at_hand = NULL
+    if rack.at_hand != NULL:
+        put_on_shelf(rack.at_hand)
+        rack.at_hand = NULL
 
 
 cdef inline void shelve(Block* block) noexcept nogil:
     """Keep a free, mapped block: at hand, until the next one comes."""
-    cdef BlockPool* pool = block.shelf.pool
-    block.gc_base = pool.search_count
-    if pool.at_hand != NULL:
-        put_on_shelf(pool.at_hand)
-    pool.at_hand = block
+    cdef Rack* rack = block.shelf.rack
+    block.gc_base = rack.search_count
+    if rack.at_hand != NULL:
+        put_on_shelf(rack.at_hand)
+    rack.at_hand = block
 
 
 cdef inline void unshelve(Block* block) noexcept nogil:
     """Take a free block from where it is kept. pre: its size and neighbours are as they were when it was put there"""
-    cdef BlockPool* pool = block.shelf.pool
-    if pool.at_hand == block:
-        pool.at_hand = NULL
+    cdef Rack* rack = block.shelf.rack
+    if rack.at_hand == block:
+        rack.at_hand = NULL
     else:
         take_off_shelf(block)
 
 
 cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
     """The smallest free block of at least `size`, of those the one at the lowest address; it stays where it is."""
-    cdef Block* at_hand = shelf.pool.at_hand
+    cdef Block* at_hand = shelf.rack.at_hand
     cdef Block* found = index_best_fit(shelf, size)
     if at_hand == NULL or at_hand.shelf != shelf or at_hand.size < size:
         return found

@@ -10,7 +10,7 @@ from allotment._core.mechanism.pool cimport is_plain, is_split, pool_key
 from allotment._core.model.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_HOST_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
     FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, NO_FAILURE, Block,
-    BlockPool, Engine, Failure, Filter, PoolOwner, RawAllocator, Reason, Request, Route, Shelf, StreamRecord)
+    Engine, Failure, Filter, Pool, Rack, RawAllocator, Reason, Request, Route, Shelf, StreamRecord)
 from allotment._core.records.stats cimport LARGE, SMALL
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
@@ -23,25 +23,25 @@ cdef inline bint fail(Failure* failure, Reason reason) noexcept nogil:
 
 # --- shelves ---------------------------------------------------------------------------------------------
 
-cdef Shelf* shelf_make(Engine* engine, BlockPool* pool, StreamRecord* stream) noexcept nogil:
-    cdef Shelf* shelf = <Shelf*> map_get(&pool.by_stream, stream.handle + 1)
+cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil:
+    cdef Shelf* shelf = <Shelf*> map_get(&rack.by_stream, stream.handle + 1)
     if shelf == NULL:
-        if not map_reserve(&pool.by_stream):
+        if not map_reserve(&rack.by_stream):
             return NULL
         shelf = <Shelf*> calloc(1, sizeof(Shelf))
         if shelf == NULL:
             return NULL
-        if pool.size_class == SMALL:
+        if rack.size_class == SMALL:
             shelf.bins = <Block**> calloc(BIN_COUNT, sizeof(Block*))
             if shelf.bins == NULL:
                 shelf_free(shelf)
                 return NULL
-        shelf.pool = pool
+        shelf.rack = rack
         shelf.stream = stream
-        shelf.next = pool.shelves
-        pool.shelves = shelf
-        map_put(&pool.by_stream, stream.handle + 1, shelf)
-    pool.recent = shelf
+        shelf.next = rack.shelves
+        rack.shelves = shelf
+        map_put(&rack.by_stream, stream.handle + 1, shelf)
+    rack.recent = shelf
     return shelf
 
 
@@ -51,69 +51,69 @@ cdef void shelf_free(Shelf* shelf) noexcept nogil:
 
 
 cdef void put_on_shelf(Block* block) noexcept nogil:
-    cdef BlockPool* pool = block.shelf.pool
-    pool.free_bytes += block.size
+    cdef Rack* rack = block.shelf.rack
+    rack.free_bytes += block.size
     index_insert(block.shelf, block)
     if not is_split(block) and is_plain(block):
         block.releasable = True
         block.newer = NULL
-        block.older = pool.newest
-        if pool.newest != NULL:
-            pool.newest.newer = block
+        block.older = rack.newest
+        if rack.newest != NULL:
+            rack.newest.newer = block
         else:
-            pool.oldest = block
-        pool.newest = block
-        pool.releasable_count += 1
-        pool.releasable_gc_sum += block.gc_base
+            rack.oldest = block
+        rack.newest = block
+        rack.releasable_count += 1
+        rack.releasable_gc_sum += block.gc_base
 
 
 cdef void take_off_shelf(Block* block) noexcept nogil:
-    cdef BlockPool* pool = block.shelf.pool
-    pool.free_bytes -= block.size
+    cdef Rack* rack = block.shelf.rack
+    rack.free_bytes -= block.size
     index_remove(block.shelf, block)
     if block.releasable:
         block.releasable = False
         if block.older != NULL:
             block.older.newer = block.newer
         else:
-            pool.oldest = block.newer
+            rack.oldest = block.newer
         if block.newer != NULL:
             block.newer.older = block.older
         else:
-            pool.newest = block.older
-        pool.releasable_count -= 1
-        pool.releasable_gc_sum -= block.gc_base
+            rack.newest = block.older
+        rack.releasable_count -= 1
+        rack.releasable_gc_sum -= block.gc_base
 
 
-cdef bint block_pool_init(BlockPool* pool, PoolOwner* owner, int size_class) noexcept nogil:
-    pool.owner = owner
-    pool.size_class = size_class
-    return map_init(&pool.by_stream)
+cdef bint rack_init(Rack* rack, Pool* pool, int size_class) noexcept nogil:
+    rack.pool = pool
+    rack.size_class = size_class
+    return map_init(&rack.by_stream)
 
 
-cdef void block_pool_clear(BlockPool* pool) noexcept nogil:
-    cdef Shelf* shelf = pool.shelves
+cdef void rack_clear(Rack* rack) noexcept nogil:
+    cdef Shelf* shelf = rack.shelves
     cdef Shelf* following
     while shelf != NULL:
         following = shelf.next
         shelf_free(shelf)
         shelf = following
-    map_clear(&pool.by_stream)
+    map_clear(&rack.by_stream)
 
 
-cdef bint owner_init(PoolOwner* owner, uint64_t first, uint64_t second) noexcept nogil:
-    memset(owner, 0, sizeof(PoolOwner))
-    owner.first = first
-    owner.second = second
-    owner.use_count = 1
-    return block_pool_init(&owner.small, owner, SMALL) and block_pool_init(&owner.large, owner, LARGE)
+cdef bint pool_init(Pool* pool, uint64_t first, uint64_t second) noexcept nogil:
+    memset(pool, 0, sizeof(Pool))
+    pool.first = first
+    pool.second = second
+    pool.use_count = 1
+    return rack_init(&pool.small, pool, SMALL) and rack_init(&pool.large, pool, LARGE)
 
 
-cdef void owner_clear(PoolOwner* owner) noexcept nogil:
-    block_pool_clear(&owner.small)
-    block_pool_clear(&owner.large)
-    if owner.allocator.drop != NULL:
-        owner.allocator.drop(owner.allocator.self)
+cdef void pool_clear(Pool* pool) noexcept nogil:
+    rack_clear(&pool.small)
+    rack_clear(&pool.large)
+    if pool.allocator.drop != NULL:
+        pool.allocator.drop(pool.allocator.self)
 
 
 # --- private pools ---------------------------------------------------------------------------------------
@@ -122,94 +122,94 @@ cdef inline bint is_pool_id(uint64_t first, uint64_t second) noexcept nogil:
     return (first == 0) != (second == 0) and (first | second) >> 62 == 0
 
 
-cdef PoolOwner* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil:
+cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil:
     if not is_pool_id(first, second):
         return NULL
-    return <PoolOwner*> map_get(&engine.pools, pool_key(first, second))
+    return <Pool*> map_get(&engine.pools, pool_key(first, second))
 
 
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 Failure* failure) noexcept nogil:
     """One more user for a pool, which is made if it is not there. Takes `allocator` over on success."""
-    cdef PoolOwner* owner
+    cdef Pool* pool
     if not is_pool_id(first, second):
         return fail(failure, FAILED_POOL_ID)
-    owner = pool_find(engine, first, second)
-    if owner != NULL:
-        if owner.freeable:
+    pool = pool_find(engine, first, second)
+    if pool != NULL:
+        if pool.freeable:
             return fail(failure, FAILED_POOL_FREEABLE)
         if allocator != NULL:
             return fail(failure, FAILED_POOL_IN_USE)
-        owner.use_count += 1
+        pool.use_count += 1
         return True
-    owner = <PoolOwner*> malloc(sizeof(PoolOwner))
-    if owner == NULL or not map_reserve(&engine.pools):
-        free(owner)
+    pool = <Pool*> malloc(sizeof(Pool))
+    if pool == NULL or not map_reserve(&engine.pools):
+        free(pool)
         return fail(failure, FAILED_HOST_MEMORY)
-    if not owner_init(owner, first, second):
-        owner_clear(owner)
-        free(owner)
+    if not pool_init(pool, first, second):
+        pool_clear(pool)
+        free(pool)
         return fail(failure, FAILED_HOST_MEMORY)
     if allocator != NULL:
-        owner.allocator = allocator[0]
-    owner.prev = engine.last_pool
+        pool.allocator = allocator[0]
+    pool.prev = engine.last_pool
     if engine.last_pool != NULL:
-        engine.last_pool.next = owner
+        engine.last_pool.next = pool
     else:
-        engine.first_pool = owner
-    engine.last_pool = owner
-    map_put(&engine.pools, pool_key(first, second), owner)
+        engine.first_pool = pool
+    engine.last_pool = pool
+    map_put(&engine.pools, pool_key(first, second), pool)
     return True
 
 
 cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
     """One user less; without any, the pool is freeable."""
-    cdef PoolOwner* owner = pool_find(engine, first, second)
-    if owner == NULL:
+    cdef Pool* pool = pool_find(engine, first, second)
+    if pool == NULL:
         return fail(failure, FAILED_POOL_UNKNOWN)
-    if owner.freeable:
+    if pool.freeable:
         return fail(failure, FAILED_POOL_FREEABLE)
-    owner.use_count -= 1
-    if owner.use_count == 0:
-        owner.freeable = True
+    pool.use_count -= 1
+    if pool.use_count == 0:
+        pool.freeable = True
         engine.freeable_count += 1
     return True
 
 
-cdef void pool_delete(Engine* engine, PoolOwner* owner) noexcept nogil:
+cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil:
     """pre: freeable, no memory left"""
-    map_pop(&engine.pools, pool_key(owner.first, owner.second))
-    if owner.prev != NULL:
-        owner.prev.next = owner.next
+    map_pop(&engine.pools, pool_key(pool.first, pool.second))
+    if pool.prev != NULL:
+        pool.prev.next = pool.next
     else:
-        engine.first_pool = owner.next
-    if owner.next != NULL:
-        owner.next.prev = owner.prev
+        engine.first_pool = pool.next
+    if pool.next != NULL:
+        pool.next.prev = pool.prev
     else:
-        engine.last_pool = owner.prev
+        engine.last_pool = pool.prev
     engine.freeable_count -= 1
-    if owner.use_on_oom:
+    if pool.use_on_oom:
         engine.lender_count -= 1
-    owner_clear(owner)
-    free(owner)
+    pool_clear(pool)
+    free(pool)
 
 
 cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, bint on,
                               Failure* failure) noexcept nogil:
-    cdef PoolOwner* owner = pool_find(engine, first, second)
-    if owner == NULL:
+    cdef Pool* pool = pool_find(engine, first, second)
+    if pool == NULL:
         return fail(failure, FAILED_POOL_UNKNOWN)
-    if owner.use_on_oom != on:
+    if pool.use_on_oom != on:
         engine.lender_count += 1 if on else -1
-        owner.use_on_oom = on
+        pool.use_on_oom = on
     return True
 
 
 cdef bint pool_set_no_split(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
-    cdef PoolOwner* owner = pool_find(engine, first, second)
-    if owner == NULL:
+    cdef Pool* pool = pool_find(engine, first, second)
+    if pool == NULL:
         return fail(failure, FAILED_POOL_UNKNOWN)
-    owner.no_split = True
+    pool.no_split = True
     return True
 
 
@@ -217,7 +217,7 @@ cdef bint pool_set_no_split(Engine* engine, uint64_t first, uint64_t second, Fai
 
 cdef Route* route_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil:
     cdef Route* route = engine.routes
-    while route != NULL and (route.owner.first != first or route.owner.second != second):
+    while route != NULL and (route.pool.first != first or route.pool.second != second):
         route = route.older
     return route
 
@@ -242,7 +242,7 @@ cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter fi
     if not pool_create_or_incref(engine, first, second, NULL, failure):
         free(route)
         return False
-    route.owner = pool_find(engine, first, second)
+    route.pool = pool_find(engine, first, second)
     route.filter = filter
     route.older = engine.routes
     engine.routes = route
@@ -285,7 +285,7 @@ cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexce
     return filter.accepts(filter.self, request.stream)
 
 
-cdef PoolOwner* route_request(Engine* engine, Request* request) noexcept nogil:
+cdef Pool* route_request(Engine* engine, Request* request) noexcept nogil:
     """The pool that serves a request: that of the newest route that accepts it, else the default one.
 
     NULL with the reason in request.failure if that cannot be told: memory of the wrong pool would do harm.
@@ -293,7 +293,7 @@ cdef PoolOwner* route_request(Engine* engine, Request* request) noexcept nogil:
     cdef Route* route = engine.routes
     while route != NULL:
         if accepts(engine, &route.filter, request):
-            return route.owner
+            return route.pool
         if request.failure.reason != NO_FAILURE:
             return NULL
         route = route.older

@@ -48,7 +48,7 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, Failure* f
         range_forget(engine, range_)
         device_failed(failure, status, b"range_reserve")
         return NULL
-    shelf.pool.expandable_count += 1
+    shelf.rack.expandable_count += 1
     return range_
 
 
@@ -78,7 +78,7 @@ cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexc
     status = engine.backend.range_release(engine.backend.self, range_.base, range_.size)
     if status != OK:
         return device_failed(failure, status, b"range_release")
-    range_.shelf.pool.expandable_count -= 1
+    range_.shelf.rack.expandable_count -= 1
     range_forget(engine, range_)
     return True
 

@@ -10,7 +10,7 @@ from allotment._core.mechanism.ranges cimport drop_leftovers
 from allotment._core.mechanism.reclaim cimport BlockList
 from allotment._core.mechanism.segment cimport segment_release
 from allotment._core.mechanism.streams cimport wait_events
-from allotment._core.model.model cimport Block, BlockPool, Engine, Failure, PoolOwner, Shelf
+from allotment._core.model.model cimport Block, Engine, Failure, Pool, Rack, Shelf
 from allotment._core.tools.arrays cimport make_room
 
 
@@ -46,10 +46,10 @@ cdef bint release_segments(Engine* engine, BlockList* list, uint32_t context, Fa
     return True
 
 
-cdef bint collect_expandable(BlockPool* pool, BlockList* list) noexcept nogil:
-    cdef Shelf* shelf = pool.shelves
+cdef bint collect_expandable(Rack* rack, BlockList* list) noexcept nogil:
+    cdef Shelf* shelf = rack.shelves
     cdef Block* block
-    if pool.expandable_count == 0:
+    if rack.expandable_count == 0:
         return True
     while shelf != NULL:
         block = index_first(shelf)
@@ -62,20 +62,20 @@ cdef bint collect_expandable(BlockPool* pool, BlockList* list) noexcept nogil:
     return True
 
 
-cdef bint release_pool(Engine* engine, BlockPool* pool, uint32_t context, Failure* failure) noexcept nogil:
+cdef bint release_rack(Engine* engine, Rack* rack, uint32_t context, Failure* failure) noexcept nogil:
     """Release every plain segment that is wholly free, then unmap what is free of expandable ones."""
     cdef BlockList plain, growing
     cdef Block* block
     cdef size_t i
     cdef bint ok = True
-    tidy(pool)
-    block = pool.oldest
+    tidy(rack)
+    block = rack.oldest
     plain.blocks = growing.blocks = NULL
     plain.count = plain.room = growing.count = growing.room = 0
     while block != NULL and ok:
         ok = list_append(&plain, block)
         block = block.newer
-    ok = ok and collect_expandable(pool, &growing)
+    ok = ok and collect_expandable(rack, &growing)
     if not ok:
         host_memory_failed(failure)
     else:
@@ -92,10 +92,10 @@ cdef bint release_pool(Engine* engine, BlockPool* pool, uint32_t context, Failur
     return ok
 
 
-cdef bint drop_ranges(Engine* engine, PoolOwner* owner, Failure* failure) noexcept nogil:
+cdef bint drop_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
     """Give back the ranges that a pool has reserved without any memory in them (their first map was refused)."""
-    return (drop_ranges_of(engine, owner.small.shelves, failure)
-            and drop_ranges_of(engine, owner.large.shelves, failure))
+    return (drop_ranges_of(engine, pool.small.shelves, failure)
+            and drop_ranges_of(engine, pool.large.shelves, failure))
 
 
 cdef bint drop_ranges_of(Engine* engine, Shelf* shelf, Failure* failure) noexcept nogil:
@@ -112,48 +112,48 @@ cdef bint drop_ranges_of(Engine* engine, Shelf* shelf, Failure* failure) noexcep
     return True
 
 
-cdef bint release_freeable(Engine* engine, PoolOwner* owner, uint32_t context, Failure* failure) noexcept nogil:
+cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
     """Release what a freeable pool can spare, and the pool itself once it owes nothing."""
-    if not (release_pool(engine, &owner.small, context, failure)
-            and release_pool(engine, &owner.large, context, failure)):
+    if not (release_rack(engine, &pool.small, context, failure)
+            and release_rack(engine, &pool.large, context, failure)):
         return False
-    if owner.malloc_count > 0 or owner.reserved_bytes > 0 or owner.asking > 0:
+    if pool.malloc_count > 0 or pool.reserved_bytes > 0 or pool.asking > 0:
         return True
-    if route_find(engine, owner.first, owner.second) != NULL:
+    if route_find(engine, pool.first, pool.second) != NULL:
         return True
-    if not drop_ranges(engine, owner, failure):
+    if not drop_ranges(engine, pool, failure):
         return False
-    pool_delete(engine, owner)
+    pool_delete(engine, pool)
     return True
 
 
 cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
     """The default pools (unless routing is active: their events must not be touched), then the freeable ones."""
-    cdef PoolOwner* owner
-    cdef PoolOwner* following
+    cdef Pool* pool
+    cdef Pool* following
     if engine.routes == NULL:
         if engine.has_leftovers:
             drop_leftovers(engine)
         if not (wait_events(engine, NULL, context, failure)
-                and release_pool(engine, &engine.defaults.large, context, failure)
-                and release_pool(engine, &engine.defaults.small, context, failure)):
+                and release_rack(engine, &engine.defaults.large, context, failure)
+                and release_rack(engine, &engine.defaults.small, context, failure)):
             return False
-    owner = engine.first_pool if engine.freeable_count > 0 else NULL
-    while owner != NULL:
-        following = owner.next
-        if owner.freeable and not release_freeable(engine, owner, context, failure):
+    pool = engine.first_pool if engine.freeable_count > 0 else NULL
+    while pool != NULL:
+        following = pool.next
+        if pool.freeable and not release_freeable(engine, pool, context, failure):
             return False
-        owner = following
+        pool = following
     return True
 
 
-cdef bint release_one_pool(Engine* engine, PoolOwner* owner, uint32_t context, Failure* failure) noexcept nogil:
+cdef bint release_one_pool(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
     """A pool that nobody uses any more; one in use is left alone.
 
     While routing is active, events cannot be waited for: blocks that wait for one then stay.
     """
-    if not owner.freeable:
+    if not pool.freeable:
         return True
-    if engine.routes == NULL and not wait_events(engine, owner, context, failure):
+    if engine.routes == NULL and not wait_events(engine, pool, context, failure):
         return False
-    return release_freeable(engine, owner, context, failure)
+    return release_freeable(engine, pool, context, failure)

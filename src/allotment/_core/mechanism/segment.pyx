@@ -7,7 +7,7 @@ from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.pool cimport unshelve
 from allotment._core.mechanism.ranges cimport range_forget, range_make_plain
 from allotment._core.mechanism.streams cimport end_relaxed_capture, relax_capture
-from allotment._core.model.model cimport Block, Engine, Failure, PoolOwner, Range, Request
+from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request
 from allotment._core.records.stats cimport SMALL, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_FREE, trace_report
 from allotment._core.tools.lock cimport lock_give, lock_wait
@@ -24,11 +24,11 @@ cdef status_t ask_device(Engine* engine, bytes_t size, Request* request, address
     return status
 
 
-cdef status_t obtain(Engine* engine, PoolOwner* owner, bytes_t size, Request* request,
+cdef status_t obtain(Engine* engine, Pool* pool, bytes_t size, Request* request,
                      address_t* address) noexcept nogil:
     cdef status_t status
-    if owner.allocator.allocate != NULL:
-        address[0] = owner.allocator.allocate(owner.allocator.self, size, request.stream)
+    if pool.allocator.allocate != NULL:
+        address[0] = pool.allocator.allocate(pool.allocator.self, size, request.stream)
         return OK if address[0] != 0 else OUT_OF_MEMORY
     if not engine.tuning.release_lock:
         return ask_device(engine, size, request, address)
@@ -40,8 +40,8 @@ cdef status_t obtain(Engine* engine, PoolOwner* owner, bytes_t size, Request* re
 
 cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     """A free block that covers a new segment, on no shelf; NULL with the reason in request.failure."""
-    cdef PoolOwner* owner = request.shelf.pool.owner
-    cdef int size_class = request.shelf.pool.size_class
+    cdef Pool* pool = request.shelf.rack.pool
+    cdef int size_class = request.shelf.rack.size_class
     cdef bytes_t size = request.segment
     cdef address_t address = 0
     cdef Range* range_
@@ -55,7 +55,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
         host_memory_failed(&request.failure)
         return NULL
     block = block_new(engine, request.shelf, range_, 0, size)
-    status = obtain(engine, owner, size, request, &address)
+    status = obtain(engine, pool, size, request, &address)
     if status != OK:
         range_forget(engine, range_)
         block_drop(engine, block)
@@ -64,35 +64,35 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     range_.base = block.address = address
     range_.head = block
     block.segment_context = request.context
-    owner.malloc_count += 1
-    owner.reserved_bytes += size
+    pool.malloc_count += 1
+    pool.reserved_bytes += size
     tally_up(&engine.stats.segment, size_class, 1)
     tally_up(&engine.stats.reserved_bytes, size_class, size)
     if size >= engine.tuning.max_split:
         tally_up(&engine.stats.oversize_segments, SMALL, 1)
     engine.stats.device_allocs += 1
     trace_report(&engine.trace, ACTION_SEGMENT_ALLOC, address, size, request.stream,
-                 owner.first, owner.second, request.context)
+                 pool.first, pool.second, request.context)
     return block
 
 
 cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
     """Give a segment back. pre: `block` is free, plain, and all of its segment"""
     cdef Backend* backend = engine.backend
-    cdef PoolOwner* owner = block.shelf.pool.owner
-    cdef int size_class = block.shelf.pool.size_class
+    cdef Pool* pool = block.shelf.rack.pool
+    cdef int size_class = block.shelf.rack.size_class
     cdef status_t status
-    if owner.allocator.free != NULL:
-        owner.allocator.free(owner.allocator.self, block.address, block.size, block.shelf.stream.handle)
+    if pool.allocator.free != NULL:
+        pool.allocator.free(pool.allocator.self, block.address, block.size, block.shelf.stream.handle)
     else:
         status = backend.segment_free(backend.self, block.address, block.size)
         if status != OK:
             return device_failed(failure, status, b"segment_free")
     engine.stats.device_frees += 1
     trace_report(&engine.trace, ACTION_SEGMENT_FREE, block.address, block.size, block.shelf.stream.handle,
-                 owner.first, owner.second, context if context != 0 else block.segment_context)
-    owner.malloc_count -= 1
-    owner.reserved_bytes -= block.size
+                 pool.first, pool.second, context if context != 0 else block.segment_context)
+    pool.malloc_count -= 1
+    pool.reserved_bytes -= block.size
     tally_down(&engine.stats.segment, size_class, 1)
     tally_down(&engine.stats.reserved_bytes, size_class, block.size)
     if block.size >= engine.tuning.max_split:

@@ -18,7 +18,7 @@ then where it was, and the call can be repeated.
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport capture_t, stream_t
-from allotment._core.model.model cimport Block, Deferred, Engine, Failure, PoolOwner, StreamRecord
+from allotment._core.model.model cimport Block, Deferred, Engine, Failure, Pool, StreamRecord
 
 cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil
 cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream) noexcept nogil
@@ -29,7 +29,7 @@ cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil
 cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil
 cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
-cdef bint wait_events(Engine* engine, PoolOwner* only, uint32_t context, Failure* failure) noexcept nogil
+cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil
 cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil
 cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) noexcept nogil
 cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil

@@ -7,7 +7,7 @@ from allotment._core.contract.types cimport capture_t, event_t, node_t, stream_t
 from allotment._core.mechanism.block cimport complete_free
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.model.model cimport (
-    FAILED_DEVICE, FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, PoolOwner,
+    FAILED_DEVICE, FAILED_STILL_CAPTURING, Block, CaptureStore, Deferred, Engine, Failure, PendingEvent, Pool,
     StreamRecord, StreamUse, VisitedNodes)
 from allotment._core.tools.arrays cimport make_room_for
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
@@ -236,7 +236,7 @@ cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexce
     return True
 
 
-cdef bint wait_events(Engine* engine, PoolOwner* only, uint32_t context, Failure* failure) noexcept nogil:
+cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil:
     """Wait for every event (of one pool's blocks) and complete those frees. pre: no routing"""
     cdef Backend* backend = engine.backend
     cdef StreamRecord* stream
@@ -253,7 +253,7 @@ cdef bint wait_events(Engine* engine, PoolOwner* only, uint32_t context, Failure
         pending = stream.first
         while pending != NULL:
             following = pending.next
-            if only != NULL and pending.block.shelf.pool.owner != only:
+            if only != NULL and pending.block.shelf.rack.pool != only:
                 previous = pending
             else:
                 if pending.tick > stream.finished:

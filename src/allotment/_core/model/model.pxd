@@ -4,9 +4,9 @@ One `Engine` serves one device. Its memory is a set of *ranges*; each range is t
 *blocks*; each block belongs for life to one *shelf*, the place of one pool and one stream:
 
     Engine
-      ├─ PoolOwner (the default one, and one for each private pool)
-      │    ├─ BlockPool small ─┐
-      │    └─ BlockPool large ─┴─ Shelf per stream: ordered free blocks, ordered unmapped blocks
+      ├─ Pool (the default one, and one for each private pool)
+      │    ├─ Rack small ─┐
+      │    └─ Rack large ─┴─ Shelf per stream: ordered free blocks, ordered unmapped blocks
       ├─ Range ── Block ⇄ Block ⇄ Block          tiles [base, base + size)
       │    └─ views: page -> Chunk               expandable ranges only
       ├─ StreamRecord ── queue of events that blocks wait for
@@ -106,7 +106,7 @@ cdef struct Shelf:
     # The free memory of one pool for one stream; blocks never change shelves. Small pools hold exact
     # sizes up to 2 MiB in bins under a two-level bitmap; what is larger, and everything in large pools,
     # is in one tree. Each bin is a tree too, by address, since many blocks can have one size.
-    BlockPool* pool
+    Rack* rack
     StreamRecord* stream
     Shelf* next                 # of the pool
     Block* tree
@@ -115,8 +115,9 @@ cdef struct Shelf:
     uint64_t words[WORD_COUNT]  # bit per bin that is not empty
     Block** bins                # NULL in large pools
 
-cdef struct BlockPool:
-    PoolOwner* owner
+cdef struct Rack:
+    # One of the two halves of a pool: its shelves for small requests, or those for large ones.
+    Pool* pool
     int size_class              # SMALL or LARGE of stats
     Shelf* shelves
     Shelf* recent               # the one used last
@@ -139,10 +140,10 @@ cdef struct RawAllocator:
     drop_t drop                 # the pool is gone and needs it no more
     void* self
 
-cdef struct PoolOwner:
-    # A pair of pools with an id: the default pools (0, 0), or a private pool.
+cdef struct Pool:
+    # What users see as a pool: memory that serves certain requests and no others. The default one has the id (0, 0).
     uint64_t first, second      # the id
-    BlockPool small, large
+    Rack small, large
     count_t use_count
     count_t malloc_count        # segments; for expandable memory +1 a growth, -1 an unmapped block
     bytes_t reserved_bytes      # physical memory this pool holds
@@ -151,8 +152,8 @@ cdef struct PoolOwner:
     bint no_split
     bint use_on_oom
     bint freeable               # nobody uses it any more; goes when its memory has
-    PoolOwner* prev
-    PoolOwner* next             # private pools in order of creation
+    Pool* prev
+    Pool* next                  # private pools in order of creation
 
 cdef struct Chunk:
     # One piece of physical memory, the size of a page of its range.
@@ -197,7 +198,7 @@ cdef struct Filter:
 
 cdef struct Route:
     # "Requests that pass this filter are served by that pool." The newest that fits wins.
-    PoolOwner* owner
+    Pool* pool
     Filter filter
     Route* older
 
@@ -284,10 +285,10 @@ cdef struct Engine:
     Deferred* last_deferred
     CaptureStore* captures
 
-    PoolOwner defaults
-    PointerMap pools            # see pool_key -> PoolOwner
-    PoolOwner* first_pool
-    PoolOwner* last_pool
+    Pool defaults
+    PointerMap pools            # see pool_key -> Pool
+    Pool* first_pool
+    Pool* last_pool
     count_t freeable_count, lender_count
     Route* routes               # newest first
     count_t impure_routes       # whose filter asks the device or a function

@@ -41,7 +41,7 @@ cdef inline Block* search(Engine* engine, Shelf* shelf, bytes_t size, bint expan
     """Best fit, taken off its shelf; NULL if the best fit will not do (no second-best is looked for)."""
     cdef Block* block
     if collects_garbage(engine):
-        shelf.pool.search_count += 1
+        shelf.rack.search_count += 1
     block = best_fit(shelf, size)
     if block == NULL:
         return NULL
@@ -66,8 +66,8 @@ cdef inline Block* policy_hit(Engine* engine, Request* request) noexcept nogil:
 cdef inline bint policy_splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil:
     """Whether a block gives only its front to a request of `size`. `expandable` is the request's, not the block's."""
     cdef bytes_t rest = block.size - size
-    if rest < MIN_BLOCK or block.shelf.pool.owner.no_split:
+    if rest < MIN_BLOCK or block.shelf.rack.pool.no_split:
         return False
-    if block.shelf.pool.size_class == SMALL or expandable:
+    if block.shelf.rack.size_class == SMALL or expandable:
         return True
     return size < engine.tuning.max_split and rest > SMALL_SIZE

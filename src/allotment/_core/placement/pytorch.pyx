@@ -8,12 +8,12 @@ from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.free_index cimport index_below, index_best_fit, index_largest, index_next, index_prev
 from allotment._core.mechanism.frees cimport finish_late_frees
 from allotment._core.mechanism.pool cimport (
-    is_plain, is_split, pool_for_size, pool_release, route_begin, route_end, route_find, shelf_for, tidy)
+    is_plain, is_split, pool_release, rack_for_size, route_begin, route_end, route_find, shelf_for, tidy)
 from allotment._core.mechanism.reclaim cimport BlockList, list_append, list_sort, release_everything, release_segments
 from allotment._core.mechanism.segment cimport segment_obtain, segment_release
 from allotment._core.model.model cimport (
-    FAILED_DEVICE, FAILED_OUT_OF_MEMORY, FILTER_THREAD, NO_FAILURE, Block, BlockPool, Engine,
-    Failure, Filter, FreeMemoryCallback, PoolOwner, Request, Shelf)
+    FAILED_DEVICE, FAILED_OUT_OF_MEMORY, FILTER_THREAD, NO_FAILURE, Block, Engine, Failure, Filter, FreeMemoryCallback,
+    Pool, Rack, Request, Shelf)
 from allotment._core.model.sizes cimport segment_size
 from allotment._core.records.stats cimport tally_now
 from allotment._core.records.trace cimport ACTION_OOM, trace_report
@@ -30,7 +30,7 @@ cdef inline bytes_t size_with_room_to_grow(const Block* block) noexcept nogil:
 cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil:
     """Step from a block at the growing edge to a fit that costs no room to grow, if the next ones offer it."""
     cdef Block* following
-    tidy(shelf.pool)
+    tidy(shelf.rack)
     while not is_plain(block):
         following = index_next(shelf, block)
         if following == NULL or size_with_room_to_grow(following) >= size_with_room_to_grow(block):
@@ -40,7 +40,7 @@ cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil:
 
 
 cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil:
-    tidy(shelf.pool)
+    tidy(shelf.rack)
     while block != NULL and not is_plain(block):
         block = index_next(shelf, block)
     return block
@@ -50,7 +50,7 @@ cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil:
 
 cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil:
     """New memory within the limit; NULL with the reason in request.failure (out of memory: more can be tried)."""
-    cdef PoolOwner* owner = request.shelf.pool.owner
+    cdef Pool* pool = request.shelf.rack.pool
     cdef Block* block
     request.failure.reason = NO_FAILURE
     if last_try:
@@ -62,7 +62,7 @@ cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil
         return segment_obtain(engine, request)
     block = grow_in_place(engine, request)
     if block != NULL:
-        owner.malloc_count += 1
+        pool.malloc_count += 1
     return block
 
 
@@ -72,8 +72,8 @@ cdef inline bint is_worth_another_try(const Request* request) noexcept nogil:
 
 cdef Block* borrow(Engine* engine, Request* request) noexcept nogil:
     """Step 5. A lender is routed to for the time of the search, which fails if it is routed to already."""
-    cdef PoolOwner* owner = engine.first_pool
-    cdef PoolOwner* following
+    cdef Pool* pool = engine.first_pool
+    cdef Pool* following
     cdef Filter mine
     cdef Shelf* shelf
     cdef Block* block = NULL
@@ -82,19 +82,19 @@ cdef Block* borrow(Engine* engine, Request* request) noexcept nogil:
     mine.accepts = NULL
     mine.drop = NULL
     mine.self = NULL
-    while owner != NULL and block == NULL:
-        following = owner.next
-        if owner.use_on_oom:
-            if not route_begin(engine, owner.first, owner.second, mine, &request.failure):
+    while pool != NULL and block == NULL:
+        following = pool.next
+        if pool.use_on_oom:
+            if not route_begin(engine, pool.first, pool.second, mine, &request.failure):
                 return NULL
-            shelf = shelf_for(engine, pool_for_size(owner, request.rounded), request.shelf.stream)
+            shelf = shelf_for(engine, rack_for_size(pool, request.rounded), request.shelf.stream)
             if shelf == NULL:
                 host_memory_failed(&request.failure)
             else:
                 block = search(engine, shelf, request.rounded, False)
-            route_end(engine, route_find(engine, owner.first, owner.second))
-            pool_release(engine, owner.first, owner.second, &request.failure)
-        owner = following
+            route_end(engine, route_find(engine, pool.first, pool.second))
+            pool_release(engine, pool.first, pool.second, &request.failure)
+        pool = following
     if block != NULL:
         request.expandable = False
     return block
@@ -107,7 +107,7 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
 
     The list of releasable blocks is in order of age, so the blocks of at least average age are its front.
     """
-    cdef BlockPool* pool = &engine.defaults.large
+    cdef Rack* rack = &engine.defaults.large
     cdef bytes_t threshold = <bytes_t> (engine.tuning.gc_threshold * <double> engine.limit)
     cdef bytes_t reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
     cdef bytes_t reclaimed = 0
@@ -119,13 +119,13 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
         return True
     list.blocks = NULL
     list.room = 0
-    tidy(pool)
-    while ok and reclaimed < reserved - threshold and pool.releasable_count > 0:
-        average_age = (<double> (<uint64_t> pool.releasable_count * pool.search_count - pool.releasable_gc_sum)
-                       / <double> pool.releasable_count)
+    tidy(rack)
+    while ok and reclaimed < reserved - threshold and rack.releasable_count > 0:
+        average_age = (<double> (<uint64_t> rack.releasable_count * rack.search_count - rack.releasable_gc_sum)
+                       / <double> rack.releasable_count)
         list.count = 0
-        block = pool.oldest
-        while block != NULL and <double> (pool.search_count - block.gc_base) >= average_age:
+        block = rack.oldest
+        while block != NULL and <double> (rack.search_count - block.gc_base) >= average_age:
             if not list_append(&list, block):
                 break
             reclaimed += block.size
@@ -147,7 +147,7 @@ cdef bint release_oversize(Engine* engine, Request* request, bint* enough) noexc
     cdef Block* block
     cdef Block* smaller
     enough[0] = False
-    tidy(shelf.pool)
+    tidy(shelf.rack)
     block = index_best_fit(shelf, wanted)
     if block != NULL and is_plain(block) and not is_split(block):
         enough[0] = segment_release(engine, block, request.context, &request.failure)
@@ -178,12 +178,12 @@ cdef bint run_callbacks(Engine* engine) noexcept nogil:
 
 cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil:
     """Steps 2 to 8: a block off its shelf, or NULL with the reason in request.failure."""
-    cdef PoolOwner* owner = request.shelf.pool.owner
+    cdef Pool* pool = request.shelf.rack.pool
     cdef Block* block
     # Whatever is released or let go on the way, the pool that is asking must still be there afterwards.
-    owner.asking += 1
+    pool.asking += 1
     block = find_elsewhere(engine, request)
-    owner.asking -= 1
+    pool.asking -= 1
     return block
 
 
@@ -201,7 +201,7 @@ cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
     block = grow(engine, request, False)
     if block != NULL or not is_worth_another_try(request):
         return block
-    if engine.lender_count > 0 and request.shelf.pool.owner == &engine.defaults:
+    if engine.lender_count > 0 and request.shelf.rack.pool == &engine.defaults:
         request.failure.reason = NO_FAILURE
         block = borrow(engine, request)
         if block != NULL or request.failure.reason != NO_FAILURE:
@@ -226,10 +226,10 @@ cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
 cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     """Step 8: gather the facts, as they are after the last release."""
     cdef Failure* failure = &request.failure
-    cdef PoolOwner* owner = request.shelf.pool.owner
+    cdef Pool* pool = request.shelf.rack.pool
     note_device_memory(engine, failure)
     trace_report(&engine.trace, ACTION_OOM, failure.device_free, request.rounded, request.stream,
-                 owner.first, owner.second, request.context)
+                 pool.first, pool.second, request.context)
     engine.stats.ooms += 1
     failure.reason = FAILED_OUT_OF_MEMORY
     failure.requested = request.size
@@ -241,20 +241,20 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
     failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
     failure.private_free = 0
-    owner = engine.first_pool
-    while owner != NULL:
-        tidy(&owner.small)
-        tidy(&owner.large)
-        failure.private_free += owner.small.free_bytes + owner.large.free_bytes
-        owner = owner.next
+    pool = engine.first_pool
+    while pool != NULL:
+        tidy(&pool.small)
+        tidy(&pool.large)
+        failure.private_free += pool.small.free_bytes + pool.large.free_bytes
+        pool = pool.next
     failure.largest_free = largest_free_block(engine)
 
 
-cdef bytes_t largest_of_pool(BlockPool* pool) noexcept nogil:
-    cdef Shelf* shelf = pool.shelves
+cdef bytes_t largest_of_rack(Rack* rack) noexcept nogil:
+    cdef Shelf* shelf = rack.shelves
     cdef bytes_t largest = 0
     cdef Block* block
-    tidy(pool)
+    tidy(rack)
     while shelf != NULL:
         block = index_largest(shelf)
         if block != NULL and block.size > largest:
@@ -265,9 +265,9 @@ cdef bytes_t largest_of_pool(BlockPool* pool) noexcept nogil:
 
 cdef bytes_t largest_free_block(Engine* engine) noexcept nogil:
     """Over all pools and streams."""
-    cdef PoolOwner* owner = engine.first_pool
-    cdef bytes_t largest = max(largest_of_pool(&engine.defaults.small), largest_of_pool(&engine.defaults.large))
-    while owner != NULL:
-        largest = max(largest, largest_of_pool(&owner.small), largest_of_pool(&owner.large))
-        owner = owner.next
+    cdef Pool* pool = engine.first_pool
+    cdef bytes_t largest = max(largest_of_rack(&engine.defaults.small), largest_of_rack(&engine.defaults.large))
+    while pool != NULL:
+        largest = max(largest, largest_of_rack(&pool.small), largest_of_rack(&pool.large))
+        pool = pool.next
     return largest

@@ -23,7 +23,7 @@ from allotment._core.mechanism.pool cimport (
 from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.streams cimport poll_events, stream_for
 from allotment._core.model.model cimport (
-    FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, PoolOwner, Range, Request)
+    FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, Pool, Range, Request)
 from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.model.tuning cimport fill_tuning
 from allotment._core.records.stats cimport ALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now
@@ -217,7 +217,7 @@ cdef class Replay:
         """
         cdef Engine* engine = self.engine
         cdef Request request
-        cdef PoolOwner* owner
+        cdef Pool* pool
         cdef Block* block
         cdef Block* cut
         cdef address_t address
@@ -226,11 +226,11 @@ cdef class Replay:
         memset(&request, 0, sizeof(Request))
         if not self.know_pool(layout.pool, failure):
             return False
-        owner = self.owner_of(layout.pool)
+        pool = self.pool_of(layout.pool)
         request.size = request.rounded = request.segment = layout.size
         request.stream = layout.stream
         request.expandable = layout.expandable != 0
-        request.shelf = shelf_for(engine, &owner.small if layout.small else &owner.large,
+        request.shelf = shelf_for(engine, &pool.small if layout.small else &pool.large,
                                   stream_for(engine, layout.stream))
         self.device.state.placed = layout.address
         block = grow_from_nothing(engine, &request) if request.expandable else segment_obtain(engine, &request)
@@ -239,7 +239,7 @@ cdef class Replay:
             failure[0] = request.failure
             return False
         if request.expandable:
-            owner.malloc_count += 1
+            pool.malloc_count += 1
         for i in range(layout.piece_count):
             if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
                 return host_memory_failed(failure)
@@ -267,11 +267,11 @@ cdef class Replay:
 
     # --- pools -----------------------------------------------------------------------------------------------
 
-    cdef PoolOwner* owner_of(self, int32_t pool) noexcept nogil:
+    cdef Pool* pool_of(self, int32_t number) noexcept nogil:
         """pre: known"""
-        if pool == 0:
+        if number == 0:
             return &self.engine.defaults
-        return pool_find(self.engine, self.pools[pool, 0], self.pools[pool, 1])
+        return pool_find(self.engine, self.pools[number, 0], self.pools[number, 1])
 
     cdef bint know_pool(self, int32_t pool, Failure* failure) noexcept nogil:
         """Make a private pool at its first use; we stay one of its users until its release is replayed."""
