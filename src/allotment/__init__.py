@@ -14,10 +14,10 @@ from allotment._allocators.registry import (
     register_device_allocator,
 )
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
-from allotment._config import Settings
 from allotment._devices.python.backend import Backend
 from allotment._devices.simulated.device import SimulatedDevice
 from allotment._devices.streams import Event, Stream
+from allotment._settings import Settings
 from allotment.errors import (
     AddressError,
     AllotmentError,

@@ -12,8 +12,8 @@ from allotment.errors import RequestError, UnsupportedError
 if TYPE_CHECKING:
     from allotment._allocators.caching.allocator import Allocator
     from allotment._allocators.registry import DeviceAllocator
-    from allotment._config import Settings
     from allotment._core.contract.table import Device
+    from allotment._settings import Settings
 
 _lock = threading.RLock()  # an allocator made under it notes itself
 _shared: dict[str, DeviceAllocator] = {}

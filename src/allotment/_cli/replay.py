@@ -56,9 +56,9 @@ def command(
 def _replay(
     snapshot: str, settings: str | None, capacity: str | None, fit: bool, device: int | None, progress: Progress
 ) -> tuple[Result, int | None]:
-    from allotment._config import parse, parse_size
+    from allotment._settings import Settings, parse_size
 
-    wanted = None if settings is None else parse(settings)
+    wanted = None if settings is None else Settings.parse(settings)
     size = None if capacity is None else _capacity(parse_size(capacity))
     recording = _read(snapshot, device, progress)
     progress("replaying")

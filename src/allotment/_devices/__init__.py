@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from allotment._config import parse_size
+from allotment._settings import parse_size
 from allotment.errors import RequestError, UnsupportedError
 
 if TYPE_CHECKING:

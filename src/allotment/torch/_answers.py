@@ -18,8 +18,8 @@ import torch  # type: ignore[import-not-found]
 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.pools import PoolId
-from allotment._config import parse_leniently, pytorch_caching_disabled
 from allotment._core.records.history import get_user_metadata, set_user_metadata
+from allotment._settings import parse_leniently, pytorch_caching_disabled
 from allotment.errors import OutOfMemoryFacts, PoolError, SettingsError
 from allotment.torch._standing import standing
 

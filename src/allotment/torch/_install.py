@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from allotment import _config as config
+from allotment import _settings as config
 from allotment._allocators.caching.pools import PoolId, leave_ids_to_others
 from allotment._allocators.current import current_caching
 from allotment.errors import PoolError, RequestError, UnsupportedError

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 from allotment._allocators.caching.allocator import Allocator
-from allotment._config import Settings
+from allotment._settings import Settings
 from allotment.errors import OutOfMemoryFacts
 
 Observer = Callable[[OutOfMemoryFacts], None]

@@ -68,7 +68,7 @@ def calls(device):
 
 def test_the_setting_chooses_the_allocator(device):
     assert type(Allocator(device, settings=SETTINGS)) is AsyncAllocator
-    assert type(Allocator(device, settings=allotment._config.parse(SETTINGS))) is AsyncAllocator
+    assert type(Allocator(device, settings=allotment.Settings.parse(SETTINGS))) is AsyncAllocator
     assert type(Allocator(device=device, settings=SETTINGS)) is AsyncAllocator
     assert type(Allocator(device, settings="backend:native")) is Allocator
     assert type(Allocator(device)) is Allocator

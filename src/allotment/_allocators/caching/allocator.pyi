@@ -5,9 +5,9 @@ from typing import Any
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.pools import Pool, PoolId, PoolState
 from allotment._allocators.caching.tenants import Tenant
-from allotment._config import Settings
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
+from allotment._settings import Settings
 from allotment.errors import OutOfMemoryFacts
 
 class Allocator:

@@ -57,7 +57,7 @@ import operator
 import os
 import time
 
-from allotment import _config as config
+from allotment import _settings as config
 from allotment import _texts as texts
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.pools import Pool, PoolState
@@ -478,7 +478,7 @@ cdef class Allocator:
         if lenient:
             settings, error = config.parse_leniently(text, self.current_settings)
         else:
-            settings = config.parse(text, self.current_settings)
+            settings = config.Settings.parse(text, self.current_settings)
         fill_tuning(&tuning, settings)
         self.enter()
         self.engine.tuning = tuning

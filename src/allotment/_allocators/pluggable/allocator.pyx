@@ -33,7 +33,7 @@ from _ctypes import CFuncPtr
 
 from allotment import _texts as texts
 from allotment._allocators.buffer import Buffer
-from allotment._config import Settings
+from allotment._settings import Settings
 from allotment._devices import open_device
 from allotment.errors import (
     AddressError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, RequestError, SizeError, UnsupportedError)

@@ -3,9 +3,9 @@ from typing import Any
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.pools import PoolId
-from allotment._config import Settings
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
+from allotment._settings import Settings
 
 class AsyncAllocator:
     """An allocator that leaves all caching to the device's own stream-ordered pool.

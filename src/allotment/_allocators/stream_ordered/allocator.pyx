@@ -23,7 +23,7 @@ from allotment._core.tools.arguments cimport read_address, read_device_index, re
 import operator
 import warnings
 
-from allotment import _config as config
+from allotment import _settings as config
 from allotment import _texts as texts
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.current import note_allocator
@@ -368,7 +368,7 @@ cdef class AsyncAllocator:
         if lenient:
             settings, error = config.parse_leniently(text, self.current_settings)
         else:
-            settings = config.parse(text, self.current_settings)
+            settings = config.Settings.parse(text, self.current_settings)
         self.current_settings = settings
         warn_of_ignored(settings)
         if error is not None:

@@ -1,4 +1,4 @@
-from allotment._config import Settings
+from allotment._settings import Settings
 
 def rounded_size(size: int, settings: Settings) -> int:
     """The block size that a request of `size` bytes gets."""

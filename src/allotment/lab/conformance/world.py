@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from allotment._allocators.caching.allocator import Allocator
-from allotment._config import parse_leniently
 from allotment._devices.simulated.device import SimulatedDevice
+from allotment._settings import parse_leniently
 from allotment.errors import FormatError
 from allotment.lab.conformance.file import Op, Recording
 from allotment.lab.conformance.script import GoldenScript

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment._config import Settings
 from allotment._formats.torch_snapshot import Action, BlockState, Snapshot
+from allotment._settings import Settings
 from allotment.errors import FormatError
 from allotment.lab.replay.loop import rounded_sizes
 from allotment.lab.replay.placement import PAGE, Placement, SegmentLife

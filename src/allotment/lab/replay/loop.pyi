@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment._config import Settings
+from allotment._settings import Settings
 
 def rounded_sizes(settings: Settings, requests: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """What each request becomes under these settings."""

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment import _config as config
-from allotment._config import Settings
+from allotment import _settings as config
 from allotment._formats.torch_snapshot import Action, Snapshot, read_snapshot
-from allotment.errors import FormatError, RequestError
+from allotment._settings import Settings
+from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay.initial_state import Beginning, beginning_of
 from allotment.lab.replay.loop import Replay
 from allotment.lab.replay.placement import Placement
@@ -414,21 +414,12 @@ def _choose_trace(snapshot: Snapshot, device: int | None) -> Any:
 
 
 def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8]) -> Settings:
-    """The settings in force: the last string, corrected by the values that the snapshot states one by one."""
-    stated = snapshot.allocator_settings
-    settings, _ = config.parse_leniently(str(stated.get("PYTORCH_CUDA_ALLOC_CONF") or ""))
-    changes: dict[str, Any] = {}
-    if isinstance(split := stated.get("max_split_size"), int):
-        changes["max_split_size"] = split % (1 << 64)
-    if isinstance(threshold := stated.get("garbage_collection_threshold"), float):
-        changes["garbage_collection_threshold"] = threshold
-    expandable = stated.get("expandable_segments", bool(np.any(actions == Action.SEGMENT_MAP)))
-    if isinstance(expandable, bool):
-        changes["expandable_segments"] = expandable
-    divisions = stated.get("roundup_power2_divisions")
-    if isinstance(divisions, dict) and len(divisions) == 16 and all(isinstance(v, int) for v in divisions.values()):
-        changes["roundup_power2_divisions"] = tuple(divisions.values())
-    return replace(settings, **changes)
+    """The settings in force. A snapshot that does not state so had expandable segments if pages were mapped."""
+    mapped = bool(np.any(actions == Action.SEGMENT_MAP))
+    try:
+        return config.settings_stated({"expandable_segments": mapped, **snapshot.allocator_settings})
+    except SettingsError as error:
+        raise FormatError(f"allocator_settings of the snapshot: {error}") from error
 
 
 def _limit(settings: Settings, capacity: int | None) -> int | None:

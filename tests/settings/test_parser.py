@@ -5,12 +5,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from allotment._config import (
+from allotment._settings import (
     RUNTIME_CHANGEABLE,
     UNLIMITED,
     Settings,
     from_environment,
-    parse,
     parse_leniently,
     parse_size,
     pytorch_caching_disabled,
@@ -54,7 +53,7 @@ VALID = {
 @pytest.mark.parametrize(("text", "changed"), VALID.items())
 def test_valid_strings_mean_the_same_in_both_modes(text, changed):
     expected = replace(Settings(), text=text, **changed)
-    assert parse(text) == expected
+    assert Settings.parse(text) == expected
     assert parse_leniently(text) == (expected, None)
 
 
@@ -74,7 +73,7 @@ def test_valid_strings_mean_the_same_in_both_modes(text, changed):
     ],
 )
 def test_division_lists_fill_downwards_once_upwards_from_the_next_and_leave_gaps(value, table):
-    assert parse(f"roundup_power2_divisions:{value}").roundup_power2_divisions == table
+    assert Settings.parse(f"roundup_power2_divisions:{value}").roundup_power2_divisions == table
     assert parse_leniently(f"roundup_power2_divisions:{value}")[0].roundup_power2_divisions == table
 
 
@@ -195,7 +194,7 @@ MALFORMED = [
 @pytest.mark.parametrize(("text", "strictly", "leniently"), MALFORMED)
 def test_malformed_strings_are_refused_with_the_reason(text, strictly, leniently):
     with pytest.raises(SettingsError, match=re.escape(strictly)) as caught:
-        parse(text)
+        Settings.parse(text)
     assert caught.value.allowed
     assert caught.value.key is None or caught.value.key in text
     _, complaint = parse_leniently(text)
@@ -204,7 +203,7 @@ def test_malformed_strings_are_refused_with_the_reason(text, strictly, leniently
 
 def test_error_carries_key_value_and_what_is_allowed():
     with pytest.raises(SettingsError) as caught:
-        parse("expandable_segments:True,garbage_collection_threshold:2")
+        Settings.parse("expandable_segments:True,garbage_collection_threshold:2")
     error = caught.value
     assert (error.key, error.value) == ("garbage_collection_threshold", "2")
     assert error.allowed == "a number between 0 and 1, both excluded"
@@ -239,7 +238,7 @@ def test_missing_comma_in_a_list_glues_neighbours_together():
 
 
 def test_a_string_resets_some_settings_and_keeps_the_others():
-    named = parse(
+    named = Settings.parse(
         "max_split_size_mb:64,max_non_split_rounding_mb:64,garbage_collection_threshold:0.5,roundup_power2_divisions:4,"
         "large_segment_size_mb:40,expandable_segments:True,pinned_use_background_threads:True,"
         "release_lock_on_cudamalloc:True,pinned_num_register_threads:8,graph_capture_record_stream_reuse:True"
@@ -254,20 +253,20 @@ def test_a_string_resets_some_settings_and_keeps_the_others():
         pinned_num_register_threads=8,
         graph_capture_record_stream_reuse=True,
     )
-    assert parse("", named) == kept
+    assert Settings.parse("", named) == kept
     assert parse_leniently("", named) == (kept, None)
 
 
 def test_large_segment_size_bounds_later_strings():
-    large = parse("large_segment_size_mb:40")
+    large = Settings.parse("large_segment_size_mb:40")
     with pytest.raises(SettingsError, match="which is 40"):
-        parse("max_split_size_mb:39", large)
+        Settings.parse("max_split_size_mb:39", large)
     _, complaint = parse_leniently("max_split_size_mb:5", large)
     assert str(complaint) == "CachingAllocator option max_split_size_mb too small, must be >= 40"
 
 
 def test_lenient_mode_applies_what_stood_before_the_fault():
-    before = parse("max_split_size_mb:64,expandable_segments:True,release_lock_on_cudamalloc:True")
+    before = Settings.parse("max_split_size_mb:64,expandable_segments:True,release_lock_on_cudamalloc:True")
     text = (
         "pinned_num_register_threads:4,roundup_power2_divisions:4,max_split_size_mb:1,garbage_collection_threshold:0.5"
     )
@@ -292,10 +291,10 @@ def test_lenient_mode_keeps_the_entries_of_a_list_before_its_fault():
 
 
 def test_backend_is_chosen_at_the_start_and_cannot_change():
-    first = parse("backend:cudaMallocAsync")
-    assert parse("backend:cudaMallocAsync", first).backend == "cudaMallocAsync"
+    first = Settings.parse("backend:cudaMallocAsync")
+    assert Settings.parse("backend:cudaMallocAsync", first).backend == "cudaMallocAsync"
     with pytest.raises(SettingsError, match="the same as at the start; 'native' is not"):
-        parse("backend:native", first)
+        Settings.parse("backend:native", first)
     settings, complaint = parse_leniently("backend:cudaMallocAsync", Settings())
     assert str(complaint).startswith("Allocator backend parsed at runtime != allocator backend parsed at load time, ")
     assert settings.backend == "native"
@@ -316,7 +315,7 @@ def test_settings_cannot_be_changed_in_place():
 
 def test_pytorch_dict_equals_a_recorded_one():
     text = "max_split_size_mb:100,garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"
-    assert parse(text).as_pytorch_dict() == {
+    assert Settings.parse(text).as_pytorch_dict() == {
         "PYTORCH_CUDA_ALLOC_CONF": text,
         "max_split_size": 104857600,
         "garbage_collection_threshold": 0.8,
@@ -460,7 +459,7 @@ def rendered_settings(draw):
 @given(rendered_settings())
 def test_rendered_settings_round_trip_in_both_modes(case):
     settings, text = case
-    assert parse(text) == settings
+    assert Settings.parse(text) == settings
     assert parse_leniently(text) == (settings, None)
 
 
@@ -482,7 +481,7 @@ def test_no_string_raises_anything_but_settings_errors(text):
     settings, complaint = parse_leniently(text)
     assert settings.text == text
     try:
-        strictly = parse(text)
+        strictly = Settings.parse(text)
     except SettingsError as error:
         assert str(error)
     else:

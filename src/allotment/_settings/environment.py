@@ -1,0 +1,32 @@
+"""Settings from environment variables. Below this nothing asks the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from allotment._settings.record import Settings, parse_leniently
+from allotment.errors import SettingsError
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings that ALLOTMENT_CONF asks for, else the defaults. Raises SettingsError."""
+    try:
+        return Settings.parse(environ.get("ALLOTMENT_CONF", ""))
+    except SettingsError as error:
+        raise SettingsError(
+            f"ALLOTMENT_CONF: {error}", key=error.key, value=error.value, allowed=error.allowed
+        ) from error
+
+
+def pytorch_environment(environ: Mapping[str, str] = os.environ) -> tuple[Settings, SettingsError | None]:
+    """The settings that PyTorch's variables ask for; the first one that exists counts, alone."""
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if variable in environ:
+            return parse_leniently(environ[variable])
+    return Settings(), None
+
+
+def pytorch_caching_disabled(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether PyTorch's variables ask for every request to go straight to the device."""
+    return "1" in (environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"), environ.get("PYTORCH_NO_HIP_MEMORY_CACHING"))

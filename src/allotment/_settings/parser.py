@@ -1,0 +1,134 @@
+"""One parser, two modes.
+
+- strict, for everything a user of Allotment writes: whatever is not plainly right is refused, and the error names the
+  key, the value and what is allowed; nothing is half applied.
+- lenient, for strings that were written for PyTorch: read exactly as PyTorch reads them, which means unchecked
+  separators, numbers by their leading digits, negative numbers that wrap, and, when the string is wrong, everything
+  that stood before the fault. Keys of ours are unknown to it.
+
+In both modes some settings return to their default with every string and others stay until named again; `Key.sticky`
+says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from allotment._settings.grammar import FORM, Entry, Malformed, Refusal, entries
+from allotment._settings.keys import Change, Key
+from allotment._settings.sizes import MIB
+from allotment.errors import SettingsError
+
+
+class Parser:
+    """Reads one settings string; `values` holds what has been applied so far, by setting.
+
+    Three passes: `large_segment_size_mb`, which bounds other values wherever it stands; the other common
+    keys; the keys of one device family, as PyTorch calls them, and ours.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, Key],
+        defaults: Mapping[str, Any],
+        in_force: Mapping[str, Any] | None,
+        *,
+        strict: bool,
+    ) -> None:
+        """`keys` and `defaults` are by setting; `in_force` are the values so far, None for the first string."""
+        self.values = dict(in_force or defaults)
+        self._in_force = in_force
+        self._defaults = defaults
+        self._strict = strict
+        self._keys = {
+            name: (setting, key)
+            for setting, key in keys.items()
+            for name in key.names
+            if strict or key.torch is not None
+        }
+
+    def run(self, text: str) -> None:
+        """Raises SettingsError."""
+        self.values["text"] = text
+        for setting, key in self._keys.values():
+            if not key.sticky:
+                self.values[setting] = self._defaults[setting]
+        self._follow_large_segment_size()
+        found = []
+        try:
+            for entry in entries(text, strict=self._strict):
+                found.append(entry)
+                if entry.key == "large_segment_size_mb":
+                    self._apply(entry)
+                    self._follow_large_segment_size()
+        except Malformed as malformed:
+            self._refuse_form(malformed)
+        for entry in found:
+            if entry.key not in self._keys:
+                self._refuse_key(entry)
+            if not self._keys[entry.key][1].family and entry.key != "large_segment_size_mb":
+                self._apply(entry)
+        for entry in found:
+            if self._keys[entry.key][1].family:
+                self._apply(entry)
+        for entry in found:
+            self._check_placement(entry)
+
+    def _follow_large_segment_size(self) -> None:
+        self.values["max_non_split_rounding"] = self.values["large_segment_size"]
+
+    def _apply(self, entry: Entry) -> None:
+        setting, key = self._keys[entry.key]
+        try:
+            value = key.kind.read(entry, self.values[setting])
+            for rule in key.rules:
+                if not rule.holds(value):
+                    raise Refusal(rule.complaint.format(value=value))
+            if key.at_least and value < self.values[key.at_least]:
+                least = self.values[key.at_least] // MIB
+                raise Refusal(f"CachingAllocator option {entry.key} too small, must be >= {least}")
+            if key.change is Change.FIXED and self._in_force and value != self._in_force[setting]:
+                raise Refusal(key.fixed_complaint.format(value=value, in_force=self._in_force[setting]))
+        except Malformed as malformed:
+            self._keep(setting, malformed)
+            self._refuse_form(malformed)
+        except Refusal as refusal:
+            self._keep(setting, refusal)
+            self._refuse(entry, refusal.complaint)
+        self.values[setting] = value
+
+    def _keep(self, setting: str, refusal: Refusal) -> None:
+        if refusal.so_far is not None:
+            self.values[setting] = refusal.so_far
+
+    def _check_placement(self, entry: Entry) -> None:
+        """A key that the chosen placement gives no meaning is a mistake; one that stays from before is not."""
+        placements = self._keys[entry.key][1].placements
+        chosen = self.values.get("placement")
+        if self._strict and placements and chosen is not None and chosen not in placements:
+            allowed = f"left out: it has no meaning to placement:{chosen}"
+            raise SettingsError(f"{entry.key} must be {allowed}", key=entry.key, value=entry.shown, allowed=allowed)
+
+    # Complaints: PyTorch's words in the lenient mode; in the strict one what is wrong, and what is allowed.
+
+    def _refuse(self, entry: Entry, complaint: str) -> NoReturn:
+        _, key = self._keys[entry.key]
+        least = self.values[key.at_least] // MIB if key.at_least else 0
+        allowed = key.values.format(at_least_mb=least)
+        message = f"{entry.key} must be {allowed}; {entry.shown!r} is not" if self._strict else complaint
+        raise SettingsError(message, key=entry.key, value=entry.shown, allowed=allowed)
+
+    def _refuse_key(self, entry: Entry) -> NoReturn:
+        allowed = ", ".join(self._keys)
+        message = f"Unrecognized key '{entry.key}' in Accelerator allocator config."
+        if self._strict:
+            nearest = get_close_matches(entry.key, self._keys, n=1, cutoff=0.5)
+            hint = f"the nearest is {nearest[0]}" if nearest else f"there are {allowed}"
+            message = f"there is no setting {entry.key!r}; {hint}"
+        raise SettingsError(message, key=entry.key, value=entry.shown, allowed=allowed)
+
+    def _refuse_form(self, malformed: Malformed) -> NoReturn:
+        message = f"{malformed.mistake}; settings are written {FORM}" if self._strict else malformed.complaint
+        raise SettingsError(message, key=malformed.key, value=malformed.value, allowed=FORM)

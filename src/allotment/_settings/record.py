@@ -1,0 +1,300 @@
+"""The settings: one frozen record. Each field declares the key that sets it, so this is the table of all keys.
+
+A new key is a new field here and nothing else: the parser, the gate, the error texts and the test of `docs/settings.md`
+follow from its `Key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from allotment._settings import pytorch_form
+from allotment._settings.keys import Change, Key, Rule
+from allotment._settings.parser import Parser
+from allotment._settings.sizes import MIB, UNLIMITED
+from allotment._settings.values import (
+    INTERVALS,
+    Choice,
+    Divisions,
+    Mebibytes,
+    RealNumber,
+    Switch,
+    WholeNumber,
+    is_power_of_two,
+)
+from allotment.errors import SettingsError
+
+_TRUE_OR_FALSE: Final = "True or False"
+_ONLY_ACCEPTED: Final = "none: it is accepted, and nothing heeds it yet"
+
+
+def _key(**columns: Any) -> Mapping[str, Key]:
+    return {"key": Key(**columns)}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting with its value in force. Sizes are in bytes. Raises SettingsError for a value out of range.
+
+    `docs/settings.md` lists all of them, with the key that sets each in a settings string.
+    """
+
+    large_segment_size: int = field(
+        default=20 * MIB,
+        metadata=_key(
+            names=("large_segment_size_mb",),
+            kind=Mebibytes(),
+            values="a whole number of MiB above 10",
+            does="Segment for requests of 1 to 10 MiB; also the page of large expandable segments.",
+            rules=(
+                Rule(lambda size: size > 10 * MIB, "CachingAllocator option large_segment_size_mb must be > 10 MB"),
+            ),
+        ),
+    )
+    max_split_size: int = field(
+        default=UNLIMITED,
+        metadata=_key(
+            names=("max_split_size_mb",),
+            kind=Mebibytes(),
+            values="a whole number of MiB, at least large_segment_size_mb, which is {at_least_mb}",
+            does="Blocks of this size and above are never split.",
+            at_least="large_segment_size",
+            placements=("torch",),
+            sticky=False,
+        ),
+    )
+    max_non_split_rounding: int = field(
+        default=20 * MIB,
+        metadata=_key(
+            names=("max_non_split_rounding_mb",),
+            kind=Mebibytes(),
+            values="a whole number of MiB, at least large_segment_size_mb, which is {at_least_mb}",
+            does="How much larger than the request a block that is not split may be. "
+            "A string that does not name it sets it to large_segment_size_mb.",
+            at_least="large_segment_size",
+            placements=("torch",),
+            sticky=False,
+        ),
+    )
+    garbage_collection_threshold: float = field(
+        default=0.0,
+        metadata=_key(
+            names=("garbage_collection_threshold",),
+            kind=RealNumber(),
+            values="a number between 0 and 1, both excluded",
+            does="Share of the limit above which idle segments are released; 0, the default, is never.",
+            rules=(Rule(lambda share: 0 < share < 1, "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),),
+            sticky=False,
+        ),
+    )
+    roundup_power2_divisions: tuple[int, ...] = field(
+        default=(0,) * INTERVALS,
+        metadata=_key(
+            names=("roundup_power2_divisions",),
+            kind=Divisions(),
+            values="a power of two, or a list of size in MiB (a power of two, or `>` for all above) and divisions"
+            " (a power of two, or 0) such as [256:1,512:2,>:4]",
+            does="Steps between two powers of two that sizes are rounded to. Entry i of the record is for sizes"
+            " from `2**i` MiB; 0 and 1 are none.",
+            sticky=False,
+        ),
+    )
+    expandable_segments: bool = field(
+        default=False,
+        metadata=_key(
+            names=("expandable_segments",),
+            kind=Switch(),
+            values=_TRUE_OR_FALSE,
+            does="Grow segments in place by mapping pages.",
+            devices="those with virtual memory; others allocate plain segments",
+            placements=("torch",),
+        ),
+    )
+    pinned_use_background_threads: bool = field(
+        default=False,
+        metadata=_key(
+            names=("pinned_use_background_threads",),
+            kind=Switch(),
+            values=_TRUE_OR_FALSE,
+            does="Wait for pinned memory on threads of its own.",
+            devices=_ONLY_ACCEPTED,
+        ),
+    )
+    backend: str = field(
+        default="native",
+        metadata=_key(
+            names=("backend",),
+            kind=Choice(
+                ("native", "cudaMallocAsync"),
+                "Unknown allocator backend, options are native and cudaMallocAsync",
+            ),
+            values="native or cudaMallocAsync, and the same as at the start",
+            does="Who keeps the cache: Allotment, or the device in a pool of its own.",
+            devices="those with a pool of their own; others have native alone",
+            family=True,
+            change=Change.FIXED,
+            fixed_complaint="Allocator backend parsed at runtime != allocator backend parsed at load time,"
+            " {value} != {in_force}",
+        ),
+    )
+    release_lock_on_device_malloc: bool = field(
+        default=False,
+        metadata=_key(
+            names=("release_lock_on_cudamalloc", "release_lock_on_hipmalloc"),
+            kind=Switch(),
+            values=_TRUE_OR_FALSE,
+            does="Let other threads in while the device allocates a segment.",
+            family=True,
+        ),
+    )
+    pinned_use_host_register: bool = field(
+        default=False,
+        metadata=_key(
+            names=("pinned_use_cuda_host_register", "pinned_use_hip_host_register"),
+            kind=Switch(),
+            values=_TRUE_OR_FALSE,
+            does="Take ordinary memory and pin it, instead of allocating pinned memory.",
+            devices=_ONLY_ACCEPTED,
+            family=True,
+        ),
+    )
+    pinned_num_register_threads: int = field(
+        default=1,
+        metadata=_key(
+            names=("pinned_num_register_threads",),
+            kind=WholeNumber(),
+            values="a power of two, at most 128",
+            does="Threads that touch the pages of memory before it is pinned.",
+            rules=(
+                Rule(is_power_of_two, "Number of register threads has to be power of 2, got {value}"),
+                Rule(
+                    lambda threads: threads <= 128,
+                    "Number of register threads should be less than or equal to 128, got {value}",
+                ),
+            ),
+            devices=_ONLY_ACCEPTED,
+            family=True,
+        ),
+    )
+    pinned_reserve_segment_size: int = field(
+        default=0,
+        metadata=_key(
+            names=("pinned_reserve_segment_size_mb",),
+            kind=Mebibytes(),
+            values="a whole number of MiB above 0",
+            does="Pinned memory set aside at the first pinned request; 0, the default, is none.",
+            rules=(Rule(lambda size: size > 0, "Pinned reserve segment size has to be greater than 0"),),
+            devices=_ONLY_ACCEPTED,
+            family=True,
+            change=Change.ONCE,
+        ),
+    )
+    graph_capture_record_stream_reuse: bool = field(
+        default=False,
+        metadata=_key(
+            names=("graph_capture_record_stream_reuse",),
+            kind=Switch(),
+            values=_TRUE_OR_FALSE,
+            does="During a graph capture, reuse blocks once the captured work itself orders their use.",
+            devices="those that can capture",
+            family=True,
+        ),
+    )
+    per_process_memory_fraction: float = field(
+        default=1.0,
+        metadata=_key(
+            names=("per_process_memory_fraction",),
+            kind=RealNumber(),
+            values="a number from 0 to 1",
+            does="Share of the device's memory that may be reserved.",
+            rules=(
+                Rule(lambda share: 0 <= share <= 1, "per_process_memory_fraction is invalid, set it in [0.0, 1.0]"),
+            ),
+            devices="those that tell how much memory they have",
+            family=True,
+            change=Change.ONCE,
+        ),
+    )
+    text: str = ""
+    """The last settings string, verbatim."""
+
+    def __post_init__(self) -> None:
+        for setting, key in KEYS.items():
+            value, default = getattr(self, setting), DEFAULTS[setting]
+            if (type(value) is not type(default) or value != default) and not key.admits(value):
+                least = getattr(self, key.at_least) // MIB if key.at_least else 0
+                allowed = key.values.format(at_least_mb=least)
+                unit = ", in bytes" if isinstance(key.kind, Mebibytes) else ""
+                message = f"{setting} must be {allowed}{unit}; {value!r} is not"
+                raise SettingsError(message, key=key.names[0], value=str(value), allowed=allowed)
+        if not isinstance(self.text, str):
+            raise SettingsError(f"text must be a settings string, not {type(self.text).__name__}", key="text")
+
+    @classmethod
+    def parse(cls, text: str, previous: Settings | None = None) -> Settings:
+        """The settings after the settings string `text`, read strictly.
+
+        `previous` are the settings in force: what `text` leaves alone is kept from them, and what is fixed when an
+        allocator is made cannot change any more. Without them this is the first string, on top of the defaults.
+
+        Raises SettingsError, which names the key, the value and what is allowed.
+        """
+        settings, error = _read(text, previous, strict=True)
+        if error is not None:
+            raise error
+        return settings
+
+    def as_pytorch_dict(self) -> dict[str, Any]:
+        """The `allocator_settings` of a PyTorch snapshot."""
+        return pytorch_form.stated_by(self)
+
+
+def parse_leniently(text: str, previous: Settings | None = None) -> tuple[Settings, SettingsError | None]:
+    """The settings after `text` as PyTorch reads it, and what it complains about, if anything.
+
+    After a complaint the settings hold what stood before the fault. `previous` is as in `Settings.parse`.
+    """
+    return _read(text, previous, strict=False)
+
+
+def settings_of(given: str | Settings, previous: Settings | None = None) -> Settings:
+    """A record as it is, a text as `Settings.parse` reads it. Raises TypeError for anything else."""
+    if isinstance(given, Settings):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"settings are a text or a Settings, not {type(given).__name__}")
+    return Settings.parse(given, previous)
+
+
+def settings_stated(stated: Mapping[str, Any]) -> Settings:
+    """The settings that a PyTorch snapshot states: its last string, corrected by the values that it names one by one.
+
+    Raises SettingsError for a value that no settings can have.
+    """
+    settings, _ = parse_leniently(str(stated.get(pytorch_form.STRING) or ""))
+    return replace(settings, **pytorch_form.values_stated(stated))
+
+
+def _read(text: str, previous: Settings | None, *, strict: bool) -> tuple[Settings, SettingsError | None]:
+    in_force = None if previous is None else {setting: getattr(previous, setting) for setting in DEFAULTS}
+    parser = Parser(KEYS, DEFAULTS, in_force, strict=strict)
+    error = None
+    try:
+        parser.run(text)
+    except SettingsError as refused:
+        error = refused
+    return Settings(**parser.values), error
+
+
+KEYS: Final[Mapping[str, Key]] = MappingProxyType(
+    {field.name: field.metadata["key"] for field in fields(Settings) if "key" in field.metadata}
+)
+"""The table: the key of each setting."""
+
+DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({field.name: field.default for field in fields(Settings)})
+
+RUNTIME_CHANGEABLE: Final = frozenset(setting for setting, key in KEYS.items() if key.change is Change.LIVE)
+"""The settings whose change takes effect at run time; the others count when their part is made."""

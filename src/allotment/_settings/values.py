@@ -1,0 +1,162 @@
+"""The kinds of values that settings have.
+
+A kind reads a value from an entry of a settings string (`read`, which is told the value in force and raises Refusal
+with PyTorch's words) and says whether a Python object can be such a value (`admits`): the gate for records that are
+made without a string.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
+
+from allotment._settings.grammar import Entry, Refusal
+from allotment._settings.sizes import MIB, UNLIMITED
+
+INTERVALS = 16
+"""Powers of two that have divisions of their own: from 1 MiB to 32 GiB, the last for all above."""
+
+_MOST_MIB = UNLIMITED // MIB
+
+
+class Kind(Protocol):
+    def read(self, entry: Entry, current: Any) -> Any: ...
+
+    def admits(self, value: object) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """True or False."""
+
+    def read(self, entry: Entry, current: object) -> bool:
+        if entry.word not in ("True", "False"):
+            place = f"at index {entry.index} in ConfigTokenizer"
+            raise Refusal(f"Expected 'True' or 'False' {place} but got '{entry.word}'")
+        return entry.word == "True"
+
+    def admits(self, value: object) -> bool:
+        return isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+    complaint: str = ""
+
+    def read(self, entry: Entry, current: object) -> str:
+        if entry.word not in self.words:
+            raise Refusal(self.complaint)
+        return entry.word
+
+    def admits(self, value: object) -> bool:
+        return value in self.words
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNumber:
+    """A whole number of 64 bits without a sign."""
+
+    def read(self, entry: Entry, current: object) -> int:
+        return _whole_number(entry, entry.word)
+
+    def admits(self, value: object) -> bool:
+        return is_whole_number(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Mebibytes:
+    """A size, written in MiB and kept in bytes."""
+
+    def read(self, entry: Entry, current: object) -> int:
+        mebibytes = _whole_number(entry, entry.word)
+        if entry.strict and mebibytes > _MOST_MIB:
+            raise Refusal
+        return min(mebibytes, _MOST_MIB) * MIB
+
+    def admits(self, value: object) -> bool:
+        return is_whole_number(value) and (value % MIB == 0 or value == UNLIMITED)
+
+
+@dataclass(frozen=True, slots=True)
+class RealNumber:
+    """A number with a fraction."""
+
+    def read(self, entry: Entry, current: object) -> float:
+        number = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?"
+        form = number if entry.strict else rf"[+-]?(?:{number}|inf|nan)"
+        return float(_leading(form, entry, entry.word, "stod"))
+
+    def admits(self, value: object) -> bool:
+        return isinstance(value, float) or is_whole_number(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Divisions:
+    """A power of two for all sizes, or a list of them by size: one entry for each of the `INTERVALS`."""
+
+    def read(self, entry: Entry, current: tuple[int, ...]) -> tuple[int, ...]:
+        if entry.word != "[":
+            divisions = _whole_number(entry, entry.word)
+            if not is_power_of_two(divisions):
+                raise Refusal("For roundups, the divisions has to be power of 2")
+            return (divisions,) * INTERVALS
+        table = list(current)
+        try:
+            self._fill(table, entry)
+        except Refusal as refusal:
+            refusal.so_far = tuple(table)
+            raise
+        return tuple(table)
+
+    def _fill(self, table: list[int], entry: Entry) -> None:
+        first, interval = True, 0
+        for boundary, value in entry.pairs():
+            divisions = _whole_number(entry, value)
+            if divisions and not is_power_of_two(divisions):
+                raise Refusal("For roundups, the divisions has to be power of 2 or 0 to disable roundup")
+            if boundary == ">":
+                table[interval + 1 :] = [divisions] * (INTERVALS - interval - 1)
+                continue
+            mebibytes = _whole_number(entry, boundary)
+            if not is_power_of_two(mebibytes):
+                raise Refusal("For roundups, the intervals have to be power of 2")
+            interval = min(mebibytes.bit_length(), INTERVALS) - 1
+            if first:
+                table[:interval] = [divisions] * interval
+                first = False
+            table[interval] = divisions
+
+    def admits(self, value: object) -> bool:
+        return (
+            isinstance(value, tuple)
+            and len(value) == INTERVALS
+            and all(is_whole_number(entry) and (entry == 0 or is_power_of_two(entry)) for entry in value)
+        )
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= UNLIMITED
+
+
+def is_power_of_two(number: int) -> bool:
+    return number.bit_count() == 1
+
+
+def _whole_number(entry: Entry, token: str) -> int:
+    digits = _leading("[0-9]+" if entry.strict else "[+-]?[0-9]+", entry, token, "stoull")
+    magnitude = digits.lstrip("+-").lstrip("0") or "0"
+    # Twenty digits are enough for 64 bits, and Python refuses to read thousands of them.
+    if len(magnitude) > 20 or int(magnitude) > UNLIMITED:
+        raise Refusal("stoull")
+    return -int(magnitude) % 2**64 if digits[0] == "-" else int(magnitude)
+
+
+def _leading(form: str, entry: Entry, token: str, complaint: str) -> str:
+    match = re.match(form, token, re.IGNORECASE | re.ASCII)
+    if match is None or (entry.strict and match.end() < len(token)):
+        raise Refusal(complaint)
+    return match[0]

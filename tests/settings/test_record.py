@@ -1,0 +1,105 @@
+"""The record is a gate: what no engine can work with cannot be put into it."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from allotment import Settings
+from allotment._settings import DEFAULTS, KEYS, UNLIMITED, settings_stated
+from allotment.errors import SettingsError
+
+MIB = 1 << 20
+
+REFUSED = [
+    {"large_segment_size": 32},
+    {"large_segment_size": 0},
+    {"large_segment_size": 10 * MIB},
+    {"large_segment_size": 20 * MIB + 512},
+    {"large_segment_size": -20 * MIB},
+    {"large_segment_size": 1 << 64},
+    {"large_segment_size": 20.0 * MIB},
+    {"large_segment_size": "20MiB"},
+    {"large_segment_size": None},
+    {"large_segment_size": True},
+    {"max_split_size": -1},
+    {"max_split_size": 2**64},
+    {"max_non_split_rounding": 1},
+    {"roundup_power2_divisions": ()},
+    {"roundup_power2_divisions": (0,) * 15},
+    {"roundup_power2_divisions": (0,) * 17},
+    {"roundup_power2_divisions": (3,) * 16},
+    {"roundup_power2_divisions": (-2,) * 16},
+    {"roundup_power2_divisions": (1 << 64,) * 16},
+    {"roundup_power2_divisions": (2.0,) * 16},
+    {"roundup_power2_divisions": [0] * 16},
+    {"roundup_power2_divisions": 8},
+    {"garbage_collection_threshold": float("nan")},
+    {"garbage_collection_threshold": float("inf")},
+    {"garbage_collection_threshold": 1.0},
+    {"garbage_collection_threshold": -0.5},
+    {"per_process_memory_fraction": float("nan")},
+    {"per_process_memory_fraction": 1.5},
+    {"per_process_memory_fraction": "half"},
+    {"expandable_segments": 1},
+    {"expandable_segments": "True"},
+    {"backend": "mine"},
+    {"backend": None},
+    {"pinned_num_register_threads": 3},
+    {"pinned_num_register_threads": True},
+    {"pinned_reserve_segment_size": -MIB},
+    {"text": None},
+]
+
+
+@pytest.mark.parametrize("values", REFUSED, ids=str)
+def test_a_record_with_a_value_out_of_range_cannot_be_made(values):
+    (name,) = values
+    with pytest.raises(SettingsError, match=rf"^{name} must be ") as caught:
+        Settings(**values)
+    assert caught.value.key == (KEYS[name].names[0] if name in KEYS else name)
+    with pytest.raises(SettingsError):
+        replace(Settings(), **values)
+
+
+def test_the_defaults_and_the_ends_of_the_ranges_pass():
+    assert Settings(**DEFAULTS) == Settings()
+    Settings(
+        max_split_size=UNLIMITED - (MIB - 1),
+        max_non_split_rounding=UNLIMITED,
+        large_segment_size=11 * MIB,
+        roundup_power2_divisions=(1 << 63, *(0,) * 15),
+        garbage_collection_threshold=1e-300,
+        per_process_memory_fraction=0,
+    )
+
+
+def test_a_record_survives_pickling():
+    settings = Settings.parse("expandable_segments:True,roundup_power2_divisions:[64:8,>:2]")
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_what_a_snapshot_states_is_what_made_it():
+    text = "max_split_size_mb:64,garbage_collection_threshold:0.5,roundup_power2_divisions:[64:8,>:2]"
+    settings = Settings.parse(text)
+    assert settings_stated(settings.as_pytorch_dict()) == settings
+    assert settings_stated({}) == Settings()
+    assert settings_stated({"max_split_size": -1, "expandable_segments": True}) == Settings(expandable_segments=True)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"max_split_size": 5},
+        {"max_split_size": None},
+        {"garbage_collection_threshold": float("nan")},
+        {"expandable_segments": 2},
+        {"roundup_power2_divisions": {}},
+        {"roundup_power2_divisions": 4},
+        {"roundup_power2_divisions": {str(1 << i): 3 for i in range(16)}},
+    ],
+    ids=str,
+)
+def test_what_no_settings_can_be_is_refused_in_a_snapshot_too(stated):
+    with pytest.raises(SettingsError):
+        settings_stated(stated)
