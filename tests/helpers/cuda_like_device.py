@@ -12,7 +12,7 @@ class CudaLikeDevice(QueueDevice):
 
     def __init__(self, capacity: int = 1 << 30, index: int = 0, pinned_capacity: int = 1 << 30) -> None:
         super().__init__(capacity)
-        Backend.__init__(self, name=f"cuda:{index}", index=index)
+        Backend.__init__(self, name=f"cuda:{index}", family="cuda", index=index)
         self.pinned: dict[int, int] = {}
         self._pinned_capacity = pinned_capacity
         self._next_pinned = 1 << 40

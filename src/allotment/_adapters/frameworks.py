@@ -76,7 +76,7 @@ def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
     elif not isinstance(allocator, Tenant):
         raise TypeError(f"an allocator is an Allocator or a Tenant of one, not {type(allocator).__name__}")
     device = allocator.allocator.device
-    if not device.name.startswith("cuda"):
+    if device.family != "cuda":
         raise RequestError(f"{name} works with CUDA memory; this allocator is on {device.name}")
     return allocator
 

@@ -133,7 +133,7 @@ cdef class Buffer:
         return self.allocator.device.capabilities & IS_HOST != 0
 
     cdef bint is_cuda(self) except -1:
-        return self.allocator.device.name.startswith("cuda")
+        return self.allocator.device.family == "cuda"
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         if not self.is_host():

@@ -1,5 +1,5 @@
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport OK, Backend, Device, status_t
+from allotment._core.contract.table cimport OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.tools.arguments cimport read_address, read_byte_count, read_device_index
 
@@ -9,7 +9,7 @@ from allotment.errors import UnsupportedError
 
 
 cdef tuple memory_info(Device device):
-    cdef Backend* table = &device.table
+    cdef DeviceTable* table = &device.table
     cdef bytes_t free_bytes = 0
     cdef bytes_t total = 0
     cdef status_t status
@@ -23,7 +23,7 @@ cdef tuple memory_info(Device device):
 
 
 cdef device_t enable_peer(Device device, object peer) except -1:
-    cdef Backend* table = &device.table
+    cdef DeviceTable* table = &device.table
     cdef device_t other = read_device_index(operator.index(peer), device)
     cdef status_t status
     if table.peer_enable == NULL:
@@ -37,7 +37,7 @@ cdef device_t enable_peer(Device device, object peer) except -1:
 
 cdef int copy_memory(Device device, object destination, object source, object size, object source_device,
                      stream_t stream) except -1:
-    cdef Backend* table = &device.table
+    cdef DeviceTable* table = &device.table
     cdef address_t target = read_address(getattr(destination, "address", destination))
     cdef address_t origin = read_address(getattr(source, "address", source))
     cdef device_t where = read_device_index(source_device, device)

@@ -14,7 +14,7 @@ by what they have taken out of it. Device calls that may wait are made without t
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport CAN_PINNED, NOT_READY, OK, OUT_OF_MEMORY, Backend, Device, status_t
+from allotment._core.contract.table cimport CAN_PINNED, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
 
 import operator
@@ -145,7 +145,7 @@ cdef class PinnedPool:
         return address
 
     cdef status_t ask(self, bytes_t rounded, address_t* address) noexcept:
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:
             status = table.pinned_allocate(table.self, rounded, address)
@@ -153,7 +153,7 @@ cdef class PinnedPool:
 
     cdef int give_back(self) except -1:
         """Give what is kept back to the device."""
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef address_t address
         cdef status_t status
         for blocks in list(self.kept.values()):
@@ -168,7 +168,7 @@ cdef class PinnedPool:
 
     cdef list record_events(self, object streams):
         """An event for each stream that is not being captured: a graph's copies have no time of their own."""
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef stream_t stream
         cdef capture_t capture
         cdef event_t event
@@ -190,7 +190,7 @@ cdef class PinnedPool:
         return events
 
     cdef event_t new_event(self) except? 0:
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef event_t event = 0
         if self.spare_events:
             return self.spare_events.pop()
@@ -198,7 +198,7 @@ cdef class PinnedPool:
         return event
 
     cdef bint are_done(self, list events) except -1:
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef event_t event
         cdef status_t status
         for event in events:
@@ -210,7 +210,7 @@ cdef class PinnedPool:
 
     cdef int await_all(self) except -1:
         """Wait for every copy that is waited for, and keep the memory."""
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef event_t event
         cdef status_t status
         while self.waiting:
@@ -225,7 +225,7 @@ cdef class PinnedPool:
         return 0
 
     cdef int drop_events(self) except -1:
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         while self.spare_events:
             self.check(table.event_destroy(table.self, self.spare_events.pop()), "event_destroy")
         return 0

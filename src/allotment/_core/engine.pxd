@@ -13,7 +13,7 @@ A request is three steps, so that a caller can let go of the interpreter lock on
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment._core.contract.table cimport CAN_VIRTUAL, Backend
+from allotment._core.contract.table cimport CAN_VIRTUAL, DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport hand_out
@@ -27,7 +27,7 @@ from allotment._core.placement.pytorch cimport policy_hit, policy_miss, policy_s
 from allotment._core.tools.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
 from allotment._core.tools.slab cimport slab_reserve
 
-cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* failure) noexcept nogil
+cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, Failure* failure) noexcept nogil
 cdef bint engine_retire(Engine* engine) noexcept nogil
 cdef bint engine_destroy(Engine* engine) noexcept nogil
 
@@ -106,7 +106,7 @@ cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
     if request.shelf == NULL:
         return host_memory_failed(&request.failure)
     request.expandable = (engine.tuning.expandable and pool.allocator.allocate == NULL
-                          and engine.backend.capabilities & CAN_VIRTUAL != 0
+                          and engine.table.capabilities & CAN_VIRTUAL != 0
                           and engine.total_memory != 0)
     return True
 

@@ -2,7 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, Backend, status_t
+from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.engine cimport request_deliver, serve
 from allotment._core.mechanism.address_map cimport block_at
@@ -28,14 +28,14 @@ from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map
 from allotment._core.tools.slab cimport slab_clear, slab_init
 
 
-cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* failure) noexcept nogil:
+cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, Failure* failure) noexcept nogil:
     cdef Engine* engine = <Engine*> calloc(1, sizeof(Engine))
     cdef bytes_t unused
     cdef status_t status
     if engine == NULL:
         host_memory_failed(failure)
         return NULL
-    engine.backend = backend
+    engine.table = table
     engine.tuning = tuning[0]
     guard_forks(&engine.fork_guard, LONG_LOCK, &engine.lock)
     slab_init(&engine.block_slab, sizeof(Block))
@@ -50,9 +50,9 @@ cdef Engine* engine_create(Backend* backend, const Tuning* tuning, Failure* fail
         host_memory_failed(failure)
         discard(engine)
         return NULL
-    if backend.memory_info == NULL:
+    if table.memory_info == NULL:
         return engine       # a device that cannot tell has 0: no fraction of it, and no expandable segments
-    status = backend.memory_info(backend.self, &unused, &engine.total_memory)
+    status = table.memory_info(table.self, &unused, &engine.total_memory)
     if status != OK:
         device_failed(failure, status, b"memory_info")
         discard(engine)
@@ -126,7 +126,7 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
     if not map_reserve(&engine.direct):
         host_memory_failed(&request.failure)
         return 0
-    status = engine.backend.segment_allocate(engine.backend.self, request.size, request.stream, &address)
+    status = engine.table.segment_allocate(engine.table.self, request.size, request.stream, &address)
     if status == OK:
         map_put(&engine.direct, address, <void*> <size_t> request.size)
         return address

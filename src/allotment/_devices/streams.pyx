@@ -7,7 +7,7 @@ What a device offers beyond the contract it offers as methods, and a device with
 """
 
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport NOT_READY, OK, UNSUPPORTED, Backend, Device, status_t
+from allotment._core.contract.table cimport NOT_READY, OK, UNSUPPORTED, Device, DeviceTable, status_t
 
 from allotment.errors import StreamError, UnsupportedError
 
@@ -123,7 +123,7 @@ cdef class Event:
 
     # A finalizer, not a deallocator: in a collection the device is still whole.
     def __del__(self):
-        cdef Backend* table
+        cdef DeviceTable* table
         if self.handle != 0:
             table = &self.device.table
             with nogil:
@@ -135,7 +135,7 @@ cdef class Event:
         return self.handle
 
     def query(self):
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:
             status = table.event_query(table.self, self.handle)
@@ -145,7 +145,7 @@ cdef class Event:
         return True
 
     def synchronize(self):
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:
             status = table.event_synchronize(table.self, self.handle)
@@ -158,7 +158,7 @@ cdef class Event:
 
 cdef Event event_on(Stream stream):
     cdef Event event = Event.__new__(Event)
-    cdef Backend* table = &stream.device.table
+    cdef DeviceTable* table = &stream.device.table
     cdef event_t handle
     cdef status_t status
     require(stream.device, table.event_create != NULL, "event_create")

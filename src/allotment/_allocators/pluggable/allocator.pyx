@@ -128,7 +128,7 @@ cdef class PluggableAllocator:
         self.fractions = {}
         self.pool_uses = {}
         self.device = Device()
-        self.device.name = "pluggable"
+        self.device.name = self.device.family = "pluggable"
         if not ledger_init(&self.plug.ledger):
             raise MemoryError("the host has no memory for the allocator's own records")
 

@@ -15,7 +15,7 @@ from allotment._allocators.stream_ordered.device_pool cimport (
     pool_retire, pool_size_of, pool_sum, pool_take, pool_use, routing_begin, routing_end)
 from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport (
-    CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, Backend, Device, status_t)
+    CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.records.stats cimport Stats, stats_flat, stats_nested
 from allotment._core.tools.arguments cimport read_address, read_device_index, read_pool_id, read_stream
@@ -77,7 +77,7 @@ cdef class AsyncAllocator:
     cdef object __weakref__
 
     def __cinit__(self, device="host", *, settings=None, limit=None):
-        cdef Backend* table
+        cdef DeviceTable* table
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
         settings = config.settings_of(settings or "", config.Settings(backend="cudaMallocAsync"))
@@ -177,7 +177,7 @@ cdef class AsyncAllocator:
         return size
 
     cdef object out_of_memory(self, bytes_t wanted, stream_t stream):
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef bytes_t free_bytes = 0, total = self.total, used = 0, used_high = 0, reserved = 0, reserved_high = 0
         cause = take_cause(table, OUT_OF_MEMORY)
         with nogil:
@@ -243,7 +243,7 @@ cdef class AsyncAllocator:
                 "no effect")
 
     def empty_cache(self, pool=(0, 0)):
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
         cdef uint64_t first, second
@@ -264,7 +264,7 @@ cdef class AsyncAllocator:
     # --- figures ---
 
     def nested_stats(self):
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef bytes_t used = 0, used_high = 0, reserved = 0, reserved_high = 0
         cdef Stats nothing
         cdef status_t status
@@ -282,7 +282,7 @@ cdef class AsyncAllocator:
         return stats_flat(self.nested_stats())
 
     def reset_peak_stats(self):
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:
             status = table.ordered_reset_high(table.self)
@@ -309,7 +309,7 @@ cdef class AsyncAllocator:
         return wanted, size
 
     def cache_info(self, largest=0):
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef bytes_t guess = self.memory_info()[0]
         cdef bytes_t used = self.blocks.used
         cdef address_t address = 0
@@ -419,7 +419,7 @@ cdef class AsyncAllocator:
     # --- other devices ---
 
     def enable_peer_access(self, peer):
-        cdef Backend* table = &self.device.table
+        cdef DeviceTable* table = &self.device.table
         cdef device_t other = read_device_index(operator.index(peer), self.device)
         cdef status_t status
         with nogil:

@@ -19,7 +19,7 @@ allocated is the graph's; a stream on which some of it was freed has to be joine
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
-from allotment._core.contract.table cimport Backend, status_t
+from allotment._core.contract.table cimport DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._core.tools.lock cimport Lock
@@ -39,7 +39,7 @@ cdef struct PoolBlock:
     PoolBlock* next         # among the postponed ones
 
 cdef struct DevicePool:
-    Backend* device
+    DeviceTable* device
     Lock lock
     PointerMap blocks       # address -> PoolBlock in use
     Slab records
@@ -66,7 +66,7 @@ cdef struct PoolRefusal:
     const char* operation
 
 # Makes the unifying stream. pre: the device has a pool, streams and events
-cdef PoolOutcome pool_open(DevicePool* pool, Backend* device, PoolRefusal* refusal) noexcept nogil
+cdef PoolOutcome pool_open(DevicePool* pool, DeviceTable* device, PoolRefusal* refusal) noexcept nogil
 
 # Gives back what it can, whoever may still hold it; then forgets everything, without calling the device.
 cdef void pool_retire(DevicePool* pool) noexcept nogil

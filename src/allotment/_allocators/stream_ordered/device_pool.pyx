@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from allotment._core.contract.table cimport INVALID, OK, OUT_OF_MEMORY, Backend, status_t
+from allotment._core.contract.table cimport INVALID, OK, OUT_OF_MEMORY, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.forks cimport SHORT_LOCK, ForkGuard, guard_forks, unguard_forks
@@ -63,7 +63,7 @@ cdef void list_clear(StreamList* list) noexcept nogil:
 
 # --- the pool as a whole -------------------------------------------------------------------------------------
 
-cdef PoolOutcome pool_open(DevicePool* pool, Backend* device, PoolRefusal* refusal) noexcept nogil:
+cdef PoolOutcome pool_open(DevicePool* pool, DeviceTable* device, PoolRefusal* refusal) noexcept nogil:
     cdef status_t status
     memset(pool, 0, sizeof(DevicePool))
     pool.limit = ~(<bytes_t> 0)
@@ -131,7 +131,7 @@ cdef bytes_t pool_sum(DevicePool* pool) noexcept nogil:
 
 cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, address_t* address,
                            PoolRefusal* refusal) noexcept nogil:
-    cdef Backend* device = pool.device
+    cdef DeviceTable* device = pool.device
     cdef PoolRefusal unimportant
     cdef PoolBlock* block
     cdef uint64_t capture = present_capture()
@@ -258,7 +258,7 @@ cdef inline stream_t way_out(DevicePool* pool, const PoolBlock* block) noexcept 
 
 cdef PoolOutcome give_back(DevicePool* pool, PoolBlock* block, bint capturing, PoolRefusal* refusal) noexcept nogil:
     """pre: not locked; the block is in no list"""
-    cdef Backend* device = pool.device
+    cdef DeviceTable* device = pool.device
     cdef PoolOutcome outcome = await_uses(pool, block, refusal)
     cdef status_t status
     if outcome == POOL_DONE:
@@ -291,7 +291,7 @@ cdef PoolOutcome await_uses(DevicePool* pool, const PoolBlock* block, PoolRefusa
     return outcome
 
 
-cdef PoolOutcome let_wait(Backend* device, stream_t stream, stream_t other, PoolRefusal* refusal) noexcept nogil:
+cdef PoolOutcome let_wait(DeviceTable* device, stream_t stream, stream_t other, PoolRefusal* refusal) noexcept nogil:
     """Lets a stream wait for what another one has been given."""
     cdef event_t event = 0
     cdef PoolOutcome outcome = POOL_DONE
@@ -370,7 +370,7 @@ cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcep
 
 
 cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refusal) noexcept nogil:
-    cdef Backend* device = pool.device
+    cdef DeviceTable* device = pool.device
     cdef PoolOutcome outcome = POOL_DONE
     cdef capture_t capture
     cdef stream_t other

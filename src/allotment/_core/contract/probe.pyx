@@ -13,7 +13,7 @@ from libc.stdlib cimport free, malloc
 
 from allotment._core.contract cimport table as contract
 from allotment._core.contract.raising cimport described
-from allotment._core.contract.table cimport NOT_READY, OK, UNSUPPORTED, Backend, Device, share_t, status_t
+from allotment._core.contract.table cimport NOT_READY, OK, UNSUPPORTED, Device, DeviceTable, share_t, status_t
 from allotment._core.contract.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
 
@@ -88,14 +88,14 @@ ctypedef status_t (*list_nodes_t)(void* self, uint64_t of, node_t* nodes, size_t
 
 cdef class Probe:
     cdef readonly Device device
-    cdef Backend* table
+    cdef DeviceTable* table
     cdef readonly object operations
 
     def __cinit__(self, Device device not None):
         self.device = device
         self.table = &device.table
         cdef void** entries = <void**> &self.table.segment_allocate
-        cdef size_t count = (<char*> self.table + sizeof(Backend) - <char*> entries) // sizeof(void*)
+        cdef size_t count = (<char*> self.table + sizeof(DeviceTable) - <char*> entries) // sizeof(void*)
         assert count == <size_t> len(OPERATIONS), "the list of operations differs from the table"
         self.operations = frozenset(name for at, name in enumerate(OPERATIONS) if has_entry(entries, at))
 

@@ -10,7 +10,7 @@ The slot outlives calls that succeed, because the engine undoes a failed step be
 on threads that Python did not start, whose thread-local objects are gone after every call.
 """
 
-from allotment._core.contract.table cimport Backend, status_t
+from allotment._core.contract.table cimport DeviceTable, status_t
 
 
 cdef class Failures:
@@ -29,14 +29,14 @@ cdef class Failures:
 # The exception for a status other than OK of a contract operation, its cause set; the caller raises it.
 # An OutOfMemoryError is made of facts that only the engine has: it makes that one itself, and chains it with
 # take_cause.
-cdef object device_error(Backend* table, status_t status, str operation)
+cdef object device_error(DeviceTable* table, status_t status, str operation)
 
 # The exception that stands behind this thread's last failure with this status on this device; without one, an
 # interrupt that nobody was told of yet; else None. A second call gives None.
-cdef object take_cause(Backend* table, status_t status)
+cdef object take_cause(DeviceTable* table, status_t status)
 
 # The device's own words on this thread's last failure; "" if it has none.
-cdef str described(Backend* table)
+cdef str described(DeviceTable* table)
 
 
 # For backends written in Python.

@@ -5,7 +5,7 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stddef cimport size_t
 
 from allotment._core.contract.table cimport (
-    DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Backend, Device, status_t)
+    DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Device, DeviceTable, status_t)
 
 from allotment.errors import DeviceError, StreamError, UnsupportedError
 
@@ -69,7 +69,7 @@ cdef Failures failures_of(void* device):
     return <Failures> <void*> address if address != 0 else None
 
 
-cdef object device_error(Backend* table, status_t status, str operation):
+cdef object device_error(DeviceTable* table, status_t status, str operation):
     assert status != OK
     text = described(table) or STATUS_TEXTS.get(status, f"status {status}")
     message = f"device {table.device}: {operation} failed: {text}"
@@ -83,7 +83,7 @@ cdef object device_error(Backend* table, status_t status, str operation):
     return error
 
 
-cdef object take_cause(Backend* table, status_t status):
+cdef object take_cause(DeviceTable* table, status_t status):
     cdef Failures failures = failures_of(table.self)
     if failures is None:
         return None
@@ -141,7 +141,7 @@ cdef str text_of(object exception):
     return f"{name}: {text}" if text else name
 
 
-cdef str described(Backend* table):
+cdef str described(DeviceTable* table):
     cdef char[TEXT_CAPACITY] text
     cdef size_t length = 0
     if table.describe != NULL:

@@ -8,14 +8,14 @@ What callers guarantee
     - Calls may come from any thread, several at once, without the interpreter lock.
     - Ranges, chunks and pages are multiples of `granularity`; only whole chunks are mapped.
 
-What a backend guarantees
+What a device guarantees
     - Every function returns a status and never raises; out-parameters are written only on OK.
     - A call that does not return OK has changed nothing (a failed map has mapped nothing).
     - OUT_OF_MEMORY means that freeing memory and asking again may help; anything else will not.
     - `describe` gives the text of the last failure seen by the calling thread.
     - A function that the device lacks is NULL, and the capability that stands for it is not set.
 
-Exactly one place turns a status into an exception: `allotment/core/raising.pyx`.
+Exactly one place turns a status into an exception: `_core/contract/raising.pyx`.
 """
 
 from libc.stddef cimport size_t
@@ -31,11 +31,11 @@ cdef enum:
     OUT_OF_MEMORY = 1       # the device has no room for this now
     NOT_READY = 2           # an event or stream still has work; only event_query and stream_query say so
     UNSUPPORTED = 3         # this device cannot do that
-    INVALID = 4             # a handle or address that is not, or no longer, one of this backend's
+    INVALID = 4             # a handle or address that is not, or no longer, one of this device's
     DEVICE_ERROR = 5        # the driver said no; `describe` has its words
 
 cdef enum:
-    BACKEND_VERSION = 1
+    TABLE_VERSION = 1
 
 cdef enum:                  # capabilities
     CAN_VIRTUAL = 1         # reserve, create, map, unmap: expandable segments
@@ -53,14 +53,14 @@ ctypedef enum share_t:      # how a piece of memory travels to another process
     SHARE_DESCRIPTOR = 1    # a file descriptor (4 bytes), made from a chunk
     SHARE_FABRIC = 2        # opaque 64 bytes, made from a chunk
 
-cdef struct Backend:
-    size_t size             # of this struct, as the backend was compiled
+cdef struct DeviceTable:
+    size_t size             # of this struct, as the device was compiled
     uint32_t version
     uint32_t capabilities
     device_t device         # index shown in reports and snapshots
     void* self
 
-    # Plain memory. `stream` is the stream of the request, for backends that care. segment_free waits for work
+    # Plain memory. `stream` is the stream of the request, for devices that care. segment_free waits for work
     # that was submitted before and may still touch the segment, as a driver's free does.
     status_t (*segment_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
     status_t (*segment_free)(void* self, address_t address, bytes_t size) noexcept nogil
@@ -139,11 +139,12 @@ cdef struct Backend:
 
 
 cdef class Device:
-    """What every compiled backend is to Python: the owner of one filled-in table.
+    """What every device is to Python: the owner of one filled-in table.
 
     The table lives as long as this object; an allocator holds a reference to it. Subclasses fill in
     `table` in `__cinit__` and never change it afterwards.
     """
-    cdef Backend table
+    cdef DeviceTable table
     cdef object __weakref__
-    cdef readonly str name
+    cdef readonly str name          # which device: "cuda:1"
+    cdef readonly str family        # what kind of device: "cuda"; what others may conclude from is this, not the name

@@ -1,7 +1,10 @@
 class Device:
-    """What every backend is to Python: the owner of one filled-in contract table."""
+    """What every device is to Python: the owner of one filled-in contract table."""
 
     name: str
+    """Which device it is, as users name it: "host", "cuda:1", "sim:1073741824"."""
+    family: str
+    """What kind of device it is: "cuda", "host", "simulated", or what a `Backend` of yours says it is."""
     @property
     def index(self) -> int:
         """The device's index, as reports and snapshots show it."""

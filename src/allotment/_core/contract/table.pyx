@@ -2,16 +2,16 @@
 
 from libc.string cimport memset
 
-from allotment._core.contract.table cimport BACKEND_VERSION, Backend
+from allotment._core.contract.table cimport TABLE_VERSION, DeviceTable
 
 
 cdef class Device:
     def __cinit__(self, *args, **kwargs):
-        memset(&self.table, 0, sizeof(Backend))
-        self.table.size = sizeof(Backend)
-        self.table.version = BACKEND_VERSION
+        memset(&self.table, 0, sizeof(DeviceTable))
+        self.table.size = sizeof(DeviceTable)
+        self.table.version = TABLE_VERSION
         self.table.self = <void*> self
-        self.name = "device"
+        self.name = self.family = "device"
 
     @property
     def index(self) -> int:

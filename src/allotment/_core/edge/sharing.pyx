@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
-from allotment._core.contract.table cimport OK, SHARE_DESCRIPTOR, UNSUPPORTED, Backend, status_t
+from allotment._core.contract.table cimport OK, SHARE_DESCRIPTOR, UNSUPPORTED, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t
 from allotment._core.edge.sharing cimport SharedHandle
 from allotment._core.mechanism.address_map cimport block_at
@@ -20,15 +20,15 @@ cdef enum:
 
 
 cdef bint share_plain(Engine* engine, Block* block, SharedHandle* out, Failure* failure) noexcept nogil:
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef size_t length = 0
     cdef status_t status
-    if backend.segment_export == NULL:
+    if table.segment_export == NULL:
         return device_failed(failure, UNSUPPORTED, b"segment_export")
     out.bytes = <unsigned char*> calloc(1, PREFIX + SEGMENT_HANDLE)
     if out.bytes == NULL:
         return host_memory_failed(failure)
-    status = backend.segment_export(backend.self, block.range.base, out.bytes + PREFIX, SEGMENT_HANDLE, &length)
+    status = table.segment_export(table.self, block.range.base, out.bytes + PREFIX, SEGMENT_HANDLE, &length)
     if status != OK:
         return device_failed(failure, status, b"segment_export")
     out.bytes[1] = b'c'
@@ -38,7 +38,7 @@ cdef bint share_plain(Engine* engine, Block* block, SharedHandle* out, Failure* 
 
 
 cdef bint share_pages(Engine* engine, Block* block, long pid, SharedHandle* out, Failure* failure) noexcept nogil:
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef Range* range_ = block.range
     cdef size_t first = (block.address - range_.base) // range_.page
     cdef size_t end = (block.address + block.size - range_.base + range_.page - 1) // range_.page
@@ -46,7 +46,7 @@ cdef bint share_pages(Engine* engine, Block* block, long pid, SharedHandle* out,
     cdef size_t page
     cdef size_t written = 0
     cdef status_t status
-    if backend.chunk_export == NULL:
+    if table.chunk_export == NULL:
         return device_failed(failure, UNSUPPORTED, b"chunk_export")
     out.length = PREFIX + HEADER + DESCRIPTOR * (end - first)
     out.bytes = <unsigned char*> calloc(1, out.length)
@@ -58,8 +58,8 @@ cdef bint share_pages(Engine* engine, Block* block, long pid, SharedHandle* out,
     out.bytes[1] = b'e'
     memcpy(out.bytes + PREFIX, header, HEADER)
     for page in range(first, end):
-        status = backend.chunk_export(
-            backend.self, range_.views[page].handle, SHARE_DESCRIPTOR,
+        status = table.chunk_export(
+            table.self, range_.views[page].handle, SHARE_DESCRIPTOR,
             out.bytes + PREFIX + HEADER + DESCRIPTOR * (page - first), DESCRIPTOR, &written)
         if status != OK:
             return device_failed(failure, status, b"chunk_export")

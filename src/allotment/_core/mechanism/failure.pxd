@@ -18,7 +18,7 @@ cdef inline bint host_memory_failed(Failure* failure) noexcept nogil:
 
 cdef inline void note_device_memory(Engine* engine, Failure* failure) noexcept nogil:
     """What the device says it has, for the report; as far as it can say anything."""
-    if engine.backend.memory_info == NULL or engine.backend.memory_info(
-            engine.backend.self, &failure.device_free, &failure.device_total) != OK:
+    if engine.table.memory_info == NULL or engine.table.memory_info(
+            engine.table.self, &failure.device_free, &failure.device_total) != OK:
         failure.device_free = 0
         failure.device_total = engine.total_memory

@@ -42,7 +42,7 @@ cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexc
         failure.reason = FAILED_ADDRESS
         failure.address = address
         return False
-    status = engine.backend.segment_free(engine.backend.self, address, <bytes_t> <size_t> size)
+    status = engine.table.segment_free(engine.table.self, address, <bytes_t> <size_t> size)
     if status != OK:
         return device_failed(failure, status, b"segment_free")
     map_pop(&engine.direct, address)

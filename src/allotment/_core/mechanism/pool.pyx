@@ -276,9 +276,9 @@ cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexce
             request.thread = this_thread()
         return filter.value == request.thread
     if filter.kind == FILTER_CAPTURE:
-        if engine.backend.capture_status == NULL:
+        if engine.table.capture_status == NULL:
             return False
-        status = engine.backend.capture_status(engine.backend.self, request.stream, &capture)
+        status = engine.table.capture_status(engine.table.self, request.stream, &capture)
         if status != OK:
             return device_failed(&request.failure, status, b"capture_status")
         return capture == filter.value and capture != 0

@@ -1,7 +1,7 @@
 from libc.stddef cimport size_t
 from libc.stdlib cimport calloc, free
 
-from allotment._core.contract.table cimport OK, Backend, status_t
+from allotment._core.contract.table cimport OK, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.ranges cimport range_size
@@ -43,7 +43,7 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, Failure* f
         return NULL
     range_.page = page
     range_.views = views
-    status = engine.backend.range_reserve(engine.backend.self, size, shelf.stream.handle, &range_.base)
+    status = engine.table.range_reserve(engine.table.self, size, shelf.stream.handle, &range_.base)
     if status != OK:
         range_forget(engine, range_)
         device_failed(failure, status, b"range_reserve")
@@ -75,7 +75,7 @@ cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexc
             drop_view(engine, range_, page, failure)
             if range_.views[page] != NULL:
                 return False
-    status = engine.backend.range_release(engine.backend.self, range_.base, range_.size)
+    status = engine.table.range_release(engine.table.self, range_.base, range_.size)
     if status != OK:
         return device_failed(failure, status, b"range_release")
     range_.shelf.rack.expandable_count -= 1
@@ -88,15 +88,15 @@ cdef bint drop_view(Engine* engine, Range* range_, size_t page, Failure* failure
 
     A chunk that is unmapped but could not be released keeps its place: a leftover, with the reason in `failure`.
     """
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef Chunk* chunk = range_.views[page]
     cdef status_t status
     if chunk.views > 0:
-        status = backend.unmap(backend.self, range_.base + page * range_.page, range_.page)
+        status = table.unmap(table.self, range_.base + page * range_.page, range_.page)
         if status != OK:
             return device_failed(failure, status, b"unmap")
         chunk.views -= 1
-    status = backend.chunk_release(backend.self, chunk.handle, chunk.size)
+    status = table.chunk_release(table.self, chunk.handle, chunk.size)
     if status != OK:
         engine.has_leftovers = True
         device_failed(failure, status, b"chunk_release")
@@ -108,15 +108,15 @@ cdef bint drop_view(Engine* engine, Range* range_, size_t page, Failure* failure
 
 cdef bint give_access(Engine* engine, address_t address, bytes_t size, Failure* failure) noexcept nogil:
     """Let this device and its peers at a fresh mapping."""
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef status_t status
     cdef int peer
-    if backend.set_access == NULL:
+    if table.set_access == NULL:
         return True
-    status = backend.set_access(backend.self, address, size, backend.device)
+    status = table.set_access(table.self, address, size, table.device)
     for peer in range(engine.peer_count):
         if status == OK:
-            status = backend.set_access(backend.self, address, size, engine.peers[peer])
+            status = table.set_access(table.self, address, size, engine.peers[peer])
     if status != OK:
         return device_failed(failure, status, b"set_access")
     return True
@@ -124,7 +124,7 @@ cdef bint give_access(Engine* engine, address_t address, bytes_t size, Failure* 
 
 cdef bint back_page(Engine* engine, Range* range_, size_t page, Failure* failure) noexcept nogil:
     """Physical memory for a page, not mapped yet."""
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef Chunk* chunk
     cdef status_t status
     if range_.views[page] != NULL:
@@ -134,7 +134,7 @@ cdef bint back_page(Engine* engine, Range* range_, size_t page, Failure* failure
     chunk = <Chunk*> slab_take(&engine.chunk_slab)
     chunk.size = range_.page
     chunk.views = 0
-    status = backend.chunk_create(backend.self, range_.page, &chunk.handle)
+    status = table.chunk_create(table.self, range_.page, &chunk.handle)
     if status != OK:
         slab_give(&engine.chunk_slab, chunk)
         return device_failed(failure, status, b"chunk_create")
@@ -143,12 +143,12 @@ cdef bint back_page(Engine* engine, Range* range_, size_t page, Failure* failure
 
 
 cdef bint map_page(Engine* engine, Range* range_, size_t page, Failure* failure) noexcept nogil:
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef Chunk* chunk = range_.views[page]
     cdef status_t status
     if chunk.views > 0:
         return True
-    status = backend.map(backend.self, range_.base + page * range_.page, range_.page, chunk.handle)
+    status = table.map(table.self, range_.base + page * range_.page, range_.page, chunk.handle)
     if status != OK:
         return device_failed(failure, status, b"map")
     chunk.views = 1
@@ -239,8 +239,8 @@ cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexce
             for page in range(range_.size // range_.page):
                 if range_.views[page] == NULL or range_.views[page].views == 0:
                     continue
-                status = engine.backend.set_access(
-                    engine.backend.self, range_.base + page * range_.page, range_.page, device)
+                status = engine.table.set_access(
+                    engine.table.self, range_.base + page * range_.page, range_.page, device)
                 if status != OK:
                     return device_failed(failure, status, b"set_access")
         range_ = range_.next

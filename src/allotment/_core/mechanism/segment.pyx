@@ -1,6 +1,6 @@
 from libc.stdint cimport uint32_t
 
-from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, Backend, status_t
+from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.block cimport block_drop, block_new
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
@@ -15,12 +15,12 @@ from allotment._core.tools.slab cimport slab_reserve
 
 
 cdef status_t ask_device(Engine* engine, bytes_t size, Request* request, address_t* address) noexcept nogil:
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef bint relaxed = relax_capture(engine, request.stream)
-    cdef status_t status = backend.segment_allocate(backend.self, size, request.stream, address)
+    cdef status_t status = table.segment_allocate(table.self, size, request.stream, address)
     end_relaxed_capture(engine, relaxed)
-    if status == OUT_OF_MEMORY and backend.clear_error != NULL:
-        backend.clear_error(backend.self)
+    if status == OUT_OF_MEMORY and table.clear_error != NULL:
+        table.clear_error(table.self)
     return status
 
 
@@ -78,14 +78,14 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
 
 cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
     """Give a segment back. pre: `block` is free, plain, and all of its segment"""
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef Pool* pool = block.shelf.rack.pool
     cdef int size_class = block.shelf.rack.size_class
     cdef status_t status
     if pool.allocator.free != NULL:
         pool.allocator.free(pool.allocator.self, block.address, block.size, block.shelf.stream.handle)
     else:
-        status = backend.segment_free(backend.self, block.address, block.size)
+        status = table.segment_free(table.self, block.address, block.size)
         if status != OK:
             return device_failed(failure, status, b"segment_free")
     engine.stats.device_frees += 1

@@ -2,7 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
-from allotment._core.contract.table cimport INVALID, NOT_READY, OK, Backend, status_t
+from allotment._core.contract.table cimport INVALID, NOT_READY, OK, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t, event_t, node_t, stream_t
 from allotment._core.mechanism.block cimport complete_free
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
@@ -89,7 +89,7 @@ cdef bint event_take(Engine* engine, event_t* event, Failure* failure) noexcept 
     if larger == NULL:
         return host_memory_failed(failure)
     engine.spare_events = larger
-    status = engine.backend.event_create(engine.backend.self, event)
+    status = engine.table.event_create(engine.table.self, event)
     if status != OK:
         return device_failed(failure, status, b"event_create")
     engine.spare_event_room = room
@@ -141,13 +141,13 @@ cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept
 
     On failure nothing has changed. A device whose streams are always finished has no events.
     """
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef PendingEvent* made = NULL
     cdef PendingEvent* pending
     cdef StreamUse* use = block.uses
     cdef status_t status
     cdef bint ok = True
-    if backend.event_record == NULL:
+    if table.event_record == NULL:
         uses_drop(engine, block)
         return True
     while use != NULL and ok:
@@ -162,7 +162,7 @@ cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept
             break
         pending.next = made
         made = pending
-        status = backend.event_record(backend.self, pending.event, use.stream.handle)
+        status = table.event_record(table.self, pending.event, use.stream.handle)
         if status != OK:
             ok = device_failed(failure, status, b"event_record")
         use = use.next
@@ -211,7 +211,7 @@ cdef void event_done(Engine* engine, StreamRecord* stream, PendingEvent* pending
 
 cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
     """Complete the frees whose streams are done. pre: no routing"""
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef StreamRecord* stream
     cdef PendingEvent* pending
     cdef status_t status = OK
@@ -222,7 +222,7 @@ cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexce
         while stream.first != NULL:
             pending = stream.first
             if pending.tick > stream.finished:
-                status = backend.event_query(backend.self, pending.event)
+                status = table.event_query(table.self, pending.event)
                 if status != OK:
                     break
             stream.first = pending.next
@@ -238,7 +238,7 @@ cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexce
 
 cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil:
     """Wait for every event (of one pool's blocks) and complete those frees. pre: no routing"""
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef StreamRecord* stream
     cdef PendingEvent* pending
     cdef PendingEvent* previous
@@ -257,7 +257,7 @@ cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* fai
                 previous = pending
             else:
                 if pending.tick > stream.finished:
-                    status = backend.event_synchronize(backend.self, pending.event)
+                    status = table.event_synchronize(table.self, pending.event)
                     if status != OK:
                         break
                 if previous != NULL:
@@ -374,7 +374,7 @@ cdef bint append_nodes(Engine* engine, list_nodes_t ask, uint64_t of, NodeList* 
     cdef status_t status
     cdef size_t count = 0
     while True:
-        status = ask(engine.backend.self, of, list.nodes + list.count, list.room - list.count, &count)
+        status = ask(engine.table.self, of, list.nodes + list.count, list.room - list.count, &count)
         if status != OK:
             return device_failed(failure, status, operation)
         if list.count + count <= list.room:
@@ -387,9 +387,9 @@ cdef bint append_nodes(Engine* engine, list_nodes_t ask, uint64_t of, NodeList* 
 cdef bint capture_of(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:
     cdef status_t status
     capture[0] = 0
-    if engine.backend.capture_status == NULL:
+    if engine.table.capture_status == NULL:
         return True
-    status = engine.backend.capture_status(engine.backend.self, stream, capture)
+    status = engine.table.capture_status(engine.table.self, stream, capture)
     if status != OK:
         return device_failed(failure, status, b"capture_status")
     return True
@@ -407,7 +407,7 @@ cdef bint markers_gather(Engine* engine, Deferred* deferred, Failure* failure) n
     list.count = list.room = 0
     other = capture
     while ok and capture != 0 and capture == other:
-        ok = append_nodes(engine, engine.backend.capture_terminals, stream, &list, b"capture_terminals", failure)
+        ok = append_nodes(engine, engine.table.capture_terminals, stream, &list, b"capture_terminals", failure)
         if use == NULL:
             break
         stream = use.stream.handle
@@ -459,7 +459,7 @@ cdef bint visit(Engine* engine, VisitedNodes* visited, NodeList* stack, Failure*
             continue
         if not map_reserve(&visited.nodes):
             return host_memory_failed(failure)
-        if not append_nodes(engine, engine.backend.node_predecessors, node, stack, b"node_predecessors", failure):
+        if not append_nodes(engine, engine.table.node_predecessors, node, stack, b"node_predecessors", failure):
             return False
         map_put(&visited.nodes, node + 1, visited)
     return True
@@ -491,7 +491,7 @@ cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Fa
         return True
     stack.nodes = NULL
     stack.count = stack.room = 0
-    ok = append_nodes(engine, engine.backend.capture_terminals, stream, &stack, b"capture_terminals", failure)
+    ok = append_nodes(engine, engine.table.capture_terminals, stream, &stack, b"capture_terminals", failure)
     if not ok or stack.count == 0:
         free(stack.nodes)
         return ok
@@ -553,31 +553,31 @@ cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil:
 
     Whether that was needed; `end_relaxed_capture` wants to know.
     """
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef capture_t capture = 0
-    if engine.routes == NULL or backend.capture_relaxed == NULL or backend.capture_status == NULL:
+    if engine.routes == NULL or table.capture_relaxed == NULL or table.capture_status == NULL:
         return False
-    if backend.capture_status(backend.self, stream, &capture) != OK or capture == 0:
+    if table.capture_status(table.self, stream, &capture) != OK or capture == 0:
         return False
-    return backend.capture_relaxed(backend.self, True) == OK
+    return table.capture_relaxed(table.self, True) == OK
 
 
 cdef void end_relaxed_capture(Engine* engine, bint relaxed) noexcept nogil:
     if relaxed:
-        engine.backend.capture_relaxed(engine.backend.self, False)
+        engine.table.capture_relaxed(engine.table.self, False)
 
 
 cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil:
     """Wait for all work of a stream; of one that was destroyed, whose work may still run, with everybody else's."""
-    cdef Backend* backend = engine.backend
+    cdef DeviceTable* table = engine.table
     cdef status_t status
-    if backend.stream_synchronize == NULL:
+    if table.stream_synchronize == NULL:
         return True
-    status = backend.stream_synchronize(backend.self, stream)
+    status = table.stream_synchronize(table.self, stream)
     if status == OK:
         return True
-    if status == INVALID and backend.device_synchronize != NULL:
-        status = backend.device_synchronize(backend.self)
+    if status == INVALID and table.device_synchronize != NULL:
+        status = table.device_synchronize(table.self)
         return True if status == OK else device_failed(failure, status, b"device_synchronize")
     return device_failed(failure, status, b"stream_synchronize")
 
@@ -596,7 +596,7 @@ cdef void streams_clear(Engine* engine) noexcept nogil:
         free(stream)
     while engine.spare_event_count > 0:
         engine.spare_event_count -= 1
-        engine.backend.event_destroy(engine.backend.self, engine.spare_events[engine.spare_event_count])
+        engine.table.event_destroy(engine.table.self, engine.spare_events[engine.spare_event_count])
     free(engine.spare_events)
     engine.spare_events = NULL
     engine.recent_stream = NULL

@@ -27,7 +27,7 @@ All of this is guarded by the engine's lock.
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from allotment._core.contract.table cimport Backend, status_t
+from allotment._core.contract.table cimport DeviceTable, status_t
 from allotment._core.contract.types cimport (
     address_t, bytes_t, capture_t, chunk_t, count_t, device_t, event_t, node_t, stream_t, thread_t)
 from allotment._core.model.sizes cimport Tuning
@@ -264,7 +264,7 @@ cdef struct Engine:
     Lock lock
     bint interpreter_guards     # whoever is inside holds `lock`, or the interpreter lock throughout
     int outside                 # threads that wait for `lock` without the interpreter lock, against that rule
-    Backend* backend
+    DeviceTable* table
     Tuning tuning
     bytes_t total_memory        # of the device
     bytes_t limit

@@ -40,6 +40,7 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
 
 cdef class CudaDevice(Device):
     def __cinit__(self, int index=0):
+        self.family = "cuda"
         self.name = f"cuda:{index}"
         self.backend.context = open_context(index)
         self.table.device = index

@@ -7,7 +7,7 @@ from libc.string cimport memcpy, memset
 from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport (
     CAN_COPY, CAN_PEERS, CAN_PINNED, CAN_SHARE, CAN_VIRTUAL, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY,
-    SHARE_DESCRIPTOR, SHARE_FABRIC, UNSUPPORTED, Backend, share_t, status_t)
+    SHARE_DESCRIPTOR, SHARE_FABRIC, UNSUPPORTED, DeviceTable, share_t, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, device_t, stream_t
 from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put, map_reserve
 from allotment._devices.cuda.context cimport (
@@ -28,7 +28,7 @@ from allotment._devices.cuda.driver cimport (
 from allotment._devices.cuda.streams cimport is_parked, refuse_parked
 
 
-cdef int fill_memory(Backend* table, CudaBackend* backend) except -1:
+cdef int fill_memory(DeviceTable* table, CudaBackend* backend) except -1:
     table.capabilities |= CAN_COPY | CAN_PINNED
     table.segment_allocate = segment_allocate
     table.segment_free = segment_free
@@ -49,7 +49,7 @@ cdef int fill_memory(Backend* table, CudaBackend* backend) except -1:
     return 0
 
 
-cdef int fill_virtual(Backend* table, CudaBackend* backend) except -1:
+cdef int fill_virtual(DeviceTable* table, CudaBackend* backend) except -1:
     cdef CUmemAllocationProp* properties = &backend.chunk_properties
     cdef status_t status
     table.capabilities |= CAN_VIRTUAL | CAN_SHARE

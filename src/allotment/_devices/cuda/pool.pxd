@@ -6,8 +6,8 @@ somebody asks for that, and memory may be reused in all three ways that the driv
 free has happened to be done, and by letting the stream wait).
 """
 
-from allotment._core.contract.table cimport Backend
+from allotment._core.contract.table cimport DeviceTable
 from allotment._devices.cuda.context cimport CudaBackend
 
 # Leaves the table alone where the device has no pools. pre: the backend has its context
-cdef void fill_pool(Backend* table, CudaBackend* backend) noexcept
+cdef void fill_pool(DeviceTable* table, CudaBackend* backend) noexcept

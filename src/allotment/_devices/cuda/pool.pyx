@@ -1,6 +1,6 @@
 """The pool's part of the contract: one driver call an operation, once it is set up."""
 
-from allotment._core.contract.table cimport CAN_STREAM_ORDERED, DEVICE_ERROR, OK, Backend, status_t
+from allotment._core.contract.table cimport CAN_STREAM_ORDERED, DEVICE_ERROR, OK, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._devices.cuda.context cimport (
     CudaBackend, CudaContext, Visit, context_in, enter, leave, pthread_mutex_lock, pthread_mutex_unlock)
@@ -14,7 +14,7 @@ from allotment._devices.cuda.driver cimport (
 from allotment._devices.cuda.streams cimport is_parked, refuse_parked
 
 
-cdef void fill_pool(Backend* table, CudaBackend* backend) noexcept:
+cdef void fill_pool(DeviceTable* table, CudaBackend* backend) noexcept:
     cdef int has_pools = 0
     driver.cuDeviceGetAttribute(&has_pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, backend.context.device)
     if has_pools == 0:

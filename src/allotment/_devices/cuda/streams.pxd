@@ -8,11 +8,11 @@ one. There are never more streams than were alive at once.
 Stream 0 is the legacy default stream; streams made here do not wait for it.
 """
 
-from allotment._core.contract.table cimport Backend, status_t
+from allotment._core.contract.table cimport DeviceTable, status_t
 from allotment._core.contract.types cimport stream_t
 from allotment._devices.cuda.context cimport CudaContext
 
-cdef void fill_streams(Backend* table) noexcept
+cdef void fill_streams(DeviceTable* table) noexcept
 
 # Whether a stream was given back and is nobody's now; what to answer if it is.
 cdef bint is_parked(CudaContext* context, stream_t stream) noexcept nogil

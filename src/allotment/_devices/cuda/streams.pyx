@@ -5,7 +5,7 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
-from allotment._core.contract.table cimport CAN_CAPTURE, CAN_EVENTS, DEVICE_ERROR, INVALID, OK, Backend, status_t
+from allotment._core.contract.table cimport CAN_CAPTURE, CAN_EVENTS, DEVICE_ERROR, INVALID, OK, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t, event_t, node_t, stream_t
 from allotment._core.tools.arrays cimport make_room
 from allotment._devices.cuda.context cimport (
@@ -29,7 +29,7 @@ cdef enum:
     STACK_EDGES = 16            # more predecessors than this are rare, and take a malloc
 
 
-cdef void fill_streams(Backend* table) noexcept:
+cdef void fill_streams(DeviceTable* table) noexcept:
     table.capabilities |= CAN_EVENTS | CAN_CAPTURE
     table.stream_create = stream_create
     table.stream_destroy = stream_destroy

@@ -8,7 +8,7 @@ from libc.string cimport memset
 
 from allotment._core.contract.raising cimport described, device_error
 from allotment._core.contract.table cimport (
-    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, Backend,
+    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, DeviceTable,
     status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, chunk_t, event_t, node_t, stream_t
 from allotment._devices.host cimport memory as host_memory
@@ -38,6 +38,7 @@ cdef class HostDevice(Device):
         arena_open(&self.host.arena, &self.host.memory)
         self.is_open = True
         self.host.index = index
+        self.family = "host"
         self.name = "host" if index == 0 else f"host:{index}"
         self.table.self = self.host
         self.table.device = index
@@ -138,7 +139,7 @@ cdef HostGraph host_graph(HostDevice device, void* graph):
 
 
 # These two are not operations of the contract, whose only handle is a stream as well.
-cdef object submit_error(Backend* table, status_t status, str operation):
+cdef object submit_error(DeviceTable* table, status_t status, str operation):
     if status == INVALID:
         return StreamError(f"{operation} failed: {described(table)}")
     return device_error(table, status, operation)

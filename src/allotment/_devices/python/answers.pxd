@@ -1,7 +1,7 @@
 """Answers of a method written in Python, as the engine takes them.
 
 What a method returned is checked before it is believed: each of these raises TypeError, naming the method, for what is
-not of the kind. What it raised becomes a status, and stays in the thread's slot (core/raising.pxd).
+not of the kind. What it raised becomes a status, and stays in the thread's slot (_core/contract/raising.pxd).
 """
 
 from libc.stddef cimport size_t

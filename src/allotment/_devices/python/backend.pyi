@@ -20,9 +20,12 @@ class Backend(Device):
     Stream 0 is the default stream. See docs/writing-a-backend.md.
     """
 
-    def __init__(self, *, name: str | None = None, index: int = 0, host: bool = False) -> None:
-        """`name` is shown in messages, by default the name of the class; `index` is the device's number in
-        reports and snapshots; `host` says that this process can read and write at the device's addresses."""
+    def __init__(
+        self, *, name: str | None = None, family: str | None = None, index: int = 0, host: bool = False
+    ) -> None:
+        """`name` is shown in messages, by default the name of the class; `family` is the kind of device, by default
+        "python" (memory that CUDA can use says "cuda"); `index` is the device's number in reports and snapshots;
+        `host` says that this process can read and write at the device's addresses."""
 
     # Plain memory: the only part every device has.
     def allocate(self, size: int, stream: int) -> int:
@@ -96,7 +99,7 @@ class Backend(Device):
     def copy(self, destination: int, source: int, size: int, source_device: int, stream: int) -> None:
         """Copy in stream order; `source` may be an address of another device."""
     def peer_enable(self, other: int) -> None:
-        """Let this device touch the memory of device number `other`."""
+        """Let device number `other` touch the memory of this one."""
 
     # Sharing plain memory with another process, together.
     def segment_export(self, base: int) -> bytes:

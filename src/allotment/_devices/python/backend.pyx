@@ -5,7 +5,7 @@
                             status  <-   keep what was raised         <-   a result, or an exception
 
 Nothing a method does gets past its trampoline: every result is checked before it reaches the engine, and
-every exception, an interrupt included, becomes a status and stays in the thread's slot (core/raising.pxd),
+every exception, an interrupt included, becomes a status and stays in the thread's slot (_core/contract/raising.pxd),
 where the error that the caller finally sees is chained to it.
 """
 
@@ -34,12 +34,15 @@ cdef class Backend(Device):
 
     def __cinit__(self, *args, **kwargs):
         self.failures = new_failures(<void*> self)
+        self.family = "python"
         self.name = type(self).__name__
         fill_table(&self.table, type(self))
 
-    def __init__(self, *, str name=None, device_t index=0, bint host=False):
+    def __init__(self, *, str name=None, str family=None, device_t index=0, bint host=False):
         if name is not None:
             self.name = name
+        if family is not None:
+            self.family = family
         self.table.device = index
         if host:
             self.table.capabilities |= IS_HOST
@@ -185,7 +188,7 @@ cdef object lacks(Backend device, str method):
 
 # --- What a class offers -------------------------------------------------------------------------------------
 
-cdef int fill_table(contract.Backend* table, type cls) except -1:
+cdef int fill_table(contract.DeviceTable* table, type cls) except -1:
     if not offers(cls, ("allocate", "free")):
         raise TypeError(f"{cls.__name__} must define allocate and free")
     table.segment_allocate = call_allocate

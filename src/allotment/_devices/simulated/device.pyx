@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memset, strlen
 
 from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport (
-    CAN_PEERS, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, Backend, Device, status_t)
+    CAN_PEERS, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, capture_t, device_t, event_t, node_t, stream_t
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport lock_give, lock_wait
@@ -59,7 +59,7 @@ cdef Refusal refusal_of(uint64_t times, uint64_t after, bint out_of_memory) noex
 @cython.no_gc_clear     # an allocator that is collected with the device gives its memory back to it
 cdef class SimulatedDevice(Device):
     def __cinit__(self, capacity, index=0, script=None):
-        cdef Backend* table = &self.table
+        cdef DeviceTable* table = &self.table
         cdef Simulation* sim = &self.simulation
         memset(sim, 0, sizeof(Simulation))
         guard_forks(&sim.fork_guard, LONG_LOCK, &sim.lock)
@@ -70,6 +70,7 @@ cdef class SimulatedDevice(Device):
         self.script = script
         sim.next_address = <address_t> 1 << 40
         sim.last_handle = <uint64_t> 1 << 20
+        self.family = "simulated"
         self.name = f"sim:{capacity}" + (f"#{index}" if index else "")
         table.device = index
         table.capabilities = CAN_PEERS

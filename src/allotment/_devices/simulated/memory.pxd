@@ -1,8 +1,8 @@
 """A simulated device's memory: exact accounts of what is reserved, created, mapped and where; nothing behind it."""
 
-from allotment._core.contract.table cimport Backend
+from allotment._core.contract.table cimport DeviceTable
 from allotment._devices.simulated.simulation cimport Simulation
 
 # False if there is no memory for its records.
-cdef bint fill_memory(Backend* table, Simulation* device) noexcept
+cdef bint fill_memory(DeviceTable* table, Simulation* device) noexcept
 cdef void clear_memory(Simulation* device) noexcept

@@ -16,7 +16,7 @@ from allotment._devices.simulated.simulation cimport (
     take_addresses)
 
 
-cdef bint fill_memory(Backend* table, Simulation* device) noexcept:
+cdef bint fill_memory(DeviceTable* table, Simulation* device) noexcept:
     table.capabilities |= CAN_VIRTUAL | CAN_SHARE
     table.segment_allocate = segment_allocate
     table.segment_free = segment_free

@@ -8,9 +8,9 @@ In a capture a request is a node and an address; its memory is the graph's, whic
 capacity and is in no figure.
 """
 
-from allotment._core.contract.table cimport Backend
+from allotment._core.contract.table cimport DeviceTable
 from allotment._devices.simulated.simulation cimport SimPool
 
 # False if there is no memory for its records.
-cdef bint fill_pool(Backend* table, SimPool* pool) noexcept
+cdef bint fill_pool(DeviceTable* table, SimPool* pool) noexcept
 cdef void clear_pool(SimPool* pool) noexcept

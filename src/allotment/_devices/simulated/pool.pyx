@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from allotment._core.contract.table cimport (
-    CAN_STREAM_ORDERED, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, Backend, status_t)
+    CAN_STREAM_ORDERED, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.tools.pointer_map cimport map_clear, map_init, map_get, map_pop, map_put, map_reserve
 from allotment._devices.simulated.simulation cimport (
@@ -16,7 +16,7 @@ cdef enum:
     ALIGNMENT = 512
 
 
-cdef bint fill_pool(Backend* table, SimPool* pool) noexcept:
+cdef bint fill_pool(DeviceTable* table, SimPool* pool) noexcept:
     table.capabilities |= CAN_STREAM_ORDERED
     table.ordered_allocate = ordered_allocate
     table.ordered_free = ordered_free

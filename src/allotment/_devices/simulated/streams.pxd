@@ -5,9 +5,9 @@ such a count of one stream. While a stream is captured its work becomes nodes of
 that it comes after.
 """
 
-from allotment._core.contract.table cimport Backend
+from allotment._core.contract.table cimport DeviceTable
 from allotment._devices.simulated.simulation cimport Simulation
 
 # False if there is no memory for its records.
-cdef bint fill_streams(Backend* table, Simulation* device) noexcept
+cdef bint fill_streams(DeviceTable* table, Simulation* device) noexcept
 cdef void clear_streams(Simulation* device) noexcept

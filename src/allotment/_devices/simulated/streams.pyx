@@ -17,7 +17,7 @@ from allotment._devices.simulated.simulation cimport (
     has_come, leave, new_handle, scripted, set_add, set_clear, stream_at)
 
 
-cdef bint fill_streams(Backend* table, Simulation* device) noexcept:
+cdef bint fill_streams(DeviceTable* table, Simulation* device) noexcept:
     table.capabilities |= CAN_EVENTS | CAN_CAPTURE | CAN_COPY
     table.stream_create = stream_create
     table.stream_destroy = stream_destroy

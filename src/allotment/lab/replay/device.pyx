@@ -4,7 +4,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset, strlen
 
 from allotment._core.contract.table cimport (
-    CAN_EVENTS, CAN_VIRTUAL, NOT_READY, OK, OUT_OF_MEMORY, Backend, Device, status_t)
+    CAN_EVENTS, CAN_VIRTUAL, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, event_t, stream_t
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.trace cimport ACTION_OOM, ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_MAP
@@ -247,10 +247,11 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
 
 cdef class ReplayDevice(Device):
     def __cinit__(self, capacity):
-        cdef Backend* table = &self.table
+        cdef DeviceTable* table = &self.table
         memset(&self.state, 0, sizeof(ReplayState))
         self.state.capacity = capacity
         self.state.next_range = OWN_RANGES
+        self.family = "replay"
         self.name = f"replay:{capacity}"
         table.self = &self.state
         table.capabilities = CAN_VIRTUAL | CAN_EVENTS
