@@ -4,34 +4,34 @@ Between `engine_enter` and `engine_leave` the caller holds the lock. Each operat
 worked, with the reason in a Failure otherwise; a failed operation has left the engine whole, and as it
 was but for memory that it released or mapped on the way.
 
-A request is three steps, so that a caller can let go of the interpreter lock only for the second:
+A request is two steps, so that a caller can let go of the interpreter lock only for the second:
 
-    request_begin     complete what has finished, round, choose pool and shelf     device: events only
-    policy_hit/_miss  find a block                                                 device: on a miss
-    request_deliver   split it and hand it out                                     device: never
+    serve_from_cache  complete what has finished, round, choose the pool; hand out what is free   device: events only
+    serve_missed      whatever else the pool's placement can do                                   device: yes
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment._core.contract.table cimport CAN_VIRTUAL, DeviceTable
+from allotment._core.contract.table cimport DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.mechanism.address_map cimport address_reserve
-from allotment._core.mechanism.block cimport hand_out
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.frees cimport finish_late_frees, free_address
-from allotment._core.mechanism.pool cimport rack_for_size, route_request, shelf_for, shelve
+from allotment._core.mechanism.pool cimport rack_for_size, route_request, shelf_for
 from allotment._core.mechanism.streams cimport anything_waits, poll_events, reuse_in_capture, stream_for
-from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Request, StreamRecord
+from allotment._core.model.model cimport (
+    NO_FAILURE, Block, Engine, Failure, Placement, Pool, Rack, Request, StreamRecord)
 from allotment._core.model.sizes cimport Tuning, round_size
-from allotment._core.placement.pytorch cimport policy_hit, policy_miss, policy_splits
+from allotment._core.placement.pytorch cimport hit_shelf
 from allotment._core.tools.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
-from allotment._core.tools.slab cimport slab_reserve
 
-cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, Failure* failure) noexcept nogil
+cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Placement* placement,
+                           Failure* failure) noexcept nogil
 cdef bint engine_retire(Engine* engine) noexcept nogil
 cdef bint engine_destroy(Engine* engine) noexcept nogil
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
+cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil
+cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil
 
 # The same as below, not inline: compilers fit a hot function into its caller if it has only one.
 cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil
@@ -84,51 +84,46 @@ cdef inline bint asks_nobody(const Engine* engine) noexcept nogil:
         and engine.impure_routes == 0
 
 
-cdef inline bint request_begin(Engine* engine, Request* request) noexcept nogil:
+cdef inline Pool* request_begin(Engine* engine, Request* request) noexcept nogil:
+    """The pool that serves a request, rounded by now; NULL with the reason in request.failure."""
     cdef Pool* pool = &engine.defaults
-    cdef StreamRecord* stream
     request.failure.reason = NO_FAILURE
     if engine.routes == NULL:
         if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
-            return False
+            return NULL
     else:
         if engine.tuning.stream_reuse and not reuse_in_capture(
                 engine, request.stream, request.context, &request.failure):
-            return False
+            return NULL
         pool = route_request(engine, request)
-        if pool == NULL:
-            return False
     request.rounded = round_size(&engine.tuning, request.size)
+    return pool
+
+
+cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept nogil:
+    """A block in the user's hands without asking the device; NULL with NO_FAILURE: it was a miss. pre: size > 0"""
+    cdef Pool* pool = request_begin(engine, request)
+    cdef StreamRecord* stream
+    cdef Rack* rack
+    if pool == NULL:
+        return NULL
     stream = stream_for(engine, request.stream)
     if stream == NULL:
-        return host_memory_failed(&request.failure)
-    request.shelf = shelf_for(engine, rack_for_size(pool, request.rounded), stream)
-    if request.shelf == NULL:
-        return host_memory_failed(&request.failure)
-    request.expandable = (engine.tuning.expandable and pool.allocator.allocate == NULL
-                          and engine.table.capabilities & CAN_VIRTUAL != 0
-                          and engine.total_memory != 0)
-    return True
-
-
-cdef inline Block* request_deliver(Engine* engine, Request* request, Block* block) noexcept nogil:
-    """Hand a block out that was found for a request. pre: on no shelf"""
-    if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
-        shelve(block)
         host_memory_failed(&request.failure)
         return NULL
-    return hand_out(engine, block, request.rounded, request.size,
-                    policy_splits(engine, block, request.rounded, request.expandable), request.context)
+    rack = rack_for_size(pool, request.rounded)
+    if rack.arena != NULL:
+        return serve_from_arena(engine, request, pool, stream)
+    request.shelf = shelf_for(engine, rack, stream)
+    if request.shelf == NULL:
+        host_memory_failed(&request.failure)
+        return NULL
+    return hit_shelf(engine, request)
 
 
 cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
     """A request from beginning to end; NULL with the reason in request.failure. pre: size > 0"""
-    cdef Block* block
-    if not request_begin(engine, request):
-        return NULL
-    block = policy_hit(engine, request)
-    if block == NULL:
-        block = policy_miss(engine, request)
-        if block == NULL:
-            return NULL
-    return request_deliver(engine, request, block)
+    cdef Block* block = serve_from_cache(engine, request)
+    if block == NULL and request.failure.reason == NO_FAILURE:
+        return serve_missed(engine, request)
+    return block

@@ -4,23 +4,22 @@ from libc.stdlib cimport calloc, free
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.engine cimport request_deliver, serve
+from allotment._core.engine cimport serve
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.mechanism.block cimport free_at_once
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory
 from allotment._core.mechanism.frees cimport free_address
 from allotment._core.mechanism.pool cimport (
-    is_plain, pool_clear, pool_delete, pool_find, pool_init, route_end, route_find)
+    is_plain, pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
 from allotment._core.mechanism.ranges cimport grant_access
-from allotment._core.mechanism.reclaim cimport drop_ranges, release_everything, release_one_pool
+from allotment._core.mechanism.reclaim cimport release_everything, release_one_pool
 from allotment._core.mechanism.streams cimport (
     forget_capture, stream_for, streams_clear, use_record)
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
-    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Pool, Request, Route,
-    StreamRecord, StreamUse)
+    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Placement, Pool,
+    Request, Route, StreamRecord, StreamUse)
 from allotment._core.model.sizes cimport Tuning
-from allotment._core.placement.pytorch cimport policy_miss
 from allotment._core.records.stats cimport stats_init
 from allotment._core.records.trace cimport trace_clear, trace_init
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
@@ -28,7 +27,9 @@ from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map
 from allotment._core.tools.slab cimport slab_clear, slab_init
 
 
-cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, Failure* failure) noexcept nogil:
+cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Placement* placement,
+                           Failure* failure) noexcept nogil:
+    """`placement` is that of every pool for which no other is asked for."""
     cdef Engine* engine = <Engine*> calloc(1, sizeof(Engine))
     cdef bytes_t unused
     cdef status_t status
@@ -45,16 +46,20 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, Failure* fa
     slab_init(&engine.chunk_slab, sizeof(Chunk))
     stats_init(&engine.stats, tuning.max_split)
     trace_init(&engine.trace)
+    engine.placement = placement
     if not (map_init(&engine.blocks) and map_init(&engine.direct) and map_init(&engine.streams)
-            and map_init(&engine.pools) and pool_init(&engine.defaults, 0, 0)):
+            and map_init(&engine.pools)):
         host_memory_failed(failure)
         discard(engine)
         return NULL
-    if table.memory_info == NULL:
-        return engine       # a device that cannot tell has 0: no fraction of it, and no expandable segments
-    status = table.memory_info(table.self, &unused, &engine.total_memory)
-    if status != OK:
-        device_failed(failure, status, b"memory_info")
+    # A device that cannot tell has 0: no fraction of it, and no expandable segments.
+    if table.memory_info != NULL:
+        status = table.memory_info(table.self, &unused, &engine.total_memory)
+        if status != OK:
+            device_failed(failure, status, b"memory_info")
+            discard(engine)
+            return NULL
+    if not pool_init(engine, &engine.defaults, 0, 0, placement, failure):
         discard(engine)
         return NULL
     return engine
@@ -73,7 +78,7 @@ cdef void discard(Engine* engine) noexcept nogil:
         engine.callbacks = callback.next
         free(callback)
     streams_clear(engine)
-    pool_clear(&engine.defaults)
+    pool_clear(engine, &engine.defaults)
     map_clear(&engine.blocks)
     map_clear(&engine.direct)
     map_clear(&engine.streams)
@@ -111,7 +116,8 @@ cdef bint engine_retire(Engine* engine) noexcept nogil:
             pool.freeable = True
             engine.freeable_count += 1
         pool = pool.next
-    if not (release_everything(engine, 0, &failure) and drop_ranges(engine, &engine.defaults, &failure)):
+    if not (release_everything(engine, 0, &failure)
+            and engine.defaults.placement.retire(engine, &engine.defaults, &failure)):
         return False
     return engine.first_range == NULL and engine.direct.count == 0
 
@@ -153,10 +159,21 @@ cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil:
 
 cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil:
     """The rest of a request that was begun and found nothing in the cache."""
-    cdef Block* block = policy_miss(engine, request)
-    if block != NULL:
-        block = request_deliver(engine, request, block)
+    cdef Block* block = serve_missed(engine, request)
     return block.address if block != NULL else 0
+
+
+cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil:
+    return request.shelf.rack.pool.placement.miss(engine, request)
+
+
+cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil:
+    """The part of `serve_from_cache` that a placement with memory of its own does."""
+    request.shelf = shelf_for(engine, &pool.large, stream)
+    if request.shelf == NULL:
+        host_memory_failed(&request.failure)
+        return NULL
+    return pool.placement.hit(engine, request)
 
 
 cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:

@@ -20,6 +20,7 @@ from allotment._settings.values import (
     Choice,
     Divisions,
     Mebibytes,
+    Name,
     RealNumber,
     Switch,
     WholeNumber,
@@ -216,6 +217,17 @@ class Settings:
             devices="those that tell how much memory they have",
             family=True,
             change=Change.ONCE,
+        ),
+    )
+    placement: str = field(
+        default="torch",
+        metadata=_key(
+            names=("placement",),
+            kind=Name(),
+            values="torch, or the name of another placement that is registered, and the same as at the start",
+            does="How memory is divided, of pools that do not say: torch decides as PyTorch does.",
+            torch=None,
+            change=Change.FIXED,
         ),
     )
     text: str = ""

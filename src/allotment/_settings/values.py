@@ -57,6 +57,19 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Name:
+    """A name of something that is looked up later, where all of them are known."""
+
+    def read(self, entry: Entry, current: object) -> str:
+        if not self.admits(entry.word):
+            raise Refusal
+        return entry.word
+
+    def admits(self, value: object) -> bool:
+        return isinstance(value, str) and value.isidentifier()
+
+
+@dataclass(frozen=True, slots=True)
 class WholeNumber:
     """A whole number of 64 bits without a sign."""
 

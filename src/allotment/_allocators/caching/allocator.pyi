@@ -135,8 +135,15 @@ class Allocator:
         """Add an entry of your own to the history; `snapshot` shows it under "external_annotations"."""
 
     # Private pools, by id; `pool()` is the convenient form.
-    def pool(self, *, use_on_oom: bool = False, no_split: bool = False, allocator: Any = None) -> Pool: ...
-    def create_or_incref_pool(self, pool: PoolId, allocator: Any = None) -> None: ...
+    def pool(
+        self,
+        *,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+        allocator: Any = None,
+        placement: str | None = None,
+    ) -> Pool: ...
+    def create_or_incref_pool(self, pool: PoolId, allocator: Any = None, placement: str | None = None) -> None: ...
     def release_pool(self, pool: PoolId) -> None: ...
     def close_pool(self, pool: PoolId) -> None:
         """Release a pool, which lends no more, and what it has cached; from a callback, once that is over."""

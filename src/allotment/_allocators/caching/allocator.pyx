@@ -33,18 +33,19 @@ from allotment._core.engine cimport (
     asks_nobody, engine_add_peer, engine_allocate, engine_allocate_missed, engine_base, engine_create,
     engine_destroy, engine_empty_cache, engine_end_routing, engine_enter, engine_free, engine_free_at_once,
     engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter, is_guarded_already,
-    policy_hit, request_begin, request_deliver)
+    serve_from_cache)
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.block cimport free_at_once
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
+from allotment._core.mechanism.shortage cimport largest_free_block
 from allotment._core.model.model cimport (
-    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Block, Engine, Failure, Filter,
-    FreeMemoryCallback, PendingEvent, Range, RawAllocator, Request, StreamRecord)
+    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, NO_FAILURE, Block, Engine, Failure,
+    Filter, FreeMemoryCallback, PendingEvent, Placement, Range, RawAllocator, Request, StreamRecord)
 from allotment._core.model.sizes cimport Tuning
 from allotment._core.model.tuning cimport fill_tuning
-from allotment._core.placement.pytorch cimport largest_free_block
+from allotment._core.placement.registry cimport placement_named
 from allotment._core.records.history cimport capture_stack
 from allotment._core.records.stats cimport SMALL, stats_flat, stats_nested, stats_reset_accumulated, stats_reset_peak
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
@@ -90,6 +91,7 @@ cdef extern from *:
 @cython.final
 cdef class Allocator:
     def __cinit__(self, device="host", *, settings=None, limit=None):
+        cdef const Placement* placement
         cdef Tuning tuning
         cdef Failure failure
         self.observers = []
@@ -99,11 +101,12 @@ cdef class Allocator:
         self.most_annotations = 1
         self.forgotten_pools = []
         settings = config.from_environment() if settings is None else config.settings_of(settings)
+        placement = placement_named(settings.placement)
         self.device = device if isinstance(device, Device) else open_device(device)
         self.current_settings = settings
         fill_tuning(&tuning, settings)
         with nogil:
-            self.engine = engine_create(&self.device.table, &tuning, &failure)
+            self.engine = engine_create(&self.device.table, &tuning, placement, &failure)
         if self.engine == NULL:
             raise failure_error(self.device, &failure)
         self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
@@ -244,15 +247,12 @@ cdef class Allocator:
         request.context = tenant | capture_stack() if self.level >= STATE else tenant
         if is_guarded_already(engine) and asks_nobody(engine) and not engine.uncached:
             # The hot path: a hit is served under the interpreter lock alone.
-            block = NULL
-            if request_begin(engine, &request):
-                block = policy_hit(engine, &request)
-                if block == NULL:
-                    return self.allocate_after_miss(&request)
-                block = request_deliver(engine, &request, block)
-            if block == NULL:
-                self.raise_out_of_memory(self.failed(&request.failure))
-            return block.address
+            block = serve_from_cache(engine, &request)
+            if block != NULL:
+                return block.address
+            if request.failure.reason == NO_FAILURE:
+                return self.allocate_after_miss(&request)
+            self.raise_out_of_memory(self.failed(&request.failure))
         return self.allocate_inside(&request)
 
     cdef object allocate_after_miss(self, Request* request):
@@ -631,15 +631,20 @@ cdef class Allocator:
 
     # --- private pools ---
 
-    def pool(self, *, use_on_oom=False, no_split=False, allocator=None):
-        return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator)
+    def pool(self, *, use_on_oom=False, no_split=False, allocator=None, placement=None):
+        return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator, placement=placement)
 
-    def create_or_incref_pool(self, pool, allocator=None):
+    def create_or_incref_pool(self, pool, allocator=None, placement=None):
+        cdef const Placement* table = NULL
         cdef uint64_t first, second
         cdef RawAllocator raw
         cdef Failure failure
         cdef bint ok
         read_pool_id(pool, &first, &second)
+        if placement is None and allocator is not None:
+            placement = "torch"     # the one that can do with segments of somebody else's
+        if placement is not None:
+            table = placement_named(placement)
         if isinstance(allocator, PluggableAllocator):
             raw = (<PluggableAllocator> allocator).raw_allocator(self.device.table.device)
         else:
@@ -648,7 +653,7 @@ cdef class Allocator:
             raw.drop = drop_reference
             raw.self = <void*> allocator
         self.enter()
-        ok = pool_create_or_incref(self.engine, first, second, NULL if allocator is None else &raw, &failure)
+        ok = pool_create_or_incref(self.engine, first, second, NULL if allocator is None else &raw, table, &failure)
         if ok and allocator is not None:
             Py_INCREF(allocator)
         self.leave(ok, &failure)

@@ -85,19 +85,28 @@ class Pool:
 
     `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
     `allocator` (an object with allocate(size, stream) and free(address, size, stream)) is where its segments
-    come from; address 0, None or a MemoryError of `allocate` means that it is out of memory.
+    come from; address 0, None or a MemoryError of `allocate` means that it is out of memory; `placement` is the name
+    of another way to divide its memory than the allocator's.
 
     Its cached memory goes back when the pool is closed or forgotten; blocks still in use then keep theirs
     until they are freed and the cache is emptied.
     """
 
     def __init__(
-        self, allocator_of_device: Allocator, *, use_on_oom: bool = False, no_split: bool = False, allocator: Any = None
+        self,
+        allocator_of_device: Allocator,
+        *,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+        allocator: Any = None,
+        placement: str | None = None,
     ) -> None:
         self.allocator = allocator_of_device
         self.id = next_user_pool_id()
         self._closed = True
-        self.allocator.create_or_incref_pool(self.id, allocator)
+        if placement is None and no_split:
+            placement = "torch"  # the one that knows whole segments
+        self.allocator.create_or_incref_pool(self.id, allocator, placement)
         self._closed = False
         if use_on_oom:
             self.allocator.set_use_on_oom(self.id, True)

@@ -8,10 +8,10 @@ from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_ranges)
 from allotment._core.mechanism.address_map cimport address_reserve, address_take
-from allotment._core.mechanism.block cimport free_at_once, hand_out, take_back
+from allotment._core.mechanism.block cimport free_at_once, take_back
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.frees cimport free_used_block, is_freed_at_once
-from allotment._core.mechanism.pool cimport pool_find, unshelve
+from allotment._core.mechanism.pool cimport pool_find
 from allotment._core.mechanism.streams cimport defer_unprepared, flush_deferred
 from allotment._core.model.model cimport (
     FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
@@ -167,8 +167,7 @@ cdef void cut_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, 
     cdef Block* block = range_.head
     while then < end:
         if then.state != STATE_UNMAPPED:
-            unshelve(block)
-            block = hand_out(engine, block, then.size, then.size, block.size > then.size, context)
+            block = block.shelf.rack.pool.placement.take_front(engine, block, then.size, context)
         block = block.next
         then += 1
 

@@ -1,7 +1,7 @@
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from allotment._core.contract.types cimport bytes_t, count_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.mechanism.address_map cimport address_count, block_at
 from allotment._core.mechanism.block cimport is_idle
 from allotment._core.mechanism.free_index cimport index_first, index_next, tree_first, tree_next
@@ -9,22 +9,9 @@ from allotment._core.mechanism.pool cimport is_plain, is_split, pool_find
 from allotment._core.model.model cimport (
     BIN_COUNT, Block, Deferred, Engine, PendingEvent, Pool, Rack, Range, Shelf, StreamRecord)
 from allotment._core.model.sizes cimport MIN_BLOCK
-from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, tally_of
+from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, Totals, tally_of
 
 from allotment.errors import InvariantError
-
-
-cdef struct Totals:
-    # What the counters must say, by size class.
-    count_t allocation[2]
-    count_t allocated_bytes[2]
-    count_t active[2]
-    count_t active_bytes[2]
-    count_t requested_bytes[2]
-    count_t inactive_split[2]
-    count_t inactive_split_bytes[2]
-    count_t segment[2]
-    count_t reserved_bytes[2]
 
 
 cdef int broken(str rule, str detail) except -1:
@@ -42,14 +29,16 @@ cdef int check_tiling(Range* range_) except -1:
     cdef Block* block = range_.head
     cdef Block* before = NULL
     cdef bytes_t at = range_.base
+    cdef void* arena = range_.shelf.rack.arena
     while block != NULL:
-        if block.address != at or block.prev != before or block.range != range_ or block.shelf != range_.shelf:
+        if block.address != at or block.prev != before or block.range != range_ or not (
+                block.shelf == range_.shelf or arena != NULL and block.shelf.rack.arena == arena):
             broken("blocks tile their range", f"{show(block)} stands where {at:#x} should begin")
         if block.size == 0 or block.size % MIN_BLOCK != 0:
             broken("block sizes are multiples of 512", show(block))
-        if before != NULL and is_idle(before) and is_idle(block) and before.mapped == block.mapped:
+        if arena == NULL and before != NULL and is_idle(before) and is_idle(block) and before.mapped == block.mapped:
             broken("free neighbours are merged", f"{show(before)} and {show(block)}")
-        if not block.mapped and (range_.page == 0 or (block.address - range_.base) % range_.page != 0
+        if arena == NULL and not block.mapped and (range_.page == 0 or (block.address - range_.base) % range_.page != 0
                                  or block.size % range_.page != 0):
             broken("unmapped blocks are whole pages", show(block))
         at += block.size
@@ -79,44 +68,66 @@ cdef int check_views(Range* range_) except -1:
     return 0
 
 
-cdef int count_block(Engine* engine, const Block* block, Totals* totals) except -1:
+cdef struct Counting:
+    Engine* engine
+    Totals* totals
+    bytes_t reserved
+    const Block* astray         # allocated, and not in the address map
+
+
+cdef bint count_part(void* self, const Block* block, address_t address, bytes_t size, bint begins) noexcept nogil:
+    """Add memory to the totals: a part of a free block, or a whole one that is not."""
+    cdef Counting* counting = <Counting*> self
+    cdef Totals* totals = counting.totals
     cdef int size_class = block.shelf.rack.size_class
-    if not block.mapped:
-        if block.allocated:
-            broken("unmapped memory is nobody's", show(block))
-        return 0
-    totals.reserved_bytes[size_class] += block.size
+    counting.reserved += size
+    totals.reserved_bytes[size_class] += size
     if block.allocated:
-        if block_at(engine, block.address) != block:
-            broken("allocated blocks are in the address map", show(block))
+        if block_at(counting.engine, block.address) != block:
+            counting.astray = block
         totals.allocation[size_class] += 1
-        totals.allocated_bytes[size_class] += block.size
+        totals.allocated_bytes[size_class] += size
     if not is_idle(block):
         totals.active[size_class] += 1
-        totals.active_bytes[size_class] += block.size
+        totals.active_bytes[size_class] += size
         totals.requested_bytes[size_class] += block.requested
-    elif is_plain(block) and is_split(block):
+    elif block.shelf.rack.arena == NULL and is_plain(block) and is_split(block):
         totals.inactive_split[size_class] += 1
-        totals.inactive_split_bytes[size_class] += block.size
+        totals.inactive_split_bytes[size_class] += size
+    return True
+
+
+cdef int count_range(Counting* counting, const Range* range_) except -1:
+    cdef Block* block = range_.head
+    while block != NULL:
+        if block.mapped:
+            count_part(counting, block, block.address, block.size, False)
+        elif block.allocated:
+            broken("unmapped memory is nobody's", show(block))
+        block = block.next
+    return 0
+
+
+cdef int check_counted(const Counting* counting) except -1:
+    if counting.astray != NULL:
+        broken("allocated blocks are in the address map", show(counting.astray))
     return 0
 
 
 cdef int check_ranges(Engine* engine, Totals* totals) except -1:
     cdef Range* range_ = engine.first_range
-    cdef Block* block
+    cdef Counting counting = Counting(engine, totals, 0, NULL)
     while range_ != NULL:
         if range_.head != NULL:
             check_tiling(range_)
-            if range_.page != 0:
+            if range_.views != NULL:
                 check_views(range_)
-            else:
+            elif range_.shelf.rack.arena == NULL:
                 totals.segment[range_.shelf.rack.size_class] += 1
-            block = range_.head
-            while block != NULL:
-                count_block(engine, block, totals)
-                block = block.next
+            if range_.shelf.rack.pool.placement.walk == NULL:
+                count_range(&counting, range_)
         range_ = range_.next
-    return 0
+    return check_counted(&counting)
 
 
 # --- counters ----------------------------------------------------------------------------------------------
@@ -237,7 +248,7 @@ cdef int check_rack(Engine* engine, Rack* rack, bytes_t* reserved) except -1:
         broken("a pool knows its free bytes", f"{rack.free_bytes} noted, {free_bytes} found")
     check_releasable(rack)
     check_at_hand(rack)
-    while range_ != NULL:
+    while range_ != NULL and rack.arena == NULL:
         block = range_.head if range_.shelf.rack == rack else NULL
         if block != NULL and range_.page != 0:
             expandable += 1
@@ -262,23 +273,48 @@ cdef int check_rack(Engine* engine, Rack* rack, bytes_t* reserved) except -1:
     return 0
 
 
-cdef int check_pool(Engine* engine, Pool* pool) except -1:
+cdef int check_arena(Engine* engine, Pool* pool, bytes_t* reserved, Totals* totals) except -1:
+    """A pool whose memory lies elsewhere than on its shelves."""
+    cdef Counting counting = Counting(engine, totals, 0, NULL)
+    cdef Range* range_ = engine.first_range
+    cdef Totals unused
+    if pool.small.arena != pool.large.arena:
+        broken("both halves of a pool know its arena", f"({pool.first}, {pool.second})")
+    if pool.small.shelves != NULL:
+        broken("an arena's blocks belong to the large half", f"({pool.first}, {pool.second})")
+    pool.placement.check(engine, pool, totals)
+    if pool.placement.walk != NULL:
+        pool.placement.walk(engine, pool, count_part, &counting)
+    else:
+        memset(&unused, 0, sizeof(Totals))
+        counting.totals = &unused       # counted with the other ranges
+        while range_ != NULL:
+            if range_.shelf.rack.pool == pool:
+                count_range(&counting, range_)
+            range_ = range_.next
+    reserved[0] = counting.reserved
+    return check_counted(&counting)
+
+
+cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
     cdef bytes_t reserved = 0
     check_rack(engine, &pool.small, &reserved)
     check_rack(engine, &pool.large, &reserved)
+    if pool.large.arena != NULL:
+        check_arena(engine, pool, &reserved, totals)
     if reserved != pool.reserved_bytes:
         broken("a pool knows what it has reserved",
                f"({pool.first}, {pool.second}): {pool.reserved_bytes} noted, {reserved} found")
     return 0
 
 
-cdef int check_pools(Engine* engine) except -1:
+cdef int check_pools(Engine* engine, Totals* totals) except -1:
     cdef Pool* pool = engine.first_pool
     cdef count_t freeable = 0
     cdef count_t lenders = 0
-    check_pool(engine, &engine.defaults)
+    check_pool(engine, &engine.defaults, totals)
     while pool != NULL:
-        check_pool(engine, pool)
+        check_pool(engine, pool, totals)
         if pool_find(engine, pool.first, pool.second) != pool:
             broken("pools are found by their id", f"({pool.first}, {pool.second})")
         if pool.freeable != (pool.use_count == 0):
@@ -333,7 +369,7 @@ cdef int check_engine(Engine* engine) except -1:
     cdef Totals totals
     memset(&totals, 0, sizeof(Totals))
     check_ranges(engine, &totals)
+    check_pools(engine, &totals)
     check_counters(engine, &totals)
-    check_pools(engine)
     check_waiting(engine)
     return 0

@@ -3,6 +3,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, qsort
 from libc.string cimport memset
 
+from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_INACTIVE, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy)
 from allotment._core.mechanism.block cimport is_idle
@@ -26,7 +27,7 @@ cdef int state_of(const Block* block) noexcept nogil:
     return STATE_INACTIVE if is_idle(block) else STATE_PENDING_FREE
 
 
-cdef bint begin_segment(Arrangement* out, const Block* block) noexcept nogil:
+cdef bint begin_segment(Arrangement* out, const Block* block, address_t address) noexcept nogil:
     cdef SegmentCopy* segment
     cdef Pool* pool = block.shelf.rack.pool
     if not make_room(<void**> &out.segments, &out.segment_room, out.segment_count, sizeof(SegmentCopy)):
@@ -34,7 +35,7 @@ cdef bint begin_segment(Arrangement* out, const Block* block) noexcept nogil:
     segment = &out.segments[out.segment_count]
     out.segment_count += 1
     memset(segment, 0, sizeof(SegmentCopy))
-    segment.address = block.address
+    segment.address = address
     segment.stream = block.shelf.stream.handle
     segment.pool_first = pool.first
     segment.pool_second = pool.second
@@ -45,27 +46,37 @@ cdef bint begin_segment(Arrangement* out, const Block* block) noexcept nogil:
     return True
 
 
-cdef bint append_block(Arrangement* out, const Block* block) noexcept nogil:
+cdef bint append_block(Arrangement* out, const Block* block, address_t address, bytes_t size) noexcept nogil:
     cdef SegmentCopy* segment = &out.segments[out.segment_count - 1]
     cdef BlockCopy* copy
     if not make_room(<void**> &out.blocks, &out.block_room, out.block_count, sizeof(BlockCopy)):
         return False
     copy = &out.blocks[out.block_count]
     out.block_count += 1
-    copy.address = block.address
-    copy.size = block.size
+    copy.address = address
+    copy.size = size
     copy.requested = block.requested
     copy.gc_base = block.gc_base
     copy.context = block.context
     copy.state = state_of(block)
     segment.block_count += 1
-    segment.total += block.size
+    segment.total += size
     if copy.state == STATE_ALLOCATED:
-        segment.allocated += block.size
+        segment.allocated += size
     if copy.state == STATE_ALLOCATED or copy.state == STATE_PENDING_FREE:
-        segment.active += block.size
+        segment.active += size
         segment.requested += block.requested
     return True
+
+
+cdef bint append_part(void* self, const Block* block, address_t address, bytes_t size, bint begins) noexcept nogil:
+    cdef Arrangement* out = <Arrangement*> self
+    return (not begins or begin_segment(out, block, address)) and append_block(out, block, address, size)
+
+
+cdef bint append_pool(Engine* engine, Pool* pool, Arrangement* out) noexcept nogil:
+    """The memory of a pool that does not lie in its ranges as blocks of it do elsewhere."""
+    return pool.placement.walk == NULL or pool.placement.walk(engine, pool, append_part, out)
 
 
 cdef inline bint is_selected(const Range* range_, uint64_t first, uint64_t second) noexcept nogil:
@@ -86,22 +97,31 @@ cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrange
     """
     cdef bint everything = first == 0 and second == 0
     cdef Range* range_ = engine.first_range
+    cdef Pool* pool = engine.first_pool
     cdef Block* block
     cdef uint64_t active = 0
     cdef size_t i
     memset(out, 0, sizeof(Arrangement))
     while range_ != NULL:
-        block = range_.head if everything or is_selected(range_, first, second) else NULL
+        block = NULL
+        if range_.shelf.rack.pool.placement.walk == NULL and (everything or is_selected(range_, first, second)):
+            block = range_.head
         while block != NULL:
             if block.mapped:
-                if (block.prev == NULL or not block.prev.mapped) and not begin_segment(out, block):
+                if (block.prev == NULL or not block.prev.mapped) and not begin_segment(out, block, block.address):
                     return False
-                if not append_block(out, block):
+                if not append_block(out, block, block.address, block.size):
                     return False
             elif not everything:
                 break
             block = block.next
         range_ = range_.next
+    if everything and not append_pool(engine, &engine.defaults, out):
+        return False
+    while pool != NULL:
+        if (everything or (pool.first == first and pool.second == second)) and not append_pool(engine, pool, out):
+            return False
+        pool = pool.next
     if out.segment_count > 0:
         qsort(out.segments, out.segment_count, sizeof(SegmentCopy), &by_address)
     for i in range(out.segment_count):
@@ -118,10 +138,10 @@ cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangeme
     while range_ != NULL:
         if is_selected(range_, first, second):
             block = range_.head
-            if not begin_segment(out, block):
+            if not begin_segment(out, block, block.address):
                 return False
             while block != NULL:
-                if not append_block(out, block):
+                if not append_block(out, block, block.address, block.size):
                     return False
                 block = block.next
         range_ = range_.next

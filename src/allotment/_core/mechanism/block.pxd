@@ -99,6 +99,40 @@ cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbou
     return gained
 
 
+cdef inline void note_handed_out(Engine* engine, Block* block, bytes_t requested, uint32_t context) noexcept nogil:
+    """A block is the user's from now on. pre: a place in the address map is reserved"""
+    cdef Stats* stats = &engine.stats
+    cdef Rack* rack = block.shelf.rack
+    cdef int size_class = rack.size_class
+    block.allocated = True
+    block.requested = requested
+    block.context = context
+    address_put(engine, block)
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
+                     rack.pool.first, rack.pool.second, context)
+    tally_up(&stats.allocation, size_class, 1)
+    tally_up(&stats.allocated_bytes, size_class, block.size)
+    tally_up(&stats.active, size_class, 1)
+    tally_up(&stats.active_bytes, size_class, block.size)
+    tally_up(&stats.requested_bytes, size_class, requested)
+    if block.size >= engine.tuning.max_split:
+        tally_up(&stats.oversize_allocations, SMALL, 1)
+
+
+cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """A block is free for good, and about to be changed. pre: taken back, nothing waited for"""
+    cdef Stats* stats = &engine.stats
+    cdef Rack* rack = block.shelf.rack
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
+                     rack.pool.first, rack.pool.second, context_of_free(context, block.context))
+    block.context = 0
+    tally_down(&stats.active, rack.size_class, 1)
+    tally_down(&stats.active_bytes, rack.size_class, block.size)
+    tally_down(&stats.requested_bytes, rack.size_class, block.requested)
+
+
 cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t requested, bint split,
                      uint32_t context) noexcept nogil:
     """Give `block`, or its first `size` bytes if `split`, to a user.
@@ -106,8 +140,7 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     pre: on no shelf, mapped; a block record and a place in the address map are reserved
     """
     cdef Stats* stats = &engine.stats
-    cdef Rack* rack = block.shelf.rack
-    cdef int size_class = rack.size_class
+    cdef int size_class = block.shelf.rack.size_class
     cdef bint already_split = is_split(block)
     cdef Block* rest
     if split:
@@ -126,20 +159,7 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     elif already_split and is_plain(block):
         tally_down(&stats.inactive_split, size_class, 1)
         tally_down(&stats.inactive_split_bytes, size_class, block.size)
-    block.allocated = True
-    block.requested = requested
-    block.context = context
-    address_put(engine, block)
-    if engine.trace.on:
-        trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
-                     rack.pool.first, rack.pool.second, context)
-    tally_up(&stats.allocation, size_class, 1)
-    tally_up(&stats.allocated_bytes, size_class, block.size)
-    tally_up(&stats.active, size_class, 1)
-    tally_up(&stats.active_bytes, size_class, block.size)
-    tally_up(&stats.requested_bytes, size_class, requested)
-    if block.size >= engine.tuning.max_split:
-        tally_up(&stats.oversize_allocations, SMALL, 1)
+    note_handed_out(engine, block, requested, context)
     return block
 
 
@@ -162,16 +182,15 @@ cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) n
     cdef Stats* stats = &engine.stats
     cdef Rack* rack = block.shelf.rack
     cdef int size_class = rack.size_class
-    cdef bytes_t size = block.size
     cdef Block* before = block.prev
     cdef Block* behind = block.next
     cdef count_t net_blocks = 0
     cdef count_t net_bytes = 0
     cdef bytes_t gained
-    if engine.trace.on:
-        trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
-                     rack.pool.first, rack.pool.second, context_of_free(context, block.context))
-    block.context = 0
+    if rack.arena != NULL:
+        rack.pool.placement.take_back(engine, block, context)
+        return
+    note_free(engine, block, context)
     gained = absorb_if_free(engine, block, before)
     if gained != 0:
         net_blocks -= 1
@@ -187,9 +206,6 @@ cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) n
             net_bytes += <count_t> block.size
         tally_move(&stats.inactive_split, size_class, net_blocks)
         tally_move(&stats.inactive_split_bytes, size_class, net_bytes)
-    tally_down(&stats.active, size_class, 1)
-    tally_down(&stats.active_bytes, size_class, size)
-    tally_down(&stats.requested_bytes, size_class, block.requested)
 
 
 cdef inline void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:

@@ -12,16 +12,17 @@ from libc.stdint cimport uint64_t
 from allotment._core.contract.types cimport bytes_t, stream_t, thread_t
 from allotment._core.mechanism.free_index cimport comes_before, index_best_fit
 from allotment._core.model.model cimport (
-    Block, Engine, Failure, Filter, Pool, Rack, RawAllocator, Request, Route, Shelf, StreamRecord)
+    Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request, Route, Shelf, StreamRecord)
 from allotment._core.model.sizes cimport SMALL_SIZE
 
-cdef bint pool_init(Pool* pool, uint64_t first, uint64_t second) noexcept nogil
-cdef void pool_clear(Pool* pool) noexcept nogil
+cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second, const Placement* placement,
+                    Failure* failure) noexcept nogil
+cdef void pool_clear(Engine* engine, Pool* pool) noexcept nogil
 cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil
 
 cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
-                                Failure* failure) noexcept nogil
+                                const Placement* placement, Failure* failure) noexcept nogil
 cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil
 cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, bint on,

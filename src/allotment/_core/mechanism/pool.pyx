@@ -10,7 +10,7 @@ from allotment._core.mechanism.pool cimport is_plain, is_split, pool_key
 from allotment._core.model.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_HOST_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
     FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, NO_FAILURE, Block,
-    Engine, Failure, Filter, Pool, Rack, RawAllocator, Reason, Request, Route, Shelf, StreamRecord)
+    Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Reason, Request, Route, Shelf, StreamRecord)
 from allotment._core.records.stats cimport LARGE, SMALL
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
@@ -101,15 +101,25 @@ cdef void rack_clear(Rack* rack) noexcept nogil:
     map_clear(&rack.by_stream)
 
 
-cdef bint pool_init(Pool* pool, uint64_t first, uint64_t second) noexcept nogil:
+cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second, const Placement* placement,
+                    Failure* failure) noexcept nogil:
+    """On failure too, `pool_clear` is to be called."""
     memset(pool, 0, sizeof(Pool))
     pool.first = first
     pool.second = second
     pool.use_count = 1
-    return rack_init(&pool.small, pool, SMALL) and rack_init(&pool.large, pool, LARGE)
+    pool.placement = placement
+    if not (rack_init(&pool.small, pool, SMALL) and rack_init(&pool.large, pool, LARGE)):
+        return fail(failure, FAILED_HOST_MEMORY)
+    if placement.create == NULL:
+        return True
+    pool.small.arena = pool.large.arena = placement.create(engine, pool, failure)
+    return pool.large.arena != NULL
 
 
-cdef void pool_clear(Pool* pool) noexcept nogil:
+cdef void pool_clear(Engine* engine, Pool* pool) noexcept nogil:
+    if pool.large.arena != NULL:
+        pool.placement.destroy(engine, pool)
     rack_clear(&pool.small)
     rack_clear(&pool.large)
     if pool.allocator.drop != NULL:
@@ -129,8 +139,11 @@ cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept n
 
 
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
-                                Failure* failure) noexcept nogil:
-    """One more user for a pool, which is made if it is not there. Takes `allocator` over on success."""
+                                const Placement* placement, Failure* failure) noexcept nogil:
+    """One more user for a pool, which is made if it is not there. Takes `allocator` over on success.
+
+    `placement` is NULL for the engine's own, or for whichever a pool that is there has.
+    """
     cdef Pool* pool
     if not is_pool_id(first, second):
         return fail(failure, FAILED_POOL_ID)
@@ -138,7 +151,7 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
     if pool != NULL:
         if pool.freeable:
             return fail(failure, FAILED_POOL_FREEABLE)
-        if allocator != NULL:
+        if allocator != NULL or (placement != NULL and placement != pool.placement):
             return fail(failure, FAILED_POOL_IN_USE)
         pool.use_count += 1
         return True
@@ -146,10 +159,10 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
     if pool == NULL or not map_reserve(&engine.pools):
         free(pool)
         return fail(failure, FAILED_HOST_MEMORY)
-    if not pool_init(pool, first, second):
-        pool_clear(pool)
+    if not pool_init(engine, pool, first, second, placement if placement != NULL else engine.placement, failure):
+        pool_clear(engine, pool)
         free(pool)
-        return fail(failure, FAILED_HOST_MEMORY)
+        return False
     if allocator != NULL:
         pool.allocator = allocator[0]
     pool.prev = engine.last_pool
@@ -190,7 +203,7 @@ cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil:
     engine.freeable_count -= 1
     if pool.use_on_oom:
         engine.lender_count -= 1
-    pool_clear(pool)
+    pool_clear(engine, pool)
     free(pool)
 
 
@@ -239,7 +252,7 @@ cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter fi
     route = <Route*> malloc(sizeof(Route))
     if route == NULL:
         return fail(failure, FAILED_HOST_MEMORY)
-    if not pool_create_or_incref(engine, first, second, NULL, failure):
+    if not pool_create_or_incref(engine, first, second, NULL, NULL, failure):
         free(route)
         return False
     route.pool = pool_find(engine, first, second)

@@ -219,7 +219,7 @@ cdef void drop_leftovers(Engine* engine) noexcept nogil:
     cdef size_t page
     engine.has_leftovers = False
     while range_ != NULL:
-        block = range_.head if range_.page != 0 else NULL
+        block = range_.head if range_.views != NULL else NULL
         while block != NULL:
             for page in range((block.address - range_.base) // range_.page,
                               (block.address + block.size - range_.base) // range_.page if not block.mapped else 0):
@@ -235,7 +235,7 @@ cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexce
     cdef status_t status
     cdef size_t page
     while range_ != NULL:
-        if range_.page != 0:
+        if range_.views != NULL:
             for page in range(range_.size // range_.page):
                 if range_.views[page] == NULL or range_.views[page].views == 0:
                     continue

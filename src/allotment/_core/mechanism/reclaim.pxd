@@ -8,6 +8,7 @@ memory: k free blocks of a page or more). A refusal by the device ends the walk;
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 
+from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.model cimport Block, Engine, Failure, Pool
 
 cdef struct BlockList:
@@ -19,4 +20,5 @@ cdef void list_sort(BlockList* list) noexcept nogil
 cdef bint release_segments(Engine* engine, BlockList* list, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_one_pool(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil
+cdef bint release_shelves(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
 cdef bint drop_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil

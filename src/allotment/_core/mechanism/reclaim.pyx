@@ -2,6 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, qsort
 
+from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.expandable cimport give_back_if_empty, unmap_block
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.free_index cimport index_first, index_next, tree_first, tree_next
@@ -92,6 +93,15 @@ cdef bint release_rack(Engine* engine, Rack* rack, uint32_t context, Failure* fa
     return ok
 
 
+cdef bint release_shelves(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
+    """`release` of PyTorch's placement, which knows no other target than nothing."""
+    if pool == &engine.defaults:
+        return (release_rack(engine, &pool.large, context, failure)
+                and release_rack(engine, &pool.small, context, failure))
+    return (release_rack(engine, &pool.small, context, failure)
+            and release_rack(engine, &pool.large, context, failure))
+
+
 cdef bint drop_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
     """Give back the ranges that a pool has reserved without any memory in them (their first map was refused)."""
     return (drop_ranges_of(engine, pool.small.shelves, failure)
@@ -114,14 +124,13 @@ cdef bint drop_ranges_of(Engine* engine, Shelf* shelf, Failure* failure) noexcep
 
 cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
     """Release what a freeable pool can spare, and the pool itself once it owes nothing."""
-    if not (release_rack(engine, &pool.small, context, failure)
-            and release_rack(engine, &pool.large, context, failure)):
+    if not pool.placement.release(engine, pool, 0, context, failure):
         return False
     if pool.malloc_count > 0 or pool.reserved_bytes > 0 or pool.asking > 0:
         return True
     if route_find(engine, pool.first, pool.second) != NULL:
         return True
-    if not drop_ranges(engine, pool, failure):
+    if not pool.placement.retire(engine, pool, failure):
         return False
     pool_delete(engine, pool)
     return True
@@ -135,8 +144,7 @@ cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure)
         if engine.has_leftovers:
             drop_leftovers(engine)
         if not (wait_events(engine, NULL, context, failure)
-                and release_rack(engine, &engine.defaults.large, context, failure)
-                and release_rack(engine, &engine.defaults.small, context, failure)):
+                and engine.defaults.placement.release(engine, &engine.defaults, 0, context, failure)):
             return False
     pool = engine.first_pool if engine.freeable_count > 0 else NULL
     while pool != NULL:

@@ -31,7 +31,7 @@ from allotment._core.contract.table cimport DeviceTable, status_t
 from allotment._core.contract.types cimport (
     address_t, bytes_t, capture_t, chunk_t, count_t, device_t, event_t, node_t, stream_t, thread_t)
 from allotment._core.model.sizes cimport Tuning
-from allotment._core.records.stats cimport Stats
+from allotment._core.records.stats cimport Stats, Totals
 from allotment._core.records.trace cimport Trace
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._core.tools.lock cimport Lock
@@ -118,6 +118,7 @@ cdef struct Shelf:
 cdef struct Rack:
     # One of the two halves of a pool: its shelves for small requests, or those for large ones.
     Pool* pool
+    void* arena                 # what the pool's placement keeps; NULL: it keeps these shelves. Same in both halves
     int size_class              # SMALL or LARGE of stats
     Shelf* shelves
     Shelf* recent               # the one used last
@@ -143,6 +144,7 @@ cdef struct RawAllocator:
 cdef struct Pool:
     # What users see as a pool: memory that serves certain requests and no others. The default one has the id (0, 0).
     uint64_t first, second      # the id
+    const Placement* placement
     Rack small, large
     count_t use_count
     count_t malloc_count        # segments; for expandable memory +1 a growth, -1 an unmapped block
@@ -154,6 +156,50 @@ cdef struct Pool:
     bint freeable               # nobody uses it any more; goes when its memory has
     Pool* prev
     Pool* next                  # private pools in order of creation
+
+ctypedef bint (*visit_t)(void* self, const Block* block, address_t address, bytes_t size,
+                         bint begins) noexcept nogil
+
+cdef struct Placement:
+    # How a pool's memory is divided: which part serves a request, when to grow, what to give back. One table for
+    # each way; a pool keeps the one that it was made with. PyTorch's keeps its free blocks on the pool's shelves,
+    # and its hot path is inlined where `Rack.arena` is NULL. Any other keeps what it likes in an arena of its own,
+    # which `create` makes, and puts nothing on a shelf: to it a shelf is the pair of pool and stream that a
+    # block belongs to, always of the large half.
+    #
+    # All are called under the engine's lock. What can fail returns False or NULL with the reason in the failure,
+    # and has changed nothing but for memory that it obtained or gave back on the way.
+    const char* name
+    void* (*create)(Engine* engine, Pool* pool, Failure* failure) noexcept nogil   # NULL: no arena, the shelves
+    void (*destroy)(Engine* engine, Pool* pool) noexcept nogil      # its records alone. pre: no memory, or never used
+
+    # A block in the user's hands: `note_handed_out` was called for it. `hit` asks neither the device nor anybody
+    # else; NULL with NO_FAILURE: nothing that is free will do, ask `miss`, which does all that can be done.
+    Block* (*hit)(Engine* engine, Request* request) noexcept nogil
+    Block* (*miss)(Engine* engine, Request* request) noexcept nogil
+    # The same as `hit` for the request of another pool, when memory is out. pre: request.shelf is of this pool
+    Block* (*lend)(Engine* engine, Request* request) noexcept nogil
+    # The front of a free block in the user's hands, for a checkpoint. pre: records for one block more are reserved
+    Block* (*take_front)(Engine* engine, Block* block, bytes_t size, uint32_t context) noexcept nogil
+    # A block is free for good: its user and all streams are done with it. `note_free` is to be called for it.
+    void (*take_back)(Engine* engine, Block* block, uint32_t context) noexcept nogil
+
+    # Give cached memory back to the device until the pool holds no more than `keep`. pre: nothing of the pool
+    # waits for events, or routing is active, and then they cannot be asked for
+    bint (*release)(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
+    # Give back the addresses too. pre: the pool holds no memory
+    bint (*retire)(Engine* engine, Pool* pool, Failure* failure) noexcept nogil
+    # Let one more device at what is mapped now. NULL: the engine does it, page by page of the pool's ranges
+    bint (*grant)(Engine* engine, Pool* pool, device_t device, Failure* failure) noexcept nogil
+
+    bytes_t (*largest_free)(Engine* engine, Pool* pool) noexcept nogil
+    bytes_t (*free_bytes)(Engine* engine, Pool* pool) noexcept nogil
+    # Show each byte of the pool's memory once, in order of address within a segment: its block, and the part of it
+    # that is shown. False as soon as `visit` is. NULL: the blocks of the pool's ranges are what there is.
+    bint (*walk)(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept nogil
+    # Raise InvariantError if what it keeps is not in order; add to the totals the segments and inactive_split of
+    # the pool. All other totals are counted from the walk.
+    int (*check)(Engine* engine, Pool* pool, Totals* totals) except -1
 
 cdef struct Chunk:
     # One piece of physical memory, the size of a page of its range.
@@ -285,6 +331,7 @@ cdef struct Engine:
     Deferred* last_deferred
     CaptureStore* captures
 
+    const Placement* placement  # of pools for which none is asked for
     Pool defaults
     PointerMap pools            # see pool_key -> Pool
     Pool* first_pool

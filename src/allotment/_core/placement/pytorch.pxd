@@ -14,16 +14,21 @@ block is found:
     8  out of memory
 """
 
+from allotment._core.contract.table cimport CAN_VIRTUAL
 from allotment._core.contract.types cimport bytes_t
-from allotment._core.mechanism.pool cimport best_fit, is_plain, unshelve
-from allotment._core.model.model cimport Block, Engine, Request, Shelf
+from allotment._core.mechanism.address_map cimport address_reserve
+from allotment._core.mechanism.block cimport hand_out
+from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.pool cimport best_fit, is_plain, shelve, unshelve
+from allotment._core.model.model cimport Block, Engine, Placement, Request, Shelf
 from allotment._core.model.sizes cimport MIN_BLOCK, SMALL_SIZE
 from allotment._core.records.stats cimport SMALL
+from allotment._core.tools.slab cimport slab_reserve
+
+cdef const Placement* torch_placement() noexcept nogil
 
 cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil
 cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil
-cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil
-cdef bytes_t largest_free_block(Engine* engine) noexcept nogil
 
 
 cdef inline bint collects_garbage(const Engine* engine) noexcept nogil:
@@ -58,12 +63,7 @@ cdef inline Block* search(Engine* engine, Shelf* shelf, bytes_t size, bint expan
     return block
 
 
-cdef inline Block* policy_hit(Engine* engine, Request* request) noexcept nogil:
-    """Step 1: a block from the cache, off its shelf, or NULL."""
-    return search(engine, request.shelf, request.rounded, request.expandable)
-
-
-cdef inline bint policy_splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil:
+cdef inline bint splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil:
     """Whether a block gives only its front to a request of `size`. `expandable` is the request's, not the block's."""
     cdef bytes_t rest = block.size - size
     if rest < MIN_BLOCK or block.shelf.rack.pool.no_split:
@@ -71,3 +71,25 @@ cdef inline bint policy_splits(const Engine* engine, const Block* block, bytes_t
     if block.shelf.rack.size_class == SMALL or expandable:
         return True
     return size < engine.tuning.max_split and rest > SMALL_SIZE
+
+
+cdef inline Block* deliver(Engine* engine, Request* request, Block* block) noexcept nogil:
+    """Hand a block out that was found for a request. pre: on no shelf"""
+    if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
+        shelve(block)
+        host_memory_failed(&request.failure)
+        return NULL
+    return hand_out(engine, block, request.rounded, request.size,
+                    splits(engine, block, request.rounded, request.expandable), request.context)
+
+
+cdef inline Block* hit_shelf(Engine* engine, Request* request) noexcept nogil:
+    """Step 1: a block from the cache, in the user's hands; NULL with NO_FAILURE if none will do."""
+    cdef Block* block
+    request.expandable = (engine.tuning.expandable and request.shelf.rack.pool.allocator.allocate == NULL
+                          and engine.backend.capabilities & CAN_VIRTUAL != 0
+                          and engine.total_memory != 0)
+    block = search(engine, request.shelf, request.rounded, request.expandable)
+    if block == NULL:
+        return NULL
+    return deliver(engine, request, block)

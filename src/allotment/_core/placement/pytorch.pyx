@@ -1,22 +1,22 @@
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport bytes_t
+from allotment._core.mechanism.block cimport complete_free, hand_out
 from allotment._core.mechanism.expandable cimport grow_in_place
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.free_index cimport index_below, index_best_fit, index_largest, index_next, index_prev
-from allotment._core.mechanism.frees cimport finish_late_frees
 from allotment._core.mechanism.pool cimport (
-    is_plain, is_split, pool_release, rack_for_size, route_begin, route_end, route_find, shelf_for, tidy)
-from allotment._core.mechanism.reclaim cimport BlockList, list_append, list_sort, release_everything, release_segments
+    is_plain, is_split, rack_for_size, shelf_for, tidy, unshelve)
+from allotment._core.mechanism.reclaim cimport (
+    BlockList, drop_ranges, list_append, list_sort, release_everything, release_segments, release_shelves)
 from allotment._core.mechanism.segment cimport segment_obtain, segment_release
-from allotment._core.model.model cimport (
-    FAILED_DEVICE, FAILED_OUT_OF_MEMORY, FILTER_THREAD, NO_FAILURE, Block, Engine, Failure, Filter, FreeMemoryCallback,
-    Pool, Rack, Request, Shelf)
+from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
+from allotment._core.model.model cimport FAILED_DEVICE, NO_FAILURE, Block, Engine, Placement, Pool, Rack, Request, Shelf
 from allotment._core.model.sizes cimport segment_size
+from allotment._core.placement.pytorch cimport collects_garbage, deliver, hit_shelf, search
 from allotment._core.records.stats cimport tally_now
-from allotment._core.records.trace cimport ACTION_OOM, trace_report
 
 
 # --- which block: the expandable cases --------------------------------------------------------------------------
@@ -68,36 +68,6 @@ cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil
 
 cdef inline bint is_worth_another_try(const Request* request) noexcept nogil:
     return request.failure.reason == FAILED_DEVICE and request.failure.status == OUT_OF_MEMORY
-
-
-cdef Block* borrow(Engine* engine, Request* request) noexcept nogil:
-    """Step 5. A lender is routed to for the time of the search, which fails if it is routed to already."""
-    cdef Pool* pool = engine.first_pool
-    cdef Pool* following
-    cdef Filter mine
-    cdef Shelf* shelf
-    cdef Block* block = NULL
-    mine.kind = FILTER_THREAD
-    mine.value = 0
-    mine.accepts = NULL
-    mine.drop = NULL
-    mine.self = NULL
-    while pool != NULL and block == NULL:
-        following = pool.next
-        if pool.use_on_oom:
-            if not route_begin(engine, pool.first, pool.second, mine, &request.failure):
-                return NULL
-            shelf = shelf_for(engine, rack_for_size(pool, request.rounded), request.shelf.stream)
-            if shelf == NULL:
-                host_memory_failed(&request.failure)
-            else:
-                block = search(engine, shelf, request.rounded, False)
-            route_end(engine, route_find(engine, pool.first, pool.second))
-            pool_release(engine, pool.first, pool.second, &request.failure)
-        pool = following
-    if block != NULL:
-        request.expandable = False
-    return block
 
 
 # --- what to give back -------------------------------------------------------------------------------------
@@ -167,33 +137,26 @@ cdef bint release_oversize(Engine* engine, Request* request, bint* enough) noexc
 
 # --- the chain ---------------------------------------------------------------------------------------------
 
-cdef bint run_callbacks(Engine* engine) noexcept nogil:
-    cdef FreeMemoryCallback* callback = engine.callbacks
-    cdef bint freed = False
-    while callback != NULL:
-        freed |= callback.run(callback.self)
-        callback = callback.next
-    return freed
-
-
-cdef Block* policy_miss(Engine* engine, Request* request) noexcept nogil:
-    """Steps 2 to 8: a block off its shelf, or NULL with the reason in request.failure."""
+cdef Block* miss_shelf(Engine* engine, Request* request) noexcept nogil:
+    """Steps 2 to 8: a block in the user's hands, or NULL with the reason in request.failure."""
     cdef Pool* pool = request.shelf.rack.pool
     cdef Block* block
     # Whatever is released or let go on the way, the pool that is asking must still be there afterwards.
     pool.asking += 1
     block = find_elsewhere(engine, request)
     pool.asking -= 1
-    return block
+    if block == NULL or block.allocated:
+        return block
+    return deliver(engine, request, block)
 
 
 cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
+    """A block off its shelf, or one that a lender has handed out."""
     cdef Block* block
     cdef bint enough
     request.segment = segment_size(&engine.tuning, request.rounded)
-    if engine.callbacks != NULL and run_callbacks(engine):
-        finish_late_frees(engine)
-        block = policy_hit(engine, request)
+    if engine.callbacks != NULL and callbacks_freed(engine):
+        block = search(engine, request.shelf, request.rounded, request.expandable)
         if block != NULL:
             return block
     if collects_garbage(engine) and not collect_garbage(engine, request):
@@ -223,33 +186,6 @@ cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
     return NULL
 
 
-cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
-    """Step 8: gather the facts, as they are after the last release."""
-    cdef Failure* failure = &request.failure
-    cdef Pool* pool = request.shelf.rack.pool
-    note_device_memory(engine, failure)
-    trace_report(&engine.trace, ACTION_OOM, failure.device_free, request.rounded, request.stream,
-                 pool.first, pool.second, request.context)
-    engine.stats.ooms += 1
-    failure.reason = FAILED_OUT_OF_MEMORY
-    failure.requested = request.size
-    failure.rounded = request.rounded
-    failure.segment = request.segment
-    failure.stream = request.stream
-    failure.limited = engine.limited
-    failure.limit = engine.limit
-    failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
-    failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
-    failure.private_free = 0
-    pool = engine.first_pool
-    while pool != NULL:
-        tidy(&pool.small)
-        tidy(&pool.large)
-        failure.private_free += pool.small.free_bytes + pool.large.free_bytes
-        pool = pool.next
-    failure.largest_free = largest_free_block(engine)
-
-
 cdef bytes_t largest_of_rack(Rack* rack) noexcept nogil:
     cdef Shelf* shelf = rack.shelves
     cdef bytes_t largest = 0
@@ -263,11 +199,53 @@ cdef bytes_t largest_of_rack(Rack* rack) noexcept nogil:
     return largest
 
 
-cdef bytes_t largest_free_block(Engine* engine) noexcept nogil:
-    """Over all pools and streams."""
-    cdef Pool* pool = engine.first_pool
-    cdef bytes_t largest = max(largest_of_rack(&engine.defaults.small), largest_of_rack(&engine.defaults.large))
-    while pool != NULL:
-        largest = max(largest, largest_of_rack(&pool.small), largest_of_rack(&pool.large))
-        pool = pool.next
-    return largest
+cdef bytes_t largest_on_shelves(Engine* engine, Pool* pool) noexcept nogil:
+    return max(largest_of_rack(&pool.small), largest_of_rack(&pool.large))
+
+
+cdef bytes_t free_on_shelves(Engine* engine, Pool* pool) noexcept nogil:
+    tidy(&pool.small)
+    tidy(&pool.large)
+    return pool.small.free_bytes + pool.large.free_bytes
+
+
+# --- for others --------------------------------------------------------------------------------------------
+
+cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
+    return hit_shelf(engine, request)
+
+
+cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
+    """Step 5, on the lender's side: plain memory alone, cut as a request for plain memory would be."""
+    cdef Shelf* shelf = shelf_for(engine, rack_for_size(request.shelf.rack.pool, request.rounded), request.shelf.stream)
+    cdef bint expandable = request.expandable
+    cdef Block* block
+    if shelf == NULL:
+        host_memory_failed(&request.failure)
+        return NULL
+    block = search(engine, shelf, request.rounded, False)
+    if block == NULL:
+        return NULL
+    request.expandable = False
+    block = deliver(engine, request, block)
+    request.expandable = expandable
+    return block
+
+
+cdef Block* take_front(Engine* engine, Block* block, bytes_t size, uint32_t context) noexcept nogil:
+    unshelve(block)
+    return hand_out(engine, block, size, size, block.size > size, context)
+
+
+cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    complete_free(engine, block, context)
+
+
+cdef Placement table = Placement(
+    name=b"torch", create=NULL, destroy=NULL, hit=hit, miss=miss_shelf, lend=lend, take_front=take_front,
+    take_back=take_back, release=release_shelves, retire=drop_ranges, grant=NULL, largest_free=largest_on_shelves,
+    free_bytes=free_on_shelves, walk=NULL, check=NULL)
+
+
+cdef const Placement* torch_placement() noexcept nogil:
+    return &table

@@ -34,6 +34,18 @@ cdef struct Stats:
     count_t alloc_retries, ooms, sync_all_streams, device_allocs, device_frees
     bytes_t max_split       # as it was when the allocator was made
 
+cdef struct Totals:
+    # What the counters must say, by size class: found by looking, when invariants are checked.
+    count_t allocation[2]
+    count_t allocated_bytes[2]
+    count_t active[2]
+    count_t active_bytes[2]
+    count_t requested_bytes[2]
+    count_t inactive_split[2]
+    count_t inactive_split_bytes[2]
+    count_t segment[2]
+    count_t reserved_bytes[2]
+
 cdef void tally_raise(Tally* tally, int size_class) noexcept nogil
 cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil
 cdef void stats_reset_peak(Stats* stats) noexcept nogil

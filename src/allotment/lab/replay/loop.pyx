@@ -23,9 +23,10 @@ from allotment._core.mechanism.pool cimport (
 from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.streams cimport poll_events, stream_for
 from allotment._core.model.model cimport (
-    FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, Pool, Range, Request)
+    FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, Placement, Pool, Range, Request)
 from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.model.tuning cimport fill_tuning
+from allotment._core.placement.registry cimport placement_named
 from allotment._core.records.stats cimport ALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now
 from allotment._core.records.trace cimport ACTION_ALLOC, trace_track
 from allotment._core.tools.slab cimport slab_reserve
@@ -124,6 +125,7 @@ cdef class Replay:
     cdef readonly double cpu_seconds    # of this thread: what one core needs, however busy the machine is
 
     def __cinit__(self, settings, capacity, block_count, pools, limit=None):
+        cdef const Placement* placement = placement_named(settings.placement)
         cdef Tuning tuning
         cdef Failure failure
         self.device = ReplayDevice(capacity)
@@ -133,7 +135,7 @@ cdef class Replay:
         fill_tuning(&tuning, settings)
         tuning.release_lock = False     # there is one thread, and the device is never waited for
         with nogil:
-            self.engine = engine_create(&(<Device> self.device).table, &tuning, &failure)
+            self.engine = engine_create(&(<Device> self.device).table, &tuning, placement, &failure)
         if self.engine == NULL:
             raise failure_error(self.device, &failure)
         if limit is not None:
@@ -277,7 +279,7 @@ cdef class Replay:
         """Make a private pool at its first use; we stay one of its users until its release is replayed."""
         if pool == 0 or self.pool_known[pool]:
             return True
-        if not pool_create_or_incref(self.engine, self.pools[pool, 0], self.pools[pool, 1], NULL, failure):
+        if not pool_create_or_incref(self.engine, self.pools[pool, 0], self.pools[pool, 1], NULL, NULL, failure):
             return False
         self.pool_known[pool] = 1
         return True

@@ -1,0 +1,84 @@
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.mechanism.failure cimport host_memory_failed, note_device_memory
+from allotment._core.mechanism.frees cimport finish_late_frees
+from allotment._core.mechanism.pool cimport pool_release, route_begin, route_end, route_find, shelf_for
+from allotment._core.model.model cimport (
+    FAILED_OUT_OF_MEMORY, FILTER_THREAD, Block, Engine, Failure, Filter, FreeMemoryCallback, Pool, Request, Shelf)
+from allotment._core.records.stats cimport tally_now
+from allotment._core.records.trace cimport ACTION_OOM, trace_report
+
+
+cdef bint callbacks_freed(Engine* engine) noexcept nogil:
+    """Run the free-memory callbacks; whether one of them freed something, which is done by now."""
+    cdef FreeMemoryCallback* callback = engine.callbacks
+    cdef bint freed = False
+    while callback != NULL:
+        freed |= callback.run(callback.self)
+        callback = callback.next
+    if freed:
+        finish_late_frees(engine)
+    return freed
+
+
+cdef Block* borrow(Engine* engine, Request* request) noexcept nogil:
+    """A block of a lender in the user's hands; NULL with NO_FAILURE if there is none. pre: no failure"""
+    cdef Pool* pool = engine.first_pool
+    cdef Pool* following
+    cdef Shelf* own = request.shelf
+    cdef Filter mine
+    cdef Block* block = NULL
+    mine.kind = FILTER_THREAD
+    mine.value = 0
+    mine.accepts = NULL
+    mine.drop = NULL
+    mine.self = NULL
+    while pool != NULL and block == NULL:
+        following = pool.next
+        if pool.use_on_oom:
+            if not route_begin(engine, pool.first, pool.second, mine, &request.failure):
+                break
+            request.shelf = shelf_for(engine, &pool.large, own.stream)
+            if request.shelf == NULL:
+                host_memory_failed(&request.failure)
+            else:
+                block = pool.placement.lend(engine, request)
+            request.shelf = own
+            route_end(engine, route_find(engine, pool.first, pool.second))
+            pool_release(engine, pool.first, pool.second, &request.failure)
+        pool = following
+    return block
+
+
+cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
+    """Gather the facts, as they are after the last release."""
+    cdef Failure* failure = &request.failure
+    cdef Pool* pool = request.shelf.rack.pool
+    note_device_memory(engine, failure)
+    trace_report(&engine.trace, ACTION_OOM, failure.device_free, request.rounded, request.stream,
+                 pool.first, pool.second, request.context)
+    engine.stats.ooms += 1
+    failure.reason = FAILED_OUT_OF_MEMORY
+    failure.requested = request.size
+    failure.rounded = request.rounded
+    failure.segment = request.segment
+    failure.stream = request.stream
+    failure.limited = engine.limited
+    failure.limit = engine.limit
+    failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
+    failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
+    failure.private_free = 0
+    pool = engine.first_pool
+    while pool != NULL:
+        failure.private_free += pool.placement.free_bytes(engine, pool)
+        pool = pool.next
+    failure.largest_free = largest_free_block(engine)
+
+
+cdef bytes_t largest_free_block(Engine* engine) noexcept nogil:
+    """Over all pools and streams."""
+    cdef Pool* pool = engine.first_pool
+    cdef bytes_t largest = engine.defaults.placement.largest_free(engine, &engine.defaults)
+    while pool != NULL:
+        largest = max(largest, pool.placement.largest_free(engine, pool))
+        pool = pool.next
+    return largest

@@ -1,0 +1,10 @@
+"""The placements that there are, by name. `Placement` in the model says what one is.
+
+An extension outside of this package adds one when it is imported: it fills in a table and registers it. Both must
+stay for good, since a pool keeps the table it was made with. Registering happens under the import lock.
+"""
+
+from allotment._core.model.model cimport Placement
+
+cdef int placement_register(const Placement* placement) except -1
+cdef const Placement* placement_named(str name) except NULL
