@@ -87,7 +87,7 @@ cdef inline Block* hit_shelf(Engine* engine, Request* request) noexcept nogil:
     """Step 1: a block from the cache, in the user's hands; NULL with NO_FAILURE if none will do."""
     cdef Block* block
     request.expandable = (engine.tuning.expandable and request.shelf.rack.pool.allocator.allocate == NULL
-                          and engine.backend.capabilities & CAN_VIRTUAL != 0
+                          and engine.table.capabilities & CAN_VIRTUAL != 0
                           and engine.total_memory != 0)
     block = search(engine, request.shelf, request.rounded, request.expandable)
     if block == NULL:
