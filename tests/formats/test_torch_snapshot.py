@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allotment._core.edge.words import Action, BlockState, SegmentType
 from allotment._formats.pickle_reader import PickleTree
-from allotment._formats.torch_snapshot import Action, BlockState, Frame, Limits, SegmentType, read_snapshot
+from allotment._formats.torch_snapshot import Frame, Limits, read_snapshot
 from allotment.errors import FormatError
 from helpers.snapshot_forms import PICKLE_PROTOCOLS, assert_columns_equal, small_snapshot, write_as_torch_cpp
 

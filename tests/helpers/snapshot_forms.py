@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from allotment._formats.torch_snapshot import Action, BlockState, SegmentType, Snapshot
+from allotment._core.edge.words import Action, BlockState, SegmentType
+from allotment._formats.torch_snapshot import Snapshot
 
 PICKLE_PROTOCOLS = (2, 3, 4, 5)
 

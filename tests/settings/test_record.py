@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import allotment
 from allotment import Settings
 from allotment._settings import DEFAULTS, KEYS, UNLIMITED, settings_stated
 from allotment.errors import SettingsError
@@ -103,3 +104,26 @@ def test_what_a_snapshot_states_is_what_made_it():
 def test_what_no_settings_can_be_is_refused_in_a_snapshot_too(stated):
     with pytest.raises(SettingsError):
         settings_stated(stated)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [{"roundup_power2_divisions": (1 << power,) * 16} for power in (1, 8, 31, 32, 43, 54, 55, 60, 63)]
+    + [{"large_segment_size": size} for size in (11 * MIB, 21 * MIB, 1 << 40, 1 << 60, 1 << 63, UNLIMITED - (MIB - 1))]
+    + [{"max_split_size": size} for size in (0, MIB, 1 << 40)],
+    ids=str,
+)
+def test_the_engine_works_with_the_ends_of_the_ranges(changes, expandable):
+    allocator = allotment.Allocator("sim:1GiB", settings=Settings(expandable_segments=expandable, **changes))
+    for size in (1, 512, 513, MIB, MIB + 1, 5 * MIB, 10 * MIB, 30 * MIB, (1 << 30) - 1, 1 << 59):
+        try:
+            address = allocator.malloc(size)
+        except allotment.OutOfMemoryError:
+            address = 0
+        allocator.check_invariants()
+        allocator.free(address)
+        allocator.check_invariants()
+    allocator.empty_cache()
+    allocator.check_invariants()
+    assert allocator.stats()["reserved_bytes.all.current"] == 0

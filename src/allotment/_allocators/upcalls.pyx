@@ -1,7 +1,7 @@
 from cpython.ref cimport Py_DECREF
 
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
-from allotment._core.edge.snapshot cimport action_name
+from allotment._core.edge.words cimport action_name
 from allotment._core.records.trace cimport TraceRecord
 
 

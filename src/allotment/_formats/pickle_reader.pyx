@@ -8,6 +8,12 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
+from allotment._core.tools.pickle_codes cimport (
+    MARK, STOP, EMPTY_TUPLE, BINBYTES, SHORT_BINBYTES, BINFLOAT, BININT, BININT1, BININT2, NONE_, BINUNICODE,
+    EMPTY_LIST, APPEND, APPENDS, BINGET, LONG_BINGET, BINPUT, LONG_BINPUT, SETITEM, TUPLE_, SETITEMS, EMPTY_DICT,
+    PROTO, TUPLE1, TUPLE2, TUPLE3, NEWTRUE, NEWFALSE, LONG1, LONG4, SHORT_BINUNICODE, BINUNICODE8, BINBYTES8,
+    MEMOIZE, FRAME)
+
 from allotment.errors import FormatError
 
 cdef enum:
@@ -18,43 +24,6 @@ cdef enum:
     STRING_OVERHEAD = 160           # about what a str and its places in a dict and a list take
     FREE_ROWS = 1 << 20             # rows of a table that no size of file is asked for
     BYTES_PER_ROW = 8               # a trace entry takes forty bytes or more
-
-cdef enum Opcode:
-    MARK = 0x28
-    STOP = 0x2E
-    EMPTY_TUPLE = 0x29
-    BINBYTES = 0x42
-    SHORT_BINBYTES = 0x43
-    BINFLOAT = 0x47
-    BININT = 0x4A
-    BININT1 = 0x4B
-    BININT2 = 0x4D
-    NONE_ = 0x4E
-    BINUNICODE = 0x58
-    EMPTY_LIST = 0x5D
-    APPEND = 0x61
-    APPENDS = 0x65
-    BINGET = 0x68
-    LONG_BINGET = 0x6A
-    BINPUT = 0x71
-    LONG_BINPUT = 0x72
-    SETITEM = 0x73
-    TUPLE_ = 0x74
-    SETITEMS = 0x75
-    EMPTY_DICT = 0x7D
-    PROTO = 0x80
-    TUPLE1 = 0x85
-    TUPLE2 = 0x86
-    TUPLE3 = 0x87
-    NEWTRUE = 0x88
-    NEWFALSE = 0x89
-    LONG1 = 0x8A
-    LONG4 = 0x8B
-    SHORT_BINUNICODE = 0x8C
-    BINUNICODE8 = 0x8D
-    BINBYTES8 = 0x8E
-    MEMOIZE = 0x94
-    FRAME = 0x95
 
 cdef enum:
     REFUSED = 255

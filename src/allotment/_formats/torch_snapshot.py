@@ -8,7 +8,6 @@ from somewhere else, so nothing in it is trusted: no object of the pickle is eve
 
 from __future__ import annotations
 
-import enum
 import io
 import os
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import BinaryIO, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from allotment._core.edge.words import Action, BlockState, SegmentType, word_of
 from allotment._formats.limits import Limits
 from allotment._formats.pickle_columns import Frame, RowReader, Rows, StackTable, TextTable
 from allotment._formats.pickle_reader import PickleTree, Value
@@ -25,12 +25,9 @@ from allotment._formats.plain import Plain
 from allotment._formats.unpack import unpacked
 
 __all__ = [
-    "Action",
-    "BlockState",
     "Blocks",
     "Frame",
     "Limits",
-    "SegmentType",
     "Segments",
     "Snapshot",
     "Trace",
@@ -43,40 +40,9 @@ Stack: TypeAlias = tuple[Frame, ...]
 MAX_DEVICES = 1024
 
 
-class Action(enum.IntEnum):
-    """What a trace entry reports."""
-
-    ALLOC = 0
-    FREE_REQUESTED = 1
-    FREE_COMPLETED = 2
-    SEGMENT_ALLOC = 3
-    SEGMENT_FREE = 4
-    SEGMENT_MAP = 5
-    SEGMENT_UNMAP = 6
-    SNAPSHOT = 7
-    OOM = 8
-    USER_DEFINED = 9
-    UNKNOWN = 10
-    """An action of another version; its name is in `Trace.extra["action"]`."""
-
-
-class SegmentType(enum.IntEnum):
-    SMALL = 0
-    LARGE = 1
-    UNKNOWN = 2
-
-
-class BlockState(enum.IntEnum):
-    INACTIVE = 0
-    ACTIVE_ALLOCATED = 1
-    ACTIVE_PENDING_FREE = 2
-    """Freed, but a stream may still use it."""
-    UNKNOWN = 3
-
-
-ACTIONS = {action.name.lower(): int(action) for action in Action if action is not Action.UNKNOWN}
-SEGMENT_TYPES = {kind.name.lower(): int(kind) for kind in SegmentType if kind is not SegmentType.UNKNOWN}
-BLOCK_STATES = {state.name.lower(): int(state) for state in BlockState if state is not BlockState.UNKNOWN}
+ACTIONS = {word_of(action): int(action) for action in Action if action is not Action.UNKNOWN}
+SEGMENT_TYPES = {word_of(kind): int(kind) for kind in SegmentType if kind is not SegmentType.UNKNOWN}
+BLOCK_STATES = {word_of(state): int(state) for state in BlockState if state < BlockState.UNMAPPED}
 BLOCK_STATES["active_awaiting_free"] = int(BlockState.ACTIVE_PENDING_FREE)
 
 

@@ -18,6 +18,8 @@ import torch  # type: ignore[import-not-found]
 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.pools import PoolId
+from allotment._core.edge.snapshot import assembled
+from allotment._core.edge.words import BlockState, word_of
 from allotment._core.records.history import get_user_metadata, set_user_metadata
 from allotment._settings import parse_leniently, pytorch_caching_disabled
 from allotment.errors import OutOfMemoryFacts, PoolError, SettingsError
@@ -217,7 +219,7 @@ def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
     for device in used_devices():
         for segment in allocator_of(device).segments():
             for block in segment["blocks"]:
-                if block["address"] == data_ptr and block["state"] == "active_allocated":
+                if block["address"] == data_ptr and block["state"] == word_of(BlockState.ACTIVE_ALLOCATED):
                     return block["frames"] or None
     return None
 
@@ -231,12 +233,8 @@ def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dic
     count = torch.cuda.device_count() if devices else 0
     settings = parts[0]["allocator_settings"] if parts else standing.settings.as_pytorch_dict()
     annotations = [annotation for part in parts for annotation in part["external_annotations"]]
-    return {
-        "segments": [segment for part in parts for segment in part["segments"]],
-        "device_traces": [traces.get(device, []) for device in range(count)],
-        "allocator_settings": settings,
-        "external_annotations": sorted(annotations, key=lambda annotation: annotation["time_us"]),
-    }
+    segments = [segment for part in parts for segment in part["segments"]]
+    return assembled(segments, traces, count, settings, sorted(annotations, key=lambda found: found["time_us"]))
 
 
 # -- Pools -----------------------------------------------------------------------------------------------------------

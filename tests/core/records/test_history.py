@@ -72,42 +72,43 @@ def test_asking_for_the_state_alone_keeps_one_entry(alloc):
     assert sizes(alloc) == [3]
 
 
-def test_raising_the_bound_appends_behind_what_is_there(alloc):
-    alloc.record_history(max_entries=3, **NO_SNAPSHOTS)
-    request(alloc, 1, 2, 3, 4)  # 4 stands where 1 stood: read from 2
-    alloc.record_history(max_entries=5, **NO_SNAPSHOTS)
-    request(alloc, 5)
-    assert sorted(sizes(alloc)) == [2, 3, 4, 5]
-    request(alloc, 6, 7, 8)
-    assert len(sizes(alloc)) == 5
-    assert set(sizes(alloc)) >= {6, 7, 8}
-
-
-@pytest.mark.parametrize("stored", range(1, 9))
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_lowering_the_bound_never_loses_the_newest_entries(alloc, stored, most):
-    """What stands beyond the new bound stays; the entries inside it make way for new ones."""
+@pytest.mark.parametrize("stored", range(14))
+@pytest.mark.parametrize("most", [1, 2, 3, 6, 9])
+def test_another_bound_keeps_the_newest_entries_in_order(alloc, stored, most):
     alloc.record_history(max_entries=6, **NO_SNAPSHOTS)
     request(alloc, *range(1, stored + 1))
+    remembered = list(range(1, stored + 1))[-6:][-most:]
     alloc.record_history(max_entries=most, **NO_SNAPSHOTS)
-    kept = min(stored, 6)
+    assert sizes(alloc) == remembered
     for number in range(100, 100 + 2 * most):
         request(alloc, number)
-        remembered = sizes(alloc)
-        assert number in remembered
-        assert len(remembered) == max(kept, most) or len(remembered) == kept + (number - 99)
-    assert {100 + 2 * most - 1 - age for age in range(most)} <= set(sizes(alloc))
+        remembered = [*remembered, number][-most:]
+        assert sizes(alloc) == remembered
     check(alloc)
 
 
 def test_a_lowered_and_raised_bound_goes_on_from_there(alloc):
     alloc.record_history(max_entries=8, **NO_SNAPSHOTS)
     request(alloc, *range(1, 14))
+    remembered = list(range(6, 14))
     for most in (2, 5, 1, 30, 3):
         alloc.record_history(max_entries=most, **NO_SNAPSHOTS)
         request(alloc, *range(1, 20))
-        assert sizes(alloc).count(19) >= 1
-        assert len(sizes(alloc)) <= 30
+        remembered = [*remembered[-most:], *range(1, 20)][-most:]
+        assert sizes(alloc) == remembered
+    check(alloc)
+
+
+def test_entries_stay_where_they_are_if_it_is_to_be_as_in_pytorch(alloc):
+    alloc._resize_history_in_place()
+    alloc.record_history(max_entries=3, **NO_SNAPSHOTS)
+    request(alloc, 1, 2, 3, 4)  # 4 stands where 1 stood: read from 2
+    alloc.record_history(max_entries=5, **NO_SNAPSHOTS)
+    request(alloc, 5)
+    assert sizes(alloc) == [2, 3, 5, 4]
+    alloc.record_history(max_entries=1, **NO_SNAPSHOTS)
+    request(alloc, 6, 7)
+    assert sizes(alloc) == [7, 2, 3, 5]
     check(alloc)
 
 

@@ -131,6 +131,7 @@ class Allocator:
         ("all"), or nothing (None). `max_entries` is how many events are kept, the newest of them; None is all.
         `skip_actions` are events to leave out. Raises RequestError.
         """
+    def _resize_history_in_place(self) -> None: ...
     def record_annotation(self, pairs: Mapping[str, Any]) -> None:
         """Add an entry of your own to the history; `snapshot` shows it under "external_annotations"."""
 

@@ -26,9 +26,10 @@ from allotment._core.edge.checkpoint cimport AddressList, checkpoint_restore, ch
 from allotment._core.edge.invariants cimport check_engine
 from allotment._core.edge.outcome cimport failure_error
 from allotment._core.edge.sharing cimport SharedHandle, share_block
-from allotment._core.edge.snapshot cimport action_number, segment_dicts, trace_dicts
+from allotment._core.edge.snapshot cimport segment_dicts, trace_dicts
 from allotment._core.edge.snapshot_pickle cimport write_snapshot
 from allotment._core.edge.walk cimport Arrangement, arrangement_clear, walk_segments
+from allotment._core.edge.words cimport action_number
 from allotment._core.engine cimport (
     asks_nobody, engine_add_peer, engine_allocate, engine_allocate_missed, engine_base, engine_create,
     engine_destroy, engine_empty_cache, engine_end_routing, engine_enter, engine_free, engine_free_at_once,
@@ -63,6 +64,8 @@ from allotment import _texts as texts
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.pools import Pool, PoolState
 from allotment._allocators.current import note_allocator
+from allotment._allocators.files import replaced
+from allotment._core.edge.snapshot import assembled
 from allotment._devices import open_device
 from allotment.errors import (
     AddressError, AllotmentError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError,
@@ -564,6 +567,10 @@ cdef class Allocator:
         self.most_annotations = most
         engine_leave(engine)
 
+    def _resize_history_in_place(self):
+        """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
+        self.engine.trace.in_place = True
+
     def record_annotation(self, pairs):
         if self.engine.trace.history:
             self.annotations.append({**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000})
@@ -612,17 +619,14 @@ cdef class Allocator:
     def snapshot(self, pool=(0, 0), include_traces=True):
         annotations = [dict(annotation) for annotation in self.annotations]
         traces = self.history() if include_traces else []
-        return {
-            "segments": self.segments(pool),
-            "device_traces": [[] for _ in range(self.device.table.device)] + [traces],
-            "allocator_settings": self.current_settings.as_pytorch_dict(),
-            "external_annotations": annotations,
-        }
+        device = self.device.table.device
+        return assembled(
+            self.segments(pool), {device: traces}, device + 1, self.current_settings.as_pytorch_dict(), annotations)
 
     def dump_snapshot(self, path):
         cdef size_t count = 0
         cdef TraceRecord* copies
-        with open(path, "wb") as file:
+        with replaced(path) as file:
             copies = self.copy_history(&count)
             try:
                 write_snapshot(file, self.snapshot(include_traces=False), copies, count)

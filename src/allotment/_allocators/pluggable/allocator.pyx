@@ -33,8 +33,10 @@ from _ctypes import CFuncPtr
 
 from allotment import _texts as texts
 from allotment._allocators.buffer import Buffer
-from allotment._settings import Settings
+from allotment._allocators.files import replaced
+from allotment._core.edge.snapshot import assembled
 from allotment._devices import open_device
+from allotment._settings import Settings
 from allotment.errors import (
     AddressError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, RequestError, SizeError, UnsupportedError)
 
@@ -530,15 +532,10 @@ cdef class PluggableAllocator:
     def snapshot(self, pool=(0, 0), include_traces=True):
         segments = self.segments(pool)
         last = max([segment["device"] for segment in segments] + [self.device.table.device])
-        return {
-            "segments": segments,
-            "device_traces": [[] for _ in range(last + 1)],     # no history is kept
-            "allocator_settings": Settings().as_pytorch_dict(),
-            "external_annotations": [],
-        }
+        return assembled(segments, {}, last + 1, Settings().as_pytorch_dict(), [])      # no history is kept
 
     def dump_snapshot(self, path):
-        with open(path, "wb") as file:
+        with replaced(path) as file:
             pickle.dump(self.snapshot(), file)
 
     # --- the device it was given ---

@@ -5,5 +5,3 @@ from allotment._core.records.trace cimport TraceRecord
 
 cdef list segment_dicts(const Arrangement* arrangement, int device)
 cdef list trace_dicts(const TraceRecord* records, size_t count)
-cdef str action_name(int action)
-cdef int action_number(str name) except -2

@@ -9,34 +9,37 @@ from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
 from allotment._core.edge.walk cimport Arrangement, BlockCopy, SegmentCopy
+from allotment._core.edge.words cimport (
+    ACTION, ADDR, COMPILE_CONTEXT, DEVICE_FREE, FRAMES, NO_CONTEXT, POOL_ID, SIZE, STATES, STREAM, TENANT, TIME_US,
+    USER_METADATA, WORDS, action_name)
 from allotment._core.records.history cimport name_of, stack_frames
 from allotment._core.records.tenants cimport stack_of, tenant_name, tenant_of
 from allotment._core.records.trace cimport ACTION_OOM, TraceRecord
+
+from allotment._core.edge.words import SegmentType, word_of
 
 cdef extern from "Python.h":
     int PyGC_Disable()
     int PyGC_Enable()
     void PyObject_GC_UnTrack(object container)
 
-cdef tuple ACTIONS = (
-    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
-    "snapshot", "oom")
-cdef tuple STATES = ("inactive", "active_pending_free", "active_allocated")
+cdef tuple SEGMENT_TYPES = (word_of(SegmentType.SMALL), word_of(SegmentType.LARGE))
 
 
-cdef str action_name(int action):
-    return ACTIONS[action]
-
-
-cdef int action_number(str name) except -2:
-    """-1 for a name that is none."""
-    return ACTIONS.index(name) if name in ACTIONS else -1
+def assembled(list segments, dict histories, int device_count, dict settings, list annotations):
+    """A snapshot of its parts: the history of each device by its index, and what stands for all of them."""
+    return {
+        "segments": segments,
+        "device_traces": [histories.get(device, []) for device in range(device_count)],
+        "allocator_settings": settings,
+        "external_annotations": annotations,
+    }
 
 
 cdef inline int name_tenant(dict shown, uint32_t context) except -1:
     """One field more than PyTorch writes, and only where there is something to say."""
     if tenant_of(context) != 0:
-        shown["tenant"] = tenant_name(context)
+        shown[WORDS[TENANT]] = tenant_name(context)
     return 0
 
 
@@ -72,7 +75,7 @@ cdef dict segment_dict(const SegmentCopy* segment, const BlockCopy* blocks, int 
         "active_size": segment.active,
         "requested_size": segment.requested,
         "stream": segment.stream,
-        "segment_type": "small" if segment.is_small else "large",
+        "segment_type": SEGMENT_TYPES[not segment.is_small],
         "segment_pool_id": (segment.pool_first, segment.pool_second),
         "is_expandable": bool(segment.is_expandable),
         "frames": frames_of(segment.context, known),
@@ -101,7 +104,7 @@ cdef tuple pool_id_of(const TraceRecord* record):
 
 
 cdef dict out_of_memory_dict(dict entry):
-    return {"device_free" if key == "addr" else key: value for key, value in entry.items()}
+    return {WORDS[DEVICE_FREE] if key == WORDS[ADDR] else key: value for key, value in entry.items()}
 
 
 cdef list entry_dicts(const TraceRecord* records, size_t count):
@@ -116,32 +119,32 @@ cdef list entry_dicts(const TraceRecord* records, size_t count):
     cdef size_t i
     memset(&last, 0, sizeof(TraceRecord))
     running = {
-        "action": ACTIONS[0], "addr": 0, "size": 0, "stream": 0, "time_us": 0, "compile_context": "N/A",
-        "user_metadata": "", "pool_id": pool_id_of(&last)}
+        WORDS[ACTION]: action_name(0), WORDS[ADDR]: 0, WORDS[SIZE]: 0, WORDS[STREAM]: 0, WORDS[TIME_US]: 0,
+        WORDS[COMPILE_CONTEXT]: NO_CONTEXT, WORDS[USER_METADATA]: "", WORDS[POOL_ID]: pool_id_of(&last)}
     for i in range(count):
         record = &records[i]
         if record.action != last.action:
-            running["action"] = ACTIONS[record.action]
+            running[WORDS[ACTION]] = action_name(record.action)
         if record.address != last.address:
-            running["addr"] = record.address
+            running[WORDS[ADDR]] = record.address
         if record.size != last.size:
-            running["size"] = record.size
+            running[WORDS[SIZE]] = record.size
         if record.stream != last.stream:
-            running["stream"] = record.stream
+            running[WORDS[STREAM]] = record.stream
         if record.time_us != last.time_us:
-            running["time_us"] = record.time_us
+            running[WORDS[TIME_US]] = record.time_us
         if record.compile_context != last.compile_context:
-            running["compile_context"] = name_of(record.compile_context) or "N/A"
+            running[WORDS[COMPILE_CONTEXT]] = name_of(record.compile_context) or NO_CONTEXT
         if record.metadata != last.metadata:
-            running["user_metadata"] = name_of(record.metadata)
+            running[WORDS[USER_METADATA]] = name_of(record.metadata)
         if record.pool_first != last.pool_first or record.pool_second != last.pool_second:
-            running["pool_id"] = pool_id_of(record)
+            running[WORDS[POOL_ID]] = pool_id_of(record)
         if record.stack != last.stack:
             frames = frames_of(record.stack, known)
         last = record[0]
         entry = running.copy() if record.action != ACTION_OOM else out_of_memory_dict(running)
         if stack_of(record.stack) != 0:
-            entry["frames"] = frames
+            entry[WORDS[FRAMES]] = frames
         name_tenant(entry, record.stack)
         entries.append(entry)
     return entries

@@ -4,10 +4,15 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from allotment._core.edge.snapshot cimport action_name
+from allotment._core.edge.words cimport (
+    ACTION, ADDR, COMPILE_CONTEXT, DEVICE_FREE, FIRST_ACTION, FRAMES, NO_CONTEXT, POOL_ID, SIZE, STREAM, TENANT,
+    TIME_US, USER_METADATA, WORD_COUNT, WORDS)
 from allotment._core.records.history cimport name_of, stack_frames
 from allotment._core.records.tenants cimport stack_of, tenant_name, tenant_of
-from allotment._core.records.trace cimport ACTION_COUNT, ACTION_OOM, TraceRecord
+from allotment._core.records.trace cimport ACTION_OOM, TraceRecord
+from allotment._core.tools.pickle_codes cimport (
+    APPEND, APPENDS, BINGET, BININT, BININT1, BINPUT, BINUNICODE, EMPTY_DICT, EMPTY_LIST, FRAME, LONG1, LONG_BINGET,
+    LONG_BINPUT, MARK, PROTO, SETITEM, SETITEMS, STOP, TUPLE2)
 
 import pickle
 
@@ -20,15 +25,6 @@ cdef enum:
     SPARE = 512                 # always there: an entry, without what appears in it for the first time
     FRAME_HEADER = 9
     PROTOCOL = 4
-
-cdef enum Word:
-    ACTION, ADDR, DEVICE_FREE, SIZE, STREAM, TIME_US, COMPILE_CONTEXT, USER_METADATA, POOL_ID, FRAMES, TENANT
-    FIRST_ACTION
-    WORD_COUNT = FIRST_ACTION + ACTION_COUNT
-
-cdef tuple WORDS = (
-    "action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata", "pool_id",
-    "frames", "tenant", *[action_name(action) for action in range(ACTION_COUNT)])
 
 
 @cython.final
@@ -44,7 +40,7 @@ cdef class PickleWriter:
         self.numbers = {}
         self.used = FRAME_HEADER
         self.make_room(0)
-        file.write(bytes([0x80, PROTOCOL]))
+        file.write(bytes([PROTO, PROTOCOL]))
 
     def __dealloc__(self):
         free(self.data)
@@ -67,7 +63,7 @@ cdef class PickleWriter:
         """Give the file what was written so far, as one frame."""
         cdef size_t used = self.used
         self.used = 0
-        self.byte(0x95)                                     # FRAME
+        self.byte(FRAME)
         self.number(used - FRAME_HEADER, 8)
         self.file.write(PyMemoryView_FromMemory(<char*> self.data, used, PyBUF_READ))
         return 0
@@ -84,13 +80,13 @@ cdef class PickleWriter:
 
     cdef inline void integer(self, uint64_t value) noexcept:
         if value < 0x100:
-            self.byte(b"K")
+            self.byte(BININT1)
             self.number(value, 1)
         elif value < 0x80000000:
-            self.byte(b"J")
+            self.byte(BININT)
             self.number(value, 4)
         else:
-            self.byte(0x8A)                                 # LONG1, signed
+            self.byte(LONG1)
             self.byte(8 + <uint8_t> (value >> 63))
             self.number(value, 8)
             if value >> 63:
@@ -104,7 +100,7 @@ cdef class PickleWriter:
 
     cdef int utf8(self, str text) except -1:
         cdef bytes encoded = text.encode("utf-8", "surrogatepass")
-        self.byte(b"X")
+        self.byte(BINUNICODE)
         self.number(len(encoded), 4)
         return self.bytes_(encoded, 0, len(encoded))
 
@@ -119,10 +115,10 @@ cdef class PickleWriter:
 
     cdef inline void get(self, uint32_t number) noexcept:
         if number < 0x100:
-            self.byte(b"h")
+            self.byte(BINGET)
             self.number(number, 1)
         else:
-            self.byte(b"j")
+            self.byte(LONG_BINGET)
             self.number(number, 4)
 
     cdef inline int word(self, int word) except -1:
@@ -131,7 +127,7 @@ cdef class PickleWriter:
             return 0
         self.words |= <uint32_t> 1 << word
         self.utf8(WORDS[word])
-        self.byte(b"q")
+        self.byte(BINPUT)
         self.number(word, 1)
         return 0
 
@@ -147,7 +143,7 @@ cdef class PickleWriter:
         """Give what was just written a number."""
         cdef uint32_t number = WORD_COUNT + <uint32_t> len(self.numbers)
         self.numbers[key] = number
-        self.byte(b"r")
+        self.byte(LONG_BINPUT)
         self.number(number, 4)
         return number
 
@@ -163,7 +159,7 @@ cdef class PickleWriter:
         if number == 0:
             self.integer(first)
             self.integer(second)
-            self.byte(0x86)                                 # TUPLE2
+            self.byte(TUPLE2)
             number = self.put((first, second))
         return number
 
@@ -171,22 +167,22 @@ cdef class PickleWriter:
         cdef uint32_t number = self.known(stack_of(context))
         if number != 0:
             return number
-        self.byte(b"]")
+        self.byte(EMPTY_LIST)
         number = self.put(stack_of(context))
-        self.byte(b"(")
+        self.byte(MARK)
         for frame in stack_frames(context):
-            self.byte(b"}")
-            self.byte(b"(")
+            self.byte(EMPTY_DICT)
+            self.byte(MARK)
             self.text("name")
             self.text(frame["name"])
             self.text("filename")
             self.text(frame["filename"])
             self.text("line")
-            self.byte(b"J")
+            self.byte(BININT)
             self.number(<uint64_t> <int32_t> frame["line"], 4)
-            self.byte(b"u")
+            self.byte(SETITEMS)
             self.make_room(0)
-        self.byte(b"e")
+        self.byte(APPENDS)
         return number
 
     cdef int trace(self, const TraceRecord* records, size_t count) except -1:
@@ -198,15 +194,15 @@ cdef class PickleWriter:
         cdef const TraceRecord* last = records
         cdef const TraceRecord* record
         cdef size_t i
-        self.byte(b"]")
-        self.byte(b"(")
+        self.byte(EMPTY_LIST)
+        self.byte(MARK)
         for i in range(count):
             record = &records[i]
             if self.used >= PIECE:
                 self.flush()
             self.make_room(0)
-            self.byte(b"}")
-            self.byte(b"(")
+            self.byte(EMPTY_DICT)
+            self.byte(MARK)
             self.word(ACTION)
             self.word(FIRST_ACTION + record.action)
             self.word(DEVICE_FREE if record.action == ACTION_OOM else ADDR)
@@ -221,7 +217,7 @@ cdef class PickleWriter:
             if compile_context != 0 and record.compile_context == last.compile_context:
                 self.get(compile_context)
             else:
-                compile_context = self.text(name_of(record.compile_context) or "N/A")
+                compile_context = self.text(name_of(record.compile_context) or NO_CONTEXT)
             self.word(USER_METADATA)
             if metadata != 0 and record.metadata == last.metadata:
                 self.get(metadata)
@@ -241,25 +237,25 @@ cdef class PickleWriter:
             if tenant_of(record.stack) != 0:
                 self.word(TENANT)
                 self.text(tenant_name(record.stack))
-            self.byte(b"u")
+            self.byte(SETITEMS)
             last = record
-        self.byte(b"e")
+        self.byte(APPENDS)
         return 0
 
 
 cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, size_t count) except -1:
     """The pickle of `snapshot`, in which the history of the last device is empty, with these records in it."""
     cdef PickleWriter writer = PickleWriter(file)
-    writer.byte(b"}")
+    writer.byte(EMPTY_DICT)
     for key, value in snapshot.items():
         writer.plain(key)
         if key == "device_traces":
             writer.plain(value[:len(value) - 1])
             writer.trace(records, count)
-            writer.byte(b"a")                               # APPEND
+            writer.byte(APPEND)
         else:
             writer.plain(value)
-        writer.byte(b"s")                                   # SETITEM
-    writer.byte(b".")
+        writer.byte(SETITEM)
+    writer.byte(STOP)
     writer.flush()
     return 0

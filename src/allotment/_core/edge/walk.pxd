@@ -9,12 +9,13 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
-from allotment._core.model.model cimport Engine
+from allotment._core.mechanism.block cimport is_idle
+from allotment._core.model.model cimport Block, Engine
 
 cdef enum BlockState:
     STATE_INACTIVE
-    STATE_PENDING_FREE
     STATE_ALLOCATED
+    STATE_PENDING_FREE
     STATE_UNMAPPED      # in arrangements of whole ranges alone
 
 cdef struct BlockCopy:
@@ -44,3 +45,11 @@ cdef struct Arrangement:
 cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
 cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
 cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil
+
+
+cdef inline int state_of(const Block* block) noexcept nogil:
+    if not block.mapped:
+        return STATE_UNMAPPED
+    if block.allocated:
+        return STATE_ALLOCATED
+    return STATE_INACTIVE if is_idle(block) else STATE_PENDING_FREE

@@ -5,8 +5,7 @@ from libc.string cimport memset
 
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.edge.walk cimport (
-    STATE_ALLOCATED, STATE_INACTIVE, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy)
-from allotment._core.mechanism.block cimport is_idle
+    STATE_ALLOCATED, STATE_PENDING_FREE, Arrangement, BlockCopy, SegmentCopy, state_of)
 from allotment._core.model.model cimport Block, Engine, Pool, Range
 from allotment._core.records.stats cimport SMALL
 from allotment._core.records.trace cimport ACTION_SNAPSHOT, trace_report
@@ -17,14 +16,6 @@ cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil:
     free(arrangement.segments)
     free(arrangement.blocks)
     memset(arrangement, 0, sizeof(Arrangement))
-
-
-cdef int state_of(const Block* block) noexcept nogil:
-    if not block.mapped:
-        return STATE_UNMAPPED
-    if block.allocated:
-        return STATE_ALLOCATED
-    return STATE_INACTIVE if is_idle(block) else STATE_PENDING_FREE
 
 
 cdef bint begin_segment(Arrangement* out, const Block* block, address_t address) noexcept nogil:

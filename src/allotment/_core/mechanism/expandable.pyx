@@ -9,7 +9,7 @@ from allotment._core.mechanism.pool cimport shelve, unshelve
 from allotment._core.mechanism.ranges cimport map_pages, range_give_back, range_reserve, range_size, unmap_pages
 from allotment._core.mechanism.streams cimport end_relaxed_capture, relax_capture
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf
-from allotment._core.model.sizes cimport SMALL_SEGMENT
+from allotment._core.model.sizes cimport SMALL_SEGMENT, large_page
 from allotment._core.records.stats cimport SMALL, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.tools.slab cimport slab_reserve
@@ -44,7 +44,7 @@ cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
 
 cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
     cdef Shelf* shelf = request.shelf
-    cdef bytes_t page = SMALL_SEGMENT if shelf.rack.size_class == SMALL else engine.tuning.large_segment
+    cdef bytes_t page = SMALL_SEGMENT if shelf.rack.size_class == SMALL else large_page(&engine.tuning)
     cdef Range* range_
     cdef Block* block
     if request.rounded > range_size(engine, page):

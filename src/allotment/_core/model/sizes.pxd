@@ -53,7 +53,8 @@ cdef inline bytes_t round_size(const Tuning* tuning, bytes_t size) noexcept nogi
     cdef uint64_t divisions
     if tuning.divided:
         divisions = tuning.divisions[division_slot(size)]
-        if divisions > 1 and size > MIN_BLOCK * divisions:
+        # size > MIN_BLOCK * divisions, where the product need not fit in 64 bits
+        if divisions > 1 and (size - 1) // MIN_BLOCK >= divisions:
             return round_to_division(size, divisions)
     return (size + (MIN_BLOCK - 1)) & ~(<bytes_t> (MIN_BLOCK - 1))
 
@@ -64,3 +65,8 @@ cdef inline bytes_t segment_size(const Tuning* tuning, bytes_t rounded) noexcept
     if rounded < MIN_LARGE_SEGMENT:
         return tuning.large_segment
     return (rounded + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))
+
+
+cdef inline bytes_t large_page(const Tuning* tuning) noexcept nogil:
+    """The page of large expandable segments: devices map whole chunks, which a segment of 11 MiB is not."""
+    return (tuning.large_segment + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))

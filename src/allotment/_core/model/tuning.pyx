@@ -1,14 +1,18 @@
 """From the settings record that people read to the numbers that the engine reads."""
 
+from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.sizes cimport DIVISION_SLOTS, Tuning
+
+# More than any request; a size above it means no other thing, and sums of two of them stay below 2**64.
+cdef bytes_t MOST = <bytes_t> 1 << 60
 
 
 cdef int fill_tuning(Tuning* tuning, object settings) except -1:
     cdef Tuning fresh
     cdef int slot
     fresh.max_split = settings.max_split_size
-    fresh.max_non_split_rounding = settings.max_non_split_rounding
-    fresh.large_segment = settings.large_segment_size
+    fresh.max_non_split_rounding = min(<bytes_t> settings.max_non_split_rounding, MOST)
+    fresh.large_segment = min(<bytes_t> settings.large_segment_size, MOST)
     fresh.gc_threshold = settings.garbage_collection_threshold
     fresh.divided = False
     for slot in range(DIVISION_SLOTS):

@@ -5,8 +5,8 @@ fact costs one comparison.
 Listeners are the ring (history) and one tracker function. A record holds numbers only: stacks,
 compile contexts and user metadata are interned elsewhere and appear here by their number, 0 = none.
 
-Read-out starts at the cursor. Changing the ring's size keeps what is stored; the cursor is then taken
-modulo the new size.
+Read-out starts at the cursor, which is the oldest entry. Another size puts the entries in order first and then keeps
+the newest of them, as many as it has room for. (PyTorch leaves them where they are, so that old ones come among new.)
 """
 
 from libc.stddef cimport size_t
@@ -41,6 +41,7 @@ ctypedef void (*tracker_t)(void* listener, const TraceRecord* record) noexcept n
 cdef struct Trace:
     bint on                     # anyone listening: the only field the hot path reads
     bint history                # the ring is
+    bint in_place               # another size leaves entries where they are: PyTorch's way, for comparing with it
     bint attach_stacks          # entries carry contexts
     uint32_t skip               # bit per action that the ring leaves out
     int64_t moment              # not 0: the time of everything that is reported now, without asking the clock

@@ -1,7 +1,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.records.tenants cimport tenant_of
@@ -47,11 +47,34 @@ cdef void trace_clear(Trace* trace) noexcept nogil:
     trace.stored = trace.room = trace.cursor = 0
 
 
+cdef void reverse(TraceRecord* first, TraceRecord* end) noexcept nogil:
+    while first + 1 < end:
+        end -= 1
+        first[0], end[0] = end[0], first[0]
+        first += 1
+
+
+cdef void put_in_order(Trace* trace) noexcept nogil:
+    """The oldest entry first, in place: there may be no memory for another ring."""
+    if trace.cursor == 0:
+        return
+    reverse(trace.ring, trace.ring + trace.cursor)
+    reverse(trace.ring + trace.cursor, trace.ring + trace.stored)
+    reverse(trace.ring, trace.ring + trace.stored)
+    trace.cursor = 0
+
+
 cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil:
+    most = max(most, <size_t> 1)
+    if trace.in_place:
+        trace.cursor %= most
+    elif most != trace.most:
+        put_in_order(trace)
+    if trace.stored > most and not trace.in_place:
+        memmove(trace.ring, trace.ring + (trace.stored - most), most * sizeof(TraceRecord))
+        trace.stored = most
     trace.history = history
-    trace.most = max(most, <size_t> 1)
-    if trace.cursor >= trace.most:
-        trace.cursor %= trace.most
+    trace.most = most
     trace.on = history or trace.tracker != NULL
 
 
@@ -77,7 +100,8 @@ cdef bint make_room(Trace* trace) noexcept nogil:
 cdef TraceRecord* next_place(Trace* trace) noexcept nogil:
     """Where the ring's next record goes; NULL if there is no memory for a first one."""
     cdef TraceRecord* place
-    if trace.stored < trace.most and make_room(trace):
+    # Behind the last entry only if that is the newest: entries have made way where a longer ring was refused once.
+    if trace.stored < trace.most and (trace.cursor == 0 or trace.in_place) and make_room(trace):
         place = &trace.ring[trace.stored]
         trace.stored += 1
         return place

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from allotment._core.edge.words import ACTIONS
 from allotment.errors import FormatError
 
 MAX_BYTES = 32 << 20
@@ -23,20 +24,6 @@ MAX_BYTES = 32 << 20
 ADDRESS_END = 1 << 57
 SIZE_END = 1 << 64
 TOTAL_MEMORY_END = 1 << 50
-
-ACTIONS = frozenset(
-    [
-        "alloc",
-        "free_completed",
-        "free_requested",
-        "oom",
-        "segment_alloc",
-        "segment_free",
-        "segment_map",
-        "segment_unmap",
-        "snapshot",
-    ]
-)
 
 Op = dict[str, Any]
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
+from allotment._core.edge.words import Action, word_of
 from allotment.lab.conformance.file import Entry
 
 PoolId = tuple[int, int]
 
-RELEASES = frozenset(["segment_free", "segment_unmap"])
+RELEASES = frozenset([word_of(Action.SEGMENT_FREE), word_of(Action.SEGMENT_UNMAP)])
 
 
 class TraceMismatch(Exception):

@@ -88,6 +88,7 @@ def world_of(recording: Recording) -> World:
     if fault:
         raise FormatError(f"'conf': {fault}")
     allocator = Allocator(device, settings=settings_in_force)
+    allocator._resize_history_in_place()
     script.allocator = allocator
     if recording.trace:  # without one, entries are only built where the recorded run built them
         allocator.attach_trace_tracker(script.observe)

@@ -16,28 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment._formats.torch_snapshot import Action, BlockState, Snapshot
+from allotment._core.edge.words import Action, BlockState
+from allotment._formats.torch_snapshot import Snapshot
 from allotment._settings import Settings
 from allotment.errors import FormatError
 from allotment.lab.replay.loop import rounded_sizes
 from allotment.lab.replay.placement import PAGE, Placement, SegmentLife
-from allotment.lab.replay.workload import CALL, NEVER, History, Kind, Workload, due_calls, lanes
+from allotment.lab.replay.records import CALL, LAYOUT, PIECE, Kind, PieceKind
+from allotment.lab.replay.workload import NEVER, History, Workload, due_calls, lanes
 
 __all__ = ["Beginning", "beginning_of"]
 
-LAYOUT = np.dtype(
-    [
-        ("address", "u8"),
-        ("size", "u8"),
-        ("stream", "u8"),
-        ("pool", "i4"),
-        ("small", "i4"),
-        ("expandable", "i4"),
-        ("pieces", "i4"),
-    ]
-)
-PIECE = np.dtype([("size", "u8"), ("requested", "u8"), ("block", "i4"), ("kind", "i4")])
-IN_USE, IDLE, HOLE = range(3)
 MOST_EXCESS = 1 << 20
 MIN_BLOCK = 512
 
@@ -180,7 +169,7 @@ class _Cut:
                 f" {self._life.address:#x} held when the history began"
             )
         self._gap(block.address)
-        self.pieces.append((block.size, block.requested, block.number, IN_USE))
+        self.pieces.append((block.size, block.requested, block.number, PieceKind.IN_USE))
         self._at = block.address + block.size
         self._last = block
 
@@ -192,7 +181,7 @@ class _Cut:
             self._widen(self._last, end)
         while self._at < end:
             piece_end = self._end_of_kind(end)
-            kind = HOLE if self._is_hole(self._at) else IDLE
+            kind = PieceKind.HOLE if self._is_hole(self._at) else PieceKind.IDLE
             self.pieces.append((piece_end - self._at, 0, -1, kind))
             self._at = piece_end
 

@@ -1,6 +1,6 @@
 """The compiled loop of a replay: the calls of a workload, straight into the engine's C functions.
 
-What a call is, and what its fields mean, is said at `CALL` in workload.py, whose records these are.
+What a call is, and what its fields mean, is said in records.pxd.
 """
 
 from libc.stddef cimport size_t
@@ -10,6 +10,7 @@ from libc.string cimport memset
 from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport address_t, stream_t
 from allotment._core.edge.outcome cimport failure_error
+from allotment._core.edge.walk cimport state_of
 from allotment._core.engine cimport (
     engine_create, engine_destroy, engine_empty_cache, engine_enter, engine_leave, engine_record_stream, serve)
 from allotment._core.mechanism.address_map cimport address_reserve, block_at
@@ -31,48 +32,13 @@ from allotment._core.records.stats cimport ALL, Stats, stats_reset_accumulated, 
 from allotment._core.records.trace cimport ACTION_ALLOC, trace_track
 from allotment._core.tools.slab cimport slab_reserve
 from allotment.lab.replay.device cimport Place, ReplayDevice, ReplayState
+from allotment.lab.replay.records cimport (
+    EMPTY_CACHE, EMPTY_POOL, FREE, FREE_SHARED, HOLE, IDLE, IN_USE, MALLOC, RELEASE_POOL, Call, Layout, Piece)
 from allotment.lab.replay.tape cimport Tape, tape_hear, tape_stop
 
 import time
 
 import numpy
-
-cdef enum Kind:                 # as in workload.py
-    MALLOC
-    FREE
-    FREE_SHARED
-    EMPTY_CACHE
-    EMPTY_POOL
-    RELEASE_POOL
-    POLL
-
-cdef packed struct Call:
-    uint64_t size
-    uint64_t stream
-    int32_t block
-    int32_t pool
-    int32_t due
-    int32_t kind
-
-cdef packed struct Piece:
-    uint64_t size
-    uint64_t requested
-    int32_t block
-    int32_t kind                # as in workload.py
-
-cdef enum PieceKind:
-    IN_USE
-    IDLE
-    HOLE
-
-cdef packed struct Layout:
-    uint64_t address
-    uint64_t size
-    uint64_t stream
-    int32_t pool
-    int32_t small
-    int32_t expandable
-    int32_t piece_count
 
 cdef struct Until:
     bint refusal                # ends the run
@@ -210,7 +176,7 @@ cdef class Replay:
                 engine_leave(self.engine)
             if not ok:
                 raise failure_error(self.device, &failure)
-            piece += (<Layout*> &layout_bytes[0])[i].piece_count
+            piece += (<Layout*> &layout_bytes[0])[i].pieces
 
     cdef bint lay_out(self, const Layout* layout, const Piece* pieces, Failure* failure) noexcept nogil:
         """One segment, cut into its pieces from front to back; then the pieces nobody used are let go.
@@ -242,26 +208,26 @@ cdef class Replay:
             return False
         if request.expandable:
             pool.malloc_count += 1
-        for i in range(layout.piece_count):
+        for i in range(layout.pieces):
             if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
                 return host_memory_failed(failure)
             split = pieces[i].size < block.size
             cut = hand_out(engine, block, pieces[i].size, pieces[i].requested, split, 0)
             if pieces[i].kind == IN_USE:
                 self.addresses[pieces[i].block] = cut.address
-            if split and i + 1 < layout.piece_count:
+            if split and i + 1 < layout.pieces:
                 block = cut.next
                 unshelve(block)
         # Holes first: while everything else is still handed out, nothing beside them goes with them.
         address = layout.address
-        for i in range(layout.piece_count):
+        for i in range(layout.pieces):
             if pieces[i].kind == HOLE:
                 cut = block_at(engine, address)
                 if not (free_address(engine, address, 0, failure) and unmap_block(engine, cut, 0, failure)):
                     return False
             address += pieces[i].size
         address = layout.address
-        for i in range(layout.piece_count):
+        for i in range(layout.pieces):
             if pieces[i].kind == IDLE and not free_address(engine, address, 0, failure):
                 return False
             address += pieces[i].size
@@ -441,7 +407,7 @@ cdef class Replay:
         }
 
     def blocks(self):
-        """(address, size, state) of every mapped block, by address; the states are those of a snapshot's blocks."""
+        """(address, size, state) of every mapped block, by address; the states are of `BlockState`."""
         cdef Range* range_ = self.engine.first_range
         cdef Block* block
         found = []
@@ -449,8 +415,7 @@ cdef class Replay:
             block = range_.head
             while block != NULL:
                 if block.mapped:
-                    state = 1 if block.allocated else 2 if block.event_count > 0 or block.uses != NULL else 0
-                    found.append((block.address, block.size, state))
+                    found.append((block.address, block.size, state_of(block)))
                 block = block.next
             range_ = range_.next
         return sorted(found)

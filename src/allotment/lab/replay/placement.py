@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment._formats.torch_snapshot import Action, SegmentType, Snapshot
+from allotment._core.edge.words import Action, SegmentType
+from allotment._formats.torch_snapshot import Snapshot
 from allotment.lab.replay.workload import History
 
 __all__ = ["Placement", "SegmentLife"]

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment import _settings as config
-from allotment._formats.torch_snapshot import Action, Snapshot, read_snapshot
+from allotment._core.edge.words import Action, BlockState, word_of
+from allotment._formats.torch_snapshot import Snapshot, read_snapshot
 from allotment._settings import Settings
 from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay.initial_state import Beginning, beginning_of
@@ -395,11 +396,11 @@ class Recording:
 
 def _entry(action: int, address: int, size: int, stream: int) -> dict[str, Any]:
     place = "device_free" if action == Action.OOM else "addr"
-    return {"action": Action(action).name.lower(), place: address, "size": size, "stream": stream}
+    return {"action": word_of(Action(action)), place: address, "size": size, "stream": stream}
 
 
 def _block(address: int, size: int, state: int) -> dict[str, Any]:
-    return {"address": address, "size": size, "state": ("inactive", "active_allocated", "active_pending_free")[state]}
+    return {"address": address, "size": size, "state": word_of(BlockState(state))}
 
 
 def _choose_trace(snapshot: Snapshot, device: int | None) -> Any:

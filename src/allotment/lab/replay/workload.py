@@ -16,48 +16,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment._formats.torch_snapshot import Action, Trace
+from allotment._core.edge.words import Action
+from allotment._formats.torch_snapshot import Trace
+from allotment.lab.replay.records import CALL, Kind
 
-__all__ = ["CALL", "NEVER", "History", "Kind", "Run", "Workload", "calls_of", "due_calls", "lanes"]
+__all__ = ["NEVER", "History", "Run", "Workload", "calls_of", "due_calls", "lanes"]
 
-CALL = np.dtype(
-    [
-        ("size", "u8"),
-        ("stream", "u8"),  # of a MALLOC; of a FREE_SHARED, which of the other streams it waits for
-        ("block", "i4"),  # -1: a request that was recorded as out of memory
-        ("pool", "i4"),  # number of the pool; 0 is the default one
-        ("due", "i4"),  # of a FREE_SHARED: the call that completes it
-        ("kind", "i4"),
-    ]
-)
 NEVER = np.iinfo(np.int32).max
 """The `due` of a free that had not completed when the history ended."""
 
 
 Run: TypeAlias = tuple[int, int]
 """Entries that stand side by side: the first, and the one behind the last."""
-
-
-class Kind(IntEnum):
-    """What a call asks for."""
-
-    MALLOC = 0
-    FREE = 1
-    FREE_SHARED = 2
-    """A free of a block that other streams use."""
-    EMPTY_CACHE = 3
-    EMPTY_POOL = 4
-    RELEASE_POOL = 5
-    """The last user of a private pool is gone."""
-    POLL = 6
-    """Frees complete, and nothing else happens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,10 @@
+from typing import Any
+
+def assembled(
+    segments: list[dict[str, Any]],
+    histories: dict[int, list[dict[str, Any]]],
+    device_count: int,
+    settings: dict[str, Any],
+    annotations: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """A snapshot of its parts: the history of each device by its index, and what stands for all of them."""

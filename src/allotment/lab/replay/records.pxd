@@ -1,0 +1,40 @@
+"""The records that a replay's loop shares with NumPy. Python gets their dtypes from here, so each is declared once."""
+
+from libc.stdint cimport int32_t, uint64_t
+
+cdef enum CallKind:             # what a call asks for
+    MALLOC
+    FREE
+    FREE_SHARED                 # of a block that other streams use
+    EMPTY_CACHE
+    EMPTY_POOL
+    RELEASE_POOL                # the last user of a private pool is gone
+    POLL                        # frees complete, and nothing else happens
+
+cdef packed struct Call:
+    uint64_t size
+    uint64_t stream             # of a MALLOC; of a FREE_SHARED, which of the other streams it waits for
+    int32_t block               # -1: a request that was recorded as out of memory
+    int32_t pool                # number of the pool; 0 is the default one
+    int32_t due                 # of a FREE_SHARED: the call that completes it
+    int32_t kind                # a CallKind
+
+cdef enum PieceState:           # what a part of a segment was when the history began
+    IN_USE
+    IDLE
+    HOLE                        # of an expandable segment: not mapped
+
+cdef packed struct Piece:
+    uint64_t size
+    uint64_t requested
+    int32_t block               # -1 for none
+    int32_t kind                # a PieceState
+
+cdef packed struct Layout:      # a segment that was there when the history began
+    uint64_t address
+    uint64_t size
+    uint64_t stream
+    int32_t pool
+    int32_t small
+    int32_t expandable
+    int32_t pieces              # how many, in order, from behind those of the layout before

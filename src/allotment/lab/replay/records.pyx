@@ -1,0 +1,34 @@
+from enum import IntEnum
+
+import numpy
+
+from allotment.lab.replay.records cimport Call, CallKind, Layout, Piece, PieceState
+
+cdef Call call[1]
+cdef Piece piece[1]
+cdef Layout layout[1]
+
+CALL = numpy.asarray(<Call[:1]> call).dtype
+PIECE = numpy.asarray(<Piece[:1]> piece).dtype
+LAYOUT = numpy.asarray(<Layout[:1]> layout).dtype
+assert CALL.itemsize == sizeof(Call) and PIECE.itemsize == sizeof(Piece) and LAYOUT.itemsize == sizeof(Layout)
+
+
+class Kind(IntEnum):
+    """What a call asks for."""
+
+    MALLOC = CallKind.MALLOC
+    FREE = CallKind.FREE
+    FREE_SHARED = CallKind.FREE_SHARED
+    EMPTY_CACHE = CallKind.EMPTY_CACHE
+    EMPTY_POOL = CallKind.EMPTY_POOL
+    RELEASE_POOL = CallKind.RELEASE_POOL
+    POLL = CallKind.POLL
+
+
+class PieceKind(IntEnum):
+    """What a part of a segment was when the history began."""
+
+    IN_USE = PieceState.IN_USE
+    IDLE = PieceState.IDLE
+    HOLE = PieceState.HOLE

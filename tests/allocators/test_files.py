@@ -1,0 +1,81 @@
+"""A file that is written anew is the old one or the new one, whatever fails."""
+
+import os
+import pickle
+import stat
+import subprocess
+import sys
+
+import pytest
+
+import allotment
+from allotment._allocators.files import replaced
+
+HISTORY_WITHOUT_ROOM = """
+import resource, signal, sys
+import allotment
+allocator = allotment.Allocator("sim:1GiB")
+allocator.record_history()
+for _ in range(20000):
+    allocator.free(allocator.malloc(512))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    allocator.dump_snapshot(sys.argv[1])
+except OSError as error:
+    assert error.filename == sys.argv[1], error
+    print("refused")
+"""
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_the_old_file(tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(b"the old one")
+    done = subprocess.run(
+        [sys.executable, "-c", HISTORY_WITHOUT_ROOM, path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+    assert path.read_bytes() == b"the old one"
+    assert os.listdir(tmp_path) == ["snapshot.pickle"]
+
+
+@pytest.mark.parametrize("kind", ["caching", "pluggable"])
+def test_a_snapshot_takes_the_place_of_the_old_file(tmp_path, kind):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(b"the old one")
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    if kind == "caching":
+        allocator = allotment.Allocator("sim:1GiB")
+    else:
+        allocator = allotment.PluggableAllocator(lambda *_: 4096, lambda *_: None)
+    allocator.dump_snapshot(link)
+    assert "segments" in pickle.loads(path.read_bytes())
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["link", "snapshot.pickle"]
+
+
+def test_what_fails_on_the_way_leaves_no_trace(tmp_path):
+    path = tmp_path / "file"
+    with pytest.raises(KeyError), replaced(path) as file:
+        file.write(b"half")
+        raise KeyError
+    assert os.listdir(tmp_path) == []
+
+
+def test_errors_name_the_file_that_was_asked_for(tmp_path):
+    path = tmp_path / "missing" / "snapshot.pickle"
+    with pytest.raises(FileNotFoundError) as caught:
+        allotment.Allocator("sim:1GiB").dump_snapshot(path)
+    assert caught.value.filename == str(path)
+    with pytest.raises(IsADirectoryError) as caught:
+        allotment.Allocator("sim:1GiB").dump_snapshot(tmp_path)
+    assert caught.value.filename == str(tmp_path)
+
+
+def test_what_is_not_a_plain_file_is_written_as_it_is():
+    with replaced("/dev/null") as file:
+        file.write(b"anything")
+    assert not stat.S_ISREG(os.stat("/dev/null").st_mode)
