@@ -5,10 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COVERAGE := build/coverage
-COPIED := src docs examples pyproject.toml setup.py README.md LICENSE
+COPIED := src docs tools examples pyproject.toml setup.py README.md LICENSE
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: help demo test lint bench gpu frameworks coverage sanitize race clean
+.PHONY: help demo test stubs lint bench gpu frameworks coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -22,8 +22,12 @@ test: $(VENV)/built ## all tests that need no GPU
 
 lint: $(VENV)/built ## style of Python and Cython, and types
 	$(BIN)/ruff check .
-	PATH="$(BIN):$$PATH" cython-lint src
+	$(BIN)/python tools/stubs.py --check
+	PATH="$(BIN):$$PATH" cython-lint src tests/extensions
 	$(BIN)/mypy
+
+stubs: $(VENV)/installed ## write the stubs of the compiled modules anew, from their code
+	$(BIN)/python tools/stubs.py
 
 bench: $(VENV)/built ## the hot path next to every peer that is installed
 	$(BIN)/allotment bench

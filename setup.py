@@ -72,6 +72,8 @@ setup(
             "cdivision": True,
             "initializedcheck": False,
             "embedsignature": True,
+            "embedsignature.format": "clinic",  # only where `inspect.signature` has no better source
+            "annotation_typing": False,  # annotations are for the stubs; what is typed for speed says so in C
             "linetrace": TRACED,
         },
     ),

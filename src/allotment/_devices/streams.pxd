@@ -5,7 +5,7 @@ from allotment._core.contract.types cimport event_t, stream_t
 
 
 cdef class Stream:
-    cdef readonly Device device
+    cdef Device device
     cdef stream_t handle
     cdef bint destroyed
     cdef bint is_default            # the device's own: not ours to destroy
@@ -14,8 +14,8 @@ cdef class Stream:
 
 
 cdef class Event:
-    cdef readonly Device device
-    cdef readonly Stream stream     # whose place in its work this is
+    cdef Device device
+    cdef Stream stream              # whose place in its work this is
     cdef event_t handle
 
 

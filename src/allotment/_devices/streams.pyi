@@ -1,13 +1,16 @@
+# Made from streams.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable
-from typing import Protocol, TypeVarTuple
+from typing import Protocol
 
 from allotment._core.contract.table import Device
 
-Arguments = TypeVarTuple("Arguments")
-
 class HasDevice(Protocol):
+    """What is made on a device and knows it: an allocator."""
+
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """The device."""
 
 class Stream:
     """Work done in order. Streams do not wait for each other unless told to (`wait`).
@@ -25,10 +28,15 @@ class Stream:
     def default(device: Device | HasDevice) -> Stream:
         """The stream that work goes to when none is named; its handle is 0."""
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """The device that does the stream's work."""
     @property
-    def handle(self) -> int: ...
-    def submit(self, function: Callable[[*Arguments], object], /, *arguments: *Arguments) -> None:
+    def handle(self) -> int:
+        """The number by which device and allocators know the stream; 0 is the default stream.
+
+        Raises StreamError when the stream has been destroyed.
+        """
+    def submit(self, function: Callable[..., object], /, *arguments: object) -> None:
         """Run a function when everything submitted before is done (host device).
 
         An exception in it is raised by the next `synchronize` of this stream or of one of its events. Of several
@@ -57,12 +65,16 @@ class Stream:
 class Event:
     """A place in a stream's work, made by `Stream.record`."""
 
+    def __init__(self) -> None: ...
     @property
-    def stream(self) -> Stream: ...
+    def stream(self) -> Stream:
+        """The stream whose work it is a place in."""
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """The device of that stream."""
     @property
-    def handle(self) -> int: ...
+    def handle(self) -> int:
+        """The number by which the device knows the event."""
     def query(self) -> bool:
         """Whether the work before it is done. Does not wait."""
     def synchronize(self) -> None:

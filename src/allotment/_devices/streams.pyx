@@ -9,11 +9,32 @@ What a device offers beyond the contract it offers as methods, and a device with
 from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport NOT_READY, OK, UNSUPPORTED, Device, DeviceTable, status_t
 
+from typing import Protocol
+
 from allotment.errors import StreamError, UnsupportedError
 
 
+class HasDevice(Protocol):
+    """What is made on a device and knows it: an allocator."""
+
+    @property
+    def device(self) -> Device:
+        """The device."""
+
+
 cdef class Stream:
-    def __init__(self, device):
+    """Stream(device)\n--\n
+    Work done in order. Streams do not wait for each other unless told to (`wait`).
+
+    A stream lives until `destroy`, not as long as this object: memory may have been freed on it, and an allocator
+    knows it by its handle. Work still running then is finished.
+
+    Safe to use from several threads. Raises StreamError when it has been destroyed, UnsupportedError for what its
+    device cannot do.
+    """
+
+    def __init__(self, device: Device | HasDevice):
+        """A new stream of a device, or of the device of an allocator."""
         cdef Device found = device_of(device)
         cdef stream_t handle
         cdef status_t status
@@ -25,25 +46,44 @@ cdef class Stream:
         self.handle = handle
 
     @staticmethod
-    def default(device):
+    def default(device: Device | HasDevice) -> Stream:
+        """The stream that work goes to when none is named; its handle is 0."""
         cdef Stream stream = Stream.__new__(Stream)
         stream.device = device_of(device)
         stream.is_default = True
         return stream
 
     @property
-    def handle(self):
+    def device(self) -> Device:
+        """The device that does the stream's work."""
+        return self.device
+
+    @property
+    def handle(self) -> int:
+        """The number by which device and allocators know the stream; 0 is the default stream.
+
+        Raises StreamError when the stream has been destroyed.
+        """
         self.check()
         return self.handle
 
-    def submit(self, function, /, *arguments):
+    def submit(self, function: Callable[..., object], /, *arguments: object) -> None:
+        """Run a function when everything submitted before is done (host device).
+
+        An exception in it is raised by the next `synchronize` of this stream or of one of its events. Of several
+        the first is; the others, and one that nobody asks for before the stream is destroyed or the interpreter
+        ends, are reported through `sys.unraisablehook`.
+
+        While the stream is being captured the function is kept instead, and runs when the graph is replayed.
+        """
         self.check()
         submit = getattr(self.device, "submit", None)
         if submit is None:
             raise unsupported(self.device, "submit")
         submit(self.handle, function, arguments)
 
-    def query(self):
+    def query(self) -> bool:
+        """Whether everything submitted so far is done. Does not wait."""
         cdef status_t status
         self.check()
         require(self.device, self.device.table.stream_query != NULL, "stream_query")
@@ -54,7 +94,12 @@ cdef class Stream:
         check_status(self.device, status, "stream_query")
         return True
 
-    def synchronize(self):
+    def synchronize(self) -> None:
+        """Wait for everything submitted so far.
+
+        Raises what a submitted function raised, and DeviceError if the stream is being captured (which spoils the
+        capture) or if called by a function that runs on this stream.
+        """
         cdef status_t status
         self.check()
         require(self.device, self.device.table.stream_synchronize != NULL, "stream_synchronize")
@@ -63,7 +108,8 @@ cdef class Stream:
         check_status(self.device, status, "stream_synchronize")
         raise_kept_exception(self)
 
-    def wait(self, Event event not None):
+    def wait(self, Event event not None) -> None:
+        """Let what is submitted from now on wait for an event of any stream of this device."""
         cdef status_t status
         self.check()
         if event.device is not self.device:
@@ -73,7 +119,8 @@ cdef class Stream:
             status = self.device.table.stream_wait(self.device.table.self, self.handle, event.handle)
         check_status(self.device, status, "stream_wait")
 
-    def record(self):
+    def record(self) -> Event:
+        """The stream's present place: the event is done when everything submitted so far is."""
         cdef Event event
         cdef status_t status
         self.check()
@@ -83,7 +130,8 @@ cdef class Stream:
         check_status(self.device, status, "event_record")
         return event
 
-    def destroy(self):
+    def destroy(self) -> None:
+        """Give the stream up. Work that was submitted is still done. A second call does nothing."""
         cdef status_t status
         if self.destroyed:
             return
@@ -103,12 +151,12 @@ cdef class Stream:
             raise StreamError(f"stream {self.handle:#x} of {self.device.name} was destroyed")
         return 0
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return NotImplemented
         return (<Stream> other).device is self.device and (<Stream> other).handle == self.handle
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((id(self.device), self.handle))
 
     def __repr__(self):
@@ -118,8 +166,22 @@ cdef class Stream:
 
 
 cdef class Event:
+    """Event()\n--\n
+    A place in a stream's work, made by `Stream.record`.
+    """
+
     def __init__(self):
         raise TypeError("events are made by Stream.record")
+
+    @property
+    def stream(self) -> Stream:
+        """The stream whose work it is a place in."""
+        return self.stream
+
+    @property
+    def device(self) -> Device:
+        """The device of that stream."""
+        return self.device
 
     # A finalizer, not a deallocator: in a collection the device is still whole.
     def __del__(self):
@@ -131,10 +193,12 @@ cdef class Event:
             self.handle = 0
 
     @property
-    def handle(self):
+    def handle(self) -> int:
+        """The number by which the device knows the event."""
         return self.handle
 
-    def query(self):
+    def query(self) -> bool:
+        """Whether the work before it is done. Does not wait."""
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:
@@ -144,7 +208,8 @@ cdef class Event:
         check_status(self.device, status, "event_query")
         return True
 
-    def synchronize(self):
+    def synchronize(self) -> None:
+        """Wait for the work before it. Raises what a function submitted to the stream raised."""
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:

@@ -1,3 +1,5 @@
+# Made from pickle_columns.pyx by `make stubs`: change it there.
+
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,13 +20,9 @@ class Rows(NamedTuple):
 
     total: int
     columns: dict[str, NDArray[Any]]
-    """By column name, `total` long."""
     present: frozenset[str]
-    """Names of the columns, or children, that at least one row had a value for."""
     extra: dict[str, dict[int, Plain]]
-    """Fields without a column and texts that are no known choice: key, row, value."""
     children: dict[str, dict[int, Value]]
-    """Lists inside rows: name, row, list."""
 
 class TextTable:
     """Texts of one field, numbered from zero in order of appearance."""
@@ -34,14 +32,18 @@ class TextTable:
     def texts(self) -> tuple[str, ...]: ...
 
 class StackTable:
-    """Stacks of frames, equal ones once, numbered from zero in order of appearance."""
+    """Stacks of frames, equal ones once, numbered from zero in order of appearance.
+
+    A pickle names the list or dict again where it knows that two are the same object, so each node is
+    looked into once; the content decides only between different nodes.
+    """
 
     def __init__(self, tree: PickleTree) -> None: ...
     @property
-    def stacks(self) -> tuple[tuple[Frame, ...], ...]: ...
-    @property
     def extra(self) -> dict[str, dict[Frame, Plain]]:
         """Unknown fields of frames: key, frame, value."""
+    @property
+    def stacks(self) -> tuple[tuple[Frame, ...], ...]: ...
     def number(self, frames: tuple[Frame, ...]) -> int:
         """The number of a stack given as frames."""
 
@@ -53,7 +55,7 @@ class RowReader:
     """
 
     def __init__(self, what: str, tree: PickleTree) -> None: ...
-    def unsigned(self, name: str, *keys: str, required: bool = False, maximum: int = 18446744073709551615) -> None:
+    def unsigned(self, name: str, *keys: str, required: bool = False, maximum: int = ...) -> None:
         """A column of uint64."""
     def signed(self, name: str, *keys: str, required: bool = False) -> None:
         """A column of int64."""

@@ -62,17 +62,21 @@ cdef void* zeros(uint64_t count, size_t item_size, PickleTree tree) except NULL:
 
 
 class Frame(NamedTuple):
+    """One line of a stack."""
+
     name: str
     filename: str
     line: int
 
 
 class Rows(NamedTuple):
+    """What a list of dicts became."""
+
     total: int
-    columns: dict
-    present: frozenset
-    extra: dict
-    children: dict
+    columns: dict[str, NDArray[Any]]        # by column name, `total` long
+    present: frozenset[str]                 # columns, or children, that at least one row had a value for
+    extra: dict[str, dict[int, Plain]]      # by key and row: fields without a column, texts that are no known choice
+    children: dict[str, dict[int, Value]]   # by name and row: lists inside rows
 
 
 cdef inline bint none_is_missing(SlotKind kind) noexcept nogil:
@@ -81,7 +85,9 @@ cdef inline bint none_is_missing(SlotKind kind) noexcept nogil:
 
 @cython.final
 cdef class TextTable:
-    """Texts of one field, numbered from zero in order of appearance."""
+    """TextTable(tree)\n--\n
+    Texts of one field, numbered from zero in order of appearance.
+    """
 
     cdef list known
     cdef PickleTree tree
@@ -96,7 +102,7 @@ cdef class TextTable:
         free(self.number_of_string)
 
     @property
-    def texts(self) -> tuple:
+    def texts(self) -> tuple[str, ...]:
         return tuple(self.known)
 
     cdef int32_t number_of(self, cell_t cell) except -1:
@@ -110,7 +116,8 @@ cdef class TextTable:
 
 @cython.final
 cdef class StackTable:
-    """Stacks of frames, equal ones once, numbered from zero in order of appearance.
+    """StackTable(tree)\n--\n
+    Stacks of frames, equal ones once, numbered from zero in order of appearance.
 
     A pickle names the list or dict again where it knows that two are the same object, so each node is
     looked into once; the content decides only between different nodes.
@@ -118,7 +125,7 @@ cdef class StackTable:
 
     cdef list known_stacks              # list[tuple[Frame, ...]]
     cdef list known_frames              # list[Frame]
-    cdef readonly dict extra            # unknown key -> frame -> value
+    cdef dict extra                     # unknown key -> frame -> value
     cdef PickleTree tree
     cdef dict number_of_frame, number_of_stack
     cdef int32_t* number_of_node        # 1 + number of the stack (of a list) or frame (of a dict), 0 for new ones
@@ -136,10 +143,15 @@ cdef class StackTable:
         free(self.number_of_node)
 
     @property
-    def stacks(self) -> tuple:
+    def extra(self) -> dict[str, dict[Frame, Plain]]:
+        """Unknown fields of frames: key, frame, value."""
+        return self.extra
+
+    @property
+    def stacks(self) -> tuple[tuple[Frame, ...], ...]:
         return tuple(self.known_stacks)
 
-    def number(self, frames: tuple) -> int:
+    def number(self, frames: tuple[Frame, ...]) -> int:
         """The number of a stack given as frames."""
         content = PyBytes_FromStringAndSize(NULL, len(frames) * sizeof(int32_t))
         cdef int32_t* numbers = <int32_t*> <char*> content
@@ -223,6 +235,13 @@ cdef class StackTable:
 
 @cython.final
 cdef class RowReader:
+    """RowReader(what, tree)\n--\n
+    Turns lists of dicts into columns. First the columns are named, then `read` is called, as often as needed.
+
+    `what` names a row in error messages. Each column takes its value from any of `keys`; a missing field
+    leaves 0, False or -1 unless it is `required`. A tree must be finished before readers are made for it.
+    """
+
     cdef PickleTree tree
     cdef str what
     cdef Slot slots[MAX_SLOTS]
@@ -272,19 +291,24 @@ cdef class RowReader:
         self.helpers.append(helper)
         return slot
 
-    def unsigned(self, str name, *keys, bint required=False, uint64_t maximum=~<uint64_t> 0) -> None:
+    def unsigned(self, str name, *keys: str, bint required=False, uint64_t maximum=~<uint64_t> 0) -> None:
+        """A column of uint64."""
         self._add(UNSIGNED, keys, (name,), np.uint64, 0, required, None).maximum = maximum
 
-    def signed(self, str name, *keys, bint required=False) -> None:
+    def signed(self, str name, *keys: str, bint required=False) -> None:
+        """A column of int64."""
         self._add(SIGNED, keys, (name,), np.int64, 0, required, None)
 
-    def flag(self, str name, *keys, bint required=False) -> None:
+    def flag(self, str name, *keys: str, bint required=False) -> None:
+        """A column of bool."""
         self._add(FLAG, keys, (name,), np.bool_, False, required, None)
 
-    def pair(self, str first, str second, *keys, bint required=False) -> None:
+    def pair(self, str first, str second, *keys: str, bint required=False) -> None:
+        """Two columns of uint64 from a tuple or list of two integers; None is a missing field."""
         self._add(PAIR, keys, (first, second), np.uint64, 0, required, None)
 
-    def choice(self, str name, *keys, choices: dict, uint8_t unknown, bint required=False) -> None:
+    def choice(self, str name, *keys: str, choices: Mapping[str, int], uint8_t unknown, bint required=False) -> None:
+        """A column of uint8: the code of a text, or `unknown`, in which case the text is in `extra`."""
         cdef Slot* slot = self._add(CHOICE, keys, (name,), np.uint8, unknown, required, None)
         slot.unknown = unknown
         slot.codes = <int16_t*> zeros(len(self.tree.strings), sizeof(int16_t), self.tree)
@@ -293,20 +317,27 @@ cdef class RowReader:
             if number is not None:
                 slot.codes[<uint64_t> number] = 1 + <uint8_t> code
 
-    def text(self, str name, *keys, TextTable table not None, bint required=False) -> None:
+    def text(self, str name, *keys: str, TextTable table not None, bint required=False) -> None:
+        """A column of int32: the text's number in `table`; None is a missing field."""
         if table.tree is not self.tree:
             raise ValueError("the table belongs to another pickle")
         self._add(TEXT, keys, (name,), np.int32, -1, required, table)
 
-    def stack(self, str name, *keys, StackTable table not None, bint required=False) -> None:
+    def stack(self, str name, *keys: str, StackTable table not None, bint required=False) -> None:
+        """A column of int32: the stack's number in `table`; an empty list is a missing field."""
         if table.tree is not self.tree:
             raise ValueError("the table belongs to another pickle")
         self._add(STACK, keys, (name,), np.int32, -1, required, table)
 
-    def children(self, str name, *keys, bint required=False) -> None:
+    def children(self, str name, *keys: str, bint required=False) -> None:
+        """No column: the list inside each row, for a reader of its own."""
         self._add(CHILDREN, keys, (name,), None, None, required, None)
 
-    def read(self, lists) -> Rows:
+    def read(self, lists: Sequence[Value]) -> Rows:
+        """The rows of all `lists`, one after the other.
+
+        Raises FormatError that names row, field and byte for whatever is not as described.
+        """
         cdef Value value
         cdef cell_t* cells
         cdef uint64_t row = 0

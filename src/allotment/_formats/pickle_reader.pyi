@@ -1,3 +1,5 @@
+# Made from pickle_reader.pyx by `make stubs`: change it there.
+
 from collections.abc import Iterator
 from typing import Literal
 
@@ -14,13 +16,13 @@ class PickleTree:
     that a small file stays small. Every complaint is a FormatError of one line that names the byte.
     """
 
+    @property
+    def bytes_read(self) -> int: ...
     def __init__(self, *, max_memory: int, max_density: int, free_memory: int) -> None: ...
     def feed(self, data: bytes) -> None:
         """Read on. Raises FormatError at the first thing that is wrong; the tree is then of no more use."""
     def finish(self) -> Value:
         """The pickled value. Raises FormatError if the pickle is not complete. Nothing may be fed afterwards."""
-    @property
-    def bytes_read(self) -> int: ...
     @property
     def row_budget(self) -> int:
         """Rows that a table in a file of this size can have.
@@ -33,8 +35,9 @@ class Value:
 
     @property
     def tree(self) -> PickleTree: ...
+    def __init__(self) -> None: ...
     @property
-    def kind(self) -> Literal["none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict"]: ...
+    def kind(self) -> Literal['none', 'bool', 'int', 'float', 'str', 'bytes', 'list', 'tuple', 'dict']: ...
     def __len__(self) -> int:
         """Items of a list or tuple, fields of a dict."""
     def __iter__(self) -> Iterator[Value]:

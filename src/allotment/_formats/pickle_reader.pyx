@@ -96,6 +96,13 @@ cdef str refusal(int code):
 
 
 cdef class PickleTree:
+    """PickleTree(*, max_memory, max_density, free_memory)\n--\n
+    Reads a pickle of plain values, protocols 2 to 5, from pieces of any size; constructs nothing from it.
+
+    `max_memory` bounds what the tree holds. So does `free_memory` plus `max_density` for each byte read, so
+    that a small file stays small. Every complaint is a FormatError of one line that names the byte.
+    """
+
     def __cinit__(self, *, uint64_t max_memory, uint64_t max_density, uint64_t free_memory):
         self.strings = []
         self.blobs = []
@@ -114,7 +121,8 @@ cdef class PickleTree:
         free(self.marks.data)
         free(self.memo.data)
 
-    def feed(self, bytes data not None):
+    def feed(self, bytes data not None) -> None:
+        """Read on. Raises FormatError at the first thing that is wrong; the tree is then of no more use."""
         cdef uint64_t used = 0
         cdef const uint8_t[::1] view
         if not data:
@@ -132,7 +140,8 @@ cdef class PickleTree:
         self.waiting_bytes = len(data) - used
         self.waiting = [data[used:]] if self.waiting_bytes else []
 
-    def finish(self):
+    def finish(self) -> Value:
+        """The pickled value. Raises FormatError if the pickle is not complete. Nothing may be fed afterwards."""
         if not self.stopped:
             if self.waiting:
                 raise error_at(self.bytes_read, f"the file ends inside {opcode_name(self.waiting[0][0])}")
@@ -149,6 +158,10 @@ cdef class PickleTree:
 
     @property
     def row_budget(self) -> int:
+        """Rows that a table in a file of this size can have.
+
+        A pickle names one dict as often as it likes for two bytes each; honest ones write every row out.
+        """
         return FREE_ROWS + self.bytes_read / BYTES_PER_ROW
 
     cdef int _parse(self, const uint8_t* data, uint64_t length, uint64_t* used) except -1:
@@ -564,14 +577,19 @@ cdef inline uint64_t big_endian_bits(const uint8_t* data) noexcept nogil:
 
 
 cdef class Value:
+    """Value()\n--\n
+    One value of a tree, looked at without making it an object.
+    """
+
     def __init__(self):
         raise TypeError("values are made by PickleTree.finish")
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict"]:
         return KINDS[<int> tag_of(self.cell)]
 
     def __len__(self) -> int:
+        """Items of a list or tuple, fields of a dict."""
         cdef Tag tag = tag_of(self.cell)
         if tag == DICT:
             return self.tree.node_of(self.cell).count // 2
@@ -579,14 +597,16 @@ cdef class Value:
             return self.tree.node_of(self.cell).count
         raise TypeError(f"{self.describe()} has no length")
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Value]:
+        """The items of a list or tuple."""
         cdef uint32_t i
         if tag_of(self.cell) not in (LIST, TUPLE):
             raise TypeError(f"{self.describe()} has no items")
         for i in range(self.tree.node_of(self.cell).count):
             yield value_of(self.tree, self.tree.items_of(self.cell)[i], self.offset)
 
-    def fields(self) -> dict:
+    def fields(self) -> dict[str, Value]:
+        """The fields of a dict. Raises FormatError if one is not named by a string."""
         cdef cell_t* items
         cdef uint32_t i
         if tag_of(self.cell) != DICT:
@@ -599,13 +619,20 @@ cdef class Value:
             found[self.tree.strings[payload_of(items[i])]] = value_of(self.tree, items[i + 1], self.offset)
         return found
 
-    def plain(self):
+    def plain(self) -> Plain:
+        """The value as Python objects; what the pickle shared is shared here too.
+
+        Raises FormatError for a value that contains itself, is nested deeper than 64 levels, or would have more than
+        a million parts if it were written out.
+        """
         return self.tree.plain(self.cell)
 
     def describe(self) -> str:
+        """A short name of the value for an error message."""
         return self.tree.describe(self.cell)
 
     def error(self, text: str) -> FormatError:
+        """A complaint about this value; names the byte where it begins, or where the list or dict around it does."""
         return error_at(self.offset, text)
 
 

@@ -1,15 +1,6 @@
-from typing import Any, Protocol
+# Made from _entry.pyx by `make stubs`: change it there.
 
-from allotment._allocators.caching.tenants import Tenant
-
-class TenantsByDevice(Protocol):
-    def on(self, device: int) -> Tenant: ...
-
-ALLOCATE: int
-"""Address of `void* allocate(void* source, size_t size, int device)`. Raises as the allocator does."""
-
-RELEASE: int
-"""Address of `void release(void* source, void* address, int device)`."""
+from typing import Any
 
 class CupySource:
     """What CuPy's memory comes from: the first argument of both functions is its `address`.
@@ -19,8 +10,14 @@ class CupySource:
     long as memory from it.
     """
 
-    def __init__(self, tenants: TenantsByDevice, stream_of: Any) -> None: ...
     @property
-    def tenants(self) -> TenantsByDevice: ...
+    def tenants(self) -> Any: ...
+    def __init__(self, tenants: Any, stream_of: Any) -> None: ...
     @property
     def address(self) -> int: ...
+
+ALLOCATE: int
+"""Address of `void* allocate(void* source, size_t size, int device)`. Raises as the allocator does."""
+
+RELEASE: int
+"""Address of `void release(void* source, void* address, int device)`."""

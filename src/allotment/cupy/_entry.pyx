@@ -21,17 +21,25 @@ cdef enum:
 
 
 cdef class CupySource:
+    """CupySource(tenants, stream_of)\n--\n
+    What CuPy's memory comes from: the first argument of both functions is its `address`.
+
+    `stream_of` is CuPy's own function that tells the calling thread's current stream on a device, as a capsule;
+    ValueError if it is of another form. CuPy's memory knows the source by that address alone, so the source lives as
+    long as memory from it.
+    """
+
     cdef readonly object tenants
     cdef list found             # Tenant by device number, None where there was no request yet
     cdef stream_of_t stream_of
 
-    def __init__(self, tenants, stream_of):
+    def __init__(self, tenants: Any, stream_of: Any):
         self.tenants = tenants
         self.found = []
         self.stream_of = <stream_of_t> PyCapsule_GetPointer(stream_of, b"intptr_t (int)")
 
     @property
-    def address(self):
+    def address(self) -> int:
         return <uintptr_t> <PyObject*> self
 
     cdef Tenant on(self, int device):
@@ -65,5 +73,8 @@ cdef void release(void* source, void* address, int device) noexcept:
         Py_DECREF(self)
 
 
-ALLOCATE = <uintptr_t> &allocate
-RELEASE = <uintptr_t> &release
+ALLOCATE: int = <uintptr_t> &allocate
+"""Address of `void* allocate(void* source, size_t size, int device)`. Raises as the allocator does."""
+
+RELEASE: int = <uintptr_t> &release
+"""Address of `void release(void* source, void* address, int device)`."""

@@ -1,3 +1,5 @@
+# Made from _hooks.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable
 
 from allotment._allocators.caching.allocator import Allocator

@@ -95,12 +95,14 @@ cdef EntryPoints* settled_table(int device) except NULL:
     return tables[device]
 
 
-def serve_with(function):
+def serve_with(function: Callable[[int], Tenant]) -> None:
+    """Who serves a device: asked once a device, when memory of it is first wanted."""
     global settle
     settle = function
 
 
-def allocator_of(device: int):
+def allocator_of(device: int) -> Allocator:
+    """The allocator behind PyTorch's memory on a device."""
     if device not in tenants:
         settled_table(device)
     return tenants[device].allocator
@@ -201,7 +203,8 @@ cdef void release_pool(int device, PoolId pool) noexcept nogil:
         fail(table)
 
 
-def addresses():
+def addresses() -> dict[str, int]:
+    """Addresses of the functions: "allocate" and "free", and each hook under the name of PyTorch's setter."""
     return {
         "allocate": <size_t> <void*> allocate,
         "free": <size_t> <void*> release,

@@ -150,5 +150,10 @@ cdef str described(DeviceTable* table):
     return text[:min(length, <size_t> TEXT_CAPACITY)].decode("utf-8", "replace")
 
 
-def error_for(Device device not None, status_t status, str operation not None):
+def error_for(Device device not None, status_t status, str operation not None) -> Exception:
+    """The exception, not yet raised, for a status other than OK that `operation` of a device answered.
+
+    If the device is written in Python, it is chained to the exception that this thread's last failing
+    call of it raised.
+    """
     return device_error(&device.table, status, operation)

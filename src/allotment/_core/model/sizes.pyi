@@ -1,4 +1,6 @@
-from allotment._settings import Settings
+# Made from sizes.pyx by `make stubs`: change it there.
+
+from allotment._settings.record import Settings
 
 def rounded_size(size: int, settings: Settings) -> int:
     """The block size that a request of `size` bytes gets."""

@@ -1,3 +1,5 @@
+# Made from history.pyx by `make stubs`: change it there.
+
 def set_user_metadata(text: str) -> None:
     """Attach `text` to everything the calling thread records from now on; "" attaches nothing."""
 

@@ -134,6 +134,7 @@ def set_user_metadata(text: str) -> None:
 
 
 def get_user_metadata() -> str:
+    """What the calling thread attaches now."""
     cdef uint32_t number = trace_set_metadata(0)
     trace_set_metadata(number)
     return names[number]

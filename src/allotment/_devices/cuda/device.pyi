@@ -1,3 +1,5 @@
+# Made from device.pyx by `make stubs`: change it there.
+
 from types import TracebackType
 
 from _typeshed import ReadableBuffer

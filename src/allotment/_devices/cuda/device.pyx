@@ -39,6 +39,16 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
 
 
 cdef class CudaDevice(Device):
+    """CudaDevice(index=0)\n--\n
+    A GPU behind the CUDA driver, by index; in reports it is "cuda:0".
+
+    The driver is opened here, not when the package is imported. It works in the device's primary context,
+    the one that PyTorch, CuPy and the CUDA runtime share.
+
+    Raises DeviceError if there is no driver, none that can be used, or no such device, and in a process
+    that was forked after CUDA was initialized.
+    """
+
     def __cinit__(self, int index=0):
         self.family = "cuda"
         self.name = f"cuda:{index}"
@@ -60,6 +70,7 @@ cdef class CudaDevice(Device):
 
     @property
     def model(self) -> str:
+        """The product's name."""
         cdef char[256] text
         cdef CUresult result = driver.cuDeviceGetName(text, sizeof(text), self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetName"), "model")
@@ -67,6 +78,7 @@ cdef class CudaDevice(Device):
 
     @property
     def uuid(self) -> str:
+        """ "GPU-" and the device's identity."""
         cdef CUuuid found
         cdef CUresult result = driver.cuDeviceGetUuid_v2(&found, self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetUuid"), "uuid")
@@ -93,17 +105,20 @@ cdef class CudaDevice(Device):
                 self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
 
     def attribute(self, CUdevice_attribute number) -> int:
+        """One of the driver's device attributes, by its number (CUdevice_attribute)."""
         cdef int value = 0
         cdef CUresult result = driver.cuDeviceGetAttribute(&value, number, self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetAttribute"), "attribute")
         return value
 
     def processes(self) -> list[tuple[int, int]]:
+        """(process id, bytes) of every process with memory here; empty where that cannot be known."""
         return nvml.processes(self.pci_bus_id)
 
     # Streams and captures.
 
     def create_stream(self) -> int:
+        """A stream that does not wait for the default stream."""
         cdef stream_t stream = 0
         cdef status_t status
         with nogil:
@@ -112,12 +127,14 @@ cdef class CudaDevice(Device):
         return stream
 
     def destroy_stream(self, stream_t stream) -> None:
+        """Give a stream back. Its unfinished work goes on; its handle is refused from now on."""
         cdef status_t status
         with nogil:
             status = self.table.stream_destroy(self.table.self, stream)
         self.check(status, "stream_destroy")
 
     def synchronize(self, stream: int | None = None) -> None:
+        """Wait for all work on a stream, or on the device."""
         cdef stream_t number = 0 if stream is None else stream
         cdef bint is_whole_device = stream is None
         cdef status_t status
@@ -129,6 +146,7 @@ cdef class CudaDevice(Device):
         self.check(status, "device_synchronize" if is_whole_device else "stream_synchronize")
 
     def wait(self, stream_t stream, stream_t on) -> None:
+        """`stream` waits for what `on` has now; it joins the capture of `on`."""
         cdef event_t event = 0
         cdef status_t status
         with nogil:
@@ -142,6 +160,7 @@ cdef class CudaDevice(Device):
         self.check(status, "stream_wait")
 
     def begin_capture(self, stream_t stream) -> int:
+        """Capture id. Work on the stream becomes nodes of a graph from now on."""
         cdef capture_t capture = 0
         cdef status_t status
         with nogil:
@@ -158,6 +177,7 @@ cdef class CudaDevice(Device):
         return CudaGraph(self, <uintptr_t> graph)
 
     def capture_of(self, stream_t stream) -> int:
+        """Id of the capture that the stream is in, 0 if none."""
         cdef capture_t capture = 0
         cdef status_t status
         with nogil:
@@ -168,24 +188,28 @@ cdef class CudaDevice(Device):
     # Work, without a kernel.
 
     def memset_async(self, address_t address, unsigned char value, bytes_t size, stream_t stream=0) -> None:
+        """Set `size` bytes to `value`, in stream order."""
         cdef status_t status
         with nogil:
             status = memset_on(self.backend.context, address, value, size, stream)
         self.check(status, "memset_async")
 
     def write_value(self, stream_t stream, address_t address, uint32_t value) -> None:
+        """Write a 32-bit value, in stream order."""
         cdef status_t status
         with nogil:
             status = write_value_on(self.backend.context, address, value, stream)
         self.check(status, "write_value")
 
     def wait_value(self, stream_t stream, address_t address, uint32_t value) -> None:
+        """Let the stream wait until the 32-bit value at `address` is at least `value`."""
         cdef status_t status
         with nogil:
             status = wait_value_on(self.backend.context, address, value, stream)
         self.check(status, "wait_value")
 
     def hold(self, stream_t stream) -> CudaHold:
+        """Keep the stream busy until released."""
         cdef CudaHold hold = CudaHold.__new__(CudaHold)
         hold.word = self.next_word()
         hold.stream = stream
@@ -207,7 +231,8 @@ cdef class CudaDevice(Device):
 
     # Memory contents.
 
-    def copy_from_host(self, address_t address, data) -> None:
+    def copy_from_host(self, address_t address, data: ReadableBuffer) -> None:
+        """Copy bytes to the device, and wait for it."""
         cdef const unsigned char[::1] source = memoryview(data).cast("B")
         cdef size_t size = source.shape[0]
         cdef status_t status = OK
@@ -217,6 +242,7 @@ cdef class CudaDevice(Device):
         self.check(status, "copy_from_host")
 
     def copy_to_host(self, address_t address, bytes_t size) -> bytes:
+        """Copy bytes from the device; waits for no stream that was made here."""
         cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
         cdef char* target = PyBytes_AS_STRING(data)
         cdef status_t status
@@ -273,6 +299,8 @@ cdef status_t copy_out(CudaContext* context, void* target, address_t address, si
 
 
 cdef class CudaHold:
+    """Keeps a stream busy until `release`, the end of its `with` block, or its own end."""
+
     def release(self) -> None:
         let_go(self.word)
 
@@ -293,6 +321,10 @@ cdef void let_go(uint32_t* word) noexcept nogil:
 
 
 cdef class CudaGraph:
+    """CudaGraph(device, handle)\n--\n
+    A captured graph. `handle` is a CUgraph as the contract's capture_end gives it; it is owned from now on.
+    """
+
     def __cinit__(self, CudaDevice device not None, uintptr_t handle):
         self.device = device
         self.context = device.backend.context
@@ -312,6 +344,7 @@ cdef class CudaGraph:
         return count
 
     def instantiate(self) -> None:
+        """Make it ready for launch; `launch` does so by itself."""
         cdef status_t status = OK
         if self.executable == NULL:
             with nogil:
@@ -326,6 +359,7 @@ cdef class CudaGraph:
         self.device.check(status, "launch")
 
     def replay(self, stream_t stream) -> None:
+        """`launch`, under the name that every device's graphs have."""
         self.launch(stream)
 
     def destroy(self) -> None:

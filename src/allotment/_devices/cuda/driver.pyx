@@ -31,7 +31,7 @@ cdef enum:
     OLDEST_VERSION = 12000                  # CUDA 12.0, as the driver counts
 
 # In the order of `Driver`, which is walked as an array of pointers.
-FUNCTIONS = (
+FUNCTIONS: tuple[str, ...] = (
     "cuGetErrorName", "cuGetErrorString", "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet",
     "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2",
     "cuDeviceGetAttribute", "cuDeviceCanAccessPeer", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent",
@@ -50,7 +50,8 @@ FUNCTIONS = (
     "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo_v2", "cuGraphNodeGetDependencies_v2",
     "cuGraphNodeGetDependencies",
 )
-OPTIONAL_FUNCTIONS = frozenset((
+# Those that an older driver may lack.
+OPTIONAL_FUNCTIONS: frozenset[str] = frozenset((
     "cuStreamGetCaptureInfo_v3", "cuGraphNodeGetDependencies_v2",
 ))
 

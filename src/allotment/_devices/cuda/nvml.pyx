@@ -76,6 +76,7 @@ cdef nvmlProcessInfo_t* fetch(const char* pci_bus_id, unsigned int* count) noexc
 
 
 def processes(str pci_bus_id not None) -> list[tuple[int, int]]:
+    """(process id, bytes) of every process with memory on a GPU; empty where that cannot be known."""
     cdef bytes encoded = pci_bus_id.encode()
     cdef const char* text = encoded
     cdef unsigned int count = 0

@@ -1,3 +1,5 @@
+# Made from device.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,7 @@ class HostGraph:
 
     @property
     def device(self) -> HostDevice: ...
+    def __init__(self) -> None: ...
     @property
     def node_count(self) -> int: ...
     def replay(self, stream: Stream | int) -> None:

@@ -27,6 +27,14 @@ from allotment.errors import StreamError
 
 
 cdef class HostDevice(Device):
+    """HostDevice(index=0)\n--\n
+    This machine's memory as a device: "host". Linux only.
+
+    Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
+    events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
+    the default stream work.
+    """
+
     def __cinit__(self, device_t index=0):
         self.host = <Host*> calloc(1, sizeof(Host))
         if self.host == NULL:
@@ -56,10 +64,12 @@ cdef class HostDevice(Device):
         free_memory(self.host)
 
     @property
-    def used(self):
+    def used(self) -> int:
+        """Bytes of segments and chunks that exist."""
         return atomic_load(&self.host.memory.used, RELAXED)
 
-    def submit(self, stream_t stream, function, tuple arguments not None=()):
+    def submit(self, stream_t stream, function: Callable[..., object], tuple arguments not None=()) -> None:
+        """Run a function in stream order; `Stream.submit` is the convenient form."""
         cdef Task task
         cdef status_t status
         if not callable(function):
@@ -76,7 +86,8 @@ cdef class HostDevice(Device):
             Py_DECREF(arguments)
             raise submit_error(&self.table, status, "submit")
 
-    def take_exception(self, stream_t stream):
+    def take_exception(self, stream_t stream) -> BaseException | None:
+        """What a function submitted to the stream raised, once."""
         cdef PyObject* exception = host_streams.take_exception(self.host.scheduler, stream)
         if exception == NULL:
             return None
@@ -84,7 +95,8 @@ cdef class HostDevice(Device):
         Py_DECREF(taken)
         return taken
 
-    def begin_capture(self, stream):
+    def begin_capture(self, stream: Stream | int) -> int:
+        """Identity of the new capture: from now on work given to the stream is kept, not run."""
         cdef capture_t capture
         cdef status_t status = host_streams.capture_begin(
             self.host.scheduler, stream_handle(stream, self), &capture)
@@ -92,7 +104,12 @@ cdef class HostDevice(Device):
             raise device_error(&self.table, status, "capture_begin")
         return capture
 
-    def end_capture(self, stream):
+    def end_capture(self, stream: Stream | int) -> HostGraph:
+        """What was captured.
+
+        Raises DeviceError if the capture was spoilt by a forbidden call or if a stream that joined was not joined
+        back; it has ended then all the same.
+        """
         cdef Graph* graph
         cdef status_t status = host_streams.capture_end(self.host.scheduler, stream_handle(stream, self), &graph)
         if status != OK:
@@ -101,6 +118,10 @@ cdef class HostDevice(Device):
 
 
 cdef class HostGraph:
+    """HostGraph()\n--\n
+    Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
+    """
+
     def __init__(self):
         raise TypeError("graphs are made by ending a capture")
 
@@ -109,10 +130,11 @@ cdef class HostGraph:
             graph_drop(self.graph)
 
     @property
-    def node_count(self):
+    def node_count(self) -> int:
         return self.graph.node_count
 
-    def replay(self, stream):
+    def replay(self, stream: Stream | int) -> None:
+        """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work."""
         cdef Task task
         cdef status_t status
         memset(&task, 0, sizeof(Task))

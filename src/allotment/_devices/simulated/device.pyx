@@ -2,7 +2,7 @@
 
 It keeps exact accounts (what is reserved, created, mapped and where) and refuses what a real driver would
 refuse, so a test that passes here has not been passed by an obliging stand-in. Addresses are never used
-twice. A script (see the stub) can answer instead: addresses, refusals and events of a recording.
+twice. A script can answer instead: addresses, refusals and events of a recording.
 
 Nothing here needs the interpreter lock unless there is a script.
 """
@@ -58,7 +58,14 @@ cdef Refusal refusal_of(uint64_t times, uint64_t after, bint out_of_memory) noex
 
 @cython.no_gc_clear     # an allocator that is collected with the device gives its memory back to it
 cdef class SimulatedDevice(Device):
-    def __cinit__(self, capacity, index=0, script=None):
+    """SimulatedDevice(capacity, index=0, script=None)\n--\n
+    Addresses and capacity, no memory. Streams finish when told to.
+
+    A stream has work only if `launch` gave it some; an event recorded behind unfinished work is not
+    ready until `finish`. Waiting (synchronize) finishes what it waits for.
+    """
+
+    def __cinit__(self, capacity: int, index: int = 0, script: Script | None = None):
         cdef DeviceTable* table = &self.table
         cdef Simulation* sim = &self.simulation
         memset(sim, 0, sizeof(Simulation))
@@ -87,35 +94,42 @@ cdef class SimulatedDevice(Device):
         clear_pool(&sim.pool)
 
     @property
-    def script(self):
+    def script(self) -> Script | None:
+        """What decides in the device's place, for replaying recordings; None: the device itself."""
         return self.answerer
 
     @script.setter
-    def script(self, script):
+    def script(self, script: Script | None) -> None:
         self.answerer = script
         self.simulation.script = <void*> script if script is not None else NULL
 
     @property
     def capacity(self) -> int:
+        """Bytes that the device has."""
         return self.simulation.capacity
 
     @property
     def used(self) -> int:
+        """Bytes of segments and chunks that exist, and of what the pool holds."""
         return self.simulation.used
 
     @property
-    def calls(self) -> dict:
+    def calls(self) -> dict[str, int]:
+        """How often each operation of the contract was called, by its name."""
         return {name: self.simulation.called[<int> operation] for operation, name in enumerate(OPERATION_NAMES)}
 
-    def refuse(self, operation, times=1, after=0, *, out_of_memory=True):
+    def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
+        """Let calls of a contract operation ("segment_allocate", "map", ...) fail, `after` more have succeeded."""
         if operation not in OPERATION_NAMES:
             raise RequestError(f"{operation!r} is no operation of this device: {', '.join(OPERATION_NAMES)}")
         self.simulation.refusals[<int> OPERATION_NAMES.index(operation)] = refusal_of(times, after, out_of_memory)
 
-    def refuse_calls(self, times=1, after=0, *, out_of_memory=True):
+    def refuse_calls(self, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
+        """Let calls of whatever operation fail, `after` more have succeeded; `times` 0 ends it."""
         self.simulation.refusal = refusal_of(times, after, out_of_memory)
 
-    def launch(self, stream_t stream):
+    def launch(self, stream_t stream) -> int:
+        """A unit of work on the stream: a node of its capture if it is being captured."""
         cdef Simulation* sim = &self.simulation
         cdef SimStream* on
         cdef node_t node = 0
@@ -130,7 +144,8 @@ cdef class SimulatedDevice(Device):
         self.raise_unless(OK if on != NULL else INVALID, "launch")
         return node
 
-    def finish(self, stream=None):
+    def finish(self, stream: int | None = None) -> None:
+        """All work launched so far (on one stream, or all) is done."""
         cdef SimStream* which
         if stream is None:
             self.raise_unless(self.table.device_synchronize(&self.simulation), "device_synchronize")
@@ -139,15 +154,18 @@ cdef class SimulatedDevice(Device):
         self.raise_unless(OK if which != NULL else INVALID, "stream_synchronize")
         which.finished = which.launched
 
-    def create_stream(self):
+    def create_stream(self) -> int:
+        """Handle of a new stream."""
         cdef stream_t stream = 0
         self.raise_unless(self.table.stream_create(&self.simulation, &stream), "stream_create")
         return stream
 
-    def destroy_stream(self, stream_t stream):
+    def destroy_stream(self, stream_t stream) -> None:
+        """Give a stream up; its handle is refused from now on (DeviceError)."""
         self.raise_unless(self.table.stream_destroy(&self.simulation, stream), "stream_destroy")
 
-    def wait(self, stream_t stream, stream_t on):
+    def wait(self, stream_t stream, stream_t on) -> None:
+        """`stream` waits for what `on` has now; it joins the capture of `on`."""
         cdef event_t event = 0
         self.raise_unless(self.table.event_create(&self.simulation, &event), "event_create")
         try:
@@ -156,21 +174,28 @@ cdef class SimulatedDevice(Device):
         finally:
             self.table.event_destroy(&self.simulation, event)
 
-    def begin_capture(self, stream_t stream):
+    def begin_capture(self, stream_t stream) -> int:
+        """Capture id. Work launched on the stream becomes nodes from now on."""
         cdef capture_t capture = 0
         self.raise_unless(self.table.capture_begin(&self.simulation, stream, &capture), "capture_begin")
         return capture
 
-    def end_capture(self, stream_t stream):
+    def end_capture(self, stream_t stream) -> None:
+        """End the capture that began on the stream.
+
+        Raises DeviceError if the capture was broken or a stream that joined was not joined back.
+        """
         self.raise_unless(self.table.capture_end(&self.simulation, stream, NULL), "capture_end")
 
-    def break_capture(self, stream_t stream):
+    def break_capture(self, stream_t stream) -> None:
+        """Spoil the capture that the stream is in, as a forbidden call would. Raises RequestError if it is in none."""
         cdef SimStream* which = stream_at(&self.simulation, stream)
         if which == NULL or which.capture == NULL:
             raise RequestError(f"stream {stream} is not being captured")
         which.capture.broken = True
 
-    def capture_of(self, stream_t stream):
+    def capture_of(self, stream_t stream) -> int:
+        """Id of the capture that the stream is in, 0 if none."""
         cdef capture_t capture = 0
         self.raise_unless(self.table.capture_status(&self.simulation, stream, &capture), "capture_status")
         return capture

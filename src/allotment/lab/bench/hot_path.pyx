@@ -9,7 +9,8 @@ from allotment._allocators.caching.entry_points cimport EntryPoints, entry_point
 
 
 cdef class EmptyAllocator:
-    """The calls and their numbers alone: takes a size and gives an address, takes an address, does nothing.
+    """EmptyAllocator()\n--\n
+    The calls and their numbers alone: takes a size and gives an address, takes an address, does nothing.
 
     Its methods are as cheap to call as the allocator's own.
     """
@@ -20,12 +21,12 @@ cdef class EmptyAllocator:
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def malloc(self, size, stream=0):
+    def malloc(self, size: int, stream: int = 0) -> int:
         return self.address
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def free(self, address, /):
+    def free(self, address: int, /) -> None:
         pass
 
 
@@ -57,13 +58,15 @@ cdef inline uint64_t scramble(uint64_t* state) noexcept nogil:
 
 
 cdef class CPairs:
-    """An allocator as C sees it: by its entry points, without the interpreter."""
+    """CPairs(allocator)\n--\n
+    An allocator as C sees it: by its entry points, without the interpreter.
+    """
     cdef EntryPoints* table
 
-    def __cinit__(self, allocator):
+    def __cinit__(self, allocator: Allocator):
         self.table = entry_points_of(allocator)
 
-    def pair_ns(self, size_t size, size_t pairs):
+    def pair_ns(self, size_t size, size_t pairs) -> float:
         """Nanoseconds per allocate and free of one block that is in the cache."""
         cdef EntryPoints* table = self.table
         cdef double start, taken
@@ -79,7 +82,7 @@ cdef class CPairs:
             taken = now_ns() - start
         return taken / pairs
 
-    def replacement_ns(self, size_t live, size_t size, size_t replacements):
+    def replacement_ns(self, size_t live, size_t size, size_t replacements) -> float:
         """Nanoseconds to free one of `live` blocks, chosen at random, and allocate another in its place."""
         cdef EntryPoints* table = self.table
         cdef void** blocks = <void**> malloc(live * sizeof(void*))
@@ -112,7 +115,7 @@ cdef struct WalkRecord:
 cdef uint64_t seen = 0       # so that a compiler cannot leave the walk out
 
 
-def pointer_walk_ns(size_t records, size_t steps):
+def pointer_walk_ns(size_t records, size_t steps) -> float:
     """Nanoseconds per step to a random one of `records`, and to its neighbour: the cost of cache misses alone."""
     cdef WalkRecord* all_records = <WalkRecord*> malloc(records * sizeof(WalkRecord))
     cdef WalkRecord* at

@@ -1,7 +1,9 @@
+# Made from loop.pyx by `make stubs`: change it there.
+
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment._settings import Settings
+from allotment._settings.record import Settings
 
 def rounded_sizes(settings: Settings, requests: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """What each request becomes under these settings."""
@@ -9,11 +11,12 @@ def rounded_sizes(settings: Settings, requests: NDArray[np.uint64]) -> NDArray[n
 class Replay:
     """One run of a workload through an engine of its own."""
 
-    refused: int
-    seconds: float
-    cpu_seconds: float
-    """Of this thread: what one core needs, however busy the machine is."""
-
+    @property
+    def refused(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def cpu_seconds(self) -> float: ...
     def __init__(
         self, settings: Settings, capacity: int, block_count: int, pools: NDArray[np.uint64], limit: int | None = None
     ) -> None: ...
@@ -23,19 +26,31 @@ class Replay:
         address: NDArray[np.uint64],
         size: NDArray[np.uint64],
         stream: NDArray[np.uint64],
-    ) -> None: ...
-    def suggest(self, places: NDArray[np.uint64]) -> None: ...
+    ) -> None:
+        """Compare from now on with a recording, and answer from it. The columns are changed."""
+    def suggest(self, places: NDArray[np.uint64]) -> None:
+        """Put segments where these are, in turn, as long as that is possible. Pairs of address and size."""
     @property
-    def difference(self) -> tuple[int, tuple[int, int, int, int] | None] | None: ...
-    def restore(self, layouts: NDArray[np.void], pieces: NDArray[np.void]) -> None: ...
-    def begin_window(self) -> None: ...
-    def sample(self, samples: NDArray[np.uint64], stride: int) -> None: ...
+    def difference(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
+        """(entry, (action, address, size, stream)) of the first difference; None if all that was recorded came."""
+    def restore(self, layouts: NDArray[np.void], pieces: NDArray[np.void]) -> None:
+        """Lay segments out as they were when the recording began."""
+    def begin_window(self) -> None:
+        """Count from here: what came before only set the scene."""
+    def sample(self, samples: NDArray[np.uint64], stride: int) -> None:
+        """Keep the largest live and reserved size of every `stride` calls."""
     def run(
         self,
         calls: NDArray[np.void],
         stop_at_refusal: bool = False,
         stop_at_difference: bool = False,
         background: bool = False,
-    ) -> bool: ...
-    def figures(self) -> dict[str, int]: ...
-    def blocks(self) -> list[tuple[int, int, int]]: ...
+    ) -> bool:
+        """Make the calls; False if not all were made: one ended out of memory, or differed, and that was to end it.
+
+        `background` calls are from before the history: no event of theirs finishes by itself.
+        """
+    def figures(self) -> dict[str, int]:
+        """The counters of the window."""
+    def blocks(self) -> list[tuple[int, int, int]]:
+        """(address, size, state) of every mapped block, by address; the states are those of a snapshot's blocks."""

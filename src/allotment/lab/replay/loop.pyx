@@ -48,7 +48,7 @@ cdef struct Until:
 cdef stream_t OTHER_STREAMS = <stream_t> 1 << 63     # handles that no recorded stream has
 
 
-def rounded_sizes(settings, requests):
+def rounded_sizes(settings: Settings, requests: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """What each request becomes under these settings."""
     cdef Tuning tuning
     cdef const uint64_t[::1] asked = numpy.ascontiguousarray(requests, dtype=numpy.uint64)
@@ -75,7 +75,9 @@ cdef Block* grow_from_nothing(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef class Replay:
-    """One run of a workload through an engine of its own."""
+    """Replay(settings, capacity, block_count, pools, limit=None)\n--\n
+    One run of a workload through an engine of its own.
+    """
     cdef Engine* engine
     cdef ReplayDevice device
     cdef Tape tape
@@ -90,7 +92,14 @@ cdef class Replay:
     cdef readonly double seconds
     cdef readonly double cpu_seconds    # of this thread: what one core needs, however busy the machine is
 
-    def __cinit__(self, settings, capacity, block_count, pools, limit=None):
+    def __cinit__(
+        self,
+        settings: Settings,
+        capacity: int,
+        block_count: int,
+        pools: NDArray[np.uint64],
+        limit: int | None = None,
+    ):
         cdef const Placement* placement = placement_named(settings.placement)
         cdef Tuning tuning
         cdef Failure failure
@@ -120,7 +129,13 @@ cdef class Replay:
                     free_address(self.engine, self.addresses[i], 0, &failure)
             engine_destroy(self.engine)
 
-    def follow(self, action, address, size, stream):
+    def follow(
+        self,
+        action: NDArray[np.uint8],
+        address: NDArray[np.uint64],
+        size: NDArray[np.uint64],
+        stream: NDArray[np.uint64],
+    ) -> None:
         """Compare from now on with a recording, and answer from it. The columns are changed."""
         cdef unsigned char[::1] actions = action
         cdef uint64_t[::1] addresses = address
@@ -138,7 +153,7 @@ cdef class Replay:
         self.device.state.tape = &self.tape
         trace_track(&self.engine.trace, tape_hear, &self.tape)
 
-    def suggest(self, places):
+    def suggest(self, places: NDArray[np.uint64]) -> None:
         """Put segments where these are, in turn, as long as that is possible. Pairs of address and size."""
         cdef const uint64_t[:, ::1] pairs = places
         self.places = places
@@ -147,7 +162,7 @@ cdef class Replay:
             self.device.state.suggestions = <const Place*> &pairs[0, 0]
 
     @property
-    def difference(self):
+    def difference(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
         """(entry, (action, address, size, stream)) of the first difference; None if all that was recorded came."""
         cdef Tape* tape = &self.tape
         if tape.differs:
@@ -158,7 +173,7 @@ cdef class Replay:
 
     # --- the state that a history begins in ------------------------------------------------------------------
 
-    def restore(self, layouts, pieces):
+    def restore(self, layouts: NDArray[np.void], pieces: NDArray[np.void]) -> None:
         """Lay segments out as they were when the recording began."""
         cdef unsigned char[::1] layout_bytes = layouts.view("u1").reshape(-1)
         cdef unsigned char[::1] piece_bytes = pieces.view("u1").reshape(-1)
@@ -265,19 +280,25 @@ cdef class Replay:
 
     # --- the loop --------------------------------------------------------------------------------------------
 
-    def begin_window(self):
+    def begin_window(self) -> None:
         """Count from here: what came before only set the scene."""
         stats_reset_peak(&self.engine.stats)
         stats_reset_accumulated(&self.engine.stats)
         self.refused = 0
         self.seconds = self.cpu_seconds = 0.0
 
-    def sample(self, samples, stride):
+    def sample(self, samples: NDArray[np.uint64], stride: int) -> None:
         """Keep the largest live and reserved size of every `stride` calls."""
         self.samples = samples
         self.sample_stride = stride
 
-    def run(self, calls, stop_at_refusal=False, stop_at_difference=False, background=False):
+    def run(
+        self,
+        calls: NDArray[np.void],
+        stop_at_refusal: bool = False,
+        stop_at_difference: bool = False,
+        background: bool = False,
+    ) -> bool:
         """Make the calls; False if not all were made: one ended out of memory, or differed, and that was to end it.
 
         `background` calls are from before the history: no event of theirs finishes by itself.
@@ -392,7 +413,7 @@ cdef class Replay:
 
     # --- what came of it -------------------------------------------------------------------------------------
 
-    def figures(self):
+    def figures(self) -> dict[str, int]:
         """The counters of the window."""
         cdef const Stats* stats = &self.engine.stats
         return {
@@ -406,7 +427,7 @@ cdef class Replay:
             "ooms": stats.ooms,
         }
 
-    def blocks(self):
+    def blocks(self) -> list[tuple[int, int, int]]:
         """(address, size, state) of every mapped block, by address; the states are of `BlockState`."""
         cdef Range* range_ = self.engine.first_range
         cdef Block* block

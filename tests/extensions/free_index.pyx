@@ -1,0 +1,125 @@
+"""The free index of one shelf, one step at a time. A block is known by its address."""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.mechanism cimport free_index as index
+from allotment._core.model.model cimport BIN_COUNT, Block, Shelf
+from allotment._core.model.sizes cimport MIN_BLOCK
+
+LARGEST_BIN = BIN_COUNT * MIN_BLOCK
+
+
+cdef object described(const Block* block):
+    return None if block == NULL else (block.size, block.address)
+
+
+cdef class Index:
+    cdef Shelf shelf
+    cdef dict blocks        # address -> place of its block in memory
+
+    def __cinit__(self, *, bint with_bins):
+        memset(&self.shelf, 0, sizeof(Shelf))
+        self.blocks = {}
+        if with_bins:
+            self.shelf.bins = <Block**> calloc(BIN_COUNT, sizeof(Block*))
+            if self.shelf.bins == NULL:
+                raise MemoryError
+
+    def __dealloc__(self):
+        for place in self.blocks.values():
+            free(<void*> <size_t> place)
+        free(self.shelf.bins)
+
+    cdef Block* block_at(self, address_t address) except NULL:
+        return <Block*> <size_t> self.blocks[address]
+
+    def insert(self, bytes_t size, address_t address):
+        cdef Block* block = <Block*> calloc(1, sizeof(Block))
+        if block == NULL:
+            raise MemoryError
+        block.size = size
+        block.address = address
+        block.mapped = True
+        self.blocks[address] = <size_t> block
+        index.index_insert(&self.shelf, block)
+
+    def remove(self, address_t address):
+        cdef Block* block = self.block_at(address)
+        index.index_remove(&self.shelf, block)
+        del self.blocks[address]
+        free(block)
+
+    def best_fit(self, bytes_t size):
+        return described(index.index_best_fit(&self.shelf, size))
+
+    def below(self, bytes_t size):
+        return described(index.index_below(&self.shelf, size))
+
+    def first(self):
+        return described(index.index_first(&self.shelf))
+
+    def largest(self):
+        return described(index.index_largest(&self.shelf))
+
+    def next(self, address_t address):
+        return described(index.index_next(&self.shelf, self.block_at(address)))
+
+    def prev(self, address_t address):
+        return described(index.index_prev(&self.shelf, self.block_at(address)))
+
+    def bits(self):
+        """(bits of the words, bits of the summary): numbers of the bins, and of the words, that are said to be used."""
+        bins = [place for place in range(BIN_COUNT) if self.shelf.words[place // 64] >> place % 64 & 1]
+        return bins, [bit for bit in range(64) if self.shelf.summary >> bit & 1]
+
+
+cdef class AddressTree:
+    """Unmapped blocks: one tree, ordered by address alone."""
+    cdef Block* root
+    cdef dict blocks
+
+    def __cinit__(self):
+        self.blocks = {}
+
+    def __dealloc__(self):
+        for place in self.blocks.values():
+            free(<void*> <size_t> place)
+
+    def insert(self, bytes_t size, address_t address):
+        cdef Block* block = <Block*> calloc(1, sizeof(Block))
+        if block == NULL:
+            raise MemoryError
+        block.size = size
+        block.address = address
+        self.blocks[address] = <size_t> block
+        index.tree_insert(&self.root, block)
+
+    def remove(self, address_t address):
+        cdef Block* block = <Block*> <size_t> self.blocks.pop(address)
+        index.tree_remove(&self.root, block)
+        free(block)
+
+    def forwards(self):
+        cdef Block* at = index.tree_first(self.root) if self.root != NULL else NULL
+        found = []
+        while at != NULL:
+            found.append(at.address)
+            at = index.tree_next(at)
+        return found
+
+    def backwards(self):
+        cdef Block* at = index.tree_last(self.root)
+        found = []
+        while at != NULL:
+            found.append(at.address)
+            at = index.tree_prev(at)
+        return found
+
+    def depth(self):
+        return depth_of(self.root)
+
+
+cdef int depth_of(const Block* root) noexcept:
+    return 0 if root == NULL else 1 + max(depth_of(root.left), depth_of(root.right))

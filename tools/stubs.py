@@ -1,0 +1,624 @@
+"""Writes the stubs: a `.pyi` beside each `.pyx` that Python can import something from.
+
+    python tools/stubs.py              write them all
+    python tools/stubs.py --check      say which are not up to date, and write nothing
+
+The code is where types and docstrings live; a stub is a copy for type checkers and editors, which cannot read Cython.
+What goes into it, of each name without an underscore in front:
+
+    functions, methods      A parameter's type is its annotation, or else its C type. The result's is its annotation.
+    classes                 `__init__`, or `__cinit__` where there is none; special methods that have a docstring, an
+                            annotation or a fixed form; attributes that `.pyx` or `.pxd` declare as readonly or public.
+    constants               Those with an annotation.
+
+Annotations change no code (`annotation_typing` is off), so they may name what the module does not import: a name is
+looked for in the module itself, in its imports and cimports, in Python's typing modules, and then among all classes of
+the package.
+
+The docstring of a class starts with its signature, which is where `inspect.signature` finds it (compiled classes have
+no other place for it); complaints say what the line should be:
+
+    \"\"\"Stream(device)\\n--\\n
+    Work done in order.
+    \"\"\"
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import builtins
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from Cython.CodeWriter import ExpressionWriter
+from Cython.Compiler import ExprNodes, Nodes
+from Cython.Compiler.Errors import CompilerCrash, init_thread
+from Cython.Compiler.TreeFragment import StringParseContext, parse_from_strings
+
+SOURCE = Path(__file__).parents[1] / "src"
+WIDTH = 120
+
+FLOATS = {"double", "float"}
+PYTHON_TYPES = {"str", "bytes", "tuple", "list", "dict", "set", "frozenset", "bytearray"}
+ARRAY_ITEMS = {f"{kind}{bits}_t": f"np.{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+ARRAY_ITEMS |= {"char": "np.uint8", "double": "np.float64", "float": "np.float32"}
+
+WELL_KNOWN = {  # names that annotations may use without an import
+    "collections.abc": "Callable Collection Generator Iterable Iterator Mapping MutableMapping Sequence",
+    "typing": "Any ClassVar Final Literal NamedTuple NoReturn Protocol Self TypeAlias",
+    "types": "ModuleType TracebackType",
+    "os": "PathLike",
+    "numpy.typing": "ArrayLike DTypeLike NDArray",
+    "_typeshed": "ReadableBuffer WriteableBuffer",
+}
+HOMES = {name: module for module, names in WELL_KNOWN.items() for name in names.split()}
+
+SPECIAL = {  # special methods whose form is fixed; others appear if they have annotations or a docstring
+    "__bool__": "(self) -> bool",
+    "__contains__": "(self, item: object) -> bool",
+    "__eq__": "(self, other: object) -> bool",
+    "__hash__": "(self) -> int",
+    "__index__": "(self) -> int",
+    "__int__": "(self) -> int",
+    "__len__": "(self) -> int",
+    "__getbuffer__": "(self, flags: int, /) -> memoryview",
+    "__exit__": "(self, kind: type[BaseException] | None, error: BaseException | None, "
+    "traceback: TracebackType | None) -> None",
+}
+RENAMED = {"__getbuffer__": "__buffer__", "__cinit__": "__init__"}
+OMITTED = {"__dealloc__", "__del__", "__repr__", "__str__", "__reduce__", "__releasebuffer__"}
+
+
+@dataclass
+class Function:
+    name: str
+    parameters: list[str]
+    returns: str
+    doc: str | None
+    decorators: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Variable:
+    name: str
+    type: str | None  # None: a member of an enumeration
+    doc: str | None = None
+
+
+@dataclass
+class Class:
+    name: str
+    bases: list[str]
+    doc: str | None
+    members: list[Function | Variable] = field(default_factory=list)
+
+
+@dataclass
+class Module:
+    """What a `.pyx` offers Python, and where the names in its annotations may come from."""
+
+    name: str
+    path: Path
+    items: list[Function | Class | Variable] = field(default_factory=list)
+    imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # name -> module, name there
+    complaints: list[str] = field(default_factory=list)  # of what the code does not say and a stub needs
+
+    def complain(self, line: int, text: str) -> None:
+        self.complaints.append(f"{self.path.relative_to(SOURCE.parent)}:{line}: {text}")
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+# Reading.
+
+
+def parsed(path: Path) -> Any:
+    context = StringParseContext(str(path), cpp=True)
+    context.set_language_level(3)
+    init_thread()
+    options = {"level": "module_pxd"} if path.suffix == ".pxd" else {}
+    return parse_from_strings(str(path), path.read_text(), context=context, **options)
+
+
+def statements(body: Any) -> Iterator[Any]:
+    """The statements of a module or class, also those that are conditional."""
+    for statement in getattr(body, "stats", [body]):
+        if isinstance(statement, Nodes.StatListNode):
+            yield from statements(statement)
+        elif isinstance(statement, Nodes.CompilerDirectivesNode):
+            yield from statements(statement.body)
+        elif statement is not None:
+            yield statement
+
+
+def written(expression: Any) -> str:
+    """An expression as text; "..." if it is one of C."""
+    try:
+        return ExpressionWriter().write(expression)
+    except CompilerCrash:
+        return "..."
+
+
+def annotation_of(node: Any) -> str | None:
+    """An annotation as it goes into the stub. One that is a string stands for what it holds."""
+    if node is None:
+        return None
+    text = node.string.value if node.string is not None else written(node.expr)
+    tree = ast.parse(text, mode="eval").body
+    return tree.value if isinstance(tree, ast.Constant) and isinstance(tree.value, str) else ast.unparse(tree)
+
+
+def default_of(node: Any) -> str:
+    text = written(node)
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return "..."
+    return "..." if value is ... else repr(value).replace("'", '"')
+
+
+def python_type(base: Any, pointer: bool, classes: dict[str, set[str]]) -> str:
+    """What a C type is to Python."""
+    if isinstance(base, Nodes.MemoryViewSliceTypeNode):
+        element = getattr(base.base_type_node, "name", "")
+        return f"NDArray[{ARRAY_ITEMS.get(element, 'np.void')}]"
+    if isinstance(base, Nodes.CQualifierTypeNode):
+        return python_type(base.base_type, pointer, classes)
+    name = getattr(base, "name", None) or getattr(getattr(base, "base_type_node", None), "name", "object")
+    if name == "bint":
+        return "bool"
+    if name == "object":
+        return "Any"
+    if pointer:
+        return "bytes"
+    if name in FLOATS and base.is_basic_c_type:
+        return "float"
+    if name in PYTHON_TYPES:
+        return {"tuple": "tuple[Any, ...]", "list": "list[Any]", "dict": "dict[Any, Any]"}.get(name, name)
+    return name if name in classes else "int"
+
+
+class Reader:
+    """Reads one module."""
+
+    def __init__(self, path: Path, classes: dict[str, set[str]]) -> None:
+        self.path = path
+        self.classes = classes  # of the package: name -> modules
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        self.module = Module(name, path)
+        self.declared: dict[str, Any] = {}  # classes as the .pxd declares them
+        header = path.with_suffix(".pxd")
+        if header.exists():
+            for statement in statements(parsed(header).body):
+                self.read_import(statement)
+                if isinstance(statement, Nodes.CClassDefNode):
+                    self.declared[statement.class_name] = statement
+
+    def read(self) -> Module:
+        previous = None
+        for statement in statements(parsed(self.path).body):
+            self.read_import(statement)
+            item = self.read_item(statement)
+            if item is not None:
+                self.module.items.append(item)
+            elif isinstance(previous, Variable):
+                previous.doc = text_of(statement)
+            previous = item
+        return self.module
+
+    def complain(self, node: Any, text: str) -> None:
+        self.module.complain(node.pos[1], text)
+
+    def read_import(self, node: Any) -> None:
+        imports = self.module.imports
+        if isinstance(node, Nodes.FromImportStatNode):
+            module = str(node.module.module_name.value)
+            imports.update({target.name: (module, str(name)) for name, target in node.items})
+        elif isinstance(node, Nodes.FromCImportStatNode):
+            for entry in node.imported_names:
+                name, alias = entry[1], entry[2]
+                if str(node.module_name) in self.classes.get(name, ()):
+                    imports.setdefault(str(alias or name), (str(node.module_name), str(name)))
+        elif isinstance(node, Nodes.SingleAssignmentNode) and isinstance(node.rhs, ExprNodes.ImportNode):
+            imports[node.lhs.name] = (str(node.rhs.module_name.value), None)
+
+    def read_item(self, node: Any) -> Function | Class | Variable | None:
+        if isinstance(node, Nodes.DefNode) and is_public(node.name):
+            return self.read_function(node)
+        if isinstance(node, Nodes.CClassDefNode) and is_public(node.class_name):
+            return self.read_compiled_class(node)
+        if isinstance(node, Nodes.PyClassDefNode) and is_public(node.name):
+            return self.read_class(node)
+        return self.read_variable(node)
+
+    def read_variable(self, node: Any, in_enum: bool = False) -> Variable | None:
+        """`name: type = value` or `name: type`; in an enumeration also `name = value`."""
+        target = getattr(node, "lhs", None) or getattr(node, "expr", None)
+        if not isinstance(target, ExprNodes.NameNode) or not is_public(target.name):
+            return None
+        annotation = annotation_of(target.annotation)
+        if annotation is None and not in_enum:
+            return None
+        return Variable(target.name, annotation)
+
+    def read_class(self, node: Any) -> Class:
+        """A class of Python."""
+        bases = [written(base) for base in getattr(node.bases, "args", [])]
+        cls = Class(node.name, bases, node.doc)
+        in_enum = any(base.split(".")[-1] in ("IntEnum", "IntFlag", "Enum", "StrEnum") for base in bases)
+        for statement in statements(node.body):
+            if isinstance(statement, Nodes.DefNode):
+                self.add_method(cls, statement)
+            elif (variable := self.read_variable(statement, in_enum)) is not None:
+                cls.members.append(variable)
+            elif cls.members and isinstance(cls.members[-1], Variable) and text_of(statement):
+                cls.members[-1].doc = text_of(statement)
+        return cls
+
+    def read_compiled_class(self, node: Any) -> Class | None:
+        """A `cdef class`; None if there is nothing in it for Python, which then sees its type by accident."""
+        declared = self.declared.get(node.class_name)
+        bases = node.bases if node.bases and node.bases.args else getattr(declared, "bases", None)
+        cls = Class(node.class_name, [written(base) for base in getattr(bases, "args", [])], node.doc)
+        methods = [one for one in statements(node.body) if isinstance(one, Nodes.DefNode)]
+        has_init = any(method.name == "__init__" for method in methods)
+        properties = {one.name for one in methods}
+        for body in (declared, node):
+            for statement in statements(body.body) if body is not None else ():
+                if isinstance(statement, Nodes.CVarDefNode) and statement.visibility in ("readonly", "public"):
+                    cls.members += [one for one in self.read_attributes(statement) if one.name not in properties]
+        constructor = None
+        for method in methods:
+            if method.name == "__init__" or (method.name == "__cinit__" and not has_init):
+                constructor = method
+            if not (method.name == "__cinit__" and has_init):
+                self.add_method(cls, method)
+        if not any(is_public(member.name) for member in cls.members):
+            return None
+        self.check_signature(node, constructor)
+        cls.doc = without_signature(cls.doc)
+        return cls
+
+    def read_attributes(self, node: Any) -> Iterator[Function | Variable]:
+        for declarator in node.declarators:
+            pointer = isinstance(declarator, Nodes.CPtrDeclaratorNode)
+            name = declarator.base.name if pointer else declarator.name
+            if not is_public(name):
+                continue
+            kind = python_type(node.base_type, pointer, self.classes)
+            if node.visibility == "public":
+                yield Variable(name, kind)
+            else:
+                yield Function(name, ["self"], kind, None, ["property"])
+
+    def add_method(self, cls: Class, node: Any) -> None:
+        if is_public(node.name):
+            cls.members.append(self.read_function(node, is_method=True))
+        elif is_special(node.name) and node.name not in OMITTED:
+            name = RENAMED.get(node.name, node.name)
+            is_described = node.doc or node.return_type_annotation or name == "__init__"
+            if node.name == "__cinit__" and node.star_arg:  # takes what a subclass does with it
+                return
+            if node.name in SPECIAL and not (node.return_type_annotation and node.name != "__exit__"):
+                arguments, returns = SPECIAL[node.name].rsplit(" -> ", 1)
+                cls.members.append(Function(name, split_parameters(arguments[1:-1]), returns, node.doc))
+            elif is_described:
+                function = self.read_function(node, is_method=True)
+                function.name = name
+                cls.members.append(function)
+
+    def read_function(self, node: Any, is_method: bool = False) -> Function:
+        decorators = [written(one.decorator) for one in node.decorators or ()]
+        decorators = [one for one in decorators if not one.startswith("cython.")]
+        has_self = is_method and "staticmethod" not in decorators
+        returns = annotation_of(node.return_type_annotation)
+        if node.name in ("__init__", "__cinit__"):
+            returns = "None"
+        if returns is None:
+            if not any(one.endswith(".setter") for one in decorators):
+                self.complain(node, f"{node.name} does not say what it returns: def {node.name}(...) -> ...")
+            returns = "None"
+        return Function(node.name, self.parameters(node, has_self), returns, node.doc, decorators)
+
+    def parameters(self, node: Any, has_self: bool) -> list[str]:
+        parts: list[str] = []
+        star = "*" + self.parameter(node.star_arg, node) if node.star_arg else "*"
+        for at, argument in enumerate(node.args):
+            if argument.kw_only and star:
+                parts.append(star)
+                star = ""
+            parts.append(self.parameter(argument, node, is_self=has_self and at == 0))
+            if argument.pos_only and not (at + 1 < len(node.args) and node.args[at + 1].pos_only):
+                parts.append("/")
+        if node.star_arg and star:
+            parts.append(star)
+        if node.starstar_arg:
+            parts.append("**" + self.parameter(node.starstar_arg, node))
+        return parts
+
+    def parameter(self, argument: Any, function: Any, is_self: bool = False) -> str:
+        annotation = annotation_of(argument.annotation)
+        if isinstance(argument, Nodes.PyArgDeclNode):  # *args, **kwargs
+            return f"{argument.name}: {annotation or 'Any'}"
+        declarator, pointer = argument.declarator, False
+        if isinstance(declarator, Nodes.CPtrDeclaratorNode):
+            declarator, pointer = declarator.base, True
+        name = declarator.name
+        is_typed = bool(name) and annotation is None
+        name = name or argument.base_type.name
+        if is_self:
+            return name
+        if annotation is None and is_typed:
+            annotation = python_type(argument.base_type, pointer, self.classes)
+        if annotation is None:
+            self.complain(function, f"{function.name} does not say of what type `{name}` is")
+            annotation = "Any"
+        if argument.default is None:
+            return f"{name}: {annotation}"
+        default = default_of(argument.default)
+        if default == "None" and is_typed:
+            annotation += " | None"
+        return f"{name}: {annotation} = {default}"
+
+    def check_signature(self, node: Any, constructor: Any) -> None:
+        """The class's docstring shows how it is called, or does not if it cannot be."""
+        if node.doc is None:
+            return
+        shown = node.doc.split("\n--\n\n")[0] if "\n--\n\n" in node.doc else None
+        if constructor is None or constructor.star_arg:
+            return
+        arguments = []
+        for part in self.parameters(constructor, has_self=True)[1:]:
+            name, _, default = part.partition(" = ")
+            arguments.append(name.split(":")[0] + (f"={default}" if default else ""))
+        wanted = f"{node.class_name}({', '.join(arguments)})"
+        if shown is None or shown.replace("'", '"') != wanted:
+            self.complain(node, f'the docstring of {node.class_name} should start with {wanted}\\n--\\n')
+
+
+def text_of(statement: Any) -> str | None:
+    """What a statement says that is nothing but a string."""
+    expression = getattr(statement, "expr", None)
+    return str(expression.value) if isinstance(expression, ExprNodes.UnicodeNode) else None
+
+
+def without_signature(doc: str | None) -> str | None:
+    return doc.split("\n--\n\n", 1)[-1] if doc else doc
+
+
+def split_parameters(text: str) -> list[str]:
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+# Writing.
+
+
+def names_in(annotation: str) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(annotation.lstrip("*"), mode="eval")):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+    return names
+
+
+def names_used(module: Module) -> set[str]:
+    names: set[str] = set()
+
+    def look_at(item: Function | Class | Variable) -> None:
+        if isinstance(item, Class):
+            for base in item.bases:
+                names.update(names_in(base))
+            for member in item.members:
+                look_at(member)
+        elif isinstance(item, Variable):
+            names.update(names_in(item.type) if item.type else ())
+        else:
+            names.update(names_in(item.returns))
+            for parameter in item.parameters:
+                annotation = parameter.partition(":")[2].partition(" = ")[0].strip()
+                names.update(names_in(annotation) if annotation else ())
+
+    for item in module.items:
+        look_at(item)
+    return names
+
+
+def import_lines(module: Module, classes: dict[str, set[str]]) -> list[str]:
+    """The imports for all names used, as Ruff orders them."""
+    own = {item.name for item in module.items}
+    plain: set[str] = set()
+    wanted: dict[str, set[str]] = {}
+    for name in sorted(names_used(module) - own - set(dir(builtins))):
+        if name in module.imports:
+            home, there = module.imports[name]
+        elif name == "np":
+            home, there = "numpy", None
+        elif name in HOMES:
+            home, there = HOMES[name], name
+        else:
+            homes = classes.get(name, set())
+            if len(homes) != 1:
+                found = f"in several modules: {', '.join(sorted(homes))}" if homes else "nowhere"
+                module.complain(1, f"`{name}` in an annotation is defined {found}")
+                continue
+            home, there = next(iter(homes)), name
+        if there is None:
+            plain.add(f"import {home}" if home == name else f"import {home} as {name}")
+        else:
+            wanted.setdefault(home, set()).add(there if there == name else f"{there} as {name}")
+    lines = []
+    for group in range(3):
+        section = sorted(one for one in plain if group_of(one.split()[1]) == group)
+        for home in sorted(one for one in wanted if group_of(one) == group):
+            section.append(wrapped(f"from {home} import ", ordered(wanted[home]), "(", ")"))
+        if section:
+            lines += [*section, ""]
+    return lines
+
+
+def ordered(names: set[str]) -> list[str]:
+    """As isort does: constants, classes, then the rest."""
+    return sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+
+
+def group_of(module: str) -> int:
+    root = module.split(".")[0]
+    return 2 if root == "allotment" else 0 if root in sys.stdlib_module_names else 1
+
+
+def wrapped(
+    start: str, parts: list[str], opening: str = "", closing: str = "", end: str = "", indent: str = ""
+) -> str:
+    """`start`, the parts with commas, `end`: on one line, on one indented line, or on a line each."""
+    one_line = f"{indent}{start}{', '.join(parts)}{end}"
+    if len(one_line) <= WIDTH:
+        return one_line
+    inner = f"{indent}    {', '.join(parts)}"
+    if len(inner) <= WIDTH and not opening:
+        return f"{indent}{start}\n{inner}\n{indent}{end}"
+    body = "".join(f"{indent}    {part},\n" for part in parts)
+    return f"{indent}{start}{opening}\n{body}{indent}{closing}{end}"
+
+
+def docstring_lines(doc: str, indent: str) -> list[str]:
+    text = inspect.cleandoc(doc).strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    if text.startswith('"'):
+        text = " " + text
+    if text.endswith('"'):
+        text = text[:-1] + '\\"'
+    lines = text.split("\n")
+    quoted = [f'{indent}"""{lines[0]}', *(f"{indent}{line}".rstrip() for line in lines[1:])]
+    if len(lines) == 1 and len(quoted[0]) + 3 <= WIDTH:
+        return [quoted[0] + '"""']
+    return [*quoted, f'{indent}"""']
+
+
+def function_lines(function: Function, indent: str) -> list[str]:
+    lines = [f"{indent}@{decorator}" for decorator in function.decorators]
+    end = f") -> {function.returns}:" + ("" if function.doc else " ...")
+    header = wrapped(f"def {function.name}(", function.parameters, end=end, indent=indent)
+    lines += header.split("\n")
+    return lines + (docstring_lines(function.doc, indent + "    ") if function.doc else [])
+
+
+def variable_lines(variable: Variable, indent: str) -> list[str]:
+    lines = [f"{indent}{variable.name} = ..." if variable.type is None else f"{indent}{variable.name}: {variable.type}"]
+    return lines + (docstring_lines(variable.doc, indent) if variable.doc else [])
+
+
+def class_lines(cls: Class) -> list[str]:
+    lines = [f"class {cls.name}{'(' + ', '.join(cls.bases) + ')' if cls.bases else ''}:"]
+    if cls.doc:
+        lines += [*docstring_lines(cls.doc, "    "), ""]
+    before: Function | Variable | None = None
+    for member in cls.members:
+        if isinstance(before, Variable) and isinstance(member, Function):
+            lines.append("")
+        lines += variable_lines(member, "    ") if isinstance(member, Variable) else function_lines(member, "    ")
+        before = member
+    return lines
+
+
+def stub_text(module: Module, classes: dict[str, set[str]]) -> str:
+    lines = [f"# Made from {module.path.name} by `make stubs`: change it there.", ""]
+    lines += import_lines(module, classes)
+    for item in module.items:
+        if isinstance(item, Class):
+            lines += class_lines(item)
+        else:
+            lines += variable_lines(item, "") if isinstance(item, Variable) else function_lines(item, "")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+# All of the package.
+
+
+def package_classes() -> dict[str, set[str]]:
+    """The modules that define a class, or another name for a type, by its name."""
+    classes: dict[str, set[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py*")):
+        if path.suffix not in (".py", ".pyx"):
+            continue
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text()
+        found = re.findall(r"^(?:cdef )?class (\w+)", text, re.MULTILINE)
+        if path.suffix == ".py":
+            found += re.findall(r"^([A-Z][a-z]\w*)(?:: TypeAlias)? = ", text, re.MULTILINE)
+        for name in found:
+            classes.setdefault(name, set()).add(module)
+    return classes
+
+
+def is_hand_written(stub: Path) -> bool:
+    """A stub from before there was this program, for a module that does not yet say all itself."""
+    return stub.exists() and not stub.read_text().startswith("# Made from")
+
+
+def stubs(complaints: list[str]) -> dict[Path, str]:
+    """The text of every stub, by its path. What keeps one from being made is added to the complaints."""
+    classes = package_classes()
+    made = {}
+    for path in sorted(SOURCE.rglob("*.pyx")):
+        if not re.search(r"^(def|class|cdef class|[A-Za-z]\w*: )", path.read_text(), re.MULTILINE):
+            continue
+        if is_hand_written(path.with_suffix(".pyi")):
+            continue
+        module = Reader(path, classes).read()
+        if module.items:
+            made[path.with_suffix(".pyi")] = stub_text(module, classes)
+            complaints += module.complaints
+    return made
+
+
+def outdated() -> list[str]:
+    """What is wrong with the stubs as they are, in lines for people."""
+    lines: list[str] = []
+    made = stubs(lines)
+    for path, text in made.items():
+        if not path.exists() or path.read_text() != text:
+            lines.append(f"{path.relative_to(SOURCE.parent)} is not up to date: run `make stubs`")
+    if not lines:
+        left = [path for path in SOURCE.rglob("*.pyi") if path not in made and not is_hand_written(path)]
+        lines = [f"{path.relative_to(SOURCE.parent)} has no module any more: delete it" for path in left]
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the stubs of all compiled modules.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a stub is not up to date")
+    if parser.parse_args().check:
+        lines = outdated()
+        print("\n".join(lines) or "all stubs are up to date")
+        return 1 if lines else 0
+    complaints: list[str] = []
+    made = stubs(complaints)
+    changed = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
+    for path in changed:
+        path.write_text(made[path])
+    print("\n".join(complaints + [f"wrote {path.relative_to(SOURCE.parent)}" for path in changed]) or "nothing to do")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
