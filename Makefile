@@ -25,6 +25,7 @@ lint: $(VENV)/built ## style of Python and Cython, and types
 	$(BIN)/python tools/stubs.py --check
 	PATH="$(BIN):$$PATH" cython-lint src tests/extensions
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.12 tests/typing_example.py
 
 stubs: $(VENV)/installed ## write the stubs of the compiled modules anew, from their code
 	$(BIN)/python tools/stubs.py

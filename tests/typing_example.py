@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import assert_type
 
 import allotment
 from allotment import cpu, devices, entry, errors

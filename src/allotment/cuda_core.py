@@ -36,7 +36,7 @@ class MemoryResource(_Base):  # type: ignore[misc]
     """Device memory in stream order.
 
     `allocator` is an Allocator, or a Tenant of one; None is the shared allocator of the current device.
-    Raises RequestError for an allocator that is not on a CUDA device.
+    Raises RequestError for an allocator that is not on a CUDA device. Safe to use from several threads.
     """
 
     def __init__(self, allocator: Allocator | Tenant | None = None) -> None:
@@ -46,6 +46,7 @@ class MemoryResource(_Base):  # type: ignore[misc]
 
     @property
     def allocator(self) -> Allocator:
+        """Where the memory comes from."""
         return self._tenant.allocator
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
@@ -76,14 +77,17 @@ class MemoryResource(_Base):  # type: ignore[misc]
 
     @property
     def is_device_accessible(self) -> bool:
+        """True: kernels can use the memory."""
         return True
 
     @property
     def is_host_accessible(self) -> bool:
+        """False: this process cannot read the memory directly."""
         return False
 
     @property
     def device_id(self) -> int:
+        """Index of the device that the memory is on."""
         return self._tenant.allocator.device.index
 
 

@@ -63,7 +63,24 @@ def _restored(kind: type[AllotmentError], arguments: tuple[Any, ...], facts: dic
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryFacts:
-    """What was known at the moment a request could not be served, after the last release."""
+    """What was known at the moment a request could not be served, after the last release. Sizes are in bytes.
+
+    `device` and `device_index` name the device, `stream` the stream that the memory was for.
+
+    `requested` is the size as asked, `rounded` the block it would have got, `segment_size` what the device was asked
+    for.
+
+    `device_free` and `device_total` are what the device says of its memory. `limit` is what the allocator may reserve;
+    None is no limit.
+
+    `allocated` is in use, `reserved` is held by the allocator, in use or not; of that, `private_free` lies unused in
+    private pools, and `largest_free` is the largest block that is unused anywhere.
+
+    `absurd`: the request was refused for its size alone (2**60 bytes or more); no other figure was gathered.
+
+    `device_pool`: the device's own pool was asked (backend:cudaMallocAsync). Nothing was rounded, cached or released
+    here, `limit` is of what is in use, and `reserved` is what the device's pool holds.
+    """
 
     device: str
     device_index: int
@@ -79,10 +96,7 @@ class OutOfMemoryFacts:
     largest_free: int
     stream: int
     absurd: bool = False
-    """The request was refused for its size alone (2**60 bytes or more); no other figure was gathered."""
     device_pool: bool = False
-    """The device's own pool was asked (backend:cudaMallocAsync): nothing was rounded, cached or released here, and
-    `limit` is of what is in use; `reserved` is what the device's pool holds."""
 
 
 class OutOfMemoryError(AllotmentError, MemoryError):
@@ -101,7 +115,7 @@ class RequestError(AllotmentError, ValueError):
 
 
 class SizeError(RequestError):
-    """A size that no request can have."""
+    """A size that no request can have: below 0, or 2**60 bytes and more. `size` is what was given."""
 
     def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
@@ -109,7 +123,7 @@ class SizeError(RequestError):
 
 
 class AddressError(RequestError):
-    """An address that is not one of this allocator's, or no longer."""
+    """An address that is not one of this allocator's, or no longer. `address` is what was given."""
 
     def __init__(self, message: str, address: int) -> None:
         super().__init__(message)
@@ -146,7 +160,10 @@ class CaptureError(RequestError):
 
 
 class DeviceError(AllotmentError):
-    """The device refused an operation for a reason other than memory."""
+    """The device refused an operation for a reason other than memory.
+
+    `operation` is the operation's name in the contract, `status` what it returned.
+    """
 
     def __init__(self, message: str, *, operation: str = "", status: int = 0) -> None:
         super().__init__(message)

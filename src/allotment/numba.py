@@ -39,17 +39,20 @@ _Base: Any = _cuda.HostOnlyCUDAMemoryManager
 class MemoryManager(_Base):  # type: ignore[misc]
     """Device memory from an allocator; pinned and managed memory as in Numba's own manager.
 
-    Numba makes one for each context.
+    Numba makes one for each context, and calls its methods from any thread that uses CUDA.
     """
 
     tenants: ClassVar[DeviceTenants] = DeviceTenants(_NAME)
+    """Who allocates on each device; `install` makes a class with tenants of its own."""
 
     def initialize(self) -> None:
+        """Called by Numba when the context is there: bounds the deallocations that it may keep waiting."""
         if not self.deallocations.memory_capacity:
             self.deallocations.memory_capacity = self.get_memory_info().total
 
     @property
     def tenant(self) -> Tenant:
+        """The allocator behind this context's memory, under the name "numba"."""
         return self.tenants.on(int(self.context.device.id))
 
     def memalloc(self, size: int) -> Any:
@@ -71,7 +74,10 @@ class MemoryManager(_Base):  # type: ignore[misc]
         return _cuda.MemoryInfo(free=free, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """Raises UnsupportedError for memory in an expandable segment, of which Numba cannot open a handle."""
+        """A handle by which another process opens the array's memory.
+
+        Raises UnsupportedError for memory in an expandable segment, of which Numba cannot open a handle.
+        """
         start = int(memory.owner.handle)
         offset, handle = self.tenant.allocator.share(start)
         kind, of_driver = handle[1:2], handle[2:]
@@ -90,6 +96,7 @@ class MemoryManager(_Base):  # type: ignore[misc]
 
     @property
     def interface_version(self) -> int:
+        """The version of Numba's interface for memory managers that this is written for."""
         return 1
 
 

@@ -15,18 +15,19 @@ class HasDevice(Protocol):
 class Stream:
     """Work done in order. Streams do not wait for each other unless told to (`wait`).
 
+    `device` is a device, or an allocator, whose device is meant.
+
     A stream lives until `destroy`, not as long as this object: memory may have been freed on it, and an allocator
     knows it by its handle. Work still running then is finished.
 
-    Safe to use from several threads. Raises StreamError when it has been destroyed, UnsupportedError for what its
-    device cannot do.
+    Safe to use from several threads. Every method raises StreamError once the stream has been destroyed,
+    UnsupportedError for what its device cannot do, and DeviceError if the device fails.
     """
 
-    def __init__(self, device: Device | HasDevice) -> None:
-        """A new stream of a device, or of the device of an allocator."""
+    def __init__(self, device: Device | HasDevice) -> None: ...
     @staticmethod
     def default(device: Device | HasDevice) -> Stream:
-        """The stream that work goes to when none is named; its handle is 0."""
+        """The stream that work goes to when none is named; its handle is 0. It cannot be destroyed."""
     @property
     def device(self) -> Device:
         """The device that does the stream's work."""
@@ -37,10 +38,12 @@ class Stream:
         Raises StreamError when the stream has been destroyed.
         """
     def submit(self, function: Callable[..., object], /, *arguments: object) -> None:
-        """Run a function when everything submitted before is done (host device).
+        """Run `function(*arguments)` when everything submitted before is done. Does not wait for it.
+
+        For devices that run Python functions: the host device does, others raise UnsupportedError.
 
         An exception in it is raised by the next `synchronize` of this stream or of one of its events. Of several
-        the first is; the others, and one that nobody asks for before the stream is destroyed or the interpreter
+        the first is; the others, and one that is not asked for before the stream is destroyed or the interpreter
         ends, are reported through `sys.unraisablehook`.
 
         While the stream is being captured the function is kept instead, and runs when the graph is replayed.
@@ -54,16 +57,25 @@ class Stream:
         capture) or if called by a function that runs on this stream.
         """
     def wait(self, event: Event) -> None:
-        """Let what is submitted from now on wait for an event of any stream of this device."""
+        """Let what is submitted from now on wait for an event of any stream of this device. The caller does not wait.
+
+        Raises StreamError for an event of another device.
+        """
     def record(self) -> Event:
-        """The stream's present place: the event is done when everything submitted so far is."""
+        """An event that is done when everything submitted so far is."""
     def destroy(self) -> None:
-        """Give the stream up. Work that was submitted is still done. A second call does nothing."""
+        """Give the stream up. Work that was submitted is still done. A second call does nothing.
+
+        Raises StreamError for the default stream.
+        """
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 
 class Event:
-    """A place in a stream's work, made by `Stream.record`."""
+    """A place in a stream's work, made by `Stream.record`; done when the work before it is.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self) -> None: ...
     @property

@@ -40,7 +40,8 @@ def _key(**columns: Any) -> Mapping[str, Key]:
 class Settings:
     """Every setting with its value in force. Sizes are in bytes. Raises SettingsError for a value out of range.
 
-    `docs/settings.md` lists all of them, with the key that sets each in a settings string.
+    `docs/settings.md` lists all of them, with the key that sets each in a settings string. `text` is the last such
+    string, verbatim. A record cannot change, so threads may share it.
     """
 
     large_segment_size: int = field(
@@ -305,6 +306,9 @@ KEYS: Final[Mapping[str, Key]] = MappingProxyType(
     {field.name: field.metadata["key"] for field in fields(Settings) if "key" in field.metadata}
 )
 """The table: the key of each setting."""
+
+# `help(Settings)` shows what the table says of each.
+Settings.__doc__ = f"{Settings.__doc__}\n" + "".join(f"    `{setting}`: {key.does}\n" for setting, key in KEYS.items())
 
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({field.name: field.default for field in fields(Settings)})
 

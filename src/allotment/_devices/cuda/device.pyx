@@ -46,7 +46,9 @@ cdef class CudaDevice(Device):
     the one that PyTorch, CuPy and the CUDA runtime share.
 
     Raises DeviceError if there is no driver, none that can be used, or no such device, and in a process
-    that was forked after CUDA was initialized.
+    that was forked after CUDA was initialized. Every property and method raises DeviceError if the driver fails.
+
+    Safe to use from several threads; none needs the device to be the thread's current one.
     """
 
     def __cinit__(self, int index=0):
@@ -87,6 +89,7 @@ cdef class CudaDevice(Device):
 
     @property
     def pci_bus_id(self) -> str:
+        """Where the device is plugged in: "0000:1b:00.0"."""
         cdef char[32] text
         cdef CUresult result = driver.cuDeviceGetPCIBusId(text, sizeof(text), self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetPCIBusId"), "pci_bus_id")
@@ -94,6 +97,7 @@ cdef class CudaDevice(Device):
 
     @property
     def total_memory(self) -> int:
+        """Bytes of memory that the device has."""
         cdef size_t size = 0
         cdef CUresult result = driver.cuDeviceTotalMem_v2(&size, self.backend.context.device)
         self.check(status_of(result, b"cuDeviceTotalMem"), "total_memory")
@@ -101,6 +105,7 @@ cdef class CudaDevice(Device):
 
     @property
     def compute_capability(self) -> tuple[int, int]:
+        """(major, minor) of the architecture that code is compiled for."""
         return (self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
                 self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
 
@@ -146,7 +151,7 @@ cdef class CudaDevice(Device):
         self.check(status, "device_synchronize" if is_whole_device else "stream_synchronize")
 
     def wait(self, stream_t stream, stream_t on) -> None:
-        """`stream` waits for what `on` has now; it joins the capture of `on`."""
+        """Let later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
         cdef event_t event = 0
         cdef status_t status
         with nogil:
@@ -160,7 +165,7 @@ cdef class CudaDevice(Device):
         self.check(status, "stream_wait")
 
     def begin_capture(self, stream_t stream) -> int:
-        """Capture id. Work on the stream becomes nodes of a graph from now on."""
+        """Start a capture: work on the stream becomes nodes of a graph from now on. Returns the capture's id."""
         cdef capture_t capture = 0
         cdef status_t status
         with nogil:
@@ -169,6 +174,7 @@ cdef class CudaDevice(Device):
         return capture
 
     def end_capture(self, stream_t stream) -> CudaGraph:
+        """End the capture that began on the stream. Raises DeviceError if it was spoilt."""
         cdef void* graph = NULL
         cdef status_t status
         with nogil:
@@ -302,6 +308,7 @@ cdef class CudaHold:
     """Keeps a stream busy until `release`, the end of its `with` block, or its own end."""
 
     def release(self) -> None:
+        """Let the stream go on. A second call does nothing."""
         let_go(self.word)
 
     def __enter__(self) -> CudaHold:
@@ -332,10 +339,12 @@ cdef class CudaGraph:
 
     @property
     def handle(self) -> int:
+        """The CUgraph, as a number."""
         return <uintptr_t> self.graph
 
     @property
     def node_count(self) -> int:
+        """How many nodes the graph has."""
         cdef size_t count = 0
         cdef status_t status
         with nogil:
@@ -352,6 +361,7 @@ cdef class CudaGraph:
         self.device.check(status, "instantiate")
 
     def launch(self, stream_t stream) -> None:
+        """Do the graph's work on a stream. The first launch makes the graph ready, which takes much longer."""
         cdef status_t status
         self.instantiate()
         with nogil:
@@ -363,6 +373,7 @@ cdef class CudaGraph:
         self.launch(stream)
 
     def destroy(self) -> None:
+        """Give the graph up, once its launches are over. A second call does nothing."""
         self.device.check(destroy_graph(self.context, &self.graph, &self.executable), "destroy")
 
     def __dealloc__(self):

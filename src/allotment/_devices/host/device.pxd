@@ -31,7 +31,7 @@ cdef class HostDevice(Device):
 
 
 cdef class HostGraph:
-    cdef readonly HostDevice device
+    cdef HostDevice device
     cdef Graph* graph
 
 

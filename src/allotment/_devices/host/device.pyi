@@ -12,6 +12,9 @@ class HostDevice(Device):
     Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
     the default stream work.
+
+    `index` is the device's number in reports: two host devices of one process are told apart by it. Safe to use from
+    several threads.
     """
 
     def __init__(self, index: int = 0) -> None: ...
@@ -34,10 +37,12 @@ class HostDevice(Device):
 class HostGraph:
     """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
 
-    @property
-    def device(self) -> HostDevice: ...
     def __init__(self) -> None: ...
     @property
-    def node_count(self) -> int: ...
+    def device(self) -> HostDevice:
+        """The device it was captured on."""
+    @property
+    def node_count(self) -> int:
+        """How many pieces of work it holds."""
     def replay(self, stream: Stream | int) -> None:
         """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work."""

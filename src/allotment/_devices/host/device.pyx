@@ -33,6 +33,9 @@ cdef class HostDevice(Device):
     Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
     the default stream work.
+
+    `index` is the device's number in reports: two host devices of one process are told apart by it. Safe to use from
+    several threads.
     """
 
     def __cinit__(self, device_t index=0):
@@ -130,7 +133,13 @@ cdef class HostGraph:
             graph_drop(self.graph)
 
     @property
+    def device(self) -> HostDevice:
+        """The device it was captured on."""
+        return self.device
+
+    @property
     def node_count(self) -> int:
+        """How many pieces of work it holds."""
         return self.graph.node_count
 
     def replay(self, stream: Stream | int) -> None:

@@ -8,6 +8,10 @@ class SimulatedDevice(Device):
 
     A stream has work only if `launch` gave it some; an event recorded behind unfinished work is not
     ready until `finish`. Waiting (synchronize) finishes what it waits for.
+
+    `capacity` is the device's memory in bytes, `index` its number in reports, `script` what decides in its place, for
+    replaying recordings. Raises RequestError for a capacity of 0 or of 2**60 and above. Safe to use from several
+    threads, except `finish` and the captures of one stream.
     """
 
     def __init__(self, capacity: int, index: int = 0, script: Script | None = None) -> None: ...
@@ -26,21 +30,25 @@ class SimulatedDevice(Device):
     def calls(self) -> dict[str, int]:
         """How often each operation of the contract was called, by its name."""
     def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Let calls of a contract operation ("segment_allocate", "map", ...) fail, `after` more have succeeded."""
+        """Let calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, `after` others.
+
+        They fail as out of memory, or with `out_of_memory=False` as a device error. Raises RequestError for an
+        operation that this device does not have.
+        """
     def refuse_calls(self, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Let calls of whatever operation fail, `after` more have succeeded; `times` 0 ends it."""
+        """Let calls of any operation fail: `times` of them, `after` others; 0 times ends it."""
     def launch(self, stream: int) -> int:
-        """A unit of work on the stream: a node of its capture if it is being captured."""
+        """Give the stream a unit of work, done at `finish`; in a capture a node, whose number is returned (else 0)."""
     def finish(self, stream: int | None = None) -> None:
-        """All work launched so far (on one stream, or all) is done."""
+        """Let all work launched so far be done, on one stream or (None) on all."""
     def create_stream(self) -> int:
         """Handle of a new stream."""
     def destroy_stream(self, stream: int) -> None:
         """Give a stream up; its handle is refused from now on (DeviceError)."""
     def wait(self, stream: int, on: int) -> None:
-        """`stream` waits for what `on` has now; it joins the capture of `on`."""
+        """Let later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
     def begin_capture(self, stream: int) -> int:
-        """Capture id. Work launched on the stream becomes nodes from now on."""
+        """Start a capture: work launched on the stream becomes nodes from now on. Returns the capture's id."""
     def end_capture(self, stream: int) -> None:
         """End the capture that began on the stream.
 

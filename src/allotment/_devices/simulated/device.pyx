@@ -63,6 +63,10 @@ cdef class SimulatedDevice(Device):
 
     A stream has work only if `launch` gave it some; an event recorded behind unfinished work is not
     ready until `finish`. Waiting (synchronize) finishes what it waits for.
+
+    `capacity` is the device's memory in bytes, `index` its number in reports, `script` what decides in its place, for
+    replaying recordings. Raises RequestError for a capacity of 0 or of 2**60 and above. Safe to use from several
+    threads, except `finish` and the captures of one stream.
     """
 
     def __cinit__(self, capacity: int, index: int = 0, script: Script | None = None):
@@ -119,17 +123,21 @@ cdef class SimulatedDevice(Device):
         return {name: self.simulation.called[<int> operation] for operation, name in enumerate(OPERATION_NAMES)}
 
     def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Let calls of a contract operation ("segment_allocate", "map", ...) fail, `after` more have succeeded."""
+        """Let calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, `after` others.
+
+        They fail as out of memory, or with `out_of_memory=False` as a device error. Raises RequestError for an
+        operation that this device does not have.
+        """
         if operation not in OPERATION_NAMES:
             raise RequestError(f"{operation!r} is no operation of this device: {', '.join(OPERATION_NAMES)}")
         self.simulation.refusals[<int> OPERATION_NAMES.index(operation)] = refusal_of(times, after, out_of_memory)
 
     def refuse_calls(self, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Let calls of whatever operation fail, `after` more have succeeded; `times` 0 ends it."""
+        """Let calls of any operation fail: `times` of them, `after` others; 0 times ends it."""
         self.simulation.refusal = refusal_of(times, after, out_of_memory)
 
     def launch(self, stream_t stream) -> int:
-        """A unit of work on the stream: a node of its capture if it is being captured."""
+        """Give the stream a unit of work, done at `finish`; in a capture a node, whose number is returned (else 0)."""
         cdef Simulation* sim = &self.simulation
         cdef SimStream* on
         cdef node_t node = 0
@@ -145,7 +153,7 @@ cdef class SimulatedDevice(Device):
         return node
 
     def finish(self, stream: int | None = None) -> None:
-        """All work launched so far (on one stream, or all) is done."""
+        """Let all work launched so far be done, on one stream or (None) on all."""
         cdef SimStream* which
         if stream is None:
             self.raise_unless(self.table.device_synchronize(&self.simulation), "device_synchronize")
@@ -165,7 +173,7 @@ cdef class SimulatedDevice(Device):
         self.raise_unless(self.table.stream_destroy(&self.simulation, stream), "stream_destroy")
 
     def wait(self, stream_t stream, stream_t on) -> None:
-        """`stream` waits for what `on` has now; it joins the capture of `on`."""
+        """Let later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
         cdef event_t event = 0
         self.raise_unless(self.table.event_create(&self.simulation, &event), "event_create")
         try:
@@ -175,7 +183,7 @@ cdef class SimulatedDevice(Device):
             self.table.event_destroy(&self.simulation, event)
 
     def begin_capture(self, stream_t stream) -> int:
-        """Capture id. Work launched on the stream becomes nodes from now on."""
+        """Start a capture: work launched on the stream becomes nodes from now on. Returns the capture's id."""
         cdef capture_t capture = 0
         self.raise_unless(self.table.capture_begin(&self.simulation, stream, &capture), "capture_begin")
         return capture
