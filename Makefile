@@ -22,13 +22,13 @@ test: $(VENV)/built ## all tests that need no GPU
 
 lint: $(VENV)/built ## style of Python and Cython, and types
 	$(BIN)/ruff check .
-	$(BIN)/python tools/stubs.py --check
+	$(BIN)/python tools/stubs --check
 	PATH="$(BIN):$$PATH" cython-lint src tests/extensions
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.12 tests/typing_example.py
 
 stubs: $(VENV)/installed ## write the stubs of the compiled modules anew, from their code
-	$(BIN)/python tools/stubs.py
+	$(BIN)/python tools/stubs
 
 bench: $(VENV)/built ## the hot path next to every peer that is installed
 	$(BIN)/allotment bench

@@ -1,6 +1,6 @@
 """A stub is a promise about a compiled module: what it names is there, and what is there it names.
 
-Stubs are made from the code (tools/stubs.py). That they are up to date is one test; that the code, once compiled, is as
+Stubs are made from the code (tools/stubs). That they are up to date is one test; that the code, once compiled, is as
 they say is the rest.
 """
 
@@ -101,6 +101,13 @@ def classes() -> list[tuple[str, str]]:
     ]
 
 
+def has_constructor(one: tuple[str, str]) -> bool:
+    """Whether a class's stub has one, and was made from the code."""
+    module, name = one
+    methods = [method.name for method in stub_of(module)[name].body if isinstance(method, Function)]
+    return "__init__" in methods and STUBS[module].read_text().startswith("# Made from")
+
+
 def functions() -> list[tuple[str, str]]:
     """Every function and method of the stubs, by module and dotted name."""
     found = []
@@ -155,7 +162,7 @@ def real_parameters(function: object) -> list[tuple[str, str]]:
 
 def test_the_stubs_are_what_the_code_says():
     pytest.importorskip("Cython", reason="Cython is not installed, whose parser reads the code")
-    program = SOURCE.parent / "tools" / "stubs.py"
+    program = SOURCE.parent / "tools" / "stubs"
     check = subprocess.run([sys.executable, program, "--check"], capture_output=True, text=True)
     assert check.returncode == 0, check.stdout + check.stderr
 
@@ -195,8 +202,20 @@ def test_a_function_in_a_stub_takes_what_the_real_one_takes(module: str, name: s
         real = getattr(real, part)
     assert isinstance(stub, Function)
     promised, taken = described_parameters(stub), real_parameters(real)
+    assert_equal_parameters(promised, taken, real)
+
+
+def assert_equal_parameters(promised, taken, real):
     if isinstance(real, MethodDescriptorType) and not promised[0][0].endswith("/"):
         promised[0] = (promised[0][0] + "/", "")  # a plain method of a compiled class takes `self` by position alone
     assert [name for name, _ in promised] == [name for name, _ in taken]
     for (name, default), (_, real_default) in zip(promised, taken, strict=True):
         assert default == real_default or (default == "..." and real_default), name
+
+
+@pytest.mark.parametrize(("module", "name"), [one for one in classes() if has_constructor(one)])
+def test_a_class_shows_the_signature_that_its_stub_has(module: str, name: str) -> None:
+    real = getattr(imported(module), name)
+    if inspect.isclass(real) and not issubclass(real, Exception):
+        stub = next(one for one in stub_of(module)[name].body if isinstance(one, Function) and one.name == "__init__")
+        assert_equal_parameters(described_parameters(stub)[1:], real_parameters(real), real)

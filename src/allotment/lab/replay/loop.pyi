@@ -53,4 +53,4 @@ class Replay:
     def figures(self) -> dict[str, int]:
         """The counters of the window."""
     def blocks(self) -> list[tuple[int, int, int]]:
-        """(address, size, state) of every mapped block, by address; the states are those of a snapshot's blocks."""
+        """(address, size, state) of every mapped block, by address; the states are of `BlockState`."""

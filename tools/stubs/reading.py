@@ -1,38 +1,9 @@
-"""Writes the stubs: a `.pyi` beside each `.pyx` that Python can import something from.
-
-    python tools/stubs.py              write them all
-    python tools/stubs.py --check      say which are not up to date, and write nothing
-
-The code is where types and docstrings live; a stub is a copy for type checkers and editors, which cannot read Cython.
-What goes into it, of each name without an underscore in front:
-
-    functions, methods      A parameter's type is its annotation, or else its C type. The result's is its annotation.
-    classes                 `__init__`, or `__cinit__` where there is none; special methods that have a docstring, an
-                            annotation or a fixed form; attributes that `.pyx` or `.pxd` declare as readonly or public.
-    constants               Those with an annotation.
-
-Annotations change no code (`annotation_typing` is off), so they may name what the module does not import: a name is
-looked for in the module itself, in its imports and cimports, in Python's typing modules, and then among all classes of
-the package.
-
-The docstring of a class starts with its signature, which is where `inspect.signature` finds it (compiled classes have
-no other place for it); complaints say what the line should be:
-
-    \"\"\"Stream(device)\\n--\\n
-    Work done in order.
-    \"\"\"
-"""
+"""A `.pyx` and its `.pxd`, read with Cython's own parser: what they offer Python, as data."""
 
 from __future__ import annotations
 
-import argparse
 import ast
-import builtins
-import inspect
-import re
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +11,12 @@ from Cython.CodeWriter import ExpressionWriter
 from Cython.Compiler import ExprNodes, Nodes
 from Cython.Compiler.Errors import CompilerCrash, init_thread
 from Cython.Compiler.TreeFragment import StringParseContext, parse_from_strings
-
-SOURCE = Path(__file__).parents[1] / "src"
-WIDTH = 120
+from model import SOURCE, Class, Function, Module, Variable
 
 FLOATS = {"double", "float"}
 PYTHON_TYPES = {"str", "bytes", "tuple", "list", "dict", "set", "frozenset", "bytearray"}
 ARRAY_ITEMS = {f"{kind}{bits}_t": f"np.{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 ARRAY_ITEMS |= {"char": "np.uint8", "double": "np.float64", "float": "np.float32"}
-
-WELL_KNOWN = {  # names that annotations may use without an import
-    "collections.abc": "Callable Collection Generator Iterable Iterator Mapping MutableMapping Sequence",
-    "typing": "Any ClassVar Final Literal NamedTuple NoReturn Protocol Self TypeAlias",
-    "types": "ModuleType TracebackType",
-    "os": "PathLike",
-    "numpy.typing": "ArrayLike DTypeLike NDArray",
-    "_typeshed": "ReadableBuffer WriteableBuffer",
-}
-HOMES = {name: module for module, names in WELL_KNOWN.items() for name in names.split()}
 
 SPECIAL = {  # special methods whose form is fixed; others appear if they have annotations or a docstring
     "__bool__": "(self) -> bool",
@@ -75,53 +34,12 @@ RENAMED = {"__getbuffer__": "__buffer__", "__cinit__": "__init__"}
 OMITTED = {"__dealloc__", "__del__", "__repr__", "__str__", "__reduce__", "__releasebuffer__"}
 
 
-@dataclass
-class Function:
-    name: str
-    parameters: list[str]
-    returns: str
-    doc: str | None
-    decorators: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Variable:
-    name: str
-    type: str | None  # None: a member of an enumeration
-    doc: str | None = None
-
-
-@dataclass
-class Class:
-    name: str
-    bases: list[str]
-    doc: str | None
-    members: list[Function | Variable] = field(default_factory=list)
-
-
-@dataclass
-class Module:
-    """What a `.pyx` offers Python, and where the names in its annotations may come from."""
-
-    name: str
-    path: Path
-    items: list[Function | Class | Variable] = field(default_factory=list)
-    imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # name -> module, name there
-    complaints: list[str] = field(default_factory=list)  # of what the code does not say and a stub needs
-
-    def complain(self, line: int, text: str) -> None:
-        self.complaints.append(f"{self.path.relative_to(SOURCE.parent)}:{line}: {text}")
-
-
 def is_public(name: str) -> bool:
     return not name.startswith("_")
 
 
 def is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-# Reading.
 
 
 def parsed(path: Path) -> Any:
@@ -385,7 +303,7 @@ class Reader:
             arguments.append(name.split(":")[0] + (f"={default}" if default else ""))
         wanted = f"{node.class_name}({', '.join(arguments)})"
         if shown is None or shown.replace("'", '"') != wanted:
-            self.complain(node, f'the docstring of {node.class_name} should start with {wanted}\\n--\\n')
+            self.complain(node, f"the docstring of {node.class_name} should start with {wanted}\\n--\\n")
 
 
 def text_of(statement: Any) -> str | None:
@@ -407,218 +325,3 @@ def split_parameters(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return [part.strip() for part in parts]
-
-
-# Writing.
-
-
-def names_in(annotation: str) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(annotation.lstrip("*"), mode="eval")):
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-    return names
-
-
-def names_used(module: Module) -> set[str]:
-    names: set[str] = set()
-
-    def look_at(item: Function | Class | Variable) -> None:
-        if isinstance(item, Class):
-            for base in item.bases:
-                names.update(names_in(base))
-            for member in item.members:
-                look_at(member)
-        elif isinstance(item, Variable):
-            names.update(names_in(item.type) if item.type else ())
-        else:
-            names.update(names_in(item.returns))
-            for parameter in item.parameters:
-                annotation = parameter.partition(":")[2].partition(" = ")[0].strip()
-                names.update(names_in(annotation) if annotation else ())
-
-    for item in module.items:
-        look_at(item)
-    return names
-
-
-def import_lines(module: Module, classes: dict[str, set[str]]) -> list[str]:
-    """The imports for all names used, as Ruff orders them."""
-    own = {item.name for item in module.items}
-    plain: set[str] = set()
-    wanted: dict[str, set[str]] = {}
-    for name in sorted(names_used(module) - own - set(dir(builtins))):
-        if name in module.imports:
-            home, there = module.imports[name]
-        elif name == "np":
-            home, there = "numpy", None
-        elif name in HOMES:
-            home, there = HOMES[name], name
-        else:
-            homes = classes.get(name, set())
-            if len(homes) != 1:
-                found = f"in several modules: {', '.join(sorted(homes))}" if homes else "nowhere"
-                module.complain(1, f"`{name}` in an annotation is defined {found}")
-                continue
-            home, there = next(iter(homes)), name
-        if there is None:
-            plain.add(f"import {home}" if home == name else f"import {home} as {name}")
-        else:
-            wanted.setdefault(home, set()).add(there if there == name else f"{there} as {name}")
-    lines = []
-    for group in range(3):
-        section = sorted(one for one in plain if group_of(one.split()[1]) == group)
-        for home in sorted(one for one in wanted if group_of(one) == group):
-            section.append(wrapped(f"from {home} import ", ordered(wanted[home]), "(", ")"))
-        if section:
-            lines += [*section, ""]
-    return lines
-
-
-def ordered(names: set[str]) -> list[str]:
-    """As isort does: constants, classes, then the rest."""
-    return sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
-
-
-def group_of(module: str) -> int:
-    root = module.split(".")[0]
-    return 2 if root == "allotment" else 0 if root in sys.stdlib_module_names else 1
-
-
-def wrapped(
-    start: str, parts: list[str], opening: str = "", closing: str = "", end: str = "", indent: str = ""
-) -> str:
-    """`start`, the parts with commas, `end`: on one line, on one indented line, or on a line each."""
-    one_line = f"{indent}{start}{', '.join(parts)}{end}"
-    if len(one_line) <= WIDTH:
-        return one_line
-    inner = f"{indent}    {', '.join(parts)}"
-    if len(inner) <= WIDTH and not opening:
-        return f"{indent}{start}\n{inner}\n{indent}{end}"
-    body = "".join(f"{indent}    {part},\n" for part in parts)
-    return f"{indent}{start}{opening}\n{body}{indent}{closing}{end}"
-
-
-def docstring_lines(doc: str, indent: str) -> list[str]:
-    text = inspect.cleandoc(doc).strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    if text.startswith('"'):
-        text = " " + text
-    if text.endswith('"'):
-        text = text[:-1] + '\\"'
-    lines = text.split("\n")
-    quoted = [f'{indent}"""{lines[0]}', *(f"{indent}{line}".rstrip() for line in lines[1:])]
-    if len(lines) == 1 and len(quoted[0]) + 3 <= WIDTH:
-        return [quoted[0] + '"""']
-    return [*quoted, f'{indent}"""']
-
-
-def function_lines(function: Function, indent: str) -> list[str]:
-    lines = [f"{indent}@{decorator}" for decorator in function.decorators]
-    end = f") -> {function.returns}:" + ("" if function.doc else " ...")
-    header = wrapped(f"def {function.name}(", function.parameters, end=end, indent=indent)
-    lines += header.split("\n")
-    return lines + (docstring_lines(function.doc, indent + "    ") if function.doc else [])
-
-
-def variable_lines(variable: Variable, indent: str) -> list[str]:
-    lines = [f"{indent}{variable.name} = ..." if variable.type is None else f"{indent}{variable.name}: {variable.type}"]
-    return lines + (docstring_lines(variable.doc, indent) if variable.doc else [])
-
-
-def class_lines(cls: Class) -> list[str]:
-    lines = [f"class {cls.name}{'(' + ', '.join(cls.bases) + ')' if cls.bases else ''}:"]
-    if cls.doc:
-        lines += [*docstring_lines(cls.doc, "    "), ""]
-    before: Function | Variable | None = None
-    for member in cls.members:
-        if isinstance(before, Variable) and isinstance(member, Function):
-            lines.append("")
-        lines += variable_lines(member, "    ") if isinstance(member, Variable) else function_lines(member, "    ")
-        before = member
-    return lines
-
-
-def stub_text(module: Module, classes: dict[str, set[str]]) -> str:
-    lines = [f"# Made from {module.path.name} by `make stubs`: change it there.", ""]
-    lines += import_lines(module, classes)
-    for item in module.items:
-        if isinstance(item, Class):
-            lines += class_lines(item)
-        else:
-            lines += variable_lines(item, "") if isinstance(item, Variable) else function_lines(item, "")
-        lines.append("")
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-# All of the package.
-
-
-def package_classes() -> dict[str, set[str]]:
-    """The modules that define a class, or another name for a type, by its name."""
-    classes: dict[str, set[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py*")):
-        if path.suffix not in (".py", ".pyx"):
-            continue
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        text = path.read_text()
-        found = re.findall(r"^(?:cdef )?class (\w+)", text, re.MULTILINE)
-        if path.suffix == ".py":
-            found += re.findall(r"^([A-Z][a-z]\w*)(?:: TypeAlias)? = ", text, re.MULTILINE)
-        for name in found:
-            classes.setdefault(name, set()).add(module)
-    return classes
-
-
-def is_hand_written(stub: Path) -> bool:
-    """A stub from before there was this program, for a module that does not yet say all itself."""
-    return stub.exists() and not stub.read_text().startswith("# Made from")
-
-
-def stubs(complaints: list[str]) -> dict[Path, str]:
-    """The text of every stub, by its path. What keeps one from being made is added to the complaints."""
-    classes = package_classes()
-    made = {}
-    for path in sorted(SOURCE.rglob("*.pyx")):
-        if not re.search(r"^(def|class|cdef class|[A-Za-z]\w*: )", path.read_text(), re.MULTILINE):
-            continue
-        if is_hand_written(path.with_suffix(".pyi")):
-            continue
-        module = Reader(path, classes).read()
-        if module.items:
-            made[path.with_suffix(".pyi")] = stub_text(module, classes)
-            complaints += module.complaints
-    return made
-
-
-def outdated() -> list[str]:
-    """What is wrong with the stubs as they are, in lines for people."""
-    lines: list[str] = []
-    made = stubs(lines)
-    for path, text in made.items():
-        if not path.exists() or path.read_text() != text:
-            lines.append(f"{path.relative_to(SOURCE.parent)} is not up to date: run `make stubs`")
-    if not lines:
-        left = [path for path in SOURCE.rglob("*.pyi") if path not in made and not is_hand_written(path)]
-        lines = [f"{path.relative_to(SOURCE.parent)} has no module any more: delete it" for path in left]
-    return lines
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write the stubs of all compiled modules.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a stub is not up to date")
-    if parser.parse_args().check:
-        lines = outdated()
-        print("\n".join(lines) or "all stubs are up to date")
-        return 1 if lines else 0
-    complaints: list[str] = []
-    made = stubs(complaints)
-    changed = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
-    for path in changed:
-        path.write_text(made[path])
-    print("\n".join(complaints + [f"wrote {path.relative_to(SOURCE.parent)}" for path in changed]) or "nothing to do")
-    return 1 if complaints else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

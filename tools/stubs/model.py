@@ -1,0 +1,46 @@
+"""What a compiled module offers Python, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@dataclass
+class Function:
+    name: str
+    parameters: list[str]
+    returns: str
+    doc: str | None
+    decorators: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Variable:
+    name: str
+    type: str | None  # None: a member of an enumeration
+    doc: str | None = None
+
+
+@dataclass
+class Class:
+    name: str
+    bases: list[str]
+    doc: str | None
+    members: list[Function | Variable] = field(default_factory=list)
+
+
+@dataclass
+class Module:
+    """What a `.pyx` offers Python, and where the names in its annotations may come from."""
+
+    name: str
+    path: Path
+    items: list[Function | Class | Variable] = field(default_factory=list)
+    imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # name -> module, name there
+    complaints: list[str] = field(default_factory=list)  # of what the code does not say and a stub needs
+
+    def complain(self, line: int, text: str) -> None:
+        self.complaints.append(f"{self.path.relative_to(SOURCE.parent)}:{line}: {text}")

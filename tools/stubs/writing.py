@@ -1,0 +1,158 @@
+"""A module's offer to Python as the text of a stub, in the form that Ruff gives it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import sys
+
+from model import Class, Function, Module, Variable
+
+WIDTH = 120
+
+WELL_KNOWN = {  # names that annotations may use without an import
+    "collections.abc": "Callable Collection Generator Iterable Iterator Mapping MutableMapping Sequence",
+    "typing": "Any ClassVar Final Literal NamedTuple NoReturn Protocol Self TypeAlias",
+    "types": "ModuleType TracebackType",
+    "os": "PathLike",
+    "numpy.typing": "ArrayLike DTypeLike NDArray",
+    "_typeshed": "ReadableBuffer WriteableBuffer",
+}
+HOMES = {name: module for module, names in WELL_KNOWN.items() for name in names.split()}
+
+
+def names_in(annotation: str) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(annotation.lstrip("*"), mode="eval")):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+    return names
+
+
+def names_used(module: Module) -> set[str]:
+    names: set[str] = set()
+
+    def look_at(item: Function | Class | Variable) -> None:
+        if isinstance(item, Class):
+            for base in item.bases:
+                names.update(names_in(base))
+            for member in item.members:
+                look_at(member)
+        elif isinstance(item, Variable):
+            names.update(names_in(item.type) if item.type else ())
+        else:
+            names.update(names_in(item.returns))
+            for parameter in item.parameters:
+                annotation = parameter.partition(":")[2].partition(" = ")[0].strip()
+                names.update(names_in(annotation) if annotation else ())
+
+    for item in module.items:
+        look_at(item)
+    return names
+
+
+def import_lines(module: Module, classes: dict[str, set[str]]) -> list[str]:
+    """The imports for all names used, as Ruff orders them."""
+    own = {item.name for item in module.items}
+    plain: set[str] = set()
+    wanted: dict[str, set[str]] = {}
+    for name in sorted(names_used(module) - own - set(dir(builtins))):
+        if name in module.imports:
+            home, there = module.imports[name]
+        elif name == "np":
+            home, there = "numpy", None
+        elif name in HOMES:
+            home, there = HOMES[name], name
+        else:
+            homes = classes.get(name, set())
+            if len(homes) != 1:
+                found = f"in several modules: {', '.join(sorted(homes))}" if homes else "nowhere"
+                module.complain(1, f"`{name}` in an annotation is defined {found}")
+                continue
+            home, there = next(iter(homes)), name
+        if there is None:
+            plain.add(f"import {home}" if home == name else f"import {home} as {name}")
+        else:
+            wanted.setdefault(home, set()).add(there if there == name else f"{there} as {name}")
+    lines = []
+    for group in range(3):
+        section = sorted(one for one in plain if group_of(one.split()[1]) == group)
+        for home in sorted(one for one in wanted if group_of(one) == group):
+            section.append(wrapped(f"from {home} import ", ordered(wanted[home]), "(", ")"))
+        if section:
+            lines += [*section, ""]
+    return lines
+
+
+def ordered(names: set[str]) -> list[str]:
+    """As isort does: constants, classes, then the rest."""
+    return sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+
+
+def group_of(module: str) -> int:
+    root = module.split(".")[0]
+    return 2 if root == "allotment" else 0 if root in sys.stdlib_module_names else 1
+
+
+def wrapped(start: str, parts: list[str], opening: str = "", closing: str = "", end: str = "", indent: str = "") -> str:
+    """`start`, the parts with commas, `end`: on one line, on one indented line, or on a line each."""
+    one_line = f"{indent}{start}{', '.join(parts)}{end}"
+    if len(one_line) <= WIDTH:
+        return one_line
+    inner = f"{indent}    {', '.join(parts)}"
+    if len(inner) <= WIDTH and not opening:
+        return f"{indent}{start}\n{inner}\n{indent}{end}"
+    body = "".join(f"{indent}    {part},\n" for part in parts)
+    return f"{indent}{start}{opening}\n{body}{indent}{closing}{end}"
+
+
+def docstring_lines(doc: str, indent: str) -> list[str]:
+    text = inspect.cleandoc(doc).strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    if text.startswith('"'):
+        text = " " + text
+    if text.endswith('"'):
+        text = text[:-1] + '\\"'
+    lines = text.split("\n")
+    quoted = [f'{indent}"""{lines[0]}', *(f"{indent}{line}".rstrip() for line in lines[1:])]
+    if len(lines) == 1 and len(quoted[0]) + 3 <= WIDTH:
+        return [quoted[0] + '"""']
+    return [*quoted, f'{indent}"""']
+
+
+def function_lines(function: Function, indent: str) -> list[str]:
+    lines = [f"{indent}@{decorator}" for decorator in function.decorators]
+    end = f") -> {function.returns}:" + ("" if function.doc else " ...")
+    header = wrapped(f"def {function.name}(", function.parameters, end=end, indent=indent)
+    lines += header.split("\n")
+    return lines + (docstring_lines(function.doc, indent + "    ") if function.doc else [])
+
+
+def variable_lines(variable: Variable, indent: str) -> list[str]:
+    lines = [f"{indent}{variable.name} = ..." if variable.type is None else f"{indent}{variable.name}: {variable.type}"]
+    return lines + (docstring_lines(variable.doc, indent) if variable.doc else [])
+
+
+def class_lines(cls: Class) -> list[str]:
+    lines = [f"class {cls.name}{'(' + ', '.join(cls.bases) + ')' if cls.bases else ''}:"]
+    if cls.doc:
+        lines += [*docstring_lines(cls.doc, "    "), ""]
+    before: Function | Variable | None = None
+    for member in cls.members:
+        if isinstance(before, Variable) and isinstance(member, Function):
+            lines.append("")
+        lines += variable_lines(member, "    ") if isinstance(member, Variable) else function_lines(member, "    ")
+        before = member
+    return lines
+
+
+def stub_text(module: Module, classes: dict[str, set[str]]) -> str:
+    lines = [f"# Made from {module.path.name} by `make stubs`: change it there.", ""]
+    lines += import_lines(module, classes)
+    for item in module.items:
+        if isinstance(item, Class):
+            lines += class_lines(item)
+        else:
+            lines += variable_lines(item, "") if isinstance(item, Variable) else function_lines(item, "")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
