@@ -8,7 +8,7 @@ COVERAGE := build/coverage
 COPIED := src docs examples pyproject.toml setup.py README.md LICENSE
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: help demo test lint bench gpu frameworks coverage sanitize race clean
+.PHONY: help demo generate test lint bench gpu frameworks coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -24,6 +24,9 @@ lint: $(VENV)/built ## style of Python and Cython, and types
 	$(BIN)/ruff check .
 	PATH="$(BIN):$$PATH" cython-lint src
 	$(BIN)/mypy
+
+generate: ## write into the sources what follows from the contract's table of operations
+	$(PYTHON) tools/generate.py
 
 bench: $(VENV)/built ## the hot path next to every peer that is installed
 	$(BIN)/allotment bench

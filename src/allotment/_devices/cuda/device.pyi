@@ -3,6 +3,7 @@ from types import TracebackType
 from _typeshed import ReadableBuffer
 
 from allotment._core.contract.table import Device
+from allotment._devices.graphs import DeviceGraph
 
 class CudaDevice(Device):
     """A GPU behind the CUDA driver, by index; in reports it is "cuda:0".
@@ -68,17 +69,10 @@ class CudaHold:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-class CudaGraph:
-    """A captured graph. `handle` is a CUgraph as the contract's capture_end gives it; it is owned from now on."""
+class CudaGraph(DeviceGraph):
+    """A captured graph."""
 
-    def __init__(self, device: CudaDevice, handle: int) -> None: ...
-    @property
-    def handle(self) -> int: ...
     @property
     def node_count(self) -> int: ...
     def instantiate(self) -> None:
-        """Make it ready for launch; `launch` does so by itself."""
-    def launch(self, stream: int) -> None: ...
-    def replay(self, stream: int) -> None:
-        """`launch`, under the name that every device's graphs have."""
-    def destroy(self) -> None: ...
+        """Make it ready for replay; `replay` does so by itself."""

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from allotment._core.contract.table import Device
+from allotment._devices.graphs import DeviceGraph
 from allotment._devices.streams import Stream
 
 class HostDevice(Device):
@@ -29,12 +30,8 @@ class HostDevice(Device):
         back; it has ended then all the same.
         """
 
-class HostGraph:
-    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
+class HostGraph(DeviceGraph):
+    """Work kept by a capture on the host."""
 
     @property
-    def device(self) -> HostDevice: ...
-    @property
     def node_count(self) -> int: ...
-    def replay(self, stream: Stream | int) -> None:
-        """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work."""

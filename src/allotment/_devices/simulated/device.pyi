@@ -1,6 +1,7 @@
 from typing import Protocol
 
 from allotment._core.contract.table import Device
+from allotment._devices.graphs import DeviceGraph
 
 class Script(Protocol):
     """Answers for what a device decides and an allocator cannot: for replaying recordings.
@@ -49,7 +50,7 @@ class SimulatedDevice(Device):
         """`stream` waits for what `on` has now; it joins the capture of `on`."""
     def begin_capture(self, stream: int) -> int:
         """Capture id. Work launched on the stream becomes nodes from now on."""
-    def end_capture(self, stream: int) -> None:
+    def end_capture(self, stream: int) -> DeviceGraph:
         """Raises DeviceError if the capture was broken or a stream that joined was not joined back."""
     def break_capture(self, stream: int) -> None: ...
     def capture_of(self, stream: int) -> int:
