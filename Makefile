@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COVERAGE := build/coverage
-COPIED := src docs examples pyproject.toml setup.py README.md LICENSE
+COPIED := src docs examples tools pyproject.toml setup.py README.md LICENSE
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
 .PHONY: help demo generate test lint bench gpu frameworks coverage sanitize race clean
