@@ -8,7 +8,7 @@ COVERAGE := build/coverage
 COPIED := src docs tools examples pyproject.toml setup.py README.md LICENSE
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: help demo test stubs lint bench gpu frameworks coverage sanitize race clean
+.PHONY: help demo generate test stubs lint bench gpu frameworks coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -29,6 +29,9 @@ lint: $(VENV)/built ## style of Python and Cython, and types
 
 stubs: $(VENV)/installed ## write the stubs of the compiled modules anew, from their code
 	$(BIN)/python tools/stubs
+
+generate: ## write into the sources what follows from the contract's table of operations
+	$(PYTHON) tools/generate.py
 
 bench: $(VENV)/built ## the hot path next to every peer that is installed
 	$(BIN)/allotment bench

@@ -214,7 +214,7 @@ class TestCapture:
 
         for _ in range(2):
             device.memset_async(memory, 0, SIZE, stream)
-            graph.launch(stream)
+            graph.replay(stream)
             device.synchronize(stream)
             assert device.copy_to_host(memory, 1) == b"\3"
 
@@ -224,7 +224,7 @@ class TestCapture:
         graph.destroy()
         graph.destroy()
         assert graph.handle == 0
-        for use in (graph.instantiate, lambda: graph.launch(stream), lambda: graph.node_count):
+        for use in (graph.instantiate, lambda: graph.replay(stream), lambda: graph.node_count):
             with pytest.raises(DeviceError, match="destroyed"):
                 use()
 

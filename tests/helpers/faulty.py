@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from allotment._core.contract.probe import OPERATIONS
+from allotment._core.contract.operations import OPERATIONS
 from allotment._devices.python.backend import Backend
 
-METHODS = ("allocate", "free", *OPERATIONS)
+METHODS = [operation.python_name for operation in OPERATIONS if not operation.is_special]
 Faults = Callable[[int, str], BaseException | None]
 
 

@@ -59,6 +59,9 @@ class QueueDevice(Backend):
         self._streams = {0: Queue()}
         self._events: dict[int, Event] = {}
         self._predecessors: dict[int, set[int]] = {}
+        self._graphs: set[int] = set()
+        self.launched: list[tuple[int, int]] = []
+        """(graph, stream) of every launch, also inside captures."""
 
     # For tests.
 
@@ -178,7 +181,9 @@ class QueueDevice(Backend):
             for queue in self._streams.values():
                 if queue.capture == ended:
                     queue.capture, queue.terminals = 0, set()
-            return ended
+            graph = self._number()
+            self._graphs.add(graph)
+            return graph
 
     def capture_status(self, stream: int) -> int:
         with self._lock:
@@ -194,6 +199,22 @@ class QueueDevice(Backend):
 
     def capture_relaxed(self, relaxed: bool) -> None:
         pass  # captures here are never strict
+
+    def graph_launch(self, graph: int, stream: int) -> None:
+        with self._lock:
+            self._stream(stream)
+            self._check_graph(graph)
+            self.launched.append((graph, stream))
+            self.launch(stream)
+
+    def graph_destroy(self, graph: int) -> None:
+        with self._lock:
+            self._check_graph(graph)
+            self._graphs.remove(graph)
+
+    def _check_graph(self, graph: int) -> None:
+        if graph not in self._graphs:
+            raise AddressError(f"there is no graph {graph}", graph)
 
     def _stream(self, stream: int) -> Queue:
         if stream not in self._streams:

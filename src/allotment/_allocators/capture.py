@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from allotment._allocators.caching.pools import Pool, PoolId, next_graph_pool_id
 from allotment._allocators.current import allocator_on
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
+from allotment._devices.graphs import DeviceGraph, begin_capture, end_capture
 from allotment.errors import AllotmentError, CaptureError, DeviceError
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ class Graph:
         self.allocator = allocator
         self.stream = stream
         self.pool = pool
-        self._work: Any = None
+        self._work: DeviceGraph | None = None
         self._holds_pool = False
 
     def replay(self, stream: Stream | None = None) -> None:
         """Run the captured work again, in stream order: on the stream it was captured on, or another."""
         if self._work is None:
             raise CaptureError("there is nothing to replay: the capture did not end well, or the graph was reset")
-        self._work.replay((stream or self.stream).handle)
+        self._work.replay(stream or self.stream)
 
     def reset(self) -> None:
         """Forget the work and give up the memory; a second time, nothing happens.
@@ -84,8 +85,7 @@ class capture:
         self._graph = Graph(allocator, stream, self._id)
 
     def __enter__(self) -> Graph:
-        device: Any = self._stream.device
-        capture_id = device.begin_capture(self._stream.handle)
+        capture_id = begin_capture(self._stream.device, self._stream)
         try:
             self._allocator.begin_allocate_to_pool(self._id, capture=capture_id)
         except BaseException:
@@ -100,11 +100,10 @@ class capture:
             self._abandon_device_capture()
             self._let_go_of_pool()
             return
-        device: Any = self._stream.device
         try:
             if isinstance(self._allocator, AsyncAllocator):
                 self._allocator.join_capture(self._stream)
-            work = device.end_capture(self._stream.handle)
+            work = end_capture(self._stream.device, self._stream)
         except DeviceError as refused:
             self._abandon_device_capture()
             self._let_go_of_pool()
@@ -114,9 +113,8 @@ class capture:
         self._graph._holds_pool = True
 
     def _abandon_device_capture(self) -> None:
-        device: Any = self._stream.device
         with suppress(AllotmentError):  # it was broken already, or never whole: either way it has ended
-            device.end_capture(self._stream.handle)
+            end_capture(self._stream.device, self._stream)
 
     def _let_go_of_pool(self) -> None:
         self._allocator.end_allocate_to_pool(self._id)

@@ -6,12 +6,12 @@ What a device offers beyond the contract it offers as methods, and a device with
     take_exception(stream)                  what such a function raised, if nobody has been told yet
 """
 
-from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport NOT_READY, OK, UNSUPPORTED, Device, DeviceTable, status_t
+from allotment._core.contract.raising cimport check_status, require
+from allotment._core.contract.table cimport NOT_READY, Device, DeviceTable, status_t
 
 from typing import Protocol
 
-from allotment.errors import StreamError, UnsupportedError
+from allotment.errors import StreamError
 
 
 class HasDevice(Protocol):
@@ -81,8 +81,7 @@ cdef class Stream:
         """
         self.check()
         submit = getattr(self.device, "submit", None)
-        if submit is None:
-            raise unsupported(self.device, "submit")
+        require(self.device, submit is not None, "submit")
         submit(self.handle, function, arguments)
 
     def query(self) -> bool:
@@ -273,20 +272,4 @@ cdef int raise_kept_exception(Stream stream) except -1:
         exception = take_exception(stream.handle)
         if exception is not None:
             raise exception
-    return 0
-
-
-cdef int require(Device device, bint is_there, str operation) except -1:
-    if not is_there:
-        raise unsupported(device, operation)
-    return 0
-
-
-cdef object unsupported(Device device, str operation):
-    return UnsupportedError(f"{device.name} has no {operation}", operation=operation, status=UNSUPPORTED)
-
-
-cdef int check_status(Device device, status_t status, str operation) except -1:
-    if status != OK:
-        raise device_error(&device.table, status, operation)
     return 0

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from allotment._core.contract.probe import OPERATIONS, Capability, Probe, Share, Status, StatusError
+from allotment._core.contract.operations import OPERATIONS
+from allotment._core.contract.probe import Capability, Probe, Share, Status, StatusError
 from allotment._core.contract.raising import error_for
 from allotment._devices.python.backend import Backend
 from allotment.errors import AddressError, RequestError, StreamError, UnsupportedError
@@ -12,8 +13,9 @@ from contracts.backend_contract import BackendContract
 from helpers.examples import load_example
 from helpers.queue_device import QueueDevice
 
-METHOD_OF = {"segment_allocate": "allocate", "segment_free": "free"}
-OPTIONAL = [name for name in OPERATIONS if name not in (*METHOD_OF, "describe")]
+NAMES = {operation.name for operation in OPERATIONS}
+METHOD_OF = {operation.name: operation.method for operation in OPERATIONS if operation.method}
+OPTIONAL = [operation.name for operation in OPERATIONS if operation.name not in (*METHOD_OF, "describe")]
 
 
 class Minimal(Backend):
@@ -66,54 +68,25 @@ class TestFileDeviceContract(BackendContract):
         device.close()
 
 
-# (operation, arguments, what the method returns, what the operation gives)
-CALLS = [
-    ("segment_allocate", (4096, 7), 1 << 40, 1 << 40),
-    ("segment_free", (1 << 40, 4096), None, None),
-    ("range_reserve", (8192, 7), 2**64 - 8192, 2**64 - 8192),
-    ("range_release", (1 << 41, 8192), None, None),
-    ("chunk_create", (4096,), 2**64 - 1, 2**64 - 1),
-    ("chunk_release", (11, 4096), None, None),
-    ("map", (1 << 41, 4096, 11), None, None),
-    ("unmap", (1 << 41, 4096), None, None),
-    ("set_access", (1 << 41, 4096, 3), None, None),
-    ("granularity", (), 65536, 65536),
-    ("stream_create", (), 12, 12),
-    ("stream_destroy", (12,), None, None),
-    ("stream_query", (12,), False, False),
-    ("stream_synchronize", (12,), None, None),
-    ("stream_wait", (12, 13), None, None),
-    ("device_synchronize", (), None, None),
-    ("event_create", (), 13, 13),
-    ("event_destroy", (13,), None, None),
-    ("event_record", (13, 12), None, None),
-    ("event_query", (13,), True, True),
-    ("event_synchronize", (13,), None, None),
-    ("capture_begin", (12,), 14, 14),
-    ("capture_end", (12,), 0, 0),
-    ("capture_status", (12,), 0, 0),
-    ("capture_terminals", (12,), [15, 16, 17], (15, 16, 17)),
-    ("node_predecessors", (15,), {18}, (18,)),
-    ("capture_relaxed", (True,), None, None),
-    ("memory_info", (), (5, 6), (5, 6)),
-    ("clear_error", (), None, None),
-    ("copy", (1 << 40, 1 << 41, 4096, 2, 12), None, None),
-    ("peer_enable", (2,), None, None),
-    ("segment_export", (1 << 40,), b"handle", b"handle"),
-    ("segment_import", (b"handle",), 1 << 42, 1 << 42),
-    ("segment_close", (1 << 42,), None, None),
-    ("chunk_export", (11, Share.FABRIC), bytearray(b"\0" * 64), b"\0" * 64),
-    ("chunk_import", (Share.DESCRIPTOR, b"\5\0\0\0", 4096), 19, 19),
-    ("pinned_allocate", (4096,), 1 << 43, 1 << 43),
-    ("pinned_free", (1 << 43,), None, None),
-    ("ordered_allocate", (4096, 12), 1 << 44, 1 << 44),
-    ("ordered_free", (1 << 44, 12), None, None),
-    ("ordered_trim", (4096,), None, None),
-    ("ordered_usage", (), (0, 5, 6, 7), (0, 5, 6, 7)),
-    ("ordered_reset_high", (), None, None),
-    ("ordered_access", (2,), None, None),
-]
-ARGUMENTS = {operation: arguments for operation, arguments, _, _ in CALLS}
+# An argument for each role, and what a method may return for each: the operation gives the same back.
+ARGUMENT_OF = {
+    "bytes": 4096, "address": 1 << 40, "stream": 12, "event": 13, "chunk": 11, "graph": 20, "node": 15, "device": 3,
+    "share": Share.FABRIC, "flag": True, "data": b"\5\0\0\0",
+}  # fmt: skip
+RESULT_OF = {
+    "bytes": 65536, "address": 2**64 - 8192, "stream": 2**64 - 1, "event": 13, "chunk": 19, "capture": 14, "graph": 21,
+    "nodes": (15, 16, 17), "ready": False, "data": b"\0" * 64,
+}  # fmt: skip
+ARGUMENTS = {
+    operation.name: tuple(ARGUMENT_OF[value.role] for value in operation.parameters)
+    for operation in OPERATIONS
+    if not operation.is_special
+}
+
+
+def result_of(operation):
+    results = tuple(RESULT_OF[value.role] for value in operation.results)
+    return results if len(results) > 1 else results[0] if results else None
 
 
 def device_that(answer, operations=OPTIONAL):
@@ -145,20 +118,33 @@ def failure(device, operation):
     return caught.value.status, error_for(device, caught.value.status, operation)
 
 
-def test_every_operation_is_called_somewhere_below():
-    assert set(ARGUMENTS) == set(OPERATIONS) - {"describe"}
-
-
-@pytest.mark.parametrize(("operation", "arguments", "returned", "given"), CALLS, ids=[call[0] for call in CALLS])
-def test_a_method_gets_the_arguments_and_its_result_goes_back(operation, arguments, returned, given):
+@pytest.mark.parametrize("operation", [each for each in OPERATIONS if not each.is_special], ids=lambda each: each.name)
+def test_a_method_gets_the_arguments_and_its_result_goes_back(operation):
     calls = []
+    arguments, result = ARGUMENTS[operation.name], result_of(operation)
 
     def answer(called, arguments):
         calls.append((called, arguments))
-        return returned
+        return result
 
-    assert getattr(Probe(device_that(answer)), operation)(*arguments) == given
-    assert set(calls) == {(operation, arguments)}
+    assert getattr(Probe(device_that(answer)), operation.name)(*arguments) == result
+    assert set(calls) == {(operation.name, arguments)}
+
+
+@pytest.mark.parametrize(
+    ("operation", "returned", "given"),
+    [
+        ("stream_query", True, True),
+        ("capture_status", 0, 0),
+        ("node_predecessors", {18}, (18,)),
+        ("capture_terminals", [], ()),
+        ("segment_export", bytearray(b"handle"), b"handle"),
+        ("memory_info", (0, 0), (0, 0)),
+        ("ordered_usage", (0, 5, 6, 7), (0, 5, 6, 7)),
+    ],
+)
+def test_a_result_may_take_other_forms_too(operation, returned, given):
+    assert getattr(Probe(device_that_returns(returned)), operation)(*ARGUMENTS[operation]) == given
 
 
 # What a class offers.
@@ -174,7 +160,7 @@ def test_a_device_with_allocate_and_free_has_nothing_else():
 
 def test_a_device_with_every_method_has_every_operation_and_capability():
     probe = Probe(device_that_returns(None))
-    assert probe.operations == set(OPERATIONS)
+    assert probe.operations == NAMES
     assert probe.capabilities == ~Capability.HOST & sum(Capability)
 
 

@@ -10,7 +10,7 @@ The slot outlives calls that succeed, because the engine undoes a failed step be
 on threads that Python did not start, whose thread-local objects are gone after every call.
 """
 
-from allotment._core.contract.table cimport DeviceTable, status_t
+from allotment._core.contract.table cimport Device, DeviceTable, status_t
 
 
 cdef class Failures:
@@ -31,6 +31,12 @@ cdef class Failures:
 # take_cause.
 cdef object device_error(DeviceTable* table, status_t status, str operation)
 
+# Raises it, if the status is one.
+cdef int check_status(Device device, status_t status, str operation) except -1
+
+# Raises UnsupportedError unless the operation `is_there`.
+cdef int require(Device device, bint is_there, str operation) except -1
+
 # The exception that stands behind this thread's last failure with this status on this device; without one, an
 # interrupt that nobody was told of yet; else None. A second call gives None.
 cdef object take_cause(DeviceTable* table, status_t status)
@@ -39,7 +45,10 @@ cdef object take_cause(DeviceTable* table, status_t status)
 cdef str described(DeviceTable* table)
 
 
-# For backends written in Python.
+# For devices written in Python.
+
+# Where the device at `device` keeps them; None if it is not written in Python, or is just being taken apart.
+cdef Failures failures_of(void* device)
 
 # To be kept by the device at `device` as long as it lives.
 cdef Failures new_failures(void* device)

@@ -7,6 +7,7 @@ from libc.stddef cimport size_t
 from allotment._core.contract.table cimport (
     DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Device, DeviceTable, status_t)
 
+from allotment._core.contract.operations import STREAM_OPERATIONS
 from allotment.errors import DeviceError, StreamError, UnsupportedError
 
 cdef enum:
@@ -19,12 +20,6 @@ cdef dict STATUS_TEXTS = {
     INVALID: "a handle or address is not, or no longer, one of this device's",
     DEVICE_ERROR: "the device gave no reason",
 }
-
-# Operations whose only handle from outside is a stream. Events and chunks are the engine's own.
-cdef frozenset STREAM_OPERATIONS = frozenset((
-    "segment_allocate", "range_reserve", "ordered_allocate", "stream_destroy", "stream_query", "stream_synchronize",
-    "stream_wait", "event_record", "capture_begin", "capture_end", "capture_status", "capture_terminals",
-))
 
 
 # Where each device keeps its failures. The references are borrowed: see Failures.
@@ -64,7 +59,6 @@ cdef Failures new_failures(void* device):
 
 
 cdef Failures failures_of(void* device):
-    """None if the device is not written in Python, or is just being taken apart."""
     cdef size_t address = registry.get(<size_t> device, 0)
     return <Failures> <void*> address if address != 0 else None
 
@@ -81,6 +75,18 @@ cdef object device_error(DeviceTable* table, status_t status, str operation):
         error = DeviceError(message, operation=operation, status=status)
     error.__cause__ = take_cause(table, status)
     return error
+
+
+cdef int check_status(Device device, status_t status, str operation) except -1:
+    if status != OK:
+        raise device_error(&device.table, status, operation)
+    return 0
+
+
+cdef int require(Device device, bint is_there, str operation) except -1:
+    if not is_there:
+        raise UnsupportedError(f"{device.name} has no {operation}", operation=operation, status=UNSUPPORTED)
+    return 0
 
 
 cdef object take_cause(DeviceTable* table, status_t status):

@@ -22,10 +22,14 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport (
-    address_t, bytes_t, capture_t, chunk_t, device_t, event_t, node_t, stream_t)
+    address_t, bytes_t, capture_t, chunk_t, device_t, event_t, graph_t, node_t, stream_t)
 
 ctypedef int status_t
 
+cdef enum:
+    TABLE_VERSION = 1
+
+# --- written by `make generate` from _core/contract/operations.py ---
 cdef enum:
     OK = 0
     OUT_OF_MEMORY = 1       # the device has no room for this now
@@ -34,24 +38,30 @@ cdef enum:
     INVALID = 4             # a handle or address that is not, or no longer, one of this device's
     DEVICE_ERROR = 5        # the driver said no; `describe` has its words
 
-cdef enum:
-    TABLE_VERSION = 1
-
 cdef enum:                  # capabilities
     CAN_VIRTUAL = 1         # reserve, create, map, unmap: expandable segments
     CAN_EVENTS = 2          # streams run on their own; events tell when
-    CAN_CAPTURE = 4         # streams can be captured into graphs
+    CAN_CAPTURE = 4         # streams can be captured into graphs, and these run again
     CAN_PEERS = 8           # other devices can be given access
     CAN_SHARE = 16          # memory can be handed to another process
     CAN_COPY = 32
     CAN_PINNED = 64
     IS_HOST = 128           # addresses can be read and written by this process
-    CAN_STREAM_ORDERED = 256    # has a pool of its own, which gives and takes memory in stream order
+    CAN_STREAM_ORDERED = 256  # has a pool of its own, which gives and takes memory in stream order
 
 ctypedef enum share_t:      # how a piece of memory travels to another process
     SHARE_IPC = 0           # opaque 64 bytes, made from a plain segment
     SHARE_DESCRIPTOR = 1    # a file descriptor (4 bytes), made from a chunk
     SHARE_FABRIC = 2        # opaque 64 bytes, made from a chunk
+
+cdef enum Operation:        # the place of each in the table
+    SEGMENT_ALLOCATE, SEGMENT_FREE, RANGE_RESERVE, RANGE_RELEASE, CHUNK_CREATE, CHUNK_RELEASE, MAP, UNMAP, SET_ACCESS,
+    GRANULARITY, STREAM_CREATE, STREAM_DESTROY, STREAM_QUERY, STREAM_SYNCHRONIZE, STREAM_WAIT, DEVICE_SYNCHRONIZE,
+    EVENT_CREATE, EVENT_DESTROY, EVENT_RECORD, EVENT_QUERY, EVENT_SYNCHRONIZE, CAPTURE_BEGIN, CAPTURE_END,
+    CAPTURE_STATUS, CAPTURE_TERMINALS, NODE_PREDECESSORS, CAPTURE_RELAXED, GRAPH_LAUNCH, GRAPH_DESTROY, MEMORY_INFO,
+    CLEAR_ERROR, DESCRIBE, COPY, PEER_ENABLE, SEGMENT_EXPORT, SEGMENT_IMPORT, SEGMENT_CLOSE, CHUNK_EXPORT,
+    CHUNK_IMPORT, PINNED_ALLOCATE, PINNED_FREE, ORDERED_ALLOCATE, ORDERED_FREE, ORDERED_TRIM, ORDERED_USAGE,
+    ORDERED_RESET_HIGH, ORDERED_ACCESS, OPERATION_COUNT
 
 cdef struct DeviceTable:
     size_t size             # of this struct, as the device was compiled
@@ -60,14 +70,14 @@ cdef struct DeviceTable:
     device_t device         # index shown in reports and snapshots
     void* self
 
-    # Plain memory. `stream` is the stream of the request, for devices that care. segment_free waits for work
-    # that was submitted before and may still touch the segment, as a driver's free does.
+    # Plain memory: the only part every device has. `stream` is the stream of the request, for devices that care.
+    # segment_free waits for work that was submitted before and may still touch the segment, as a driver's free does.
     status_t (*segment_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
     status_t (*segment_free)(void* self, address_t address, bytes_t size) noexcept nogil
 
-    # Virtual memory: addresses (ranges) apart from physical memory (chunks). One chunk may be mapped at
-    # several addresses at once. A fresh mapping can be touched by nobody until access is set; the
-    # device's own access is set with its own index.
+    # Virtual memory: addresses (ranges) apart from physical memory (chunks). One chunk may be mapped at several
+    # addresses at once. A fresh mapping is out of reach until access is set; the device's own access is set with its
+    # own index.
     status_t (*range_reserve)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
     status_t (*range_release)(void* self, address_t address, bytes_t size) noexcept nogil
     status_t (*chunk_create)(void* self, bytes_t size, chunk_t* chunk) noexcept nogil
@@ -77,9 +87,11 @@ cdef struct DeviceTable:
     status_t (*set_access)(void* self, address_t address, bytes_t size, device_t device) noexcept nogil
     status_t (*granularity)(void* self, bytes_t* size) noexcept nogil
 
-    # Streams and events. stream_destroy makes the handle INVALID for every later call.
+    # Making streams. stream_destroy makes the handle INVALID for every later call.
     status_t (*stream_create)(void* self, stream_t* stream) noexcept nogil
     status_t (*stream_destroy)(void* self, stream_t stream) noexcept nogil
+
+    # Streams and events: without them all work counts as finished when it was submitted.
     status_t (*stream_query)(void* self, stream_t stream) noexcept nogil
     status_t (*stream_synchronize)(void* self, stream_t stream) noexcept nogil
     status_t (*stream_wait)(void* self, stream_t stream, event_t event) noexcept nogil
@@ -90,45 +102,59 @@ cdef struct DeviceTable:
     status_t (*event_query)(void* self, event_t event) noexcept nogil
     status_t (*event_synchronize)(void* self, event_t event) noexcept nogil
 
-    # Graph capture. `capture` is 0 when the stream is not being captured. capture_terminals and
-    # node_predecessors write at most `capacity` nodes and set `count` to how many there are.
-    # capture_relaxed swaps the calling thread's capture strictness, so that a device malloc is allowed.
+    # Graph capture. `capture` is 0 when the stream is not being captured. capture_terminals and node_predecessors
+    # write at most `capacity` nodes and set `count` to how many there are. capture_relaxed swaps the calling thread's
+    # capture strictness, so that a device malloc is allowed. A graph belongs to the caller from capture_end to
+    # graph_destroy; one that is destroyed while it runs still runs to its end.
     status_t (*capture_begin)(void* self, stream_t stream, capture_t* capture) noexcept nogil
-    status_t (*capture_end)(void* self, stream_t stream, void** graph) noexcept nogil
+    status_t (*capture_end)(void* self, stream_t stream, graph_t* graph) noexcept nogil
     status_t (*capture_status)(void* self, stream_t stream, capture_t* capture) noexcept nogil
     status_t (*capture_terminals)(void* self, stream_t stream, node_t* nodes, size_t capacity,
                                   size_t* count) noexcept nogil
     status_t (*node_predecessors)(void* self, node_t node, node_t* nodes, size_t capacity,
                                   size_t* count) noexcept nogil
     status_t (*capture_relaxed)(void* self, bint relaxed) noexcept nogil
+    status_t (*graph_launch)(void* self, graph_t graph, stream_t stream) noexcept nogil
+    status_t (*graph_destroy)(void* self, graph_t graph) noexcept nogil
 
-    # The device as a whole.
+    # How much memory there is.
     status_t (*memory_info)(void* self, bytes_t* free, bytes_t* total) noexcept nogil
+
+    # Errors that stick.
     status_t (*clear_error)(void* self) noexcept nogil
+
+    # What a failure was. The text of the last failure that the calling thread saw: at most `capacity` bytes; returns
+    # how many.
     size_t (*describe)(void* self, char* text, size_t capacity) noexcept nogil
 
-    # Moving and sharing. copy is in stream order; `source_device` may differ from this one.
-    status_t (*copy)(void* self, address_t destination, address_t source, bytes_t size,
-                     device_t source_device, stream_t stream) noexcept nogil
+    # Copies. In stream order; `source_device` may differ from this one.
+    status_t (*copy)(void* self, address_t destination, address_t source, bytes_t size, device_t source_device,
+                     stream_t stream) noexcept nogil
+
+    # Other devices. Chunks are opened to another device by set_access.
     status_t (*peer_enable)(void* self, device_t other) noexcept nogil
+
+    # Sharing plain memory with another process.
     status_t (*segment_export)(void* self, address_t base, unsigned char* handle, size_t capacity,
                                size_t* length) noexcept nogil
-    status_t (*segment_import)(void* self, const unsigned char* handle, size_t length,
-                               address_t* base) noexcept nogil
+    status_t (*segment_import)(void* self, const unsigned char* handle, size_t length, address_t* base) noexcept nogil
     status_t (*segment_close)(void* self, address_t base) noexcept nogil
+
+    # Sharing chunks with another process.
     status_t (*chunk_export)(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil
     status_t (*chunk_import)(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,
                              chunk_t* chunk) noexcept nogil
+
+    # Host memory that the device can reach quickly.
     status_t (*pinned_allocate)(void* self, bytes_t size, address_t* address) noexcept nogil
     status_t (*pinned_free)(void* self, address_t address) noexcept nogil
 
-    # The device's own stream-ordered pool, set up by the first call. What is freed on a stream may be handed out
-    # again on that stream at once, and on others once that stream has come so far. On a stream that is being captured
-    # both are nodes of the graph: what was allocated inside may be freed there, or outside once the graph has run; what
-    # was allocated outside cannot be freed inside. Usage is of the pool alone, not of graphs: what is in use, what the
-    # pool holds of the device, and the most of either since ordered_reset_high. ordered_trim gives back what nobody
-    # uses until at most `keep` bytes are held. ordered_access lets a device touch all memory of the pool.
+    # A stream-ordered pool that the device itself keeps. Set up by the first call. What is freed on a stream may be
+    # handed out again on that stream at once, and on others once that stream has come so far. On a stream that is
+    # being captured both are nodes of the graph: what was allocated inside may be freed there, or outside once the
+    # graph has run; what was allocated outside cannot be freed inside. Usage is of the pool alone, not of graphs:
+    # what is in use, what the pool holds of the device, and the most of either since ordered_reset_high.
     status_t (*ordered_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
     status_t (*ordered_free)(void* self, address_t address, stream_t stream) noexcept nogil
     status_t (*ordered_trim)(void* self, bytes_t keep) noexcept nogil
@@ -136,6 +162,12 @@ cdef struct DeviceTable:
                               bytes_t* reserved_high) noexcept nogil
     status_t (*ordered_reset_high)(void* self) noexcept nogil
     status_t (*ordered_access)(void* self, device_t device) noexcept nogil
+
+# --- end of what is generated ---
+
+# The functions of the table as an array: where the one at a place stands.
+cdef inline void** entry(const DeviceTable* table, int place) noexcept nogil:
+    return <void**> &table.segment_allocate + place
 
 
 cdef class Device:

@@ -11,3 +11,6 @@ class Device:
     @property
     def capabilities(self) -> int:
         """What the device can do, as the bits of the contract."""
+
+def functions(device: Device) -> list[int]:
+    """The `self` of a device's table and then its functions, in the table's order; 0 for one that it does not have."""

@@ -1,8 +1,9 @@
 """The Python face of a device that the engine can run on."""
 
+from libc.stddef cimport size_t
 from libc.string cimport memset
 
-from allotment._core.contract.table cimport TABLE_VERSION, DeviceTable
+from allotment._core.contract.table cimport OPERATION_COUNT, TABLE_VERSION, DeviceTable, entry
 
 
 cdef class Device:
@@ -25,3 +26,8 @@ cdef class Device:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
+
+
+def functions(Device device not None) -> list[int]:
+    """The `self` of a device's table and then its functions, in the table's order; 0 for one that it does not have."""
+    return [<size_t> device.table.self, *[<size_t> entry(&device.table, place)[0] for place in range(OPERATION_COUNT)]]

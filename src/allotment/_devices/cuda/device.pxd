@@ -5,8 +5,8 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport Device, status_t
 from allotment._core.contract.types cimport stream_t
-from allotment._devices.cuda.context cimport CudaBackend, CudaContext
-from allotment._devices.cuda.driver cimport CUgraph, CUgraphExec
+from allotment._devices.cuda.context cimport CudaBackend
+from allotment._devices.graphs cimport DeviceGraph
 
 
 cdef class CudaDevice(Device):
@@ -18,12 +18,8 @@ cdef class CudaDevice(Device):
     cdef uint32_t* next_word(self) except NULL
 
 
-cdef class CudaGraph:
-    """Owns what a capture left behind. The context is process-wide, so a graph may outlive its device object."""
-    cdef CudaDevice device
-    cdef CudaContext* context
-    cdef CUgraph graph              # NULL once destroyed
-    cdef CUgraphExec executable     # NULL until instantiated
+cdef class CudaGraph(DeviceGraph):
+    pass
 
 
 cdef class CudaHold:

@@ -1,10 +1,9 @@
-# Made from device.pyx by `make stubs`: change it there.
-
 from types import TracebackType
 
 from _typeshed import ReadableBuffer
 
 from allotment._core.contract.table import Device
+from allotment._devices.graphs import DeviceGraph
 
 class CudaDevice(Device):
     """A GPU behind the CUDA driver, by index; in reports it is "cuda:0".
@@ -13,9 +12,7 @@ class CudaDevice(Device):
     the one that PyTorch, CuPy and the CUDA runtime share.
 
     Raises DeviceError if there is no driver, none that can be used, or no such device, and in a process
-    that was forked after CUDA was initialized. Every property and method raises DeviceError if the driver fails.
-
-    Safe to use from several threads; none needs the device to be the thread's current one.
+    that was forked after CUDA was initialized.
     """
 
     def __init__(self, index: int = 0) -> None: ...
@@ -26,14 +23,11 @@ class CudaDevice(Device):
     def uuid(self) -> str:
         """ "GPU-" and the device's identity."""
     @property
-    def pci_bus_id(self) -> str:
-        """Where the device is plugged in: "0000:1b:00.0"."""
+    def pci_bus_id(self) -> str: ...
     @property
-    def total_memory(self) -> int:
-        """Bytes of memory that the device has."""
+    def total_memory(self) -> int: ...
     @property
-    def compute_capability(self) -> tuple[int, int]:
-        """(major, minor) of the architecture that code is compiled for."""
+    def compute_capability(self) -> tuple[int, int]: ...
     def attribute(self, number: int) -> int:
         """One of the driver's device attributes, by its number (CUdevice_attribute)."""
     def processes(self) -> list[tuple[int, int]]:
@@ -45,11 +39,10 @@ class CudaDevice(Device):
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work on a stream, or on the device."""
     def wait(self, stream: int, on: int) -> None:
-        """Let later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
+        """`stream` waits for what `on` has now; it joins the capture of `on`."""
     def begin_capture(self, stream: int) -> int:
-        """Start a capture: work on the stream becomes nodes of a graph from now on. Returns the capture's id."""
-    def end_capture(self, stream: int) -> CudaGraph:
-        """End the capture that began on the stream. Raises DeviceError if it was spoilt."""
+        """Capture id. Work on the stream becomes nodes of a graph from now on."""
+    def end_capture(self, stream: int) -> CudaGraph: ...
     def capture_of(self, stream: int) -> int:
         """Id of the capture that the stream is in, 0 if none."""
     def memset_async(self, address: int, value: int, size: int, stream: int = 0) -> None:
@@ -70,28 +63,16 @@ class CudaHold:
 
     @property
     def stream(self) -> int: ...
-    def release(self) -> None:
-        """Let the stream go on. A second call does nothing."""
+    def release(self) -> None: ...
     def __enter__(self) -> CudaHold: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-class CudaGraph:
-    """A captured graph. `handle` is a CUgraph as the contract's capture_end gives it; it is owned from now on."""
+class CudaGraph(DeviceGraph):
+    """A captured graph."""
 
-    def __init__(self, device: CudaDevice, handle: int) -> None: ...
     @property
-    def handle(self) -> int:
-        """The CUgraph, as a number."""
-    @property
-    def node_count(self) -> int:
-        """How many nodes the graph has."""
+    def node_count(self) -> int: ...
     def instantiate(self) -> None:
-        """Make it ready for launch; `launch` does so by itself."""
-    def launch(self, stream: int) -> None:
-        """Do the graph's work on a stream. The first launch makes the graph ready, which takes much longer."""
-    def replay(self, stream: int) -> None:
-        """`launch`, under the name that every device's graphs have."""
-    def destroy(self) -> None:
-        """Give the graph up, once its launches are over. A second call does nothing."""
+        """Make it ready for replay; `replay` does so by itself."""

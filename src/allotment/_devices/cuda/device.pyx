@@ -4,19 +4,22 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uintptr_t
 
-from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, OK, Device, status_t
+from allotment._core.contract.raising cimport check_status
+from allotment._core.contract.table cimport DEVICE_ERROR, OK, Device, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
+from allotment._devices.cuda.capture cimport CudaWork, count_nodes, fill_capture, instantiate
 from allotment._devices.cuda.context cimport CudaContext, Visit, enter, leave, open_context
 from allotment._devices.cuda.driver cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_STREAM_WAIT_VALUE_GEQ, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, CUDA_SUCCESS, CUdevice_attribute,
-    CUgraph, CUgraphExec, CUresult, CUstream, CUuuid, driver, forget_words, is_forked, last_words, refuse, status_of)
+    CU_STREAM_WAIT_VALUE_GEQ, CUdevice_attribute, CUresult, CUstream, CUuuid, driver, forget_words, is_forked,
+    last_words, status_of)
 from allotment._devices.cuda.memory cimport fill_memory
 from allotment._devices.cuda.pool cimport fill_pool
 from allotment._devices.cuda.streams cimport fill_streams, is_parked, refuse_parked
+from allotment._devices.graphs cimport end_capture_into
 
 from allotment._devices.cuda import nvml
+from allotment._devices.graphs import begin_capture
 
 cdef extern from *:
     """
@@ -60,13 +63,12 @@ cdef class CudaDevice(Device):
         self.table.clear_error = clear_error
         self.table.describe = describe
         fill_streams(&self.table)
+        fill_capture(&self.table)
         fill_memory(&self.table, &self.backend)
         fill_pool(&self.table, &self.backend)
 
     cdef int check(self, status_t status, str operation) except -1:
-        if status != OK:
-            raise device_error(&self.table, status, operation)
-        return 0
+        return check_status(self, status, operation)
 
     # What it is.
 
@@ -166,21 +168,11 @@ cdef class CudaDevice(Device):
 
     def begin_capture(self, stream_t stream) -> int:
         """Start a capture: work on the stream becomes nodes of a graph from now on. Returns the capture's id."""
-        cdef capture_t capture = 0
-        cdef status_t status
-        with nogil:
-            status = self.table.capture_begin(self.table.self, stream, &capture)
-        self.check(status, "capture_begin")
-        return capture
+        return begin_capture(self, stream)
 
     def end_capture(self, stream_t stream) -> CudaGraph:
         """End the capture that began on the stream. Raises DeviceError if it was spoilt."""
-        cdef void* graph = NULL
-        cdef status_t status
-        with nogil:
-            status = self.table.capture_end(self.table.self, stream, &graph)
-        self.check(status, "capture_end")
-        return CudaGraph(self, <uintptr_t> graph)
+        return end_capture_into(CudaGraph.__new__(CudaGraph), self, stream)
 
     def capture_of(self, stream_t stream) -> int:
         """Id of the capture that the stream is in, 0 if none."""
@@ -327,104 +319,28 @@ cdef void let_go(uint32_t* word) noexcept nogil:
         store(word, 1)
 
 
-cdef class CudaGraph:
-    """CudaGraph(device, handle)\n--\n
-    A captured graph. `handle` is a CUgraph as the contract's capture_end gives it; it is owned from now on.
+cdef class CudaGraph(DeviceGraph):
+    """CudaGraph()\n--\n
+    Work kept by a capture on a CUDA device; it may be replayed any number of times.
     """
-
-    def __cinit__(self, CudaDevice device not None, uintptr_t handle):
-        self.device = device
-        self.context = device.backend.context
-        self.graph = <CUgraph> handle
-
-    @property
-    def handle(self) -> int:
-        """The CUgraph, as a number."""
-        return <uintptr_t> self.graph
 
     @property
     def node_count(self) -> int:
         """How many nodes the graph has."""
+        cdef CudaWork* work = <CudaWork*> self.living("node_count")
+        cdef CudaContext* context = (<CudaDevice> self.device).backend.context
         cdef size_t count = 0
         cdef status_t status
         with nogil:
-            status = count_nodes(self.context, self.graph, &count)
-        self.device.check(status, "node_count")
+            status = count_nodes(context, work, &count)
+        check_status(self.device, status, "node_count")
         return count
 
     def instantiate(self) -> None:
-        """Make it ready for launch; `launch` does so by itself."""
-        cdef status_t status = OK
-        if self.executable == NULL:
-            with nogil:
-                status = instantiate_graph(self.context, self.graph, &self.executable)
-        self.device.check(status, "instantiate")
-
-    def launch(self, stream_t stream) -> None:
-        """Do the graph's work on a stream. The first launch makes the graph ready, which takes much longer."""
+        """Make it ready for replay; the first `replay` does so by itself, and takes much longer for it."""
+        cdef CudaWork* work = <CudaWork*> self.living("instantiate")
+        cdef CudaContext* context = (<CudaDevice> self.device).backend.context
         cdef status_t status
-        self.instantiate()
         with nogil:
-            status = launch_graph(self.context, self.executable, stream)
-        self.device.check(status, "launch")
-
-    def replay(self, stream_t stream) -> None:
-        """`launch`, under the name that every device's graphs have."""
-        self.launch(stream)
-
-    def destroy(self) -> None:
-        """Give the graph up, once its launches are over. A second call does nothing."""
-        self.device.check(destroy_graph(self.context, &self.graph, &self.executable), "destroy")
-
-    def __dealloc__(self):
-        if self.context != NULL:
-            destroy_graph(self.context, &self.graph, &self.executable)
-
-
-cdef status_t refuse_graph() noexcept nogil:
-    return refuse(INVALID, b"this graph was destroyed")
-
-
-cdef status_t count_nodes(CudaContext* context, CUgraph graph, size_t* count) noexcept nogil:
-    cdef Visit visit
-    if graph == NULL:
-        return refuse_graph()
-    if not enter(context, &visit):
-        return DEVICE_ERROR
-    return leave(&visit, b"cuGraphGetNodes", driver.cuGraphGetNodes(graph, NULL, count))
-
-
-cdef status_t instantiate_graph(CudaContext* context, CUgraph graph, CUgraphExec* executable) noexcept nogil:
-    cdef Visit visit
-    if graph == NULL:
-        return refuse_graph()
-    if not enter(context, &visit):
-        return DEVICE_ERROR
-    # What a graph allocates and does not free it frees by itself when it is launched again, which is else refused.
-    return leave(&visit, b"cuGraphInstantiate", driver.cuGraphInstantiateWithFlags(
-        executable, graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH))
-
-
-cdef status_t launch_graph(CudaContext* context, CUgraphExec executable, stream_t stream) noexcept nogil:
-    cdef Visit visit
-    if is_parked(context, stream):
-        return refuse_parked()
-    if not enter(context, &visit):
-        return DEVICE_ERROR
-    return leave(&visit, b"cuGraphLaunch", driver.cuGraphLaunch(executable, <CUstream> stream))
-
-
-cdef status_t destroy_graph(CudaContext* context, CUgraph* graph, CUgraphExec* executable) noexcept nogil:
-    cdef Visit visit
-    cdef CUresult result = CUDA_SUCCESS
-    if graph[0] == NULL:
-        return OK
-    if not enter(context, &visit):
-        return DEVICE_ERROR
-    if executable[0] != NULL:
-        result = driver.cuGraphExecDestroy(executable[0])
-        executable[0] = NULL
-    if result == CUDA_SUCCESS:
-        result = driver.cuGraphDestroy(graph[0])
-        graph[0] = NULL
-    return leave(&visit, b"cuGraphDestroy", result)
+            status = instantiate(context, work)
+        check_status(self.device, status, "instantiate")

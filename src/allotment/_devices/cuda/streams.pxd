@@ -1,4 +1,4 @@
-"""Streams, events and capture, on the contract's terms.
+"""Streams and events, on the contract's terms.
 
 The driver does not check stream handles: a destroyed one crashes the process, and its number may come back
 as somebody else's stream. So a stream that is given back is parked, never destroyed. While it is parked, its
@@ -11,6 +11,12 @@ Stream 0 is the legacy default stream; streams made here do not wait for it.
 from allotment._core.contract.table cimport DeviceTable, status_t
 from allotment._core.contract.types cimport stream_t
 from allotment._devices.cuda.context cimport CudaContext
+from allotment._devices.cuda.driver cimport CU_STREAM_LEGACY
+
+cdef inline bint is_legacy(stream_t stream) noexcept nogil:
+    """The default stream can never be captured; to ask while others are can be an error."""
+    return stream == 0 or stream == CU_STREAM_LEGACY
+
 
 cdef void fill_streams(DeviceTable* table) noexcept
 

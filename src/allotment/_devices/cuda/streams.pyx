@@ -2,35 +2,24 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
-from allotment._core.contract.table cimport CAN_CAPTURE, CAN_EVENTS, DEVICE_ERROR, INVALID, OK, DeviceTable, status_t
-from allotment._core.contract.types cimport capture_t, event_t, node_t, stream_t
+from allotment._core.contract.table cimport CAN_EVENTS, DEVICE_ERROR, INVALID, DeviceTable, status_t
+from allotment._core.contract.types cimport event_t, stream_t
 from allotment._core.tools.arrays cimport make_room
 from allotment._devices.cuda.context cimport (
     CudaContext, Visit, context_in, enter, leave, pthread_mutex_lock, pthread_mutex_unlock)
 from allotment._devices.cuda.driver cimport (
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-    CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent, CUgraph, CUgraphEdgeData,
-    CUgraphNode, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, cuuint64_t, driver, refuse)
-
-cdef extern from *:
-    """
-    static __thread int allotment_relaxed_depth;    /* how often this thread asked for relaxed capture */
-    static __thread int allotment_strict_mode;      /* the mode it had before it did */
-    """
-    int relaxed_depth "allotment_relaxed_depth"
-    int strict_mode "allotment_strict_mode"
+    CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus, driver, refuse)
 
 cdef enum:
     REUSE_ATTEMPTS = 4          # parked streams asked whether they are idle, before a new one is made
-    STACK_EDGES = 16            # more predecessors than this are rare, and take a malloc
 
 
 cdef void fill_streams(DeviceTable* table) noexcept:
-    table.capabilities |= CAN_EVENTS | CAN_CAPTURE
+    table.capabilities |= CAN_EVENTS
     table.stream_create = stream_create
     table.stream_destroy = stream_destroy
     table.stream_query = stream_query
@@ -42,12 +31,6 @@ cdef void fill_streams(DeviceTable* table) noexcept:
     table.event_record = event_record
     table.event_query = event_query
     table.event_synchronize = event_synchronize
-    table.capture_begin = capture_begin
-    table.capture_end = capture_end
-    table.capture_status = capture_status
-    table.capture_terminals = capture_terminals
-    table.node_predecessors = node_predecessors
-    table.capture_relaxed = capture_relaxed
 
 
 # Parking.
@@ -234,157 +217,3 @@ cdef status_t event_synchronize(void* self, event_t event) noexcept nogil:
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
     return leave(&visit, b"cuEventSynchronize", driver.cuEventSynchronize(<CUevent> event))
-
-
-# Graph capture.
-
-cdef inline bint is_legacy(stream_t stream) noexcept nogil:
-    """The default stream can never be captured; to ask while others are can be an error."""
-    return stream == 0 or stream == CU_STREAM_LEGACY
-
-
-cdef CUresult capture_info(stream_t stream, capture_t* capture, const CUgraphNode** nodes,
-                           size_t* count) noexcept nogil:
-    """The capture a stream is in and, if `nodes` is not NULL, its last nodes; 0 and none if it is in no
-    capture, or in one that is spoilt."""
-    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-    cdef const CUgraphEdgeData* edges = NULL
-    cdef cuuint64_t identity = 0
-    cdef const CUgraphEdgeData** wanted_edges = &edges if nodes != NULL else NULL
-    cdef CUresult result
-    if driver.cuStreamGetCaptureInfo_v3 != NULL:
-        result = driver.cuStreamGetCaptureInfo_v3(
-            <CUstream> stream, &status, &identity, NULL, nodes, wanted_edges, count)
-    else:
-        result = driver.cuStreamGetCaptureInfo_v2(<CUstream> stream, &status, &identity, NULL, nodes, count)
-    if result == CUDA_SUCCESS:
-        capture[0] = identity if status == CU_STREAM_CAPTURE_STATUS_ACTIVE else 0
-    return result
-
-
-cdef status_t capture_begin(void* self, stream_t stream, capture_t* capture) noexcept nogil:
-    cdef Visit visit
-    cdef CUgraph graph = NULL
-    if is_parked(context_in(self), stream):
-        return refuse_parked()
-    if not enter(context_in(self), &visit):
-        return DEVICE_ERROR
-    # Thread-local: under the global mode, a device malloc of any other thread would spoil the capture.
-    cdef CUresult result = driver.cuStreamBeginCapture_v2(<CUstream> stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-    if result != CUDA_SUCCESS:
-        return leave(&visit, b"cuStreamBeginCapture", result)
-    result = capture_info(stream, capture, NULL, NULL)
-    if result != CUDA_SUCCESS and driver.cuStreamEndCapture(<CUstream> stream, &graph) == CUDA_SUCCESS:
-        driver.cuGraphDestroy(graph)
-    return leave(&visit, b"cuStreamGetCaptureInfo", result)
-
-
-cdef status_t capture_end(void* self, stream_t stream, void** graph) noexcept nogil:
-    cdef Visit visit
-    cdef CUgraph found = NULL
-    if is_parked(context_in(self), stream):
-        return refuse_parked()
-    if not enter(context_in(self), &visit):
-        return DEVICE_ERROR
-    cdef CUresult result = driver.cuStreamEndCapture(<CUstream> stream, &found)
-    if result == CUDA_SUCCESS:
-        graph[0] = found
-    return leave(&visit, b"cuStreamEndCapture", result)
-
-
-cdef status_t capture_status(void* self, stream_t stream, capture_t* capture) noexcept nogil:
-    cdef Visit visit
-    if is_legacy(stream):
-        capture[0] = 0
-        return OK
-    if is_parked(context_in(self), stream):
-        return refuse_parked()
-    if not enter(context_in(self), &visit):
-        return DEVICE_ERROR
-    return leave(&visit, b"cuStreamGetCaptureInfo", capture_info(stream, capture, NULL, NULL))
-
-
-cdef status_t capture_terminals(void* self, stream_t stream, node_t* nodes, size_t capacity,
-                                size_t* count) noexcept nogil:
-    cdef Visit visit
-    cdef const CUgraphNode* found = NULL
-    cdef size_t found_count = 0
-    cdef capture_t capture = 0
-    if is_legacy(stream):
-        count[0] = 0
-        return OK
-    if is_parked(context_in(self), stream):
-        return refuse_parked()
-    if not enter(context_in(self), &visit):
-        return DEVICE_ERROR
-    cdef CUresult result = capture_info(stream, &capture, &found, &found_count)
-    if result == CUDA_SUCCESS:
-        if capture == 0:
-            found_count = 0
-        # The driver's list is gone with the next call on the stream.
-        write_nodes(nodes, found, min(found_count, capacity))
-        count[0] = found_count
-    return leave(&visit, b"cuStreamGetCaptureInfo", result)
-
-
-cdef void write_nodes(node_t* nodes, const CUgraphNode* found, size_t count) noexcept nogil:
-    cdef size_t at
-    for at in range(count):
-        nodes[at] = <node_t> <uintptr_t> found[at]
-
-
-cdef status_t node_predecessors(void* self, node_t node, node_t* nodes, size_t capacity,
-                                size_t* count) noexcept nogil:
-    cdef Visit visit
-    cdef size_t there = 0
-    cdef size_t wanted
-    if not enter(context_in(self), &visit):
-        return DEVICE_ERROR
-    cdef CUresult result = dependencies(<CUgraphNode> node, NULL, NULL, &there)
-    wanted = min(there, capacity)
-    if result == CUDA_SUCCESS and wanted > 0:
-        result = fetch_dependencies(<CUgraphNode> node, nodes, wanted)
-    if result == CUDA_SUCCESS:
-        count[0] = there
-    return leave(&visit, b"cuGraphNodeGetDependencies", result)
-
-
-cdef CUresult dependencies(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* edges,
-                           size_t* count) noexcept nogil:
-    if driver.cuGraphNodeGetDependencies_v2 != NULL:
-        return driver.cuGraphNodeGetDependencies_v2(node, nodes, edges, count)
-    return driver.cuGraphNodeGetDependencies(node, nodes, count)
-
-
-cdef CUresult fetch_dependencies(CUgraphNode node, node_t* nodes, size_t count) noexcept nogil:
-    """Exactly `count` of them; the data of their edges is asked for only because the driver insists."""
-    cdef CUgraphEdgeData[STACK_EDGES] few
-    cdef CUgraphEdgeData* edges = few
-    cdef CUresult result
-    if count > STACK_EDGES:
-        edges = <CUgraphEdgeData*> malloc(count * sizeof(CUgraphEdgeData))
-        if edges == NULL:
-            return CUDA_ERROR_OUT_OF_MEMORY
-    result = dependencies(node, <CUgraphNode*> nodes, edges, &count)
-    if edges != few:
-        free(edges)
-    return result
-
-
-cdef status_t capture_relaxed(void* self, bint relaxed) noexcept nogil:
-    global relaxed_depth, strict_mode
-    cdef Visit visit
-    cdef CUstreamCaptureMode mode
-    cdef CUresult result = CUDA_SUCCESS
-    if not enter(context_in(self), &visit):
-        return DEVICE_ERROR
-    if relaxed and relaxed_depth == 0:
-        mode = CU_STREAM_CAPTURE_MODE_RELAXED
-        result = driver.cuThreadExchangeStreamCaptureMode(&mode)
-        strict_mode = mode
-    elif not relaxed and relaxed_depth == 1:
-        mode = strict_mode
-        result = driver.cuThreadExchangeStreamCaptureMode(&mode)
-    if result == CUDA_SUCCESS:
-        relaxed_depth = relaxed_depth + 1 if relaxed else max(relaxed_depth - 1, 0)
-    return leave(&visit, b"cuThreadExchangeStreamCaptureMode", result)

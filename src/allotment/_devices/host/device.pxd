@@ -12,10 +12,10 @@
 
 from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport device_t
+from allotment._devices.graphs cimport DeviceGraph
 from allotment._devices.host.memory cimport HostMemory
 from allotment._devices.host.queue cimport Scheduler
 from allotment._devices.host.virtual cimport Arena
-from allotment._devices.host.work cimport Graph
 
 
 cdef struct Host:                   # what the contract's functions are given as `self`
@@ -30,10 +30,5 @@ cdef class HostDevice(Device):
     cdef bint is_open
 
 
-cdef class HostGraph:
-    cdef HostDevice device
-    cdef Graph* graph
-
-
-# Takes over the graph that `capture_end` of a host device gave.
-cdef HostGraph host_graph(HostDevice device, void* graph)
+cdef class HostGraph(DeviceGraph):
+    pass

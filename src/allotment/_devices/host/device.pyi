@@ -1,9 +1,8 @@
-# Made from device.pyx by `make stubs`: change it there.
-
 from collections.abc import Callable
 from typing import Any
 
 from allotment._core.contract.table import Device
+from allotment._devices.graphs import DeviceGraph
 from allotment._devices.streams import Stream
 
 class HostDevice(Device):
@@ -12,9 +11,6 @@ class HostDevice(Device):
     Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
     the default stream work.
-
-    `index` is the device's number in reports: two host devices of one process are told apart by it. Safe to use from
-    several threads.
     """
 
     def __init__(self, index: int = 0) -> None: ...
@@ -34,15 +30,8 @@ class HostDevice(Device):
         back; it has ended then all the same.
         """
 
-class HostGraph:
-    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
+class HostGraph(DeviceGraph):
+    """Work kept by a capture on the host."""
 
-    def __init__(self) -> None: ...
     @property
-    def device(self) -> HostDevice:
-        """The device it was captured on."""
-    @property
-    def node_count(self) -> int:
-        """How many pieces of work it holds."""
-    def replay(self, stream: Stream | int) -> None:
-        """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work."""
+    def node_count(self) -> int: ...

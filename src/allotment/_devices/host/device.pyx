@@ -10,18 +10,19 @@ from allotment._core.contract.raising cimport described, device_error
 from allotment._core.contract.table cimport (
     CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, DeviceTable,
     status_t)
-from allotment._core.contract.types cimport address_t, bytes_t, capture_t, chunk_t, event_t, node_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, chunk_t, event_t, graph_t, node_t, stream_t
+from allotment._devices.graphs cimport DeviceGraph, end_capture_into
 from allotment._devices.host cimport memory as host_memory
 from allotment._devices.host cimport streams as host_streams
 from allotment._devices.host cimport virtual as host_virtual
 from allotment._devices.host.memory cimport memory_close, memory_open
 from allotment._devices.host.virtual cimport arena_close, arena_open
-from allotment._devices.host.work cimport TASK_CALL, TASK_COPY, TASK_REPLAY, Task, graph_drop, graph_keep
+from allotment._devices.host.work cimport TASK_CALL, TASK_COPY, TASK_REPLAY, Graph, Task, graph_drop, graph_keep
 from allotment._devices.host.workers cimport scheduler_new, scheduler_release
 from allotment._devices.shared.posix cimport RELAXED, atomic_load
 from allotment._devices.shared.refusal cimport forget_refusal, last_refusal, refuse_number
-from allotment._devices.streams cimport stream_handle
 
+from allotment._devices.graphs import begin_capture
 from allotment._devices.host.cgroups import memory_groups
 from allotment.errors import StreamError
 
@@ -87,7 +88,7 @@ cdef class HostDevice(Device):
         if status != OK:
             Py_DECREF(function)
             Py_DECREF(arguments)
-            raise submit_error(&self.table, status, "submit")
+            raise submit_error(&self.table, status)
 
     def take_exception(self, stream_t stream) -> BaseException | None:
         """What a function submitted to the stream raised, once."""
@@ -100,12 +101,7 @@ cdef class HostDevice(Device):
 
     def begin_capture(self, stream: Stream | int) -> int:
         """Identity of the new capture: from now on work given to the stream is kept, not run."""
-        cdef capture_t capture
-        cdef status_t status = host_streams.capture_begin(
-            self.host.scheduler, stream_handle(stream, self), &capture)
-        if status != OK:
-            raise device_error(&self.table, status, "capture_begin")
-        return capture
+        return begin_capture(self, stream)
 
     def end_capture(self, stream: Stream | int) -> HostGraph:
         """What was captured.
@@ -113,67 +109,25 @@ cdef class HostDevice(Device):
         Raises DeviceError if the capture was spoilt by a forbidden call or if a stream that joined was not joined
         back; it has ended then all the same.
         """
-        cdef Graph* graph
-        cdef status_t status = host_streams.capture_end(self.host.scheduler, stream_handle(stream, self), &graph)
-        if status != OK:
-            raise device_error(&self.table, status, "capture_end")
-        return host_graph(self, graph)
+        return end_capture_into(HostGraph.__new__(HostGraph), self, stream)
 
 
-cdef class HostGraph:
+cdef class HostGraph(DeviceGraph):
     """HostGraph()\n--\n
     Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
     """
 
-    def __init__(self):
-        raise TypeError("graphs are made by ending a capture")
-
-    def __dealloc__(self):
-        if self.graph != NULL:
-            graph_drop(self.graph)
-
-    @property
-    def device(self) -> HostDevice:
-        """The device it was captured on."""
-        return self.device
-
     @property
     def node_count(self) -> int:
         """How many pieces of work it holds."""
-        return self.graph.node_count
-
-    def replay(self, stream: Stream | int) -> None:
-        """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work."""
-        cdef Task task
-        cdef status_t status
-        memset(&task, 0, sizeof(Task))
-        task.kind = TASK_REPLAY
-        task.graph = self.graph
-        graph_keep(self.graph)
-        try:
-            status = host_streams.stream_submit(self.device.host.scheduler, stream_handle(stream, self.device), &task)
-            if status != OK:
-                raise submit_error(&self.device.table, status, "replay")
-        except BaseException:
-            graph_drop(self.graph)
-            raise
-
-    def __repr__(self):
-        return f"<HostGraph of {self.graph.node_count} nodes>"
+        return (<Graph*> self.living("node_count")).node_count
 
 
-cdef HostGraph host_graph(HostDevice device, void* graph):
-    cdef HostGraph made = HostGraph.__new__(HostGraph)
-    made.device = device
-    made.graph = <Graph*> graph
-    return made
-
-
-# These two are not operations of the contract, whose only handle is a stream as well.
-cdef object submit_error(DeviceTable* table, status_t status, str operation):
+# Not an operation of the contract, whose only handle is a stream as well.
+cdef object submit_error(DeviceTable* table, status_t status):
     if status == INVALID:
-        return StreamError(f"{operation} failed: {described(table)}")
-    return device_error(table, status, operation)
+        return StreamError(f"submit failed: {described(table)}")
+    return device_error(table, status, "submit")
 
 
 # The contract
@@ -207,6 +161,8 @@ cdef void fill_table(HostDevice device):
     device.table.capture_terminals = capture_terminals
     device.table.node_predecessors = node_predecessors
     device.table.capture_relaxed = capture_relaxed
+    device.table.graph_launch = graph_launch
+    device.table.graph_destroy = graph_destroy
     device.table.memory_info = memory_info
     device.table.clear_error = clear_error
     device.table.describe = describe
@@ -308,8 +264,12 @@ cdef status_t capture_begin(void* self, stream_t stream, capture_t* capture) noe
     return host_streams.capture_begin((<Host*> self).scheduler, stream, capture)
 
 
-cdef status_t capture_end(void* self, stream_t stream, void** graph) noexcept nogil:
-    return host_streams.capture_end((<Host*> self).scheduler, stream, <Graph**> graph)
+cdef status_t capture_end(void* self, stream_t stream, graph_t* graph) noexcept nogil:
+    cdef Graph* made = NULL
+    cdef status_t status = host_streams.capture_end((<Host*> self).scheduler, stream, &made)
+    if status == OK:
+        graph[0] = <graph_t> made
+    return status
 
 
 cdef status_t capture_status(void* self, stream_t stream, capture_t* capture) noexcept nogil:
@@ -328,6 +288,24 @@ cdef status_t node_predecessors(void* self, node_t node, node_t* nodes, size_t c
 
 # Getting memory never disturbs a capture here, so there is no strictness to relax.
 cdef status_t capture_relaxed(void* self, bint relaxed) noexcept nogil:
+    return OK
+
+
+cdef status_t graph_launch(void* self, graph_t graph, stream_t stream) noexcept nogil:
+    cdef Task task
+    cdef status_t status
+    memset(&task, 0, sizeof(Task))
+    task.kind = TASK_REPLAY
+    task.graph = <Graph*> graph
+    graph_keep(task.graph)
+    status = host_streams.stream_submit((<Host*> self).scheduler, stream, &task)
+    if status != OK:
+        graph_drop(task.graph)
+    return status
+
+
+cdef status_t graph_destroy(void* self, graph_t graph) noexcept nogil:
+    graph_drop(<Graph*> graph)
     return OK
 
 

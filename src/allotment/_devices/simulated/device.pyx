@@ -12,33 +12,27 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy, memset, strlen
 
-from allotment._core.contract.raising cimport device_error
+from allotment._core.contract.raising cimport check_status
 from allotment._core.contract.table cimport (
-    CAN_PEERS, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
+    CAN_PEERS, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, PEER_ENABLE, Device, DeviceTable, entry, status_t)
 from allotment._core.contract.types cimport address_t, capture_t, device_t, event_t, node_t, stream_t
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport lock_give, lock_wait
 from allotment._devices.simulated.memory cimport clear_memory, fill_memory
 from allotment._devices.simulated.pool cimport clear_pool, fill_pool
-from allotment._devices.simulated.simulation cimport Refusal, Simulation, SimStream, add_node, stream_at
+from allotment._devices.simulated.simulation cimport (
+    Refusal, Simulation, SimStream, add_node, enter, leave, stream_at)
 from allotment._devices.simulated.streams cimport clear_streams, fill_streams
 
+from allotment._core.contract.operations import OPERATIONS
+from allotment._devices.graphs import begin_capture, end_capture
 from allotment.errors import RequestError
-
-cdef tuple OPERATION_NAMES = (
-    "segment_allocate", "segment_free",
-    "range_reserve", "range_release", "chunk_create", "chunk_release", "map", "unmap", "set_access",
-    "segment_export", "chunk_export",
-    "stream_create", "stream_destroy", "stream_synchronize", "stream_wait", "device_synchronize",
-    "event_create", "event_destroy", "event_record", "event_query", "event_synchronize",
-    "capture_begin", "capture_end", "capture_status", "capture_terminals", "node_predecessors",
-    "memory_info", "copy",
-    "ordered_allocate", "ordered_free", "ordered_trim", "ordered_usage", "ordered_reset_high", "ordered_access",
-)
 
 
 cdef status_t peer_enable(void* self, device_t other) noexcept nogil:
-    return OK
+    cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, PEER_ENABLE)
+    return status if status != OK else leave(device, OK)
 
 
 cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
@@ -120,7 +114,8 @@ cdef class SimulatedDevice(Device):
     @property
     def calls(self) -> dict[str, int]:
         """How often each operation of the contract was called, by its name."""
-        return {name: self.simulation.called[<int> operation] for operation, name in enumerate(OPERATION_NAMES)}
+        return {operation.name: self.simulation.called[<int> place] for place, operation in enumerate(OPERATIONS)
+                if entry(&self.table, place)[0] != NULL and not operation.is_special}
 
     def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
         """Let calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, `after` others.
@@ -128,9 +123,11 @@ cdef class SimulatedDevice(Device):
         They fail as out of memory, or with `out_of_memory=False` as a device error. Raises RequestError for an
         operation that this device does not have.
         """
-        if operation not in OPERATION_NAMES:
-            raise RequestError(f"{operation!r} is no operation of this device: {', '.join(OPERATION_NAMES)}")
-        self.simulation.refusals[<int> OPERATION_NAMES.index(operation)] = refusal_of(times, after, out_of_memory)
+        known = list(self.calls)
+        if operation not in known:
+            raise RequestError(f"this device has no operation {operation!r}; it has {', '.join(known)}")
+        place = [known.name for known in OPERATIONS].index(operation)
+        self.simulation.refusals[<int> place] = refusal_of(times, after, out_of_memory)
 
     def refuse_calls(self, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
         """Let calls of any operation fail: `times` of them, `after` others; 0 times ends it."""
@@ -184,16 +181,14 @@ cdef class SimulatedDevice(Device):
 
     def begin_capture(self, stream_t stream) -> int:
         """Start a capture: work launched on the stream becomes nodes from now on. Returns the capture's id."""
-        cdef capture_t capture = 0
-        self.raise_unless(self.table.capture_begin(&self.simulation, stream, &capture), "capture_begin")
-        return capture
+        return begin_capture(self, stream)
 
-    def end_capture(self, stream_t stream) -> None:
+    def end_capture(self, stream_t stream) -> DeviceGraph:
         """End the capture that began on the stream.
 
         Raises DeviceError if the capture was broken or a stream that joined was not joined back.
         """
-        self.raise_unless(self.table.capture_end(&self.simulation, stream, NULL), "capture_end")
+        return end_capture(self, stream)
 
     def break_capture(self, stream_t stream) -> None:
         """Spoil the capture that the stream is in, as a forbidden call would. Raises RequestError if it is in none."""
@@ -209,6 +204,4 @@ cdef class SimulatedDevice(Device):
         return capture
 
     cdef int raise_unless(self, status_t status, str operation) except -1:
-        if status != OK:
-            raise device_error(&self.table, status, operation)
-        return 0
+        return check_status(self, status, operation)

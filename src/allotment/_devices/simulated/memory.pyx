@@ -6,14 +6,14 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from allotment._core.contract.table cimport (
-    CAN_SHARE, CAN_VIRTUAL, INVALID, NOT_READY, OK, OUT_OF_MEMORY, SHARE_DESCRIPTOR, share_t, status_t)
+    CAN_SHARE, CAN_VIRTUAL, CHUNK_CREATE, CHUNK_EXPORT, CHUNK_RELEASE, GRANULARITY, INVALID, MAP, MEMORY_INFO,
+    NOT_READY, OK, OUT_OF_MEMORY, RANGE_RELEASE, RANGE_RESERVE, SEGMENT_ALLOCATE, SEGMENT_EXPORT, SEGMENT_FREE,
+    SET_ACCESS, SHARE_DESCRIPTOR, UNMAP, share_t, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, device_t, stream_t
 from allotment._core.tools.pointer_map cimport (
     PointerMap, map_clear, map_get, map_init, map_pop, map_put, map_reserve)
 from allotment._devices.simulated.simulation cimport (
-    CHUNK_CREATE, CHUNK_EXPORT, CHUNK_RELEASE, GRANULARITY, MAP, MEMORY_INFO, RANGE_RELEASE, RANGE_RESERVE,
-    SEGMENT_ALLOCATE, SEGMENT_EXPORT, SEGMENT_FREE, SET_ACCESS, UNMAP, SimChunk, enter, leave, new_handle, scripted,
-    take_addresses)
+    PAGE, SimChunk, enter, leave, new_handle, scripted, take_addresses)
 
 
 cdef bint fill_memory(DeviceTable* table, Simulation* device) noexcept:
@@ -127,7 +127,7 @@ cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept no
     cdef SimChunk* made
     if status != OK:
         return status
-    if size % GRANULARITY != 0:
+    if size % PAGE != 0:
         return leave(device, INVALID)
     if size > device.capacity - device.used or not map_reserve(&device.chunks):
         return leave(device, OUT_OF_MEMORY)
@@ -227,8 +227,12 @@ cdef status_t set_access(void* self, address_t address, bytes_t size, device_t p
 
 
 cdef status_t granularity(void* self, bytes_t* size) noexcept nogil:
-    size[0] = GRANULARITY
-    return OK
+    cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, GRANULARITY)
+    if status != OK:
+        return status
+    size[0] = PAGE
+    return leave(device, OK)
 
 
 # --- sharing, and the whole --------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from allotment._core.contract.table cimport (
-    CAN_STREAM_ORDERED, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, DeviceTable, status_t)
+    CAN_STREAM_ORDERED, DEVICE_ERROR, INVALID, OK, ORDERED_ACCESS, ORDERED_ALLOCATE, ORDERED_FREE, ORDERED_RESET_HIGH,
+    ORDERED_TRIM, ORDERED_USAGE, OUT_OF_MEMORY, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.tools.pointer_map cimport map_clear, map_init, map_get, map_pop, map_put, map_reserve
 from allotment._devices.simulated.simulation cimport (
-    ORDERED_ACCESS, ORDERED_ALLOCATE, ORDERED_FREE, ORDERED_RESET_HIGH, ORDERED_TRIM, ORDERED_USAGE, SimMoment,
-    SimPiece, SimPool, Simulation, SimStream, add_node, enter, enter_on, has_come, leave, take_addresses)
+    SimMoment, SimPiece, SimPool, Simulation, SimStream, add_node, enter, enter_on, has_come, leave, take_addresses)
 
 cdef enum:
     ALIGNMENT = 512

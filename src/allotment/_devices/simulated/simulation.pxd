@@ -1,31 +1,20 @@
 """A simulated device's own records, and what all of its operations do with them.
 
-    simulation           the records; entering and leaving, the script, streams, nodes of a graph
-    simulated_memory     segments, ranges, chunks and views
-    simulated_streams    streams, events, captures
-    simulated_pool       the device's own stream-ordered pool
-    simulated            the device as Python sees it
+    simulation    the records; entering and leaving, the script, streams, nodes of a graph
+    memory        segments, ranges, chunks and views
+    streams       streams, events, captures, graphs
+    pool          the device's own stream-ordered pool
+    device        the device as Python sees it
 """
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
-from allotment._core.contract.table cimport status_t
+from allotment._core.contract.table cimport OPERATION_COUNT, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, node_t, stream_t
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._core.tools.lock cimport Lock, lock_give
 from allotment._core.tools.pointer_map cimport PointerMap
-
-cdef enum Operation:
-    SEGMENT_ALLOCATE, SEGMENT_FREE
-    RANGE_RESERVE, RANGE_RELEASE, CHUNK_CREATE, CHUNK_RELEASE, MAP, UNMAP, SET_ACCESS
-    SEGMENT_EXPORT, CHUNK_EXPORT
-    STREAM_CREATE, STREAM_DESTROY, STREAM_SYNCHRONIZE, STREAM_WAIT, DEVICE_SYNCHRONIZE
-    EVENT_CREATE, EVENT_DESTROY, EVENT_RECORD, EVENT_QUERY, EVENT_SYNCHRONIZE
-    CAPTURE_BEGIN, CAPTURE_END, CAPTURE_STATUS, CAPTURE_TERMINALS, NODE_PREDECESSORS
-    MEMORY_INFO, COPY
-    ORDERED_ALLOCATE, ORDERED_FREE, ORDERED_TRIM, ORDERED_USAGE, ORDERED_RESET_HIGH, ORDERED_ACCESS
-    OPERATION_COUNT
 
 cdef struct Refusal:
     uint64_t after          # calls that still succeed
@@ -97,6 +86,7 @@ cdef struct Simulation:
     SimCapture* first_capture   # of those under way
     PointerMap events           # handle -> SimEvent
     PointerMap nodes            # node -> NodeSet of predecessors
+    PointerMap graphs           # handle -> the device, for those that exist
     SimPool pool
     uint64_t called[OPERATION_COUNT]
     Refusal refusals[OPERATION_COUNT]
@@ -129,7 +119,7 @@ cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t
 
 
 cdef enum:
-    GRANULARITY = 2097152
+    PAGE = 2097152
 
 # Addresses that were never given before.
 cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil

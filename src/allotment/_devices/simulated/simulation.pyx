@@ -61,7 +61,7 @@ cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t
 
 cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil:
     cdef address_t address = device.next_address
-    device.next_address += (size + GRANULARITY - 1) // GRANULARITY * GRANULARITY
+    device.next_address += (size + PAGE - 1) // PAGE * PAGE
     return address
 
 

@@ -6,15 +6,17 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from allotment._core.contract.table cimport (
-    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, status_t)
-from allotment._core.contract.types cimport address_t, bytes_t, capture_t, device_t, event_t, node_t, stream_t
+    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAPTURE_BEGIN, CAPTURE_END, CAPTURE_RELAXED, CAPTURE_STATUS, CAPTURE_TERMINALS,
+    COPY, DEVICE_ERROR, DEVICE_SYNCHRONIZE, EVENT_CREATE, EVENT_DESTROY, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE,
+    GRAPH_DESTROY, GRAPH_LAUNCH, INVALID, NODE_PREDECESSORS, NOT_READY, OK, OUT_OF_MEMORY, STREAM_CREATE,
+    STREAM_DESTROY, STREAM_QUERY, STREAM_SYNCHRONIZE, STREAM_WAIT, status_t)
+from allotment._core.contract.types cimport (
+    address_t, bytes_t, capture_t, device_t, event_t, graph_t, node_t, stream_t)
 from allotment._core.tools.arrays cimport make_room_for
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 from allotment._devices.simulated.simulation cimport (
-    CAPTURE_BEGIN, CAPTURE_END, CAPTURE_STATUS, CAPTURE_TERMINALS, COPY, DEVICE_SYNCHRONIZE, EVENT_CREATE,
-    EVENT_DESTROY, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE, NODE_PREDECESSORS, STREAM_CREATE, STREAM_DESTROY,
-    STREAM_SYNCHRONIZE, STREAM_WAIT, NodeSet, SimCapture, SimEvent, SimMoment, SimStream, destroyed, enter, enter_on,
-    has_come, leave, new_handle, scripted, set_add, set_clear, stream_at)
+    NodeSet, SimCapture, SimEvent, SimMoment, SimStream, add_node, destroyed, enter, enter_on, has_come, leave,
+    new_handle, scripted, set_add, set_clear, stream_at)
 
 
 cdef bint fill_streams(DeviceTable* table, Simulation* device) noexcept:
@@ -36,8 +38,11 @@ cdef bint fill_streams(DeviceTable* table, Simulation* device) noexcept:
     table.capture_terminals = capture_terminals
     table.node_predecessors = node_predecessors
     table.capture_relaxed = capture_relaxed
+    table.graph_launch = graph_launch
+    table.graph_destroy = graph_destroy
     table.copy = copy
-    return map_init(&device.streams) and map_init(&device.events) and map_init(&device.nodes)
+    return (map_init(&device.streams) and map_init(&device.events) and map_init(&device.nodes)
+            and map_init(&device.graphs))
 
 
 cdef void clear_streams(Simulation* device) noexcept:
@@ -62,6 +67,7 @@ cdef void clear_streams(Simulation* device) noexcept:
     map_clear(&device.streams)
     map_clear(&device.events)
     map_clear(&device.nodes)
+    map_clear(&device.graphs)
 
 
 # --- streams and events ------------------------------------------------------------------------------------
@@ -90,7 +96,7 @@ cdef status_t stream_destroy(void* self, stream_t handle) noexcept nogil:
 cdef status_t stream_query(void* self, stream_t handle) noexcept nogil:
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* stream = NULL
-    cdef status_t status = enter_on(device, STREAM_SYNCHRONIZE, handle, &stream)
+    cdef status_t status = enter_on(device, STREAM_QUERY, handle, &stream)
     if status != OK:
         return status
     return leave(device, OK if stream.finished >= stream.launched else NOT_READY)
@@ -307,7 +313,7 @@ cdef bint comes_before(Simulation* device, NodeSet* later, node_t node) noexcept
     return found
 
 
-cdef status_t capture_end(void* self, stream_t handle, void** graph) noexcept nogil:
+cdef status_t capture_end(void* self, stream_t handle, graph_t* graph) noexcept nogil:
     """Ends the capture also where it fails: broken, or a stream that joined has work nobody waited for."""
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* origin = NULL
@@ -321,7 +327,7 @@ cdef status_t capture_end(void* self, stream_t handle, void** graph) noexcept no
     if origin.capture == NULL or origin.capture.origin != handle:
         return leave(device, INVALID)
     capture = origin.capture
-    whole = not capture.broken
+    whole = not capture.broken and map_reserve(&device.graphs)
     for i in range(device.streams.mask + 1):
         stream = <SimStream*> device.streams.slots[i].value
         if device.streams.slots[i].key == 0 or stream.capture != capture or stream == origin:
@@ -336,8 +342,9 @@ cdef status_t capture_end(void* self, stream_t handle, void** graph) noexcept no
         if device.events.slots[i].key != 0 and (<SimEvent*> device.events.slots[i].value).capture == capture:
             (<SimEvent*> device.events.slots[i].value).capture = NULL
     forget_capture(device, capture)
-    if whole and graph != NULL:
-        graph[0] = NULL
+    if whole:
+        graph[0] = new_handle(device)
+        map_put(&device.graphs, graph[0], device)
     return leave(device, OK if whole else DEVICE_ERROR)
 
 
@@ -379,7 +386,33 @@ cdef status_t node_predecessors(void* self, node_t node, node_t* nodes, size_t c
 
 
 cdef status_t capture_relaxed(void* self, bint relaxed) noexcept nogil:
-    return OK
+    cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, CAPTURE_RELAXED)
+    return status if status != OK else leave(device, OK)
+
+
+cdef status_t graph_launch(void* self, graph_t graph, stream_t handle) noexcept nogil:
+    """A graph is a unit of work, whatever is in it."""
+    cdef Simulation* device = <Simulation*> self
+    cdef SimStream* stream = NULL
+    cdef status_t status = enter_on(device, GRAPH_LAUNCH, handle, &stream)
+    if status != OK:
+        return status
+    if map_get(&device.graphs, graph) == NULL:
+        return leave(device, INVALID)
+    if stream.capture == NULL:
+        stream.launched += 1
+    elif add_node(device, stream) == 0:
+        return leave(device, OUT_OF_MEMORY)
+    return leave(device, OK)
+
+
+cdef status_t graph_destroy(void* self, graph_t graph) noexcept nogil:
+    cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, GRAPH_DESTROY)
+    if status != OK:
+        return status
+    return leave(device, OK if map_pop(&device.graphs, graph) != NULL else INVALID)
 
 
 # --- copying -----------------------------------------------------------------------------------------------

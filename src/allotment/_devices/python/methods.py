@@ -1,133 +1,232 @@
+# written by `make generate` from _core/contract/operations.py: do not edit
+"""The methods that a device written in Python may define; one that it does not define is one it does not have."""
+
+from __future__ import annotations
+
 from collections.abc import Iterable
 
-from allotment._core.contract.table import Device
+from allotment._core.contract.operations import Status
+from allotment.errors import UnsupportedError
 
-class Backend(Device):
-    """A device written in Python: subclass it, define what your device can do, give it to an `Allocator`.
 
-    `allocate` and `free` are enough. Every other method is optional; what the class defines when an object
-    is made is what the device can do. Methods that only make sense together (a headline below with
-    "together") are defined all or none; TypeError says which one is missing. Setting one to None in a
-    subclass takes it away again.
+class Methods:
+    __slots__ = ()
+    name: str
 
-    How a method says no: MemoryError means that there is no room now (the allocator gives cached memory
-    back and asks again); StreamError or AddressError that a handle is not, or no longer, one of this
-    device's; UnsupportedError that it cannot do this; anything else that the device failed. The allocator's
-    user gets our error, chained to yours. A method that raises must have changed nothing.
-
-    Methods are called from any thread, several at once, and while the allocator is locked: never call the
-    allocator that the device serves. Addresses and handles are ints from 1 to 2**64 - 1; sizes are bytes.
-    Stream 0 is the default stream. See docs/writing-a-backend.md.
-    """
-
-    def __init__(
-        self, *, name: str | None = None, family: str | None = None, index: int = 0, host: bool = False
-    ) -> None:
-        """`name` is shown in messages, by default the name of the class; `family` is the kind of device, by default
-        "python" (memory that CUDA can use says "cuda"); `index` is the device's number in reports and snapshots;
-        `host` says that this process can read and write at the device's addresses."""
+    def _lacks(self, method: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.name} does not define {method}", operation=method, status=Status.UNSUPPORTED
+        )
 
     # Plain memory: the only part every device has.
+
     def allocate(self, size: int, stream: int) -> int:
         """Address of `size` new bytes. `stream` is where they are first wanted.
 
-        Blocks are cut from them at multiples of 512, so what you align these to is what blocks are aligned to.
+        Blocks are cut from them at multiples of 512, so what you align these to is what blocks get.
         """
+        raise self._lacks("allocate")
+
     def free(self, address: int, size: int) -> None:
         """Give back what `allocate` returned, whole."""
+        raise self._lacks("free")
 
-    # Virtual memory, together: addresses (ranges) apart from physical memory (chunks).
+    # Virtual memory: addresses (ranges) apart from physical memory (chunks) (all or none).
+
     def range_reserve(self, size: int, stream: int) -> int:
         """Address of `size` bytes of address space with nothing behind it."""
+        raise self._lacks("range_reserve")
+
     def range_release(self, address: int, size: int) -> None:
         """Give back a whole range; nothing is mapped in it any more."""
+        raise self._lacks("range_release")
+
     def chunk_create(self, size: int) -> int:
         """Handle of `size` bytes of physical memory that have no address yet."""
+        raise self._lacks("chunk_create")
+
     def chunk_release(self, chunk: int, size: int) -> None:
         """Drop the handle; the memory goes when its last mapping does."""
+        raise self._lacks("chunk_release")
+
     def map(self, address: int, size: int, chunk: int) -> None:
         """Put a whole chunk at an address inside a range. One chunk may be at several addresses at once."""
+        raise self._lacks("map")
+
     def unmap(self, address: int, size: int) -> None:
         """Take away whole mappings."""
+        raise self._lacks("unmap")
+
     def set_access(self, address: int, size: int, device: int) -> None:
         """Let a device (this one, by its own index) touch what is mapped there."""
+        raise self._lacks("set_access")
+
     def granularity(self) -> int:
         """Ranges, chunks and addresses of mappings are multiples of this."""
+        raise self._lacks("granularity")
 
-    # Making streams, together.
-    def stream_create(self) -> int: ...
+    # Making streams (all or none).
+
+    def stream_create(self) -> int:
+        """Handle of a new stream."""
+        raise self._lacks("stream_create")
+
     def stream_destroy(self, stream: int) -> None:
         """From now on the handle gets StreamError from every method that takes it."""
+        raise self._lacks("stream_destroy")
 
-    # Streams and events, together. Without them all work counts as finished when it was submitted.
+    # Streams and events: without them all work counts as finished when it was submitted (all or none).
+
     def stream_query(self, stream: int) -> bool:
         """Whether everything submitted to the stream is done. Does not wait."""
+        raise self._lacks("stream_query")
+
     def stream_synchronize(self, stream: int) -> None:
         """Wait for everything submitted to the stream."""
+        raise self._lacks("stream_synchronize")
+
     def stream_wait(self, stream: int, event: int) -> None:
         """Later work of the stream waits for the event; the caller does not."""
+        raise self._lacks("stream_wait")
+
     def device_synchronize(self) -> None:
         """Wait for all work of all streams."""
-    def event_create(self) -> int: ...
-    def event_destroy(self, event: int) -> None: ...
+        raise self._lacks("device_synchronize")
+
+    def event_create(self) -> int:
+        """Handle of a new event."""
+        raise self._lacks("event_create")
+
+    def event_destroy(self, event: int) -> None:
+        """Give an event up."""
+        raise self._lacks("event_destroy")
+
     def event_record(self, event: int, stream: int) -> None:
         """The event stands for what the stream has been given so far. Recorded again, it forgets what it stood for."""
+        raise self._lacks("event_record")
+
     def event_query(self, event: int) -> bool:
         """Whether the event's work is done; also if it was never recorded. Does not wait."""
+        raise self._lacks("event_query")
+
     def event_synchronize(self, event: int) -> None:
         """Wait for the event's work."""
+        raise self._lacks("event_synchronize")
 
-    # Graph capture, together.
+    # Graph capture (all or none).
+
     def capture_begin(self, stream: int) -> int:
         """Identity of a new capture: work given to the stream becomes nodes of a graph instead of running."""
+        raise self._lacks("capture_begin")
+
     def capture_end(self, stream: int) -> int:
-        """The graph, as a number of your choice."""
+        """Handle of the graph that the capture made. It has ended also if this fails."""
+        raise self._lacks("capture_end")
+
     def capture_status(self, stream: int) -> int:
         """Identity of the capture that the stream is in, 0 if none."""
+        raise self._lacks("capture_status")
+
     def capture_terminals(self, stream: int) -> Iterable[int]:
         """The nodes that the stream's next node would depend on."""
+        raise self._lacks("capture_terminals")
+
     def node_predecessors(self, node: int) -> Iterable[int]:
         """The nodes that a node directly depends on."""
+        raise self._lacks("node_predecessors")
+
     def capture_relaxed(self, relaxed: bool) -> None:
         """Whether the calling thread may allocate while a stream is being captured."""
+        raise self._lacks("capture_relaxed")
 
-    # Each on its own.
+    def graph_launch(self, graph: int, stream: int) -> None:
+        """Give the work of a graph to a stream, as one piece of its work. As often as one likes."""
+        raise self._lacks("graph_launch")
+
+    def graph_destroy(self, graph: int) -> None:
+        """Give a graph up."""
+        raise self._lacks("graph_destroy")
+
+    # How much memory there is.
+
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
+        raise self._lacks("memory_info")
+
+    # Errors that stick.
+
     def clear_error(self) -> None:
         """Forget a failure that the device would otherwise report again."""
+        raise self._lacks("clear_error")
+
+    # Copies.
+
     def copy(self, destination: int, source: int, size: int, source_device: int, stream: int) -> None:
         """Copy in stream order; `source` may be an address of another device."""
-    def peer_enable(self, other: int) -> None:
-        """Let device number `other` touch the memory of this one."""
+        raise self._lacks("copy")
 
-    # Sharing plain memory with another process, together.
+    # Other devices.
+
+    def peer_enable(self, other: int) -> None:
+        """Let device number `other` touch the plain memory of this one."""
+        raise self._lacks("peer_enable")
+
+    # Sharing plain memory with another process (all or none).
+
     def segment_export(self, base: int) -> bytes:
         """What another process needs to open the segment; at most 64 bytes."""
+        raise self._lacks("segment_export")
+
     def segment_import(self, handle: bytes) -> int:
         """Address of another process's segment."""
+        raise self._lacks("segment_import")
+
     def segment_close(self, base: int) -> None:
         """Done with an imported segment."""
+        raise self._lacks("segment_close")
 
-    # Sharing chunks with another process, together. `kind` is one of `allotment._core.contract.probe.Share`.
-    def chunk_export(self, chunk: int, kind: int) -> bytes: ...
-    def chunk_import(self, kind: int, handle: bytes, size: int) -> int: ...
+    # Sharing chunks with another process (all or none).
 
-    # Host memory that the device can reach quickly, together.
-    def pinned_allocate(self, size: int) -> int: ...
-    def pinned_free(self, address: int) -> None: ...
+    def chunk_export(self, chunk: int, kind: int) -> bytes:
+        """What another process needs to open the chunk; `kind` is 1 for a descriptor, 2 for a fabric handle."""
+        raise self._lacks("chunk_export")
 
-    # A stream-ordered pool that the device itself keeps, together: for `backend:cudaMallocAsync`, which leaves all
-    # caching to the device.
+    def chunk_import(self, kind: int, handle: bytes, size: int) -> int:
+        """Handle of another process's chunk."""
+        raise self._lacks("chunk_import")
+
+    # Host memory that the device can reach quickly (all or none).
+
+    def pinned_allocate(self, size: int) -> int:
+        """Address of `size` bytes of such memory."""
+        raise self._lacks("pinned_allocate")
+
+    def pinned_free(self, address: int) -> None:
+        """Give back what `pinned_allocate` returned."""
+        raise self._lacks("pinned_free")
+
+    # A stream-ordered pool that the device itself keeps (all or none).
+
     def ordered_allocate(self, size: int, stream: int) -> int:
         """Address of `size` bytes that work on `stream` may use from now on."""
+        raise self._lacks("ordered_allocate")
+
     def ordered_free(self, address: int, stream: int) -> None:
         """Take back what `ordered_allocate` gave, once `stream` has done what it was given so far."""
+        raise self._lacks("ordered_free")
+
     def ordered_trim(self, keep: int) -> None:
-        """Give memory that nobody uses back to the device until at most `keep` bytes are held."""
+        """Give unused memory back to the device until at most `keep` bytes are held."""
+        raise self._lacks("ordered_trim")
+
     def ordered_usage(self) -> tuple[int, int, int, int]:
         """(in use, the most in use, held, the most held), in bytes."""
+        raise self._lacks("ordered_usage")
+
     def ordered_reset_high(self) -> None:
         """The two peaks start anew from what there is now."""
+        raise self._lacks("ordered_reset_high")
+
     def ordered_access(self, device: int) -> None:
         """Let the device of that index touch the pool's memory."""
+        raise self._lacks("ordered_access")

@@ -1,15 +1,27 @@
+"""What methods written in Python return and raise, as the engine takes it."""
+
 import operator
+import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from allotment._core.contract.raising cimport failure_text, keep_failure
+from allotment._core.contract.raising cimport Failures, failure_text, failures_of, keep_failure
 from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, node_t
 
 from allotment.errors import AddressError, StreamError, UnsupportedError
+
+cdef object is_finalizing = sys.is_finalizing
+
+
+cdef object living(void* self):
+    cdef Failures failures = failures_of(self)
+    if failures is None or failures.is_collected or is_finalizing():
+        raise ReferenceError(f"{(<object> self).name} is gone")
+    return <object> self
 
 
 # --- What a method returned ----------------------------------------------------------------------------------
@@ -29,6 +41,19 @@ cdef address_t memory(object result, bytes_t size, str method) except? 0:
     if size - 1 > <uint64_t> 0xFFFF_FFFF_FFFF_FFFF - address:
         raise wrong_result(result, method, f"an address with {size} bytes behind it")
     return address
+
+
+cdef tuple numbers(object result, str names, str method):
+    if not isinstance(result, tuple) or len(result) != names.count(",") + 1:
+        raise wrong_result(result, method, f"({names})")
+    return tuple([number(part, method, "a number of bytes", 0) for part in result])
+
+
+cdef tuple free_and_total(object result, str names, str method):
+    cdef tuple found = numbers(result, names, method)
+    if found[0] > found[1]:
+        raise wrong_result(result, method, f"({names}) with free <= total")
+    return found
 
 
 cdef status_t readiness(object result, str method) except -1:
@@ -52,7 +77,7 @@ cdef int put_nodes(object result, node_t* nodes, size_t capacity, size_t* count,
     return 0
 
 
-cdef int put_handle(object result, unsigned char* handle, size_t capacity, size_t* length, str method) except -1:
+cdef int put_data(object result, unsigned char* handle, size_t capacity, size_t* length, str method) except -1:
     if not isinstance(result, (bytes, bytearray, memoryview)):
         raise wrong_result(result, method, "bytes")
     cdef bytes data = bytes(result)

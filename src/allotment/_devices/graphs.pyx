@@ -1,0 +1,92 @@
+"""Captures of any device's streams, and the graphs that come of them."""
+
+from allotment._core.contract.raising cimport check_status, require
+from allotment._core.contract.table cimport INVALID, DeviceTable, status_t
+from allotment._core.contract.types cimport capture_t, stream_t
+from allotment._devices.streams cimport stream_handle
+
+from allotment.errors import DeviceError
+
+
+cdef class DeviceGraph:
+    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
+
+    def __init__(self):
+        raise TypeError("graphs are made by ending a capture")
+
+    # A finalizer, not a deallocator: in a collection the device is still whole.
+    def __del__(self):
+        destroy(self)
+
+    def replay(self, stream) -> None:
+        """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work.
+
+        Raises StreamError if the stream is not one of the graph's device, DeviceError if the graph was destroyed.
+        """
+        cdef DeviceTable* table = &self.device.table
+        cdef graph_t graph = self.living("graph_launch")
+        cdef stream_t on = stream_handle(stream, self.device)
+        cdef status_t status
+        with nogil:
+            status = table.graph_launch(table.self, graph, on)
+        check_status(self.device, status, "graph_launch")
+
+    def destroy(self) -> None:
+        """Give the graph up; a second time, nothing happens. What was replayed before still runs to its end."""
+        check_status(self.device, destroy(self), "graph_destroy")
+
+    cdef graph_t living(self, str operation) except 0:
+        if self.handle == 0:
+            raise DeviceError("this graph was destroyed", operation=operation, status=INVALID)
+        return self.handle
+
+
+cdef status_t destroy(DeviceGraph graph) noexcept:
+    cdef DeviceTable* table
+    cdef graph_t handle = graph.handle
+    cdef status_t status = 0
+    if handle != 0:
+        graph.handle = 0
+        table = &graph.device.table
+        with nogil:
+            status = table.graph_destroy(table.self, handle)
+    return status
+
+
+def begin_capture(Device device not None, stream) -> int:
+    """Identity of a new capture: from now on work given to the stream is kept, not run.
+
+    Raises UnsupportedError if the device cannot capture.
+    """
+    cdef DeviceTable* table = &device.table
+    cdef stream_t on = stream_handle(stream, device)
+    cdef capture_t capture = 0
+    cdef status_t status
+    require(device, table.capture_begin != NULL, "capture_begin")
+    with nogil:
+        status = table.capture_begin(table.self, on, &capture)
+    check_status(device, status, "capture_begin")
+    return capture
+
+
+def end_capture(Device device not None, stream) -> DeviceGraph:
+    """The graph of what was kept.
+
+    Raises DeviceError if the capture was spoilt by a forbidden call, or if a stream that joined was not joined back; it
+    has ended then all the same.
+    """
+    return end_capture_into(DeviceGraph.__new__(DeviceGraph), device, stream)
+
+
+cdef DeviceGraph end_capture_into(DeviceGraph graph, Device device, object stream):
+    cdef DeviceTable* table = &device.table
+    cdef stream_t on = stream_handle(stream, device)
+    cdef graph_t handle = 0
+    cdef status_t status
+    require(device, table.capture_end != NULL, "capture_end")
+    with nogil:
+        status = table.capture_end(table.self, on, &handle)
+    check_status(device, status, "capture_end")
+    graph.device = device
+    graph.handle = handle
+    return graph
