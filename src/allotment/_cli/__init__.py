@@ -48,6 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except AllotmentError as error:
         print(f"allotment: {error}", file=sys.stderr)
         raise SystemExit(ExitCode.of_error(error)) from None
+    except OSError as error:
+        print(f"allotment: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        raise SystemExit(ExitCode.BAD_INPUT) from None
+    except MemoryError as error:
+        print(f"allotment: {error or 'the host has no memory for this'}", file=sys.stderr)
+        raise SystemExit(ExitCode.BAD_INPUT) from None
     raise SystemExit(ExitCode.DONE)
 
 

@@ -15,7 +15,7 @@ from allotment._cli import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from allotment.lab.replay.run import Progress, Recording, Result
+    from allotment.lab.replay.run import Progress, Result
 
 LINE = 64
 """Characters of a sparkline."""
@@ -57,10 +57,11 @@ def _replay(
     snapshot: str, settings: str | None, capacity: str | None, fit: bool, device: int | None, progress: Progress
 ) -> tuple[Result, int | None]:
     from allotment._settings import Settings, parse_size
+    from allotment.lab.replay.run import read_recording
 
     wanted = None if settings is None else Settings.parse(settings)
     size = None if capacity is None else _capacity(parse_size(capacity))
-    recording = _read(snapshot, device, progress)
+    recording = read_recording(snapshot, device, progress)
     progress("replaying")
     result = recording.replay(wanted, size)
     return result, recording.fit(wanted, progress) if fit else None
@@ -73,16 +74,6 @@ def _capacity(size: int) -> int:
     if not 0 < size <= MOST_CAPACITY:
         raise RequestError(f"a device has between 1 and {MOST_CAPACITY} bytes, not {size}")
     return size
-
-
-def _read(snapshot: str, device: int | None, progress: Progress) -> Recording:
-    from allotment.errors import FormatError
-    from allotment.lab.replay.run import read_recording
-
-    try:
-        return read_recording(snapshot, device, progress)
-    except OSError as error:
-        raise FormatError(f"{snapshot} cannot be read: {error.strerror or error}") from None
 
 
 def _report(result: Result, smallest: int | None, fit: bool) -> dict[str, Any]:

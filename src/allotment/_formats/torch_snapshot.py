@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, TypeAlias, cast
 
@@ -23,6 +24,7 @@ from allotment._formats.pickle_columns import Frame, RowReader, Rows, StackTable
 from allotment._formats.pickle_reader import PickleTree, Value
 from allotment._formats.plain import Plain
 from allotment._formats.unpack import unpacked
+from allotment.errors import FormatError
 
 __all__ = [
     "Blocks",
@@ -31,6 +33,7 @@ __all__ = [
     "Segments",
     "Snapshot",
     "Trace",
+    "naming",
     "read_snapshot",
 ]
 
@@ -157,15 +160,26 @@ def read_snapshot(
 ) -> Snapshot:
     """Read a snapshot from a path, from bytes or from a binary file; gzipped or not.
 
-    Raises FormatError, in one line that says where and what, if the content is damaged, is not a snapshot, tries to
-    build objects, or exceeds `limits`; OSError if the file cannot be read.
+    Raises FormatError, in one line that says which file, where and what, if the content is damaged, is not a snapshot,
+    tries to build objects, or exceeds `limits`; OSError if the file cannot be read.
     """
     if isinstance(source, bytes):
         return _read(io.BytesIO(source), limits)
     if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as stream:
+        with naming(source), open(source, "rb") as stream:
             return _read(stream, limits)
     return _read(source, limits)
+
+
+@contextmanager
+def naming(source: object) -> Iterator[None]:
+    """Lets a FormatError say which file it is about, if `source` is a path."""
+    try:
+        yield
+    except FormatError as error:
+        if not isinstance(source, str | os.PathLike):
+            raise
+        raise FormatError(f"{os.fspath(source)}: {error}") from error.__cause__
 
 
 def _read(stream: BinaryIO, limits: Limits) -> Snapshot:

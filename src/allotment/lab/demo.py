@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
 from allotment._devices.streams import Stream
+from allotment.errors import UnsupportedError
 
 Array = NDArray[np.float32]
 
@@ -71,6 +72,7 @@ class Trainer:
     """The network, its streams and its allocator."""
 
     def __init__(self, allocator: Allocator, seed: int = 7) -> None:
+        _require_memory(allocator)
         self.allocator = allocator
         self.random = np.random.default_rng(seed)
         self.compute = Stream(allocator)
@@ -127,6 +129,14 @@ class Trainer:
         stats = self.allocator.nested_stats()
         self.live_bytes.append(stats["active_bytes"]["all"]["current"])
         self.reserved_bytes.append(stats["reserved_bytes"]["all"]["current"])
+
+
+def _require_memory(allocator: Allocator) -> None:
+    """Arrays are made of bare addresses, so ask once whether there is memory behind them that this process can read."""
+    try:
+        memoryview(allocator.empty(1))
+    except BufferError as error:
+        raise UnsupportedError(f"{error}, and the demo works on it; run it on host") from None
 
 
 def _make_batch(values: Array, inputs: Array, targets: Array) -> None:

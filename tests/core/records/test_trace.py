@@ -19,32 +19,28 @@ def module(extension):
 
 
 class Model:
-    """The places of the ring as a list, and the one where the next record goes once the ring is full."""
+    """The newest records, as many as there may be."""
 
     def __init__(self):
-        self.places, self.cursor, self.most = [], 0, 1
+        self.records, self.most = [], 1
 
     def report(self, record):
-        if len(self.places) < self.most:
-            self.places.append(record)
-        else:
-            self.places[self.cursor] = record
-            self.cursor = (self.cursor + 1) % min(self.most, len(self.places))
+        self.records = [*self.records, record][-self.most :]
 
     def resize(self, most):
         self.most = most
-        self.cursor %= most
+        self.records = self.records[-most:]
 
     def clear(self):
-        self.places, self.cursor = [], 0
+        self.records = []
 
     def content(self):
-        return self.places[self.cursor :] + self.places[: self.cursor]
+        return self.records
 
 
 @settings(deadline=None)
 @given(steps=STEPS)
-def test_the_ring_holds_what_a_list_of_as_many_places_holds(module, steps):
+def test_the_ring_holds_the_newest_records_of_a_list(module, steps):
     ring, model, told = module.Ring(), Model(), 0
     ring.listen(True, 1)
     for step, number in steps:

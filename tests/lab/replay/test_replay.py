@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import allotment
 from allotment._cli import main
 from allotment._formats.torch_snapshot import Snapshot, read_snapshot
-from allotment.errors import FormatError, SettingsError
+from allotment.errors import FormatError, RequestError, SettingsError
+from allotment.lab.replay.records import Kind
 from allotment.lab.replay.run import STEP, Recording, Result, read_recording
-from allotment.lab.replay.workload import Kind, lanes
+from allotment.lab.replay.workload import lanes
 from helpers.effort import sample
 from helpers.recorded_programs import recorded_program
 
@@ -189,17 +191,73 @@ def test_missing_entries_are_said_and_not_called_a_difference() -> None:
     assert result.reason is not None and "missing" in result.reason
 
 
-def test_a_snapshot_without_history_says_so() -> None:
-    with pytest.raises(FormatError, match="no history"):
-        read_recording(pickle.dumps({"segments": []}))
-    result = read_recording(pickle.dumps({"segments": [], "device_traces": [[]]})).replay()
-    assert result.matches_recording is None and result.reason is not None
+SNAPSHOT_ENTRY = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0}
+WITHOUT_HISTORY: list[Any] = [
+    [],
+    {"segments": []},
+    {"segments": [], "device_traces": []},
+    {"segments": [], "device_traces": [[]]},
+    {"device_traces": [[], []]},
+    {"device_traces": [[SNAPSHOT_ENTRY]]},
+    {"device_traces": [[], [SNAPSHOT_ENTRY, {**SNAPSHOT_ENTRY, "action": "user_defined"}]]},
+]
+
+
+@pytest.mark.parametrize("device", [None, 0, 1])
+@pytest.mark.parametrize("content", WITHOUT_HISTORY, ids=str)
+def test_a_snapshot_without_history_is_refused_in_one_way(content: Any, device: int | None) -> None:
+    with pytest.raises(FormatError, match=r"^the snapshot has no history, only what was there at its end; record one"):
+        read_recording(pickle.dumps(content), device)
+
+
+def test_a_device_without_history_is_told_which_have_one() -> None:
+    data, _ = recorded_program(3)
+    snapshot = pickle.loads(data)
+    snapshot["device_traces"].append([])
+    with pytest.raises(RequestError, match="no history of device 1; it has one of 0"):
+        read_recording(pickle.dumps(snapshot), 1)
+
+
+def test_errors_about_a_file_name_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.pickle"
+    for content in (b"", b"nonsense", pickle.dumps({"segments": []})):
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=f"^{path}: "):
+            read_recording(path)
+    for missing in (tmp_path / "missing", tmp_path):
+        with pytest.raises(SystemExit) as leaving:
+            main(["replay", str(missing)])
+        assert leaving.value.code == 2
+        assert str(missing) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("size", [512, 15 << 20])
+def test_a_history_that_empties_the_cache_after_each_request_comes_out(size: int, expandable: bool) -> None:
+    allocator = allotment.Allocator("sim:1GiB", settings=f"expandable_segments:{expandable}")
+    allocator.record_history(context=None)
+    for _ in range(100):
+        allocator.free(allocator.malloc(size))
+        allocator.empty_cache()
+    result = Recording(read_snapshot(pickle.dumps(allocator.snapshot()))).replay()
+    assert (result.matches_recording, result.first_difference) == (True, None)
+    assert result.retries == 0
+
+
+def test_many_pools_and_many_segments_are_found_without_searching() -> None:
+    """Each of these would take minutes if anything looked at all of the others."""
+    entries = []
+    for number in range(30_000):
+        at = {"addr": (1 << 40) + number * (2 << 20), "stream": 0, "pool_id": (0, 1 + number)}
+        entries += [{"action": "segment_alloc", "size": 2 << 20, **at}, {"action": "alloc", "size": 512, **at}]
+    result = Recording(read_snapshot(pickle.dumps({"segments": [], "device_traces": [entries]}))).replay()
+    assert result.device_allocations == 30_000
 
 
 def test_overlapping_blocks_are_refused() -> None:
     snapshot = read_snapshot(TRACES / "ring_gpt2.default.pickle.gz")
     there = np.flatnonzero(snapshot.traces[0].action == 1)
-    snapshot.traces[0].size[there] = 1 << 40
+    snapshot.traces[0].size[there] = 1 << 29
     with pytest.raises(FormatError, match="does not fit"):
         Recording(snapshot)
 

@@ -75,8 +75,8 @@ def beginning_of(
     for life in sorted((life for life in placement.lives if life.begin < 0), key=lambda life: life.address):
         if life.address < max(end, 1) or life.size <= 0 or life.address % MIN_BLOCK or life.size % MIN_BLOCK:
             raise FormatError(f"there cannot have been a segment of {life.size} bytes at {life.address:#x}")
-        end = life.address + _size_at_first(life)
-        first, last = np.searchsorted(starts, [life.address, life.address + _size_at_first(life)])
+        end = life.address + life.size_at_first
+        first, last = np.searchsorted(starts, [life.address, life.address + life.size_at_first])
         inside = left[first:last]
         cut = _Cut(life, later)
         for block in inside:
@@ -86,7 +86,7 @@ def beginning_of(
         uncertain += cut.uncertain
         pieces.extend(cut.pieces)
         layouts.append(
-            (life.address, _size_at_first(life), life.stream, life.pool, life.small, life.expandable, len(cut.pieces))
+            (life.address, life.size_at_first, life.stream, life.pool, life.small, life.expandable, len(cut.pieces))
         )
     return Beginning(
         layouts=np.array(layouts, dtype=LAYOUT),
@@ -96,10 +96,6 @@ def beginning_of(
         block_count=max(history.lives, 1 + max((block.number for block in blocks), default=-1)),
         uncertain=uncertain,
     )
-
-
-def _size_at_first(life: SegmentLife) -> int:
-    return (max(life.first_pages) + 1) * PAGE - life.address if life.expandable else life.size
 
 
 def _blocks_at_first(history: History, snapshot: Snapshot, device: int, settings: Settings) -> list[_Block]:
@@ -162,7 +158,7 @@ class _Cut:
         self._last: _Block | None = None
 
     def add(self, block: _Block) -> None:
-        end = self._life.address + _size_at_first(self._life)
+        end = self._life.address + self._life.size_at_first
         if block.address < self._at or block.address + block.size > end or block.size % MIN_BLOCK:
             raise FormatError(
                 f"a block of {block.size} bytes at {block.address:#x} does not fit in what else the segment at"
@@ -174,7 +170,7 @@ class _Cut:
         self._last = block
 
     def finish(self) -> None:
-        self._gap(self._life.address + _size_at_first(self._life))
+        self._gap(self._life.address + self._life.size_at_first)
 
     def _gap(self, end: int) -> None:
         if self._at < end and self._last is not None and not self._life.expandable and not self._life.small:
@@ -186,17 +182,15 @@ class _Cut:
             self._at = piece_end
 
     def _is_hole(self, address: int) -> bool:
-        return self._life.expandable and address // PAGE not in self._life.first_pages
+        pages = self._life.first_pages
+        return pages is not None and not pages.at(address // PAGE)
 
     def _end_of_kind(self, end: int) -> int:
         """Where the memory that is mapped, or not, as at the current address, ends."""
-        if not self._life.expandable:
+        pages = self._life.first_pages
+        if pages is None:
             return end
-        hole = self._is_hole(self._at)
-        at = (self._at // PAGE + 1) * PAGE
-        while at < end and self._is_hole(at) == hole:
-            at += PAGE
-        return min(at, end)
+        return min(pages.end_of_kind(self._at // PAGE, -(-end // PAGE)) * PAGE, end)
 
     def _widen(self, block: _Block, end: int) -> None:
         """Give a large block the excess that it had."""

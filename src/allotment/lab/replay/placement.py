@@ -7,18 +7,21 @@ replay.py).
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allotment._core.edge.words import Action, SegmentType
 from allotment._formats.torch_snapshot import Snapshot
+from allotment.lab.replay.intervals import Intervals, SortedKeys
 from allotment.lab.replay.workload import History
 
 __all__ = ["Placement", "SegmentLife"]
 
+SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(Action.SEGMENT_ALLOC, Action.SEGMENT_UNMAP + 1)
+"""As plain numbers: a member of an enum is slow to look up."""
 PAGE = 2 << 20
 """What every page of expandable memory is a multiple of."""
 LARGE_PAGE = 20 << 20
@@ -43,10 +46,17 @@ class SegmentLife:
     pool: int = 0
     certain: bool = False
     """Whether the pool is known, and not only assumed."""
-    pages: set[int] = field(default_factory=set)
-    """Of a range: the pages that are mapped, while the history is walked through."""
-    first_pages: set[int] = field(default_factory=set)
+    mapped: int = 0
+    """Of a range: how many pages are mapped, while the history is walked through."""
+    first_pages: Intervals[bool] | None = None
     """Of a range that was there before: the pages mapped then."""
+    first_end: int = 0
+    """Of a range that was there before: the end of the last of these pages."""
+
+    @property
+    def size_at_first(self) -> int:
+        """Of a segment that was there before: how far it went then."""
+        return self.first_end - self.address if self.expandable else self.size
 
 
 class Placement:
@@ -55,6 +65,7 @@ class Placement:
     def __init__(self, history: History, snapshot: Snapshot, device: int) -> None:
         self.history = history
         self.pool_ids: list[tuple[int, int]] = [(0, 0)]
+        self._pool_numbers = {(0, 0): 0}
         self.lives: list[SegmentLife] = []
         self._last_request: dict[int, int] = {}
         self.of_entry = np.full(len(history), -1, dtype=np.int32)
@@ -64,9 +75,10 @@ class Placement:
         self._read_pools()
 
     def pool_number(self, pool_id: tuple[int, int]) -> int:
-        if pool_id not in self.pool_ids:
+        number = self._pool_numbers.setdefault(pool_id, len(self.pool_ids))
+        if number == len(self.pool_ids):
             self.pool_ids.append(pool_id)
-        return self.pool_ids.index(pool_id)
+        return number
 
     @property
     def has_private_pools(self) -> bool:
@@ -76,23 +88,22 @@ class Placement:
 
     def _walk(self) -> None:
         history = self.history
-        entries = np.flatnonzero((history.action >= Action.SEGMENT_ALLOC) & (history.action <= Action.SEGMENT_UNMAP))
+        entries = np.flatnonzero((history.action >= SEGMENT_ALLOC) & (history.action <= SEGMENT_UNMAP))
         plain: dict[int, int] = {}
-        ranges = self._ranges_at_first(entries)
-        for entry in entries.tolist():
-            action, address = int(history.action[entry]), int(history.address[entry])
-            size, stream = int(history.size[entry]), int(history.stream[entry])
-            if action == Action.SEGMENT_ALLOC:
+        ranges = _Ranges(self.lives)
+        self._ranges_at_first(entries, ranges)
+        for entry, action, address, size, stream in self._columns(entries):
+            if action == SEGMENT_ALLOC:
                 plain[address] = number = self._new(SegmentLife(address, size, stream, entry, len(history)))
-            elif action == Action.SEGMENT_FREE:
+            elif action == SEGMENT_FREE:
                 number = plain.pop(address, -1)
                 if number < 0:
                     number = self._new(SegmentLife(address, size, stream, -1, len(history)))
                 self.lives[number].end = entry
-            elif action == Action.SEGMENT_MAP:
+            elif action == SEGMENT_MAP:
                 number = self._map(ranges, address, size, stream, entry)
             else:
-                number = self._unmap(ranges, address, size, entry)
+                number = ranges.unmap(address, size, entry)
             self.of_entry[entry] = number
         for segment in self._final.plain:
             if segment.address not in plain:
@@ -101,85 +112,66 @@ class Placement:
             found = self.lives[plain[segment.address]]
             found.pool = self.pool_number(self._final.pool_at(segment.address))
             found.certain, found.small = True, segment.small
-        for number in ranges:
-            known = self._final.pool_of_pages(self.lives[number].pages)
-            if known is not None:
-                self.lives[number].pool = self.pool_number(known)
+        for start, end, (_, _, pool) in self._final.pages:
+            number = ranges.first_mapped_in(start, end)
+            if number >= 0:
+                self.lives[number].pool = self.pool_number(pool)
                 self.lives[number].certain = True
         for life in self.lives:
             if not life.certain:
                 life.small = life.size == PAGE if not life.expandable else life.small
 
+    def _columns(self, entries: NDArray[np.int64]) -> Iterator[tuple[int, int, int, int, int]]:
+        """Entry, action, address, size and stream."""
+        history = self.history
+        columns = (entries, *(column[entries] for column in (history.action, history.address, history.size)))
+        return zip(*(column.tolist() for column in (*columns, history.stream[entries])), strict=True)
+
     def _new(self, life: SegmentLife) -> int:
         self.lives.append(life)
         return len(self.lives) - 1
 
-    def _ranges_at_first(self, entries: NDArray[np.int64]) -> list[int]:
+    def _ranges_at_first(self, entries: NDArray[np.int64], ranges: _Ranges) -> None:
         """The expandable memory that was there before: what is left at the end, with the history undone."""
         history = self.history
-        owner: dict[int, tuple[int, bool]] = dict(self._final.pages)
-        for entry in entries[::-1].tolist():
-            pages = _pages(int(history.address[entry]), int(history.size[entry]))
-            if history.action[entry] == Action.SEGMENT_MAP:
-                for page in pages:
-                    owner.pop(page, None)
-            elif history.action[entry] == Action.SEGMENT_UNMAP:
-                small = int(history.size[entry]) % LARGE_PAGE != 0
-                owner.update(dict.fromkeys(pages, (int(history.stream[entry]), small)))
-        ranges: list[int] = []
-        for page in sorted(owner):
-            stream, small = owner[page]
-            last = self.lives[ranges[-1]] if ranges else None
-            near = last is not None and page * PAGE - last.address - last.size <= FAR
+        owner: Intervals[tuple[int, bool]] = Intervals()
+        for start, end, (stream, small, _) in self._final.pages:
+            owner.put(start, end, (stream, small))
+        of_pages = entries[history.action[entries] >= SEGMENT_MAP]
+        for _, action, address, size, stream in self._columns(of_pages[::-1]):
+            if action == SEGMENT_MAP:
+                owner.clear(*_pages(address, size))
+            else:
+                owner.put(*_pages(address, size), (stream, size % LARGE_PAGE != 0))
+        last: SegmentLife | None = None
+        first_pages: Intervals[bool] = Intervals()
+        number = -1
+        for start, end, (stream, small) in owner:
+            near = last is not None and start * PAGE - last.address - last.size <= FAR
             if last is None or not near or (last.stream, last.small) != (stream, small):
-                life = SegmentLife(page * PAGE, 0, stream, -1, len(history), expandable=True, small=small)
-                ranges.append(self._new(life))
-                last = life
-            last.pages.add(page)
-            last.first_pages.add(page)
-            last.size = (page + 1) * PAGE - last.address
-        return ranges
+                last = SegmentLife(start * PAGE, 0, stream, -1, len(history), expandable=True, small=small)
+                last.first_pages = first_pages = Intervals()
+                number = self._new(last)
+                ranges.add(number)
+            ranges.map(number, start, end)
+            first_pages.put(start, end, True)
+            last.first_end = end * PAGE
+            last.size = end * PAGE - last.address
 
-    def _map(self, ranges: list[int], address: int, size: int, stream: int, entry: int) -> int:
+    def _map(self, ranges: _Ranges, address: int, size: int, stream: int, entry: int) -> int:
         """A range is backed from its front, so new pages continue it or fill a hole in it; others begin one."""
-        for number in ranges:
-            life = self.lives[number]
-            if life.stream == stream and life.address <= address <= life.address + life.size:
-                break
-        else:
-            number = self._hole_before(ranges, address, stream, size == PAGE)
+        number = ranges.at_or_before(address)
+        life = self.lives[number] if number >= 0 else None
+        if life is None or life.stream != stream or address > life.address + life.size:
+            number = ranges.hole_before(address, stream, size == PAGE)
             if number < 0:
                 life = SegmentLife(address, 0, stream, entry, len(self.history), expandable=True, small=size == PAGE)
                 number = self._new(life)
-                ranges.append(number)
+                ranges.add(number)
             life = self.lives[number]
-        life.pages.update(_pages(address, size))
+        ranges.map(number, *_pages(address, size))
         life.size = max(life.size, address + size - life.address)
         return number
-
-    def _hole_before(self, ranges: list[int], address: int, stream: int, small: bool) -> int:
-        """The range that was there before and begins here, though nothing was mapped here then; -1 for none."""
-        behind = [number for number in ranges if self.lives[number].address > address]
-        number = min(behind, key=lambda number: self.lives[number].address, default=-1)
-        if number < 0:
-            return -1
-        life = self.lives[number]
-        if life.begin >= 0 or (life.stream, life.small) != (stream, small) or life.address - address > FAR:
-            return -1
-        life.size += life.address - address
-        life.address = address
-        return number
-
-    def _unmap(self, ranges: list[int], address: int, size: int, entry: int) -> int:
-        for number in ranges:
-            life = self.lives[number]
-            if life.address <= address < life.address + life.size and address // PAGE in life.pages:
-                life.pages.difference_update(_pages(address, size))
-                if not life.pages:
-                    life.end = entry
-                    ranges.remove(number)
-                return number
-        return -1
 
     # --- pools ---------------------------------------------------------------------------------------------------
 
@@ -212,13 +204,16 @@ class Placement:
         entries = history.first_entry[blocks]
         order = np.argsort(entries)
         entries, requested = entries[order], pools[segment_of_block[blocks]][order]
-        self._last_request = {int(pool): int(entries[requested == pool][-1]) for pool in np.unique(requested)}
+        self._last_request = dict(zip(requested.tolist(), entries.tolist(), strict=True))
         streams = history.stream[entries]
+        on_stream = {stream: np.flatnonzero(streams == stream) for stream in np.unique(streams).tolist()}
         for life in self.lives:
-            on_stream = np.flatnonzero(streams == life.stream)
-            place = int(np.searchsorted(entries[on_stream], life.begin))
-            if not life.certain and 0 < place < len(on_stream):
-                before, after = int(requested[on_stream[place - 1]]), int(requested[on_stream[place]])
+            if life.certain or life.stream not in on_stream:
+                continue
+            requests = on_stream[life.stream]
+            place = int(np.searchsorted(entries[requests], life.begin))
+            if 0 < place < len(requests):
+                before, after = int(requested[requests[place - 1]]), int(requested[requests[place]])
                 if before == after and self.may_be_of(life, before):
                     life.pool = before
 
@@ -237,24 +232,78 @@ class Placement:
         starts = np.where(history.was_there, -1, history.first_entry)
         order = np.argsort(starts, kind="stable")
         addresses = history.address[history.first_entry]
-        alive: list[tuple[int, int]] = []
+        alive = SortedKeys()
         done = 0
         for block in order.tolist():
             while done < len(changes) and changes[done][0] <= starts[block]:
                 _, begins, number = changes[done]
                 place = (self.lives[number].address, number)
-                if begins:
-                    insort(alive, place)
-                else:
-                    alive.remove(place)
+                (alive.add if begins else alive.remove)(place)
                 done += 1
             address = int(addresses[block])
-            place_in_list = bisect_right(alive, (address, len(self.lives))) - 1
-            if place_in_list >= 0:
-                base, number = alive[place_in_list]
+            nearest = alive.at_or_before((address, len(self.lives)))
+            if nearest is not None:
+                base, number = nearest
                 if address < base + self.lives[number].size:
                     found[block] = number
         return found
+
+
+class _Ranges:
+    """The expandable ranges that are there at one moment of the history, and which pages of them are mapped."""
+
+    def __init__(self, lives: list[SegmentLife]) -> None:
+        self._lives = lives
+        self._places = SortedKeys()
+        """Address and number of each."""
+        self._mapped: Intervals[int] = Intervals()
+
+    def add(self, number: int) -> None:
+        self._places.add((self._lives[number].address, number))
+
+    def map(self, number: int, start: int, end: int) -> None:
+        for first, last, before in self._mapped.clear(start, end):
+            self._lives[before].mapped -= last - first
+        self._mapped.put(start, end, number)
+        self._lives[number].mapped += max(end - start, 0)
+
+    def unmap(self, address: int, size: int, entry: int) -> int:
+        """The range that pages were taken from; -1 for none."""
+        start, end = _pages(address, size)
+        number = self._mapped.at(address // PAGE)
+        if number is None:
+            return -1
+        for first, last, owner in self._mapped.clear(start, end):
+            self._lives[owner].mapped -= last - first
+        if self._lives[number].mapped <= 0 and self._lives[number].end > entry:
+            self._lives[number].end = entry
+            self._places.remove((self._lives[number].address, number))
+        return number
+
+    def at_or_before(self, address: int) -> int:
+        """The range with the highest address up to this one; -1 for none."""
+        place = self._places.at_or_before((address, len(self._lives)))
+        return -1 if place is None else int(place[1])
+
+    def first_mapped_in(self, start: int, end: int) -> int:
+        """The range of the first of these pages that is mapped; -1 for none."""
+        number = self._mapped.first_in(start, end)
+        return -1 if number is None else number
+
+    def hole_before(self, address: int, stream: int, small: bool) -> int:
+        """The range that was there before and begins here, though nothing was mapped here then; -1 for none."""
+        place = self._places.after((address, len(self._lives)))
+        if place is None:
+            return -1
+        number: int = place[1]
+        life = self._lives[number]
+        if life.begin >= 0 or (life.stream, life.small) != (stream, small) or life.address - address > FAR:
+            return -1
+        self._places.remove(place)
+        life.size += life.address - address
+        life.address = address
+        self.add(number)
+        return number
 
 
 class _FinalSegments:
@@ -263,16 +312,15 @@ class _FinalSegments:
     def __init__(self, snapshot: Snapshot, device: int) -> None:
         segments = snapshot.segments
         self.plain: list[SegmentLife] = []
-        self.pages: dict[int, tuple[int, bool]] = {}
+        self.pages: Intervals[tuple[int, bool, tuple[int, int]]] = Intervals()
+        """Stream, whether small, and pool of expandable memory."""
         self._pools: dict[int, tuple[int, int]] = {}
         for i in np.flatnonzero(segments.device == device).tolist():
             address, size = int(segments.address[i]), int(segments.total_size[i])
             stream, small = int(segments.stream[i]), bool(segments.type[i] == SegmentType.SMALL)
             pool = (int(segments.pool_first[i]), int(segments.pool_second[i]))
             if segments.is_expandable[i]:
-                for page in _pages(address, size):
-                    self.pages[page] = (stream, small)
-                    self._pools[page * PAGE] = pool
+                self.pages.put(*_pages(address, size), (stream, small, pool))
             else:
                 self.plain.append(SegmentLife(address, size, stream, -1, 0, small=small))
                 self._pools[address] = pool
@@ -280,9 +328,7 @@ class _FinalSegments:
     def pool_at(self, address: int) -> tuple[int, int]:
         return self._pools[address]
 
-    def pool_of_pages(self, pages: set[int]) -> tuple[int, int] | None:
-        return next((self._pools[page * PAGE] for page in pages if page * PAGE in self._pools), None)
 
-
-def _pages(address: int, size: int) -> range:
-    return range(address // PAGE, (address + size) // PAGE)
+def _pages(address: int, size: int) -> tuple[int, int]:
+    """The first whole page, and the one behind the last."""
+    return address // PAGE, (address + size) // PAGE

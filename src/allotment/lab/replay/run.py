@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from allotment import _settings as config
 from allotment._core.edge.words import Action, BlockState, word_of
-from allotment._formats.torch_snapshot import Snapshot, read_snapshot
+from allotment._formats.torch_snapshot import Snapshot, Trace, naming, read_snapshot
 from allotment._settings import Settings
 from allotment.errors import FormatError, RequestError, SettingsError
+from allotment.lab.replay.gate import check_snapshot
 from allotment.lab.replay.initial_state import Beginning, beginning_of
 from allotment.lab.replay.loop import Replay
 from allotment.lab.replay.placement import Placement
-from allotment.lab.replay.workload import History, Workload, calls_of
+from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of
 
 __all__ = ["SAMPLE", "Difference", "Recording", "Result", "read_recording", "sample_entries_per_second"]
 
@@ -39,6 +40,8 @@ ROOMY = 8 << 30
 MOST_CAPACITY = 1 << 55
 MOST_SAMPLES = 512
 MOST_ASSUMPTIONS = 400
+MOST_COMPARED = 1 << 23
+"""Entries compared in all while assumptions are tried, whatever the history's length."""
 MOST_POOLS = 4
 """Pools tried for one segment, those used nearest in time first."""
 UNKNOWN_POOL = 1 << 32
@@ -98,12 +101,14 @@ def read_recording(
 ) -> Recording:
     """Read a snapshot and make a workload of one device's history: of the one with the longest, unless told which.
 
-    Raises FormatError, and OSError if the file cannot be read.
+    Raises FormatError, and OSError if the file cannot be read; both name the file.
     """
     progress("reading")
     if source == SAMPLE and not os.path.exists(SAMPLE):
         source = files("allotment._samples").joinpath("graph_train.pickle.gz").read_bytes()
-    return Recording(read_snapshot(source), device, progress)
+    snapshot = read_snapshot(source)
+    with naming(source):
+        return Recording(snapshot, device, progress)
 
 
 class Recording:
@@ -116,11 +121,12 @@ class Recording:
         self.device = trace.device
         self.entries = len(trace)
         self.settings = _recorded_settings(snapshot, trace.action)
+        check_snapshot(snapshot, trace)
         self._snapshot = snapshot
         progress("working out what was asked")
         self._history = History(trace)
         self._placement = Placement(self._history, snapshot, self.device)
-        self._retries = self._history.likely_retries()
+        self._retries = self._history.likely_retries(self.settings)
         self._refused_pools: dict[int, int] = {}
         if self._placement.has_private_pools:
             self._placement.assume_pools(self._segment_of_block)
@@ -161,9 +167,10 @@ class Recording:
         made: set[Assumption] = set()
         tried = 0
         came = self._compare()
-        while came is not None and tried < MOST_ASSUMPTIONS:
+        most = min(MOST_ASSUMPTIONS, MOST_COMPARED // (len(self._history) + 1))
+        while came is not None and tried < most:
             best, best_came = None, came
-            for assumption in [other for other in self._assumptions(*came) if other not in made]:
+            for assumption in [other for other in self._assumptions(*came) if other not in made][: most - tried]:
                 tried += 1
                 undo = self._assume(assumption)
                 then = self._compare()
@@ -329,8 +336,6 @@ class Recording:
 
     def _verdict(self, difference: Difference | None) -> tuple[bool | None, str | None]:
         history, beginning = self._history, self._beginning
-        if len(history) == 0:
-            return None, "the snapshot has no history: there is nothing to compare with"
         if len(history.broken) > 0:
             entry = int(history.kept[history.broken[0]])
             return None, f"entries are missing from the history: entry {entry} cannot follow what came before it"
@@ -403,15 +408,21 @@ def _block(address: int, size: int, state: int) -> dict[str, Any]:
     return {"address": address, "size": size, "state": word_of(BlockState(state))}
 
 
-def _choose_trace(snapshot: Snapshot, device: int | None) -> Any:
-    if device is not None:
-        found = [trace for trace in snapshot.traces if trace.device == device]
-        if not found:
-            raise RequestError(f"the snapshot has no history of device {device}")
-        return found[0]
-    if not snapshot.traces:
-        raise FormatError("the snapshot has no history (device_traces); record one with _record_memory_history()")
-    return max(snapshot.traces, key=len)
+def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
+    """The longest history, or that of a device. Entries that are not about memory are none."""
+    told = [trace for trace in snapshot.traces if np.any(np.isin(trace.action, ABOUT_MEMORY))]
+    if not told:
+        raise FormatError(
+            "the snapshot has no history, only what was there at its end; record one before the steps in question,"
+            " with torch.cuda.memory._record_memory_history() or Allocator.record_history()"
+        )
+    if device is None:
+        return max(told, key=len)
+    found = [trace for trace in told if trace.device == device]
+    if not found:
+        others = ", ".join(str(trace.device) for trace in told)
+        raise RequestError(f"the snapshot has no history of device {device}; it has one of {others}")
+    return found[0]
 
 
 def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8]) -> Settings:

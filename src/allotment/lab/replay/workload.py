@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 
 from allotment._core.edge.words import Action
 from allotment._formats.torch_snapshot import Trace
+from allotment._settings import Settings
 from allotment.lab.replay.records import CALL, Kind
 
-__all__ = ["NEVER", "History", "Run", "Workload", "calls_of", "due_calls", "lanes"]
+__all__ = ["ABOUT_MEMORY", "NEVER", "History", "Run", "Workload", "calls_of", "due_calls", "lanes"]
 
+SMALL_REQUEST, SMALL_SEGMENT = 1 << 20, 2 << 20
 NEVER = np.iinfo(np.int32).max
 """The `due` of a free that had not completed when the history ended."""
 
@@ -53,7 +55,7 @@ class History:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self.kept = np.flatnonzero(np.isin(trace.action, _ABOUT_MEMORY))
+        self.kept = np.flatnonzero(np.isin(trace.action, ABOUT_MEMORY))
         """Where the entries are in the file."""
         self.action = trace.action[self.kept]
         self.address = trace.address[self.kept]
@@ -142,35 +144,55 @@ class History:
         ends = np.append(starts[1:], len(released)) - 1
         return [(int(released[start]), int(released[end]) + 1) for start, end in zip(starts, ends, strict=True)]
 
+    @cached_property
+    def after_growth(self) -> NDArray[np.int64]:
+        """By entry, and for the end: the first from there on that is not about memory being obtained."""
+        others = np.where(np.isin(self.action, _GROWTH), len(self), np.arange(len(self)))
+        return np.append(np.minimum.accumulate(others[::-1])[::-1], len(self))
+
     def is_surely_retry(self, run: Run) -> bool:
         """Whether a request made this run of releases because the device had refused it memory: it ended refused."""
-        following = run[1]
-        while following < len(self) and self.action[following] in _GROWTH:
-            following += 1
-        return following < len(self) and self.action[following] == Action.OOM
+        following = self.after_growth[run[1]]
+        return bool(following < len(self) and self.action[following] == _OOM)
 
     def may_be_retry(self, run: Run) -> bool:
         """Whether a request that then got memory may have made this run; it may as well come after an `empty_cache`."""
-        return run[1] < len(self) and self.action[run[1]] in _GROWTH and not self.is_surely_retry(run)
+        return bool(self.after_growth[run[1]] > run[1]) and not self.is_surely_retry(run)
 
-    def likely_retries(self) -> set[Run]:
+    def likely_retries(self, settings: Settings) -> set[Run]:
         """Those runs that were made by requests, as far as the sizes tell.
 
-        That the device did not refuse is certain where it has given as much at another time.
+        That the device did not refuse is certain where it has given as much at another time; that no request was
+        refused is certain where what was released would have served it.
         """
         most = int(self.reserved.max(initial=0))
         found = set()
         for run in self.releases:
             before = int(self.reserved[run[0] - 1]) if run[0] > 0 else 0
             exceeds = self.may_be_retry(run) and before + int(self.size[run[1]]) > most
-            if exceeds or self.is_surely_retry(run):
+            if (exceeds and not self._would_have_served(run, settings)) or self.is_surely_retry(run):
                 found.add(run)
         return found
 
+    def _would_have_served(self, run: Run, settings: Settings) -> bool:
+        """Whether a segment of this run had room for the request that follows, which then did not need another."""
+        request = self.after_growth[run[1]]
+        if request == len(self) or self.action[request] != _ALLOC:
+            return False
+        size, released = int(self.size[request]), self.size[run[0] : run[1]]
+        is_small = released == SMALL_SEGMENT
+        serves = is_small if size <= SMALL_REQUEST else ~is_small & (released >= size)
+        if size < settings.max_split_size:
+            serves &= released < settings.max_split_size
+        else:
+            serves &= released < size + settings.max_non_split_rounding
+        return bool(np.any(serves & (self.stream[run[0] : run[1]] == self.stream[request])))
 
-_ABOUT_MEMORY = [action for action in Action if action <= Action.SEGMENT_UNMAP or action == Action.OOM]
+
+ABOUT_MEMORY = [action for action in Action if action <= Action.SEGMENT_UNMAP or action == Action.OOM]
 _RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 _GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+_ALLOC, _OOM = int(Action.ALLOC), int(Action.OOM)  # a member of an enum is slow to look up
 _COMPLETING = (Kind.MALLOC, Kind.EMPTY_CACHE, Kind.EMPTY_POOL, Kind.POLL)
 
 
@@ -225,26 +247,22 @@ def _frees(history: History) -> list[Workload]:
 
 def _releases(history: History, released_pools: NDArray[np.int32], retries: Collection[Run]) -> list[Workload]:
     """A call for each run of releases that no request made; a pool's last user goes before its first release."""
-    parts = []
+    made: list[tuple[Kind, int, int]] = []
     gone: set[int] = set()
     for run in history.releases:
-        pools = [int(pool) for pool in dict.fromkeys(released_pools[run[0] : run[1]].tolist())]
-        for pool in sorted(set(pools) - gone - {0}):
-            parts.append(_of_pool(Kind.RELEASE_POOL, run[0], pool))
+        pools = list(dict.fromkeys(released_pools[run[0] : run[1]].tolist()))
+        made.extend((Kind.RELEASE_POOL, run[0], pool) for pool in sorted(set(pools) - gone - {0}))
         gone.update(pools)
         if run in retries:
             continue
         if 0 in pools:
-            parts.append(_calls(Kind.EMPTY_CACHE, [run[0]]))
+            made.append((Kind.EMPTY_CACHE, run[0], 0))
         else:
-            parts.extend(_of_pool(Kind.EMPTY_POOL, run[0], pool) for pool in pools)
-    return parts
-
-
-def _of_pool(kind: Kind, entry: int, pool: int) -> Workload:
-    part = _calls(kind, [entry])
-    part.calls["pool"] = pool
-    return part
+            made.extend((Kind.EMPTY_POOL, run[0], pool) for pool in pools)
+    part = _calls(Kind.EMPTY_CACHE, [entry for _, entry, _ in made])
+    part.calls["kind"] = [kind for kind, _, _ in made]
+    part.calls["pool"] = [pool for _, _, pool in made]
+    return [part]
 
 
 def _polls(history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32]) -> list[Workload]:
@@ -252,7 +270,8 @@ def _polls(history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.i
     completed = history.completed_at[history.waited & (history.completed_at >= 0)]
     following = np.append(history.action, Action.FREE_REQUESTED)[completed + 1]
     requests = np.flatnonzero((history.action == Action.ALLOC) | (history.action == Action.OOM))
-    of_request = np.where(history.action[requests] == Action.OOM, entry_pools[requests], pools[history.life[requests]])
+    of_blocks = np.append(pools, 0)[history.life[requests]]
+    of_request = np.where(history.action[requests] == Action.OOM, entry_pools[requests], of_blocks)
     next_pool = np.append(of_request, 0)[np.searchsorted(requests, completed)]
     return [_calls(Kind.POLL, np.sort(completed[(following == Action.FREE_REQUESTED) | (next_pool != 0)]))]
 
@@ -275,13 +294,17 @@ def due_calls(history: History, completed_at: NDArray[np.int64], workload: Workl
     place = np.searchsorted(workload.entries[completing], completed_at)
     due = np.append(completing, NEVER)[place]
     due[completed_at < 0] = NEVER
-    out_of_memory = np.flatnonzero(history.action == Action.OOM).tolist()
-    for start in [*(run[0] for run in workload.retries), *out_of_memory]:
-        # Not done at the beginning of the request, which therefore missed, but waited for after the refusal.
-        first = start
-        while first > 0 and history.action[first - 1] == Action.FREE_COMPLETED:
-            first -= 1
-        due[(completed_at >= first) & (completed_at < start)] += 1
+    # What completed right before a retry or an oom was not done at the beginning of the request, which therefore
+    # missed, but waited for after the refusal.
+    refusals = np.zeros(len(history) + 1, dtype=bool)
+    refusals[[run[0] for run in workload.retries]] = True
+    refusals[:-1] |= history.action == Action.OOM
+    entries = np.arange(len(history))
+    others = np.where(history.action != Action.FREE_COMPLETED, entries, len(history))
+    ends = np.append(np.minimum.accumulate(others[::-1])[::-1], len(history)) if len(history) else others
+    was_waited_for = (completed_at >= 0) & (due < NEVER)
+    was_waited_for[was_waited_for] = refusals[ends[completed_at[was_waited_for]]]
+    due[was_waited_for] += 1
     return due.astype(np.int32)
 
 

@@ -1,0 +1,91 @@
+"""The gate of a replay: what a snapshot says in numbers, checked before any of it reaches the engine.
+
+A file comes from somewhere else. The reader has made sure that everything in it is a number of 64 bits; this makes sure
+that the numbers can be about memory, and that the work they ask for stays in proportion to their count.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._core.edge.words import Action, BlockState, word_of
+from allotment._formats.torch_snapshot import Snapshot, Trace
+from allotment.errors import FormatError
+
+__all__ = ["check_snapshot"]
+
+ADDRESS_END = 1 << 57
+"""Above every address that a device of a recording has."""
+STREAM_END = 1 << 63
+ALIGNMENT = 512
+FREE_BYTES = 1 << 46
+BYTES_PER_ENTRY = 1 << 30
+"""A history asks for this much a request at the most, on average, beyond `FREE_BYTES`."""
+
+_OF_BLOCKS = (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
+_OF_SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+
+
+def check_snapshot(snapshot: Snapshot, trace: Trace) -> None:
+    """Whether a device's history, and what it left behind, can be about memory. Raises FormatError."""
+    _check_history(trace)
+    _check_segments(snapshot, trace.device)
+
+
+def _check_history(trace: Trace) -> None:
+    of_blocks = np.isin(trace.action, _OF_BLOCKS)
+    of_segments = np.isin(trace.action, _OF_SEGMENTS)
+    refused = trace.action == Action.OOM
+    placed = of_blocks | of_segments
+    no_place = placed & ~_is_place(trace.address, trace.size)
+    no_size = (placed | refused) & ((trace.size == 0) | (trace.size >= FREE_BYTES))
+    no_segment = of_segments & ((trace.size % ALIGNMENT != 0) | (trace.address % ALIGNMENT != 0))
+    no_stream = (placed | refused) & (trace.stream >= STREAM_END)
+    for found in np.flatnonzero(no_place | no_size | no_segment | no_stream)[:1].tolist():
+        what = word_of(Action(trace.action[found]))
+        raise FormatError(
+            f"entry {found} of the history of device {trace.device} cannot be: {what} of {int(trace.size[found])} bytes"
+            f" at {int(trace.address[found]):#x} on stream {int(trace.stream[found]):#x}"
+        )
+    total = float(trace.size[placed | refused].sum(dtype=np.float64))
+    if total > FREE_BYTES + BYTES_PER_ENTRY * len(trace):
+        raise FormatError(
+            f"the history of device {trace.device} is about {total:.3g} bytes in {len(trace)} entries, which is more"
+            " than any device could hold"
+        )
+
+
+def _check_segments(snapshot: Snapshot, device: int) -> None:
+    segments, blocks = snapshot.segments, snapshot.blocks
+    mine = segments.device == device
+    wrong = mine & (
+        ~_is_place(segments.address, segments.total_size)
+        | (segments.total_size == 0)
+        | (segments.total_size % ALIGNMENT != 0)
+        | (segments.address % ALIGNMENT != 0)
+        | (segments.stream >= STREAM_END)
+    )
+    for found in np.flatnonzero(wrong)[:1].tolist():
+        raise FormatError(
+            f"segment {found} of the snapshot cannot be: {int(segments.total_size[found])} bytes at"
+            f" {int(segments.address[found]):#x} on stream {int(segments.stream[found]):#x}"
+        )
+    total = float(segments.total_size[mine].sum(dtype=np.float64))
+    if total > FREE_BYTES + BYTES_PER_ENTRY * len(segments):
+        raise FormatError(f"the segments of the snapshot add up to {total:.3g} bytes, which no device has")
+    wrong_block = mine[blocks.segment] & (
+        ~_is_place(blocks.address, blocks.size)
+        | (blocks.size == 0)
+        | (blocks.size % ALIGNMENT != 0)
+        | ((blocks.requested_size > blocks.size) & (blocks.state != BlockState.INACTIVE))  # which is left over there
+    )
+    for found in np.flatnonzero(wrong_block)[:1].tolist():
+        raise FormatError(
+            f"block {found} of the snapshot cannot be: {int(blocks.requested_size[found])} of"
+            f" {int(blocks.size[found])} bytes at {int(blocks.address[found]):#x}"
+        )
+
+
+def _is_place(address: NDArray[np.uint64], size: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    return np.asarray((address > 0) & (address < ADDRESS_END) & (size <= ADDRESS_END - address))

@@ -1,0 +1,102 @@
+"""Numbers in a snapshot that cannot be about memory are refused before they reach the engine, each in its own process:
+all of these ended it once, or took gigabytes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLACE = 1 << 40
+SEGMENT = {"action": "segment_alloc", "addr": PLACE, "size": 2 << 20, "stream": 0}
+ALLOC = {"action": "alloc", "addr": PLACE, "size": 512, "stream": 0}
+OOM = {"action": "oom", "device_free": 0, "size": 512, "stream": 0}
+BLOCK = {"address": PLACE, "size": 2 << 20, "requested_size": 512, "state": "active_allocated"}
+LEFT = {"device": 0, "address": PLACE, "total_size": 2 << 20, "stream": 0, "segment_type": "small", "blocks": [BLOCK]}
+DIVISIONS = {"roundup_power2_divisions": {str(1 << interval): 1 << 63 for interval in range(16)}}
+
+HISTORIES: dict[str, list[dict[str, Any]]] = {
+    "a request of nothing": [SEGMENT, {**ALLOC, "size": 0}],
+    "a request of 2**64 - 1": [SEGMENT, {**ALLOC, "size": 2**64 - 1}],
+    "a request of 2**60": [SEGMENT, {**ALLOC, "size": 2**60}],
+    "a segment of nothing": [{**SEGMENT, "size": 0}, ALLOC],
+    "a segment of 2**63": [{**SEGMENT, "size": 2**63}, ALLOC],
+    "a segment of odd size": [{**SEGMENT, "size": 1000}, ALLOC],
+    "a segment at an odd place": [{**SEGMENT, "addr": PLACE + 1}, ALLOC],
+    "a segment at the end of the addresses": [{**SEGMENT, "addr": 2**64 - 512}, ALLOC],
+    "a segment at 0": [{**SEGMENT, "addr": 0}, ALLOC],
+    "2**59 bytes unmapped": [{**SEGMENT, "action": "segment_unmap", "size": 2**59}],
+    "2**56 bytes mapped": [{**SEGMENT, "action": "segment_map", "size": 2**56}],
+    "a free of 2**64 - 1": [{**ALLOC, "action": "free_requested", "size": 2**64 - 1}],
+    "a stream that is not one": [SEGMENT, {**ALLOC, "stream": 2**64 - 1}],
+    "out of memory for nothing": [{**OOM, "size": 0}],
+    "more than any device has": [SEGMENT, *[{**ALLOC, "size": 1 << 45}] * 100],
+}
+SNAPSHOTS: dict[str, dict[str, Any]] = {
+    **{name: {"segments": [], "device_traces": [entries]} for name, entries in HISTORIES.items()},
+    "a segment left of nothing": {"segments": [{**LEFT, "total_size": 0}], "device_traces": [[SEGMENT]]},
+    "a segment left of 2**64 - 512": {"segments": [{**LEFT, "total_size": 2**64 - 512}], "device_traces": [[SEGMENT]]},
+    "pages left of 2**60": {
+        "segments": [{**LEFT, "total_size": 2**60, "is_expandable": True}],
+        "device_traces": [[SEGMENT]],
+    },
+    "a block left of nothing": {"segments": [{**LEFT, "blocks": [{**BLOCK, "size": 0}]}], "device_traces": [[OOM]]},
+    "a block left of 2**63": {"segments": [{**LEFT, "blocks": [{**BLOCK, "size": 2**63}]}], "device_traces": [[OOM]]},
+    "divisions of 3": {
+        "device_traces": [[SEGMENT, ALLOC]],
+        "allocator_settings": {"roundup_power2_divisions": {str(1 << interval): 3 for interval in range(16)}},
+    },
+    "a split size of 5": {"device_traces": [[SEGMENT, ALLOC]], "allocator_settings": {"max_split_size": 5}},
+}
+TAKEN: dict[str, dict[str, Any]] = {
+    "out of memory at first": {"segments": [], "device_traces": [[OOM, SEGMENT, ALLOC]]},
+    "out of memory alone": {"segments": [], "device_traces": [[OOM]]},
+    "divisions of 2**63": {"device_traces": [[SEGMENT, ALLOC]], "allocator_settings": DIVISIONS},
+    "divisions of 2**63 in the text": {
+        "device_traces": [[SEGMENT, ALLOC]],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:9223372036854775808"},
+    },
+}
+
+
+def replay(tmp_path: Path, content: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(content))
+    return subprocess.run(
+        [sys.executable, "-m", "allotment", "replay", str(path), "--json", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_a_snapshot_that_cannot_be_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    done = replay(tmp_path, SNAPSHOTS[name])
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"allotment: {tmp_path / 'snapshot.pickle'}: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_one_that_can_be_is_replayed(tmp_path: Path, name: str) -> None:
+    for options in ([], ["--settings", "expandable_segments:True"], ["--capacity", "1GiB"]):
+        done = replay(tmp_path, TAKEN[name], *options)
+        assert done.returncode in (0, 1), done.stderr
+        assert not done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["roundup_power2_divisions:9223372036854775808", "roundup_power2_divisions:36028797018963968"]
+)
+def test_divisions_of_any_power_of_two_can_be_worked_with(text: str) -> None:
+    program = "import allotment, sys; a = allotment.Allocator('sim:1GiB'); a.free(a.malloc(100)); a.check_invariants()"
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "ALLOTMENT_CONF": text}, check=False)
+    assert done.returncode == 0
