@@ -11,6 +11,7 @@ from allotment._core.contract.table cimport (
     CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, DeviceTable,
     status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, chunk_t, event_t, node_t, stream_t
+from allotment._core.tools.arguments cimport read_stream
 from allotment._devices.host cimport memory as host_memory
 from allotment._devices.host cimport streams as host_streams
 from allotment._devices.host cimport virtual as host_virtual
@@ -20,7 +21,6 @@ from allotment._devices.host.work cimport TASK_CALL, TASK_COPY, TASK_REPLAY, Tas
 from allotment._devices.host.workers cimport scheduler_new, scheduler_release
 from allotment._devices.shared.posix cimport RELAXED, atomic_load
 from allotment._devices.shared.refusal cimport forget_refusal, last_refusal, refuse_number
-from allotment._devices.streams cimport stream_handle
 
 from allotment._devices.host.cgroups import memory_groups
 from allotment.errors import StreamError
@@ -102,7 +102,7 @@ cdef class HostDevice(Device):
         """Identity of the new capture: from now on work given to the stream is kept, not run."""
         cdef capture_t capture
         cdef status_t status = host_streams.capture_begin(
-            self.host.scheduler, stream_handle(stream, self), &capture)
+            self.host.scheduler, read_stream(stream, self), &capture)
         if status != OK:
             raise device_error(&self.table, status, "capture_begin")
         return capture
@@ -114,7 +114,7 @@ cdef class HostDevice(Device):
         back; it has ended then all the same.
         """
         cdef Graph* graph
-        cdef status_t status = host_streams.capture_end(self.host.scheduler, stream_handle(stream, self), &graph)
+        cdef status_t status = host_streams.capture_end(self.host.scheduler, read_stream(stream, self), &graph)
         if status != OK:
             raise device_error(&self.table, status, "capture_end")
         return host_graph(self, graph)
@@ -151,7 +151,7 @@ cdef class HostGraph:
         task.graph = self.graph
         graph_keep(self.graph)
         try:
-            status = host_streams.stream_submit(self.device.host.scheduler, stream_handle(stream, self.device), &task)
+            status = host_streams.stream_submit(self.device.host.scheduler, read_stream(stream, self.device), &task)
             if status != OK:
                 raise submit_error(&self.device.table, status, "replay")
         except BaseException:
