@@ -9,6 +9,7 @@ from libc.string cimport memcpy, memset
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
 from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints
+from allotment._allocators.caching.pooling_allocator cimport pool_step_t
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.upcalls cimport write_unraisable
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
@@ -229,9 +230,6 @@ cdef int begin_allocate_to_pool(void* self, uint64_t first, uint64_t second, fil
     ok = route_begin(engine, first, second, filter, &failure)
     engine_leave(engine)
     return 1 if ok else note(&failure)
-
-
-ctypedef bint (*pool_step_t)(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 
 
 cdef int step_of_pool(void* self, uint64_t first, uint64_t second, pool_step_t step) noexcept nogil:

@@ -17,8 +17,8 @@ from allotment._core.engine cimport engine_empty_cache, engine_end_routing, engi
 from allotment._core.mechanism.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
 from allotment._core.model.model cimport (
-    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Failure, Filter, Placement, Pool as EnginePool,
-    RawAllocator)
+    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Failure, Filter, Placement,
+    Pool as EnginePool, RawAllocator)
 from allotment._core.placement.registry cimport placement_named
 from allotment._core.records.history cimport capture_stack
 from allotment._core.tools.arguments cimport read_identity, read_pool_id
@@ -38,16 +38,16 @@ cdef class PoolingAllocator(RecordingAllocator):
 
         `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
         `allocator` is where its segments come from: an object with allocate(size, stream) and
-        free(address, size, stream), or a PluggableAllocator; `placement` is the name of another way to divide its memory
-        than the allocator's. Raises SettingsError for a placement that is not there.
+        free(address, size, stream), or a PluggableAllocator; `placement` is the name of another way to divide its
+        memory than the allocator's. Raises SettingsError for a placement that is not there.
         """
         return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator, placement=placement)
 
     def create_or_incref_pool(self, pool, allocator=None, placement=None):
         """Make the pool with this id, or add a use to one that is there; `release_pool` takes the use back.
 
-        Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is not there yet.
-        Raises PoolError.
+        Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is
+        not there yet. Raises PoolError.
         """
         cdef const Placement* table = NULL
         cdef uint64_t first, second
@@ -77,13 +77,7 @@ cdef class PoolingAllocator(RecordingAllocator):
 
         Raises PoolError if there is no such pool or it is not in use.
         """
-        cdef uint64_t first, second
-        cdef Failure failure
-        cdef bint ok
-        read_pool_id(pool, &first, &second)
-        self.enter()
-        ok = pool_release(self.engine, first, second, &failure)
-        self.leave(ok, &failure)
+        self.step_of_pool(pool, pool_release)
 
     def close_pool(self, pool):
         """Release a pool, which lends no more, and give back what it has cached.
@@ -121,6 +115,17 @@ cdef class PoolingAllocator(RecordingAllocator):
         with nogil:
             ok = engine_empty_cache(self.engine, first, second, context, &failure)
             self.leave(ok, &failure)
+
+    cdef int step_of_pool(self, object pool, pool_step_t step) except -1:
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        with nogil:
+            ok = step(self.engine, first, second, &failure)
+            self.leave(ok, &failure)
+        return 0
 
     cdef EnginePool* find_pool(self, object pool) except NULL:
         cdef EnginePool* found
@@ -162,13 +167,7 @@ cdef class PoolingAllocator(RecordingAllocator):
 
     def set_no_split(self, pool):
         """Let the pool hand out whole segments from now on. Raises PoolError."""
-        cdef uint64_t first, second
-        cdef Failure failure
-        cdef bint ok
-        read_pool_id(pool, &first, &second)
-        self.enter()
-        ok = pool_set_no_split(self.engine, first, second, &failure)
-        self.leave(ok, &failure)
+        self.step_of_pool(pool, pool_set_no_split)
 
     # --- routes ---
 
@@ -215,14 +214,7 @@ cdef class PoolingAllocator(RecordingAllocator):
 
         Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
         """
-        cdef uint64_t first, second
-        cdef Failure failure
-        cdef bint ok
-        read_pool_id(pool, &first, &second)
-        self.enter()
-        with nogil:
-            ok = engine_end_routing(self.engine, first, second, &failure)
-            self.leave(ok, &failure)
+        self.step_of_pool(pool, engine_end_routing)
 
     # --- states ---
 
