@@ -57,7 +57,7 @@ def test_every_public_name_is_there() -> None:
 def test_the_reference_lists_every_member_of_an_allocator() -> None:
     cells = re.findall(r"^\|[^|]*\|(.*)\|$", REFERENCE.split("## `Allocator")[1], re.MULTILINE)
     listed = re.findall(r"`(\w+)`", "".join(cells))
-    members = [name for name in vars(allotment.Allocator) if not name.startswith("_")]
+    members = [name for name in dir(allotment.Allocator) if not name.startswith("_")]
     assert sorted(listed) == sorted(members)
 
 

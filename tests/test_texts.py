@@ -86,7 +86,7 @@ def test_pytorch_message_counts_free_memory_of_private_pools_as_allocated():
 
 
 def test_absurd_request_gives_no_figures_that_were_not_gathered():
-    facts = replace(UNDER_A_LIMIT, requested=2**60, absurd=True)
+    facts = replace(UNDER_A_LIMIT, requested=2**60, too_large=True)
     assert pytorch_out_of_memory(facts) == "CUDA out of memory. Tried to allocate more than 1EB memory."
     assert device_neutral_out_of_memory(facts) == (
         "Out of memory on cuda:0: 1152921504606846976 bytes were requested, more than any device has."

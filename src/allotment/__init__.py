@@ -6,6 +6,7 @@ from allotment._allocators.caching.pools import Pool, PoolState
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.capture import Graph, capture
 from allotment._allocators.current import current
+from allotment._allocators.make import make_allocator
 from allotment._allocators.pluggable.allocator import PluggableAllocator
 from allotment._allocators.registry import (
     DeviceAllocator,
@@ -34,6 +35,7 @@ from allotment.errors import (
     SizeError,
     StreamError,
     UnsupportedError,
+    UnsupportedOperationError,
 )
 
 __version__ = "0.1.0"
@@ -68,10 +70,16 @@ __all__ = [
     "StreamError",
     "Tenant",
     "UnsupportedError",
+    "UnsupportedOperationError",
     "__version__",
     "capture",
     "change_current_allocator",
     "current",
     "get_device_allocator",
+    "make_allocator",
     "register_device_allocator",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -56,7 +56,7 @@ def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "") -> str:
     `processes` says what each process holds on the device, one sentence each, every one ended by a blank;
     only a device's own management library knows, so it is not part of the facts.
     """
-    if facts.absurd:
+    if facts.too_large:
         return "CUDA out of memory. Tried to allocate more than 1EB memory."
     if facts.device_pool:
         return _pytorch_device_pool_out_of_memory(facts)
@@ -98,7 +98,7 @@ def _pytorch_device_pool_out_of_memory(facts: OutOfMemoryFacts) -> str:
 
 def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
     """What was asked of which device, what stood in the way, and what to try."""
-    if facts.absurd:
+    if facts.too_large:
         return (
             f"Out of memory on {facts.device}: {facts.requested} bytes were requested, more than any device has."
             " Check how the size was computed."

@@ -11,7 +11,8 @@ AllotmentError
 │   ├── CheckpointError     a pool state that cannot be taken or restored
 │   └── CaptureError        a graph capture begun, ended or replayed at the wrong time
 ├── DeviceError             the device said no; `status`, `operation` and its own words
-│   └── UnsupportedError    this device cannot do that at all
+│   └── UnsupportedError    this device or allocator cannot do that at all
+│       └── UnsupportedOperationError   also an AttributeError: this kind of allocator has no such operation
 ├── FormatError             also a ValueError: a file that is not what it should be
 └── InvariantError          a bug in Allotment: the rule that broke; nobody should catch this
 
@@ -41,6 +42,7 @@ __all__ = [
     "SizeError",
     "StreamError",
     "UnsupportedError",
+    "UnsupportedOperationError",
 ]
 
 
@@ -76,7 +78,7 @@ class OutOfMemoryFacts:
     `allocated` is in use, `reserved` is held by the allocator, in use or not; of that, `private_free` lies unused in
     private pools, and `largest_free` is the largest block that is unused anywhere.
 
-    `absurd`: the request was refused for its size alone (2**60 bytes or more); no other figure was gathered.
+    `too_large`: the request was refused for its size alone (2**60 bytes or more); no other figure was gathered.
 
     `device_pool`: the device's own pool was asked (backend:cudaMallocAsync). Nothing was rounded, cached or released
     here, `limit` is of what is in use, and `reserved` is what the device's pool holds.
@@ -95,7 +97,7 @@ class OutOfMemoryFacts:
     private_free: int
     largest_free: int
     stream: int
-    absurd: bool = False
+    too_large: bool = False
     device_pool: bool = False
 
 
@@ -172,7 +174,14 @@ class DeviceError(AllotmentError):
 
 
 class UnsupportedError(DeviceError):
-    """This device cannot do that at all."""
+    """This device, or this kind of allocator, cannot do that at all."""
+
+
+class UnsupportedOperationError(UnsupportedError, AttributeError):
+    """An operation that other kinds of allocators have, and this one does not: the message says what to use instead.
+
+    Being an AttributeError too, it lets `hasattr` tell the truth.
+    """
 
 
 class FormatError(AllotmentError, ValueError):

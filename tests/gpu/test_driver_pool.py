@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import allotment
-from allotment import Allocator, AsyncAllocator, DeviceError, OutOfMemoryError, OutOfMemoryFacts, Stream
+from allotment import AsyncAllocator, DeviceError, OutOfMemoryError, OutOfMemoryFacts, Stream, make_allocator
 from allotment._core.contract.probe import Capability, Probe
 from allotment._texts import pytorch_out_of_memory
 from contracts.late_writes import LateWrites, filled
@@ -33,7 +33,7 @@ def device(cuda_device):
 
 @pytest.fixture
 def alloc(device, streams):  # after the streams, because it goes before them
-    made = Allocator(device, settings=SETTINGS)
+    made = make_allocator(device, settings=SETTINGS)
     assert type(made) is AsyncAllocator
     yield made
     made.check_invariants()
@@ -251,7 +251,7 @@ def test_any_one_call_to_the_device_may_be_refused(device, streams):
 
     def live(faults):
         relay = faulty(OrderedRelay)(device)
-        alloc = Allocator(relay, settings=SETTINGS)
+        alloc = make_allocator(relay, settings=SETTINGS)
         relay.faults = faults
         addresses = []
         for size in (MIB, 4096, 3 * MIB):

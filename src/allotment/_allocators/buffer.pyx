@@ -12,6 +12,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from allotment._core.contract.table cimport IS_HOST
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.tools.arguments cimport read_address, read_byte_count
 
 cdef extern from *:
     """
@@ -83,7 +85,7 @@ cdef void drop_versioned(DLVersioned* managed) noexcept with gil:
 
 
 cdef void drop_capsule(object capsule) noexcept:
-    """A capsule that nobody took over still owns its tensor; one that was taken has been renamed."""
+    """A capsule that was not taken over still owns its tensor; one that was taken has been renamed."""
     if PyCapsule_IsValid(capsule, b"dltensor"):
         drop_exported(<DLManaged*> PyCapsule_GetPointer(capsule, b"dltensor"))
     elif PyCapsule_IsValid(capsule, b"dltensor_versioned"):
@@ -104,17 +106,25 @@ cdef void describe(DLTensor* tensor, Buffer buffer, int kind, int index, int64_t
 
 @cython.no_gc_clear     # a collection must not take the allocator away before the memory went back to it
 cdef class Buffer:
-    cdef readonly object allocator
-    cdef readonly uint64_t address
-    cdef readonly uint64_t size
-    cdef readonly object stream
+    """Buffer(allocator, address, size, stream=0)\n--\n
+    A block of an allocator, freed when the last reference to it goes; `Allocator.empty` makes one.
+
+    Seen by others without a copy, as bytes: the buffer protocol and `numpy.asarray` (host memory), DLPack (host and
+    CUDA), `__cuda_array_interface__` (CUDA). Who got it that way keeps it alive. Its free is stream-ordered like any
+    other.
+    """
+
+    cdef object allocator
+    cdef address_t address
+    cdef bytes_t size
+    cdef object stream
     cdef object __weakref__
 
     def __cinit__(self, allocator, address, size, stream=0):
         self.allocator = allocator
-        self.size = size
+        self.size = read_byte_count(size)
         self.stream = stream
-        self.address = address
+        self.address = read_address(address)
 
     def __del__(self):
         if self.address != 0:
@@ -124,9 +134,35 @@ cdef class Buffer:
         return self.size
 
     def __repr__(self):
-        return f"<Buffer of {self.size} bytes at {self.address:#x} on {self.allocator.device.name}>"
+        stream = f"{self.stream:#x}" if isinstance(self.stream, int) else repr(self.stream)
+        device = getattr(getattr(self.allocator, "device", None), "name", "an unknown device")
+        return f"<Buffer of {self.size} bytes at {self.address:#x} on {device}, stream {stream}>"
+
+    @property
+    def allocator(self):
+        """The allocator that the block is of, and goes back to."""
+        return self.allocator
+
+    @property
+    def address(self):
+        """Where the block starts; 0 for a buffer of 0 bytes."""
+        return self.address
+
+    @property
+    def size(self):
+        """How many bytes were asked for."""
+        return self.size
+
+    @property
+    def stream(self):
+        """The stream that it was asked for on, as it was given."""
+        return self.stream
 
     def record_stream(self, stream):
+        """Declare that work on `stream` uses this memory, so that its free waits for that work.
+
+        Raises StreamError.
+        """
         self.allocator.record_stream(self.address, stream)
 
     cdef bint is_host(self) except -1:
@@ -141,6 +177,7 @@ cdef class Buffer:
         PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
 
     def __dlpack_device__(self):
+        """(kind, index) of the device, as DLPack numbers them. Raises BufferError for one that DLPack does not know."""
         if self.is_host():
             return DL_CPU, 0
         if self.is_cuda():
@@ -148,6 +185,7 @@ cdef class Buffer:
         raise BufferError(f"DLPack knows no device like {self.allocator.device.name}")
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """The memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
         cdef Exported* exported
         cdef ExportedVersioned* versioned
         kind, index = self.__dlpack_device__()
@@ -174,6 +212,7 @@ cdef class Buffer:
 
     @property
     def __cuda_array_interface__(self):
+        """The memory as other CUDA libraries read it; AttributeError unless it is CUDA memory."""
         if not self.is_cuda():
             raise AttributeError(f"memory of {self.allocator.device.name} is not CUDA memory")
         handle = getattr(self.stream, "handle", self.stream)

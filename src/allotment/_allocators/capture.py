@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 class Graph:
-    """Captured work, and a use of the pool that its memory is in."""
+    """Captured work, and a use of the pool that its memory is in; `capture` makes one.
+
+    Attributes: `allocator`, `stream` that it was captured on, and `pool`, the id of its pool. It may be replayed from
+    several threads; each replay is work on one stream.
+    """
 
     def __init__(self, allocator: Allocator, stream: Stream, pool: PoolId) -> None:
         self.allocator = allocator
@@ -39,7 +43,10 @@ class Graph:
         self._holds_pool = False
 
     def replay(self, stream: Stream | None = None) -> None:
-        """Run the captured work again, in stream order: on the stream it was captured on, or another."""
+        """Run the captured work again, in stream order: on the stream it was captured on, or another.
+
+        Returns at once. Raises CaptureError if there is no work: the capture failed, or the graph was reset.
+        """
         if self._work is None:
             raise CaptureError("there is nothing to replay: the capture did not end well, or the graph was reset")
         self._work.replay(stream or self.stream)
@@ -47,13 +54,18 @@ class Graph:
     def reset(self) -> None:
         """Forget the work and give up the memory; a second time, nothing happens.
 
-        Blocks that are still in use keep their memory until they are freed and the cache is emptied.
+        Blocks that are still in use keep their memory until they are freed and the cache is emptied. Raises
+        DeviceError.
         """
         self._work = None
         if self._holds_pool:
             self._holds_pool = False
             self.allocator.release_pool(self.pool)
             self.allocator.empty_cache(self.pool)
+
+    def __repr__(self) -> str:
+        state = "captured" if self._work is not None else "without work"
+        return f"<Graph {state} on {self.allocator.device.name}, pool {self.pool}>"
 
     def __del__(self) -> None:
         if getattr(self, "_holds_pool", False):

@@ -1,4 +1,4 @@
-"""The allocator that a device's users share when nobody hands them one."""
+"""The allocator that a device's users share unless they were handed one of their own."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
 
 
 def current(device: str = "host", *, settings: str | Settings | None = None) -> DeviceAllocator:
-    """The shared allocator of a device: an `Allocator` made at first use, unless another one was put in its place.
+    """The shared allocator of a device: what `make_allocator` makes at first use, unless another was put in its place.
 
     `settings` are for the one that is made; what is there already keeps its own. `Allocator(device)` makes one of
-    your own instead.
+    your own instead. Raises RequestError for a name that is not a device's, and what `make_allocator` raises. Safe to
+    call from several threads: all get the same one.
     """
-    from allotment._allocators.caching.allocator import Allocator
+    from allotment._allocators.make import make_allocator
 
     with _lock:
         name = shared_name(device)
         if name not in _shared:
-            _shared[name] = Allocator(name, settings=settings)
+            _shared[name] = make_allocator(name, settings=settings)
         return _shared[name]
 
 
@@ -51,7 +52,7 @@ def current_caching(device: str = "host", *, settings: str | Settings | None = N
 
 
 def shared_name(device: str) -> str:
-    """The name that a device's allocator is kept under. Raises RequestError if nobody knows the device."""
+    """The name that a device's allocator is kept under. Raises RequestError for an unknown device."""
     return device if device in _shared else device_name(device)
 
 
@@ -62,7 +63,7 @@ def install(name: str, allocator: DeviceAllocator) -> None:
         if present is not None and present.initialized:
             raise RequestError(
                 f"Can't swap an already initialized allocator: {present!r} serves {name}, and its memory may be in use."
-                f" Change it before anybody asks for current({name!r})"
+                f" Change it before the first call of current({name!r})"
             )
         _shared[name] = allocator
 

@@ -1,10 +1,10 @@
-"""Pinned host memory, kept for reuse: see the stub, pinned.pyi.
+"""Pinned host memory, kept for reuse.
 
 A block is in one of three places, by its size class:
 
-    lent      somebody has it
+    lent      in use
     waiting   freed, but copies on some streams may still read or write it: an event for each of them
-    kept      nobody can touch it any more
+    kept      nothing can touch it any more
 
 The lock story. Python's containers under one reentrant lock: a collection inside any step may run the finalizer of a
 block, which calls `free` on the same thread. So `free` only appends to places, and steps that look through a place go
@@ -16,36 +16,42 @@ from libc.stdint cimport uint64_t
 from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport CAN_PINNED, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
+from allotment._core.tools.arguments cimport read_address, read_size, read_stream
 
-import operator
 import threading
 
-from allotment.errors import AddressError, SizeError, UnsupportedError
+from allotment.errors import AddressError, UnsupportedError
 
 cdef enum:
     LEAST_SIZE = 512
-    MOST_POWER = 60         # requests of 2**60 bytes and up are refused unseen
 
 
 cdef bytes_t size_class(object size) except 0:
     """The power of two that serves a request."""
-    wanted = operator.index(size)
-    if wanted < 0:
-        raise SizeError(f"a request cannot have {wanted} bytes", wanted)
-    if wanted >> MOST_POWER:
-        raise MemoryError(f"no machine has {wanted} bytes of pinned memory")
-    return max(LEAST_SIZE, 1 << (wanted - 1).bit_length())
+    cdef bytes_t wanted = 0
+    if not read_size(size, &wanted):
+        raise MemoryError(f"no machine has {size} bytes of pinned memory")
+    return max(LEAST_SIZE, 1 << (<object> wanted - 1).bit_length())
 
 
 cdef class PinnedPool:
-    cdef readonly Device device
+    """PinnedPool(device)\n--\n
+    Pinned host memory of a device, kept for reuse in powers of two. `device` is a device or an allocator on one.
+
+    Freed memory is handed out again once the copies on the streams named at its free are done, so that a copy that is
+    still under way never meets another's data. Safe to use from several threads.
+
+    Raises UnsupportedError for a device without pinned memory.
+    """
+
+    cdef Device device
     cdef object lock
     cdef dict lent              # address -> size class
     cdef dict waiting           # size class -> [(address, [event])], oldest first
     cdef dict kept              # size class -> [address]
     cdef list spare_events
-    cdef readonly uint64_t hits
-    cdef readonly uint64_t misses
+    cdef uint64_t hits
+    cdef uint64_t misses
 
     def __init__(self, device):
         cdef Device found = getattr(device, "device", device)
@@ -56,7 +62,30 @@ cdef class PinnedPool:
         self.lent, self.waiting, self.kept = {}, {}, {}
         self.spare_events = []
 
+    def __repr__(self):
+        return f"<PinnedPool of {self.device.name}: {len(self.lent)} blocks in use>"
+
+    @property
+    def device(self):
+        """The device whose pinned memory this is."""
+        return self.device
+
+    @property
+    def hits(self):
+        """How many requests were served from memory that was kept."""
+        return self.hits
+
+    @property
+    def misses(self):
+        """How many requests had to ask the device."""
+        return self.misses
+
     def allocate(self, size):
+        """Address of at least `size` bytes. Size 0 gives 0.
+
+        A miss asks the device, which is slow for pinned memory. Raises SizeError, MemoryError, DeviceError.
+        """
+        cdef object rounded
         if size == 0:
             return 0
         rounded = size_class(size)
@@ -71,25 +100,33 @@ cdef class PinnedPool:
             return address
 
     def free(self, address, streams=()):
-        if address == 0:
+        """Give a block back; `streams` are those whose work until now may touch it. Freeing 0 does nothing.
+
+        A stream that is being captured is not waited for: what a graph copies must outlive the graph. Raises
+        AddressError.
+        """
+        cdef address_t given = read_address(address)
+        if given == 0:
             return
         with self.lock:
-            if address not in self.lent:
-                raise AddressError(f"invalid pinned address: {address:#x}", address)
+            if given not in self.lent:
+                raise AddressError(f"invalid pinned address: {given:#x}", given)
             events = self.record_events(streams)
-            rounded = self.lent.pop(address)
+            rounded = self.lent.pop(given)
             if events:
-                self.waiting.setdefault(rounded, []).append((address, events))
+                self.waiting.setdefault(rounded, []).append((given, events))
             else:
-                self.kept.setdefault(rounded, []).append(address)
+                self.kept.setdefault(rounded, []).append(given)
 
     def release(self):
+        """Give what nothing can touch any more back to the device. Raises DeviceError."""
         with self.lock:
             for rounded in list(self.waiting):
                 self.sort_out(rounded)
             self.give_back()
 
     def stats(self):
+        """Blocks and bytes that are lent, waiting for copies and kept, and how many requests were hits and misses."""
         with self.lock:
             return {
                 "lent_blocks": len(self.lent),
@@ -112,7 +149,7 @@ cdef class PinnedPool:
     # --- places ---
 
     cdef object take(self, object rounded):
-        """The address of a block that nobody can touch, or None."""
+        """The address of a block that nothing can touch, or None."""
         kept = self.kept.get(rounded)
         if not kept:
             self.sort_out(rounded)
@@ -177,7 +214,7 @@ cdef class PinnedPool:
             return events
         try:
             for given in streams:
-                stream, capture = given, 0
+                stream, capture = read_stream(given, self.device), 0
                 if table.capture_status != NULL:
                     self.check(table.capture_status(table.self, stream, &capture), "capture_status")
                 if capture == 0:

@@ -22,26 +22,48 @@ class DeviceAllocator(Protocol):
     """What can be asked of any device's allocator: of `Allocator`, of `PluggableAllocator`, of one of your own."""
 
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """The device whose memory this is."""
+
     @property
     def initialized(self) -> bool:
         """Whether it may be in use already, so that no other can take its place."""
-    def malloc(self, size: int, stream: Stream | int = 0) -> int: ...
-    def free(self, address: int, /) -> None: ...
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer: ...
-    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None: ...
-    def empty_cache(self, pool: PoolId = (0, 0)) -> None: ...
-    def stats(self) -> dict[str, int]: ...
-    def nested_stats(self) -> dict[str, Any]: ...
-    def reset_accumulated_stats(self) -> None: ...
-    def reset_peak_stats(self) -> None: ...
-    def memory_info(self) -> tuple[int, int]: ...
+
+    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+        """Address of `size` bytes for work on `stream`. Raises OutOfMemoryError."""
+
+    def free(self, address: int, /) -> None:
+        """Give a block back. Raises AddressError for what is not a live block's start."""
+
+    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
+        """A buffer of `size` bytes that frees itself."""
+
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
+        """Declare that work on `stream` uses the block, so that its free waits for that work."""
+
+    def empty_cache(self, pool: PoolId = (0, 0)) -> None:
+        """Give unused cached memory back to the device."""
+
+    def stats(self) -> dict[str, int]:
+        """All counters, flattened and sorted by key."""
+
+    def nested_stats(self) -> dict[str, Any]:
+        """All counters, by metric, size class and kind."""
+
+    def reset_accumulated_stats(self) -> None:
+        """Let the sums of all allocations and frees start anew from 0."""
+
+    def reset_peak_stats(self) -> None:
+        """Let the peaks start anew from what is in use now."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
 
 
 def get_device_allocator(device: str) -> DeviceAllocator:
     """The allocator that is responsible for a device ("cuda" is "cuda:0"): its current one.
 
-    Raises RequestError for "cpu", whose memory no device allocator manages, and for a device that nobody knows.
+    Raises RequestError for "cpu", whose memory no device allocator manages, and for an unknown device.
     """
     _refuse_cpu("getDeviceAllocator", device)
     return current(device)
@@ -50,8 +72,8 @@ def get_device_allocator(device: str) -> DeviceAllocator:
 def register_device_allocator(device: str, allocator: DeviceAllocator) -> None:
     """Make an allocator responsible for a kind of device that Allotment does not know, under a name of yours.
 
-    Raises TypeError if it is no DeviceAllocator, RequestError if the name is that of a device which Allotment knows, or
-    has an allocator that is initialized.
+    Raises TypeError if it is no DeviceAllocator, RequestError if the name is that of a device which Allotment knows,
+    or has an allocator that is initialized.
     """
     _refuse_cpu("register_device_allocator", device)
     _checked(allocator)

@@ -3,6 +3,7 @@ from cpython.ref cimport Py_DECREF
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.edge.words cimport action_name
 from allotment._core.records.trace cimport TraceRecord
+from allotment._core.tools.arguments cimport read_address
 
 
 cdef int write_unraisable(object who) except -1:
@@ -40,7 +41,7 @@ cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with
 
 cdef address_t call_raw_alloc(void* allocator, bytes_t size, stream_t stream) noexcept with gil:
     try:
-        return (<object> allocator).allocate(size, stream) or 0
+        return read_address((<object> allocator).allocate(size, stream) or 0)
     except MemoryError:
         return 0
     except BaseException:

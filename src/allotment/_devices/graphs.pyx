@@ -3,7 +3,7 @@
 from allotment._core.contract.raising cimport check_status, require
 from allotment._core.contract.table cimport INVALID, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t, stream_t
-from allotment._devices.streams cimport stream_handle
+from allotment._core.tools.arguments cimport read_stream
 
 from allotment.errors import DeviceError
 
@@ -25,7 +25,7 @@ cdef class DeviceGraph:
         """
         cdef DeviceTable* table = &self.device.table
         cdef graph_t graph = self.living("graph_launch")
-        cdef stream_t on = stream_handle(stream, self.device)
+        cdef stream_t on = read_stream(stream, self.device)
         cdef status_t status
         with nogil:
             status = table.graph_launch(table.self, graph, on)
@@ -59,7 +59,7 @@ def begin_capture(Device device not None, stream) -> int:
     Raises UnsupportedError if the device cannot capture.
     """
     cdef DeviceTable* table = &device.table
-    cdef stream_t on = stream_handle(stream, device)
+    cdef stream_t on = read_stream(stream, device)
     cdef capture_t capture = 0
     cdef status_t status
     require(device, table.capture_begin != NULL, "capture_begin")
@@ -80,7 +80,7 @@ def end_capture(Device device not None, stream) -> DeviceGraph:
 
 cdef DeviceGraph end_capture_into(DeviceGraph graph, Device device, object stream):
     cdef DeviceTable* table = &device.table
-    cdef stream_t on = stream_handle(stream, device)
+    cdef stream_t on = read_stream(stream, device)
     cdef graph_t handle = 0
     cdef status_t status
     require(device, table.capture_end != NULL, "capture_end")

@@ -17,8 +17,3 @@ cdef class Event:
     cdef Device device
     cdef Stream stream              # whose place in its work this is
     cdef event_t handle
-
-
-# The handle of what a user gave as a stream: a Stream is checked (StreamError if it is destroyed or another device's),
-# a number is trusted.
-cdef stream_t stream_handle(object stream, Device device) except? <stream_t> -1

@@ -246,18 +246,6 @@ cdef Event event_on(Stream stream):
     return event
 
 
-cdef stream_t stream_handle(object stream, Device device) except? <stream_t> -1:
-    if not isinstance(stream, Stream):
-        try:
-            return stream
-        except OverflowError:
-            raise StreamError(f"{stream} is not a stream") from None
-    (<Stream> stream).check()
-    if (<Stream> stream).device is not device:
-        raise StreamError(f"{stream!r} was given to {device.name}")
-    return (<Stream> stream).handle
-
-
 cdef Device device_of(object device):
     if not isinstance(device, Device):
         device = getattr(device, "device", device)

@@ -81,7 +81,7 @@ def test_a_negative_size(life, size):
 @pytest.mark.parametrize("size", [1 << 60, (1 << 60) + 1, (1 << 63) - 1, 1 << 63, 1 << 64, 1 << 200])
 def test_an_absurd_size(life, size):
     error = refused(life, OutOfMemoryError, life.alloc.malloc, size, names=size)
-    assert error.facts.absurd
+    assert error.facts.too_large
     assert error.facts.requested == size
 
 

@@ -506,7 +506,7 @@ def test_sizes_that_no_request_can_have_are_refused(cache, memory, allocate):
 def test_addresses_that_are_none_are_refused(cache, memory, free):
     call = {"instance": cache.free, "default": cpu.free, "record_free": cpu.record_free}[free]
     for wrong in (-1, 1 << 64):
-        with pytest.raises(AddressError, match="is no address"):
+        with pytest.raises(AddressError, match="is not an address"):
             call(wrong)
     for wrong in ("1", 1.0, None):
         with pytest.raises(TypeError):

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allotment import Allocator, AllotmentError, DeviceError, OutOfMemoryError, SimulatedDevice
+from allotment import AllotmentError, DeviceError, OutOfMemoryError, SimulatedDevice, make_allocator
 from allotment._core.contract.probe import Probe
 from helpers.effort import some
 from helpers.faulty import faulty
@@ -58,7 +58,7 @@ class World:
 
     def __init__(self, device: Any = None) -> None:
         self.sim = SimulatedDevice(CAPACITY)
-        self.alloc = Allocator(self.sim if device is None else device(self.sim), settings=SETTINGS)
+        self.alloc = make_allocator(self.sim if device is None else device(self.sim), settings=SETTINGS)
         self.blocks: list[Block] = []
         self.readers: list[Reader] = []
         self.postponed: list[Block] = []
@@ -299,8 +299,8 @@ def test_an_allocator_that_cannot_be_made_leaves_nothing(operation: str) -> None
     sim = SimulatedDevice(CAPACITY)
     sim.refuse(operation, out_of_memory=False)
     with pytest.raises(DeviceError, match=operation):
-        Allocator(sim, settings=SETTINGS)
-    assert type(Allocator(sim, settings=SETTINGS)).__name__ == "AsyncAllocator"
+        make_allocator(sim, settings=SETTINGS)
+    assert type(make_allocator(sim, settings=SETTINGS)).__name__ == "AsyncAllocator"
 
 
 def test_what_a_device_in_python_raised_is_the_cause() -> None:
@@ -327,7 +327,7 @@ def test_what_a_device_in_python_raised_is_the_cause() -> None:
 @pytest.mark.threads
 def test_threads_never_see_each_others_memory() -> None:
     sim = SimulatedDevice(1 << 30)
-    alloc = Allocator(sim, settings=SETTINGS, limit=512 * MIB)
+    alloc = make_allocator(sim, settings=SETTINGS, limit=512 * MIB)
     live: dict[int, int] = {}
     wrong: list[BaseException] = []
     starting = threading.Barrier(6)
@@ -371,7 +371,7 @@ def test_threads_never_see_each_others_memory() -> None:
 
 @pytest.mark.threads
 def test_one_of_many_threads_frees_a_block() -> None:
-    alloc = Allocator(SimulatedDevice(CAPACITY), settings=SETTINGS)
+    alloc = make_allocator(SimulatedDevice(CAPACITY), settings=SETTINGS)
     for _ in range(200):
         address = alloc.malloc(MIB)
         starting = threading.Barrier(3)
@@ -394,7 +394,7 @@ def test_one_of_many_threads_frees_a_block() -> None:
 
 @pytest.mark.threads
 def test_threads_may_free_while_a_capture_comes_and_goes() -> None:
-    alloc = Allocator(SimulatedDevice(1 << 30), settings=SETTINGS)
+    alloc = make_allocator(SimulatedDevice(1 << 30), settings=SETTINGS)
     sim: Any = alloc.device
     stop = threading.Event()
     wrong: list[BaseException] = []

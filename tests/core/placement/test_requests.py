@@ -288,12 +288,12 @@ def test_2_to_the_60_bytes_are_refused_unseen():
     alloc = on_device()
     with pytest.raises(OutOfMemoryError) as caught:
         alloc.malloc(1 << 60)
-    assert caught.value.facts.absurd
+    assert caught.value.facts.too_large
     assert "more than any device has" in str(caught.value)
     assert alloc.stats()["num_ooms"] == 0
     with pytest.raises(OutOfMemoryError) as caught:
         alloc.malloc((1 << 60) - 1)
-    assert not caught.value.facts.absurd
+    assert not caught.value.facts.too_large
 
 
 def test_what_is_cached_is_released_before_a_request_fails():

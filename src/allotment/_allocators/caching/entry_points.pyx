@@ -1,4 +1,4 @@
-"""C entry points: see the header, entry.pxd."""
+"""C entry points: see the header, entry_points.pxd."""
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stddef cimport size_t
@@ -6,8 +6,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy, memset
 
-from allotment._allocators.caching.allocator cimport ABSURD_POWER, EVERYTHING, STATE, Allocator
+from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
 from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints
+from allotment._allocators.caching.pooling_allocator cimport pool_step_t
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.upcalls cimport write_unraisable
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
@@ -20,6 +22,7 @@ from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
     Request, drop_t, filter_t)
 from allotment._core.records.history cimport capture_stack
+from allotment._core.tools.arguments cimport SIZE_BITS, is_fraction
 
 from allotment.errors import AllotmentError, OutOfMemoryError, RequestError
 
@@ -120,7 +123,7 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
     request.size = size
     request.stream = <stream_t> stream
     request.thread = 0
-    if (size >> ABSURD_POWER) != 0:
+    if (size >> SIZE_BITS) != 0:
         memset(&request.failure, 0, sizeof(Failure))
         request.failure.reason = FAILED_OUT_OF_MEMORY
         request.failure.requested = request.failure.segment = size
@@ -203,7 +206,7 @@ cdef void* base_allocation(void* self, void* address, size_t* size) noexcept nog
 
 cdef int set_memory_fraction(void* self, double fraction, int device) noexcept nogil:
     cdef Engine* engine = (<Context*> self).engine
-    if not 0.0 <= fraction <= 1.0 or not enter(engine):
+    if not is_fraction(fraction) or not enter(engine):
         return 0
     engine.limited = fraction < 1.0
     engine.limit = <bytes_t> (fraction * <double> engine.total_memory)
@@ -227,9 +230,6 @@ cdef int begin_allocate_to_pool(void* self, uint64_t first, uint64_t second, fil
     ok = route_begin(engine, first, second, filter, &failure)
     engine_leave(engine)
     return 1 if ok else note(&failure)
-
-
-ctypedef bint (*pool_step_t)(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 
 
 cdef int step_of_pool(void* self, uint64_t first, uint64_t second, pool_step_t step) noexcept nogil:
@@ -325,10 +325,15 @@ cdef object last_exception(const EntryPoints* table):
 
 
 def entry_points(allocator):
-    """The table as a capsule named "allotment.entry_points"."""
+    """The C functions of an `Allocator`, or of a `Tenant` of one, as a capsule named "allotment.entry_points".
+
+    Their form is the struct of entry_points.pxd. Whoever has them may call them at any time and on any thread, with or
+    without the interpreter lock, so the allocator then lives as long as the process, and a hit from Python takes the
+    engine's lock too. Raises TypeError for anything else.
+    """
     return PyCapsule_New(entry_points_of(allocator), b"allotment.entry_points", NULL)
 
 
-def entry_points_address(allocator) -> int:
-    """The table's address, for ctypes and foreign runtimes."""
+def entry_points_address(allocator):
+    """The address of the same table, for ctypes and foreign runtimes; see `entry_points`."""
     return <size_t> entry_points_of(allocator)

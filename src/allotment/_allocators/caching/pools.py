@@ -66,9 +66,12 @@ class SegmentState:
     blocks: tuple[BlockState, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolState:
-    """The arrangement of a pool at one moment. Only the allocator it came from can restore it."""
+    """The arrangement of a pool at one moment, made by `Pool.checkpoint`. Only its own allocator can restore it.
+
+    `pool` is the pool's id; `segments` are its segments, each with its blocks in order of address.
+    """
 
     allocator: Allocator = field(repr=False)
     pool: PoolId
@@ -88,8 +91,9 @@ class Pool:
     come from; address 0, None or a MemoryError of `allocate` means that it is out of memory; `placement` is the name
     of another way to divide its memory than the allocator's.
 
-    Its cached memory goes back when the pool is closed or forgotten; blocks still in use then keep theirs
-    until they are freed and the cache is emptied.
+    Its cached memory goes back when the pool is closed or forgotten; blocks still in use then keep theirs until they
+    are freed and the cache is emptied. `allocator` and `id` are attributes. Safe to use from several threads; each
+    has its own `with`.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Pool:
         return self.allocator.pool_reserved_bytes(self.id)
 
     def __enter__(self) -> Pool:
+        """Serve this thread's requests from the pool until the end of the block. Raises PoolError."""
         self.allocator.begin_allocate_to_pool(self.id, thread=threading.get_ident())
         return self
 
@@ -136,15 +141,18 @@ class Pool:
             self.allocator.release_pool(self.id)
 
     def segments(self) -> list[dict[str, Any]]:
-        """The pool's part of a snapshot."""
+        """The pool's part of a snapshot; see `Allocator.segments`."""
         return self.allocator.segments(self.id)
 
     def checkpoint(self) -> PoolState:
-        """The pool's arrangement now."""
+        """The pool's arrangement now. Raises CheckpointError if blocks wait for other streams."""
         return self.allocator.checkpoint_pool(self.id)
 
     def restore(self, state: PoolState) -> tuple[list[int], list[int]]:
-        """Bring the pool back to `state`: (addresses freed by that, addresses in use again)."""
+        """Bring the pool back to `state`: (addresses freed by that, addresses in use again).
+
+        Raises CheckpointError if its memory is not as it was: released, or grown since.
+        """
         return self.allocator.restore_pool(state)
 
     def close(self) -> None:
@@ -160,4 +168,4 @@ class Pool:
                 self.close()
 
     def __repr__(self) -> str:
-        return f"<Pool {self.id} on {self.allocator.device.name}>"
+        return f"<Pool {self.id} on {self.allocator.device.name}{', closed' if self._closed else ''}>"

@@ -3,6 +3,6 @@ from libc.stdint cimport uint32_t
 from allotment._allocators.caching.allocator cimport Allocator
 
 cdef class Tenant:
-    cdef readonly Allocator allocator
-    cdef readonly str name
-    cdef uint32_t context       # what its requests carry: see core/tenants
+    cdef Allocator allocator
+    cdef str name
+    cdef uint32_t context       # what its requests carry: see records/tenants

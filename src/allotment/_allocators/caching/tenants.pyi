@@ -6,12 +6,6 @@ from allotment._devices.streams import Stream
 
 @final
 class Tenant:
-    """A named user of an allocator that others use too: its blocks are the allocator's, and known as this user's.
-
-    Made by `Allocator.tenant`; two of one name are the same tenant. Any of them, and the allocator itself, may
-    free what another has allocated.
-    """
-
     def __init__(self, allocator: Allocator, name: str) -> None: ...
     @property
     def allocator(self) -> Allocator: ...

@@ -10,6 +10,13 @@ from allotment._allocators.buffer import Buffer
 
 @cython.final
 cdef class Tenant:
+    """Tenant(allocator, name)\n--\n
+    A named user of an allocator that others use too; `Allocator.tenant` makes one.
+
+    What is allocated here is reported by `Allocator.tenants`, and shown in snapshots, under this name. Everything else
+    is the allocator's: its cache, its limit, its streams. Safe to use from several threads.
+    """
+
     def __cinit__(self, Allocator allocator not None, str name not None):
         self.allocator = allocator
         self.name = name
@@ -18,18 +25,32 @@ cdef class Tenant:
     def __repr__(self):
         return f"<Tenant {self.name!r} of {self.allocator!r}>"
 
+    @property
+    def allocator(self):
+        """The allocator whose memory it uses."""
+        return self.allocator
+
+    @property
+    def name(self):
+        """The name that its blocks are reported under."""
+        return self.name
+
     @cython.binding(False)      # as in Allocator
     @cython.embedsignature.format("clinic")
     def malloc(self, size, stream=0):
+        """`Allocator.malloc`, in this tenant's name."""
         return self.allocator.allocate(size, stream, 0, self.context)
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
     def free(self, address, /):
+        """`Allocator.free`; the block may be another tenant's."""
         self.allocator.free(address)
 
     def empty(self, size, stream=0):
+        """`Allocator.empty`, in this tenant's name."""
         return Buffer(self.allocator, self.malloc(size, stream), size, stream)
 
     def record_stream(self, block, stream):
+        """`Allocator.record_stream`."""
         self.allocator.record_stream(block, stream)

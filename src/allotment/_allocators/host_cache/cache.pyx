@@ -12,32 +12,28 @@ At exit nothing is torn down: the lock, the map and tables given to C stay valid
 memory written in Python is not called any more once the interpreter goes.
 """
 
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stddef cimport size_t
 
 from allotment._allocators.host_cache cimport default_cache
 from allotment._allocators.host_cache.allocation_map cimport (
     ALREADY_FREE, DONE, LEAVES, NOT_ALLOCATED, Allocation, Leaving, Outcome, find, registry, send_back)
 from allotment._allocators.host_cache.entry_points cimport CpuEntryPoints, entry_points_of
 from allotment._allocators.host_cache.exact_cache cimport (
-    ABSURD_POWER, Cache, Counters, allocate_new, cache_allocate, cache_broken_rule, cache_counters, cache_create,
+    Cache, Counters, allocate_new, cache_allocate, cache_broken_rule, cache_counters, cache_create,
     cache_destroy, cache_free, cache_release, keep, take_cached)
 from allotment._allocators.host_cache.python_memory cimport python_memory
 from allotment._allocators.host_cache.system_memory cimport NO_FILL, System, aligned_memory, fill
 from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.tools.arguments cimport read_address, read_size
 from allotment._core.tools.lock cimport lock_give, lock_try, lock_wait
 
 import operator
 import os
 
 from allotment.errors import (
-    AddressError, DeviceError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, RequestError, SizeError)
-
-cdef extern from "Python.h":
-    size_t PyLong_AsSize_t(object) except? <size_t> -1      # the others take a detour through bytes
+    AddressError, DeviceError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, RequestError)
 
 cdef extern from *:
     """
@@ -55,28 +51,13 @@ cdef CpuEntryPoints default_entry_points = entry_points_of(NULL)
 # --- from Python numbers, to exceptions --------------------------------------------------------------------
 
 cdef bytes_t wanted_bytes(object size) except? 0xFFFFFFFFFFFFFFFF:
-    cdef long long wanted
-    cdef int overflow = 0
-    if not PyLong_CheckExact(size):
-        size = operator.index(size)
-    wanted = PyLong_AsLongLongAndOverflow(size, &overflow)
-    if wanted < 0 or (wanted >> ABSURD_POWER) != 0 or overflow != 0:
-        if size < 0:
-            raise SizeError(f"a request cannot have {size} bytes", size)
-        raise out_of_memory(size, True)
+    cdef bytes_t wanted = 0
+    if not read_size(size, &wanted):
+        raise out_of_memory(operator.index(size), True)
     return wanted
 
 
-cdef address_t given_address(object address) except? 0xFFFFFFFFFFFFFFFF:
-    if not PyLong_CheckExact(address):
-        address = operator.index(address)
-    try:
-        return PyLong_AsSize_t(address)
-    except OverflowError:
-        raise AddressError(f"{address} is no address", address) from None
-
-
-cdef object out_of_memory(object size, bint absurd):
+cdef object out_of_memory(object size, bint too_large):
     cdef bytes_t recorded, cached
     with nogil:
         lock_wait(&registry.lock)
@@ -89,7 +70,7 @@ cdef object out_of_memory(object size, bint absurd):
         device="cpu", device_index=0, requested=size, rounded=size, segment_size=size,
         device_free=page * system_figure("SC_AVPHYS_PAGES"), device_total=page * system_figure("SC_PHYS_PAGES"),
         limit=None, allocated=in_use, reserved=in_use + cached, private_free=cached, largest_free=0, stream=0,
-        absurd=bool(absurd)))
+        too_large=bool(too_large)))
 
 
 cdef object system_figure(str name):
@@ -109,6 +90,21 @@ cdef object refusal(Outcome outcome, address_t address):
 # --- the objects users hold --------------------------------------------------------------------------------
 
 cdef class CachingAllocator:
+    """CachingAllocator(*, checked=False, system=None)\n--\n
+    Host memory that is kept under its exact size when freed, and handed out again, last in first out.
+
+    `checked` makes a free of memory that is free already, or that was never allocated, an AddressError. Without
+    it the first is not seen and hands the memory out twice, and the second goes straight to the C library, as
+    `free` in C does. While a checked allocator exists, memory that the default allocator (`allotment.cpu.allocate`)
+    gets from the system is known too, so that it can be freed inside a guard.
+
+    `system` replaces the C library's memory (64-byte aligned) as the source; it has allocate(size) and
+    free(address), which are called with no lock held, and lives as long as the process.
+
+    Safe to use from several threads, and in the child after a fork. When the allocator is destroyed, what it has
+    cached goes back to the system; memory in use stays valid.
+    """
+
     def __cinit__(self, *, checked=False, system=None):
         cdef bint is_checked = checked
         cdef System* source = &aligned_memory
@@ -131,9 +127,18 @@ cdef class CachingAllocator:
         return f"<CachingAllocator, {checked}{self.cached_bytes} bytes cached>"
 
     def allocate(self, size, /):
+        """The address of `size` bytes, its contents undefined. Size 0 gives 0.
+
+        If the system has no memory, everything cached here is released and it is asked once more. Raises
+        SizeError, OutOfMemoryError, and DeviceError for a `system` that fails for another reason.
+        """
         return self.allocate_bytes(size)
 
     def free(self, address, /):
+        """Keep memory for the next request of its size. Memory that no caching allocator gave out goes to the system.
+
+        It may have been allocated by another caching allocator; it is cached in this one. Freeing 0 does nothing.
+        """
         self.free_address(address)
 
     cdef object allocate_bytes(self, object size):
@@ -155,7 +160,7 @@ cdef class CachingAllocator:
         return address
 
     cdef int free_address(self, object given) except -1:
-        cdef address_t address = given_address(given)
+        cdef address_t address = read_address(given)
         cdef Leaving leaving
         cdef Outcome outcome
         if lock_try(&registry.lock):
@@ -179,30 +184,39 @@ cdef class CachingAllocator:
         raise DeviceError(f"cpu: allocate({size}) failed: {cause!r}", operation="allocate") from cause
 
     def empty_cache(self):
+        """Give what is cached back to the system."""
         with nogil:
             cache_release(self.cache)
 
     @property
     def checked(self):
+        """Whether frees are checked, as it was made."""
         return bool(self.cache.is_checked)
 
     @property
     def cached_bytes(self):
+        """The bytes that are cached now."""
         return self.stats()["cached_bytes"]
 
     def stats(self):
+        """hits, misses, retries, cached_frees, system_frees, cached_blocks, cached_bytes."""
         cdef Counters counters
         with nogil:
             counters = cache_counters(self.cache)
         return counters
 
     def entry_points(self):
+        """The C functions, as a capsule named "allotment.cpu.entry_points"; its form is in host_cache/entry_points.pxd.
+
+        Whoever has it may call it at any time, so the allocator then lives as long as the process.
+        """
         if self.table.size == 0:
             self.table = entry_points_of(self.cache)
             Py_INCREF(self)
         return PyCapsule_New(&self.table, "allotment.cpu.entry_points", NULL)
 
     def check_invariants(self):
+        """Raise InvariantError if the free lists, the allocation map and the counters disagree."""
         cdef const char* rule
         with nogil:
             rule = cache_broken_rule(self.cache)
@@ -211,13 +225,20 @@ cdef class CachingAllocator:
 
 
 cdef class Guard:
-    """What `caching` returns: entered once at a time, left in reverse order, on the thread that entered it."""
-    cdef readonly CachingAllocator cache
+    """Guard(cache)\n--\n
+    What `caching` returns: entered once at a time, left in reverse order, on the thread that entered it."""
+
+    cdef CachingAllocator cache
     cdef PyObject* outer
     cdef bint is_entered
 
     def __cinit__(self, CachingAllocator cache):
         self.cache = cache
+
+    @property
+    def cache(self):
+        """The allocator that it installs; None is no caching."""
+        return self.cache
 
     def __enter__(self):
         if self.is_entered:
@@ -244,14 +265,17 @@ cdef class Guard:
 
 
 def caching(CachingAllocator cache, /):
+    """Let the default allocator use `cache` on this thread, for the length of a `with`; None is no caching."""
     return Guard(cache)
 
 
 def current():
+    """The allocator that this thread's innermost guard has installed."""
     return (<Guard> innermost_guard).cache if innermost_guard != NULL else None
 
 
 def allocate(size, /):
+    """The default allocator: memory from `current()`, or from the system if there is none."""
     cdef CachingAllocator cache = current()
     cdef bytes_t wanted
     cdef address_t address = 0
@@ -267,13 +291,17 @@ def allocate(size, /):
 
 
 def free(address, /):
+    """Free through `current()`. If there is none, the memory goes back to the system, cached once or not.
+
+    Raises AddressError for memory that lies on a free list.
+    """
     cdef CachingAllocator cache = current()
     cdef address_t given
     cdef Outcome outcome
     if cache is not None:
         cache.free_address(address)
         return
-    given = given_address(address)
+    given = read_address(address)
     with nogil:
         outcome = default_cache.default_free(given)
     if outcome != DONE:
@@ -281,7 +309,11 @@ def free(address, /):
 
 
 def record_free(address, /):
-    cdef address_t given = given_address(address)
+    """Declare that memory is being freed by other means: no caching allocator knows it any more.
+
+    The memory itself is not touched. Raises AddressError for memory that lies on a checked allocator's free list.
+    """
+    cdef address_t given = read_address(address)
     cdef Outcome outcome
     with nogil:
         outcome = default_cache.record_free(given)
@@ -290,7 +322,8 @@ def record_free(address, /):
 
 
 def recorded_size(address, /):
-    cdef address_t given = given_address(address)
+    """How large memory is that a caching allocator gave out, in use or cached; None if none of them knows it."""
+    cdef address_t given = read_address(address)
     cdef Allocation* allocation
     cdef bint is_recorded
     cdef bytes_t size = 0
@@ -305,10 +338,16 @@ def recorded_size(address, /):
 
 
 def entry_points():
+    """The default allocator's C functions; see `CachingAllocator.entry_points`."""
     return PyCapsule_New(&default_entry_points, "allotment.cpu.entry_points", NULL)
 
 
 def set_fill(*, on_allocate=None, on_free=None):
+    """For debugging: bytes (0 to 255) to write over memory new from the system, and over memory that goes back to it.
+
+    None writes nothing. Memory whose size is not known when it goes back (it was never cached) is left as it is. To be
+    chosen before other threads allocate.
+    """
     for byte in (on_allocate, on_free):
         if byte is not None and not 0 <= byte <= 255:
             raise RequestError(f"a fill is a byte, not {byte}")

@@ -24,9 +24,6 @@ from allotment._allocators.host_cache.system_memory cimport System
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.tools.pointer_map cimport PointerMap
 
-cdef enum:
-    ABSURD_POWER = 60       # requests of 2**60 bytes and up are refused unseen, with nothing released for them
-
 cdef struct Place:
     Allocation* allocation
     Place* below
@@ -66,7 +63,8 @@ cdef Counters cache_counters(Cache* cache) noexcept nogil
 # The rule that is broken, or NULL.
 cdef const char* cache_broken_rule(Cache* cache) noexcept nogil
 
-# The halves of the first two, for callers that take the lock in a way of their own. pre: the size is not absurd
+# The halves of the first two, for callers that take the lock in a way of their own.
+# pre: the size has at most SIZE_BITS bits
 # take_cached: whether a list had memory. allocate_new: what follows if not, without the lock.
 # keep: LEAVES asks for send_back(leaving), without the lock.
 cdef bint take_cached(Cache* cache, bytes_t size, address_t* address) noexcept nogil

@@ -4,9 +4,10 @@ from libc.stdlib cimport calloc, free
 from allotment._allocators.host_cache.allocation_map cimport (
     ALREADY_FREE, DONE, LEAVES, NOT_ALLOCATED, OUT_OF_MEMORY, Allocation, Leaving, Outcome, find, forget, record,
     recycle, registry, send_back, uncache, withdraw)
-from allotment._allocators.host_cache.exact_cache cimport ABSURD_POWER, Cache, Counters, FreeList, Place
+from allotment._allocators.host_cache.exact_cache cimport Cache, Counters, FreeList, Place
 from allotment._allocators.host_cache.system_memory cimport System, system_allocate, system_free
 from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.tools.arguments cimport SIZE_BITS
 from allotment._core.tools.lock cimport lock_give, lock_wait
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment._core.tools.slab cimport Slab, slab_give, slab_init, slab_reserve, slab_take
@@ -61,7 +62,7 @@ cdef FreeList* list_made_for(Cache* cache, bytes_t size) noexcept nogil:
 
 cdef Outcome cache_allocate(Cache* cache, bytes_t size, address_t* address) noexcept nogil:
     cdef bint is_hit
-    if (size >> ABSURD_POWER) != 0:
+    if (size >> SIZE_BITS) != 0:
         return OUT_OF_MEMORY
     lock_wait(&registry.lock)
     is_hit = take_cached(cache, size, address)

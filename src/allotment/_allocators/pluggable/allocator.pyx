@@ -1,165 +1,130 @@
-"""An allocator made of somebody else's functions: see the header, pluggable.pxd."""
-
 cimport cython
-from cpython.ref cimport Py_DECREF
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc, malloc
-from libc.stdlib cimport free as free_host_memory
-from libc.string cimport memset
 
-from allotment._allocators.device_calls cimport copy_memory, enable_peer, memory_info
+from allotment._allocators.base cimport device_given
+from allotment._allocators.pluggable.books cimport segments_of
 from allotment._allocators.pluggable.ledger cimport (
-    Entry, ledger_clear, ledger_copy, ledger_enter, ledger_find, ledger_init, ledger_refused, ledger_remove,
-    ledger_reset_accumulated, ledger_reset_peak, ledger_stats)
-from allotment._allocators.upcalls cimport write_unraisable
-from allotment._core.contract.table cimport Device
+    Entry, ledger_find, ledger_remove, ledger_reset_accumulated, ledger_reset_peak, ledger_stats)
+from allotment._allocators.pluggable.plugged_memory cimport (
+    PluggedMemory, base_alloc_t, begin_pool_t, end_pool_t, failed_function, init_t, memory_fraction_t, record_stream_t,
+    reset_t, unknown_pointer)
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.edge.snapshot cimport segment_dicts
-from allotment._core.edge.walk cimport STATE_ALLOCATED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear
-from allotment._core.model.model cimport RawAllocator
-from allotment._core.model.sizes cimport SMALL_SIZE
 from allotment._core.records.stats cimport Stats, stats_flat, stats_nested
 from allotment._core.tools.arguments cimport (
-    DEVICES_MOST, read_address, read_callable, read_device_index, read_pool_id, read_stream)
-from allotment._core.tools.numbers cimport int_value, is_plain_int
+    read_address, read_any_size, read_block, read_byte_count, read_device_count, read_fraction, read_pool_id)
 
 import ctypes
-import operator
 import os
 import pickle
+from functools import partial
 
-from _ctypes import CFuncPtr
-
-from allotment import _texts as texts
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.files import replaced
+from allotment._allocators.unsupported import Unsupported
 from allotment._core.edge.snapshot import assembled
-from allotment._devices import open_device
 from allotment._settings import Settings
-from allotment.errors import (
-    AddressError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, RequestError, SizeError, UnsupportedError)
+from allotment.errors import OutOfMemoryError, RequestError
 
-cdef object TOO_LARGE = 1 << 64         # no size_t
+# What two functions cannot do, and what can.
 cdef str OWN_POOLS = "give it to a caching allocator instead: Allocator(device).pool(allocator=this)"
-
 cdef str OWN_BOOKS = "a copy for each user, copy.copy(this), has the same functions and books of its own"
-
-
-# --- segments for the pools of a caching allocator: called from inside its engine, without the interpreter lock ------
-
-cdef address_t lend(void* self, bytes_t size, stream_t stream) noexcept nogil:
-    cdef Lender* lender = <Lender*> self
-    cdef Plug* plug = lender.plug
-    cdef Entry entry
-    if plug.alloc == NULL:
-        return lend_from_python(lender, size, stream)
-    entry.address = <address_t> plug.alloc(size, lender.device, <void*> stream)
-    if not ledger_enter(&plug.ledger, entry.address, size, lender.device, stream):
-        entry.size, entry.device, entry.stream = size, lender.device, stream
-        release(plug, &entry)
-        return 0
-    return entry.address
-
-
-cdef address_t lend_from_python(Lender* lender, bytes_t size, stream_t stream) noexcept with gil:
-    cdef PluggableAllocator owner = <PluggableAllocator> lender.plug.owner
-    try:
-        return owner.obtain(size, lender.device, stream)
-    except MemoryError:
-        return 0
-    except BaseException:
-        write_unraisable(owner)
-        return 0
-
-
-cdef void take_back(void* self, address_t address, bytes_t size, stream_t stream) noexcept nogil:
-    cdef Plug* plug = (<Lender*> self).plug
-    cdef Entry entry
-    if ledger_remove(&plug.ledger, address, &entry):
-        release(plug, &entry)
-    else:
-        report_unknown(plug, address)
-
-
-cdef void report_unknown(Plug* plug, address_t address) noexcept with gil:
-    try:
-        raise unknown_pointer(address)
-    except AddressError:
-        write_unraisable(<object> plug.owner)
-
-
-cdef void release(Plug* plug, const Entry* entry) noexcept nogil:
-    if plug.free != NULL:
-        plug.free(<void*> entry.address, entry.size, entry.device, <void*> entry.stream)
-    else:
-        release_to_python(plug, entry)
-
-
-cdef void release_to_python(Plug* plug, const Entry* entry) noexcept with gil:
-    cdef PluggableAllocator owner = <PluggableAllocator> plug.owner
-    try:
-        owner.hand_back(entry.address, entry.size, entry.device, entry.stream)
-    except BaseException:
-        write_unraisable(owner)
-
-
-cdef void drop_lender(void* self) noexcept with gil:
-    Py_DECREF(<object> (<Lender*> self).plug.owner)
-
-
-# --- the allocator -----------------------------------------------------------------------------------------------
-
-cdef object unknown_pointer(object address):
-    return AddressError(
-        f"Trying to free a pointer not allocated here: {address:#x} was never handed out by this allocator, "
-        "or has been freed", address)
-
-
-cdef object unsupported(str operation, str instead):
-    return UnsupportedError(f"a pluggable allocator does not support {operation}; {instead}", operation=operation)
+cdef str NO_STATE = f"where its memory comes from cannot be restored; {OWN_POOLS}"
+cdef str NO_CACHE = "what is cached is up to the functions; reset, given as one of them, empties it"
+refused = partial(Unsupported, kind="a pluggable allocator")
 
 
 @cython.final
-cdef class PluggableAllocator:
+cdef class PluggableAllocator(PluggedMemory):
+    """PluggableAllocator(alloc, free, *, device=None, device_count=0, init=None, reset=None, \
+    memory_fraction=None, base_alloc=None, record_stream=None, begin_allocate_to_pool=None, end_allocate_to_pool=None, \
+    release_pool=None)\n--\n
+    An allocator made of two functions of yours, which find the memory; the books are kept here.
+
+        alloc(size, device, stream) -> pointer          void* alloc(size_t, int, void*)
+        free(pointer, size, device, stream)             void free(void*, size_t, int, void*)
+
+    Each function is C code, given by its address or as a ctypes function and called without the interpreter lock, or a
+    Python callable; streams and pointers are ints there. What is freed is told with the size, device and stream it was
+    asked for with. Functions are called without any lock held, from several threads at once if there are.
+
+    `device` (a name or a device object) is whose memory it is; without one there is no `copy`, no `memory_info`, no
+    view of a buffer. Where a method takes a device index, None is that device's, or 0. The optional functions, with
+    what Python's take and C's:
+
+        init(device_count)                                          void(int)
+        reset()                                                     void(void)
+        memory_fraction(fraction, device)                           void(double, int)
+        base_alloc(pointer) -> base, or (base, size)                void*(void*, size_t*)
+        record_stream(pointer, stream)                              void(void*, void*)
+        begin_allocate_to_pool(device, pool, accepts)               void(int, uint64_t, uint64_t, void*)
+        end_allocate_to_pool(device, pool)                          void(int, uint64_t, uint64_t)
+        release_pool(device, pool)                                  void(int, uint64_t, uint64_t)
+
+    Making it runs `init(device_count)`. A copy (`copy.copy`) has the same functions and books of its own. Memory that
+    is still out when the allocator goes is not freed. What two functions cannot do is listed, with what can, by
+    `unsupported`.
+
+    An alloc function that raises MemoryError means OutOfMemoryError; anything else that a function raises is a
+    DeviceError with that as its cause. C functions must not raise. Safe to use from several threads.
+    """
+
+    pool = refused("pool", instead=OWN_POOLS)
+    create_or_incref_pool = refused("create_or_incref_pool", instead=OWN_POOLS)
+    close_pool = refused("close_pool", instead="its pools are its functions' own: release_pool tells them")
+    pool_reserved_bytes = refused(
+        "pool_reserved_bytes", instead=f"its functions do not say what they hold for whom; {OWN_POOLS}")
+    set_use_on_oom = refused("set_use_on_oom", instead=OWN_POOLS)
+    set_no_split = refused("set_no_split", instead=OWN_POOLS)
+    check_pool_live_allocations = refused("check_pool_live_allocations", instead=OWN_POOLS)
+    checkpoint_pool = refused("checkpoint_pool", instead=NO_STATE)
+    restore_pool = refused("restore_pool", instead=NO_STATE)
+    tenant = refused("tenant", instead=OWN_BOOKS)
+    tenants = refused("tenants", instead=OWN_BOOKS)
+    share = refused("share", instead="share through whoever wrote its functions, or use Allocator(device).share")
+    expandable_segment_sizes = refused(
+        "expandable_segment_sizes", instead="it has no expandable segments; segments() shows what is out")
+    record_history = refused(
+        "record_history", instead=f"snapshot() shows what is out now; for a history {OWN_POOLS}")
+    record_annotation = refused("record_annotation", instead=f"it keeps no history; {OWN_POOLS}")
+    attach_trace_tracker = refused(
+        "attach_trace_tracker", instead=f"track in the functions themselves; or {OWN_POOLS}")
+    add_free_memory_callback = refused("add_free_memory_callback", instead=NO_CACHE)
+    remove_free_memory_callback = refused("remove_free_memory_callback", instead=NO_CACHE)
+    limit = refused("limit", instead="how much there is the functions decide; see set_memory_fraction")
+    settings = refused("settings", instead="what could be set is up to the functions")
+    configure = refused("configure", instead="what could be set is up to the functions")
+    malloc_as = refused("malloc_as", instead=f"requests are not routed by thread; {OWN_POOLS}")
+    pending_events = refused(
+        "pending_events", instead="events are up to the functions; give record_stream as one of them")
+    check_invariants = refused("check_invariants", instead="nothing is arranged here; segments() shows what is out")
+
     def __cinit__(self, *args, **kwargs):
-        self.plug.owner = <void*> self
-        self.callables = {}
-        self.kept_alive = []
-        self.observers = []
         self.fractions = {}
         self.pool_uses = {}
-        self.device = Device()
-        self.device.name = self.device.family = "pluggable"
-        if not ledger_init(&self.plug.ledger):
-            raise MemoryError("the host has no memory for the allocator's own records")
 
+    @cython.embedsignature(False)    # the class has it
     def __init__(self, alloc, free, *, device=None, device_count=0, init=None, reset=None, memory_fraction=None,
                  base_alloc=None, record_stream=None, begin_allocate_to_pool=None, end_allocate_to_pool=None,
                  release_pool=None):
-        cdef Plug* plug = &self.plug
         if self.initialized:
             raise RequestError("a pluggable allocator keeps the functions that it was made with; make another one")
-        if alloc is None or free is None:
-            raise TypeError("a pluggable allocator needs both alloc and free")
         if device is not None:
-            self.device = device if isinstance(device, Device) else open_device(device)
+            self.device = device_given(device)
             self.has_device = True
-        plug.alloc = <alloc_t> self.read_function("alloc", alloc)
-        plug.free = <free_t> self.read_function("free", free)
-        plug.init = <init_t> self.read_function("init", init)
-        plug.reset = <reset_t> self.read_function("reset", reset)
-        plug.memory_fraction = <memory_fraction_t> self.read_function("memory_fraction", memory_fraction)
-        plug.base_alloc = <base_alloc_t> self.read_function("base_alloc", base_alloc)
-        plug.record_stream = <record_stream_t> self.read_function("record_stream", record_stream)
-        plug.begin_allocate_to_pool = <begin_pool_t> self.read_function(
-            "begin_allocate_to_pool", begin_allocate_to_pool)
-        plug.end_allocate_to_pool = <end_pool_t> self.read_function("end_allocate_to_pool", end_allocate_to_pool)
-        plug.release_pool = <end_pool_t> self.read_function("release_pool", release_pool)
+        self.take_functions({
+            "alloc": alloc, "free": free, "init": init, "reset": reset, "memory_fraction": memory_fraction,
+            "base_alloc": base_alloc, "record_stream": record_stream,
+            "begin_allocate_to_pool": begin_allocate_to_pool, "end_allocate_to_pool": end_allocate_to_pool,
+            "release_pool": release_pool})
         self.init(device_count)
 
     @staticmethod
     def from_library(path, alloc_name, free_name, *, device=None, device_count=0, **hooks):
+        """An allocator of functions of a shared library, by name; the optional ones may be names too.
+
+        Raises RequestError if the library cannot be loaded or has no such function.
+        """
         try:
             library = ctypes.CDLL(os.fspath(path))
         except OSError as error:
@@ -169,95 +134,35 @@ cdef class PluggableAllocator:
         return PluggableAllocator(
             symbol(library, alloc_name), symbol(library, free_name), device=device, device_count=device_count, **hooks)
 
-    def __dealloc__(self):
-        cdef Lender* lender = self.lenders
-        cdef Lender* following
-        while lender != NULL:
-            following = lender.next
-            free_host_memory(lender)
-            lender = following
-        ledger_clear(&self.plug.ledger)
-
     def __copy__(self):
         cdef PluggableAllocator other = PluggableAllocator.__new__(PluggableAllocator)
-        cdef Plug* plug = &other.plug
-        plug.alloc, plug.free = self.plug.alloc, self.plug.free
-        plug.init, plug.reset = self.plug.init, self.plug.reset
-        plug.memory_fraction, plug.base_alloc = self.plug.memory_fraction, self.plug.base_alloc
-        plug.record_stream = self.plug.record_stream
-        plug.begin_allocate_to_pool = self.plug.begin_allocate_to_pool
-        plug.end_allocate_to_pool, plug.release_pool = self.plug.end_allocate_to_pool, self.plug.release_pool
-        other.callables = dict(self.callables)
-        other.kept_alive = list(self.kept_alive)
-        other.device = self.device
-        other.has_device = self.has_device
-        other.initialized = self.initialized
+        self.share_functions(other)
         return other
 
     def __deepcopy__(self, memo):
         return self.__copy__()
 
-    def __repr__(self):
-        return f"<PluggableAllocator on {self.device.name}>" if self.has_device else "<PluggableAllocator>"
-
     @property
     def name(self):
+        """ "pluggable": what PyTorch calls such an allocator."""
         return "pluggable"
 
     @property
     def caching(self):
+        """Always True; setting it has no effect: what is cached is up to the functions."""
         return True
 
     @caching.setter
     def caching(self, on):
         pass    # there is no cache of ours to switch
 
-    # --- what it is made of, and what it is asked ---
-
-    cdef void* read_function(self, str name, object given) except? NULL:
-        """The C function that was given; NULL if it is a Python callable, which is kept, or None."""
-        if given is None:
-            return NULL
-        if isinstance(given, CFuncPtr):
-            self.kept_alive.append(given)
-            given = ctypes.cast(given, ctypes.c_void_p).value or 0
-        if isinstance(given, int):
-            if not 0 < given < TOO_LARGE:
-                raise RequestError(f"{name}: there is no function at address {given}")
-            return <void*> <uint64_t> given
-        if not callable(given):
-            raise TypeError(
-                f"{name} is a C function (its address or a ctypes function) or a callable, not {type(given).__name__}")
-        self.callables[name] = given
-        return NULL
-
-    cdef object call(self, str name, tuple arguments):
-        """The answer of a Python callable; None if there is none."""
-        function = self.callables.get(name)
-        if function is None:
-            return None
-        try:
-            return function(*arguments)
-        except Exception as error:
-            raise failed(name, error) from error
-
-    cdef device_t device_index(self, object device) except? -1:
-        return read_device_index(device, self.device)
-
-    cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
-        return read_stream(stream, self.device if self.has_device else None)
-
-    cdef int require_device(self, str operation) except -1:
-        if not self.has_device:
-            raise unsupported(operation, "it was made without a device: give it one, PluggableAllocator(..., device=)")
-        return 0
-
     def init(self, device_count):
-        cdef init_t hook = self.plug.init
-        cdef int count
-        if not 0 <= operator.index(device_count) <= DEVICES_MOST:
-            raise RequestError(f"no machine has {device_count} devices")
-        count = device_count
+        """Run the `init` function once more, for `device_count` devices.
+
+        Raises RequestError for a number that no machine has, DeviceError if the function raises.
+        """
+        cdef init_t hook = self.plug.functions.init
+        cdef int count = read_device_count(device_count)
         if hook != NULL:
             with nogil:
                 hook(count)
@@ -268,10 +173,17 @@ cdef class PluggableAllocator:
     # --- allocating and freeing ---
 
     def malloc(self, size, stream=0, *, device=None):
+        """What the alloc function gives, which may be 0. Size 0 is passed on.
+
+        A pointer that is handed out twice is remembered as it was the first time. Raises SizeError, StreamError,
+        OutOfMemoryError, DeviceError. Safe to call from several threads.
+        """
         cdef device_t index = self.device_index(device)
         cdef stream_t handle = self.stream_handle(stream)
-        cdef bytes_t wanted = self.wanted_bytes(size, index, handle)
+        cdef bytes_t wanted = 0
         cdef address_t address
+        if not read_any_size(size, &wanted, 64):    # what no function can be told
+            raise OutOfMemoryError(self.too_large_facts(size))
         try:
             address = self.obtain(wanted, index, handle)
         except OutOfMemoryError as error:
@@ -282,6 +194,11 @@ cdef class PluggableAllocator:
         return address
 
     def free(self, address, /):
+        """Forget the pointer, then call the free function with what it was allocated with.
+
+        0 is a pointer like any other here. Raises AddressError for what is not out, DeviceError if the function raises
+        (the pointer is forgotten all the same). Safe to call from several threads.
+        """
         cdef address_t pointer = read_address(address)
         cdef Entry entry
         if not ledger_remove(&self.plug.ledger, pointer, &entry):
@@ -289,85 +206,24 @@ cdef class PluggableAllocator:
         self.hand_back(entry.address, entry.size, entry.device, entry.stream)
 
     def empty(self, size, stream=0, *, device=None):
+        """A buffer that frees itself, through this allocator.
+
+        Raises OutOfMemoryError if there is no memory for it, and what `malloc` raises.
+        """
         address = self.malloc(size, stream, device=device)
         if address == 0 and size != 0:
             raise OutOfMemoryError(self.facts(size, self.device_index(device), self.stream_handle(stream)))
         return Buffer(self, address, size, stream)
 
-    cdef bytes_t wanted_bytes(self, object size, device_t device, stream_t stream) except? 0:
-        cdef long long value = 0
-        if is_plain_int(size) and int_value(size, &value) and value >= 0:
-            return value
-        size = operator.index(size)
-        if size < 0:
-            raise SizeError(f"a request cannot have {size} bytes", size)
-        if size >= TOO_LARGE:
-            raise OutOfMemoryError(self.facts(size, device, stream, True))
-        return size
-
-    cdef address_t obtain(self, bytes_t size, device_t device, stream_t stream) except? 0:
-        """What the alloc function gave, null included, entered in the ledger."""
-        cdef alloc_t function = self.plug.alloc
-        cdef address_t address
-        if function != NULL:
-            with nogil:
-                address = <address_t> function(size, device, <void*> stream)
-        else:
-            address = self.ask_python(size, device, stream)
-        if not ledger_enter(&self.plug.ledger, address, size, device, stream):
-            self.hand_back(address, size, device, stream)
-            raise MemoryError("the host has no memory for the allocator's own records")
-        return address
-
-    cdef address_t ask_python(self, bytes_t size, device_t device, stream_t stream) except? 0:
-        try:
-            address = self.callables["alloc"](size, device, stream)
-            return 0 if address is None else operator.index(address)
-        except MemoryError as error:
-            ledger_refused(&self.plug.ledger, device)
-            raise OutOfMemoryError(self.facts(size, device, stream)) from error
-        except Exception as error:
-            raise failed("alloc", error) from error
-
-    cdef int hand_back(self, address_t address, bytes_t size, device_t device, stream_t stream) except -1:
-        cdef free_t function = self.plug.free
-        if function != NULL:
-            with nogil:
-                function(<void*> address, size, device, <void*> stream)
-        else:
-            self.call("free", (address, size, device, stream))
-        return 0
-
-    cdef object facts(self, object size, device_t device, stream_t stream, bint absurd=False):
-        cdef Stats stats
-        device_free, device_total = 0, 0
-        ledger_stats(&self.plug.ledger, device, &stats)
-        if self.has_device and not absurd:
-            try:
-                device_free, device_total = memory_info(self.device)
-            except DeviceError:
-                pass    # a device that does not tell must not hide that memory is out
-        nested = stats_nested(&stats)
-        return OutOfMemoryFacts(
-            device=self.device.name, device_index=device, requested=size, rounded=size, segment_size=size,
-            device_free=device_free, device_total=device_total, limit=None,
-            allocated=nested["allocated_bytes"]["all"]["current"],
-            reserved=nested["reserved_bytes"]["all"]["current"], private_free=0, largest_free=0, stream=stream,
-            absurd=bool(absurd))
-
-    cdef int tell_observers(self, object facts) except -1:
-        for observer in self.observers:
-            observer(facts)
-        return 0
-
-    def attach_out_of_memory_observer(self, observer):
-        self.observers.append(read_callable(observer, "an observer"))
-
     # --- hooks ---
 
     def record_stream(self, block, stream):
-        cdef record_stream_t hook = self.plug.record_stream
-        cdef address_t address = read_address(getattr(block, "address", block))
+        """Run `record_stream` for a block (an address or a `Buffer`); without it, nothing happens.
+
+        Raises AddressError, StreamError, DeviceError if the function raises.
+        """
+        cdef record_stream_t hook = self.plug.functions.record_stream
+        cdef address_t address = read_block(block)
         cdef stream_t handle = self.stream_handle(stream)
         if hook != NULL:
             with nogil:
@@ -376,7 +232,8 @@ cdef class PluggableAllocator:
             self.call("record_stream", (address, handle))
 
     def empty_cache(self, pool=(0, 0)):
-        cdef reset_t hook = self.plug.reset
+        """Run `reset`; the pool is ignored. Raises DeviceError if the function raises."""
+        cdef reset_t hook = self.plug.functions.reset
         if hook != NULL:
             with nogil:
                 hook()
@@ -384,7 +241,11 @@ cdef class PluggableAllocator:
             self.call("reset", ())
 
     def base_allocation(self, address):
-        cdef base_alloc_t hook = self.plug.base_alloc
+        """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
+
+        Raises AddressError, DeviceError if the function raises or gives something else.
+        """
+        cdef base_alloc_t hook = self.plug.functions.base_alloc
         cdef address_t base = read_address(address)
         cdef Entry entry
         cdef size_t size = 0
@@ -394,22 +255,24 @@ cdef class PluggableAllocator:
             with nogil:
                 base = <address_t> hook(<void*> base, &size)
         elif "base_alloc" in self.callables:
-            answer = self.call("base_alloc", (base,))
+            found = self.call("base_alloc", (base,))
             try:
-                if isinstance(answer, tuple):
-                    base, size = answer
-                else:
-                    base = operator.index(answer)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise failed("base_alloc", error) from error
+                if isinstance(found, tuple):
+                    found, length = found
+                    size = read_byte_count(length)
+                base = read_address(found)
+            except (TypeError, ValueError) as error:
+                raise failed_function("base_alloc", error) from error
         return base, size
 
     def set_memory_fraction(self, fraction, device=None):
-        cdef memory_fraction_t hook = self.plug.memory_fraction
-        cdef double part = fraction
+        """Run `memory_fraction`, and remember what was set; without it, nothing happens.
+
+        Raises RequestError for what is not between 0.0 and 1.0, DeviceError if the function raises.
+        """
+        cdef memory_fraction_t hook = self.plug.functions.memory_fraction
+        cdef double part = read_fraction(fraction)
         cdef device_t index = self.device_index(device)
-        if not 0.0 <= part <= 1.0:
-            raise RequestError(f"a memory fraction lies between 0 and 1, which {fraction} does not")
         if hook != NULL:
             with nogil:
                 hook(part, index)
@@ -420,15 +283,16 @@ cdef class PluggableAllocator:
         self.fractions[index] = part
 
     def get_memory_fraction(self, device=None):
+        """What was set through this allocator. Raises UnsupportedError if nothing was, or there is no such function."""
         try:
             return self.fractions[self.device_index(device)]
         except KeyError:
-            raise unsupported(
-                "get_memory_fraction of a device for which none was set",
-                "give it a memory_fraction function and set one") from None
+            raise refused("get_memory_fraction of a device for which none was set",
+                          instead="give it a memory_fraction function and set one").error() from None
 
     @property
     def memory_fraction(self):
+        """`get_memory_fraction` and `set_memory_fraction` for its own device."""
         return self.get_memory_fraction()
 
     @memory_fraction.setter
@@ -438,7 +302,12 @@ cdef class PluggableAllocator:
     # --- pools that its functions make ---
 
     def begin_allocate_to_pool(self, pool, *, accepts=None, device=None):
-        cdef begin_pool_t hook = self.plug.begin_allocate_to_pool
+        """Run `begin_allocate_to_pool`, and count a use of the pool.
+
+        `accepts` goes to a Python function as it is; a C function gets NULL for it. Raises PoolError for what is not a
+        pool id, DeviceError if the function raises.
+        """
+        cdef begin_pool_t hook = self.plug.functions.begin_allocate_to_pool
         cdef device_t index = self.device_index(device)
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
@@ -451,7 +320,8 @@ cdef class PluggableAllocator:
         self.pool_uses[use] = self.pool_uses.get(use, 0) + 1
 
     def end_allocate_to_pool(self, pool, *, device=None):
-        cdef end_pool_t hook = self.plug.end_allocate_to_pool
+        """Run `end_allocate_to_pool`. Raises PoolError, DeviceError if the function raises."""
+        cdef end_pool_t hook = self.plug.functions.end_allocate_to_pool
         cdef device_t index = self.device_index(device)
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
@@ -462,7 +332,8 @@ cdef class PluggableAllocator:
             self.call("end_allocate_to_pool", (index, (first, second)))
 
     def release_pool(self, pool, *, device=None):
-        cdef end_pool_t hook = self.plug.release_pool
+        """Run `release_pool`, and count one use less. Raises PoolError, DeviceError if the function raises."""
+        cdef end_pool_t hook = self.plug.functions.release_pool
         cdef device_t index = self.device_index(device)
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
@@ -477,6 +348,7 @@ cdef class PluggableAllocator:
             self.call("release_pool", (index, (first, second)))
 
     def pool_use_count(self, pool, *, device=None):
+        """How often the pool was begun and not released yet. Raises PoolError for what is not a pool id."""
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
         return self.pool_uses.get((self.device_index(device), (first, second)), 0)
@@ -484,141 +356,48 @@ cdef class PluggableAllocator:
     # --- figures ---
 
     def nested_stats(self, device=None):
+        """The counters of `Allocator.nested_stats`, of one device; each pointer that is out is a segment."""
         cdef Stats stats
         ledger_stats(&self.plug.ledger, self.device_index(device), &stats)
         return stats_nested(&stats)
 
     def stats(self, device=None):
+        """All counters of one device, flattened and sorted by key. Safe to call from several threads."""
         return stats_flat(self.nested_stats(device))
 
     def reset_peak_stats(self, device=None):
+        """Let the peaks start anew from what is out now."""
         ledger_reset_peak(&self.plug.ledger, self.device_index(device))
 
     def reset_accumulated_stats(self, device=None):
+        """Let the sums of all requests and frees start anew from 0."""
         ledger_reset_accumulated(&self.plug.ledger, self.device_index(device))
 
-    def summary(self, abbreviated=False):
-        return texts.memory_summary(self.stats(), self.device.name, abbreviated=abbreviated)
-
-    def memory_info(self):
-        if not self.has_device:
-            raise UnsupportedError(
-                "getMemoryInfo is not implemented for this allocator yet. It was made without a device: "
-                "give it one, PluggableAllocator(..., device=)", operation="memory_info")
-        return memory_info(self.device)
-
     def cache_info(self, largest=0):
-        return largest or self.memory_info()[0]
+        """`largest`, or the device's free memory when 0: nothing is cached here.
+
+        Raises UnsupportedError without a device, DeviceError.
+        """
+        return read_byte_count(largest) or self.memory_info()[0]
 
     def segments(self, pool=(0, 0)):
-        cdef Entry* entries
-        cdef size_t count, i
+        """Every pointer that is out, of all devices, as a segment of one block; of a private pool, none."""
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
         if first != 0 or second != 0:
             return []
-        with nogil:
-            entries = ledger_copy(&self.plug.ledger, &count)
-        if entries == NULL:
-            raise MemoryError("the host has no memory for a snapshot")
-        try:
-            found = []
-            for device in sorted({entries[i].device for i in range(count)}):
-                found += segments_of_device(entries, count, device)
-            return found
-        finally:
-            free_host_memory(entries)
+        return segments_of(&self.plug.ledger)
 
     def snapshot(self, pool=(0, 0), include_traces=True):
+        """`segments` in the form that PyTorch's memory tools read, without a history."""
         segments = self.segments(pool)
         last = max([segment["device"] for segment in segments] + [self.device.table.device])
         return assembled(segments, {}, last + 1, Settings().as_pytorch_dict(), [])      # no history is kept
 
     def dump_snapshot(self, path):
+        """Write `snapshot()` to a file that PyTorch's memory tools open."""
         with replaced(path) as file:
             pickle.dump(self.snapshot(), file)
-
-    # --- the device it was given ---
-
-    def enable_peer_access(self, peer):
-        self.require_device("enable_peer_access")
-        enable_peer(self.device, peer)
-
-    def copy(self, destination, source, size, stream=0, *, source_device=None):
-        self.require_device("copy")
-        copy_memory(self.device, destination, source, size, source_device, self.stream_handle(stream))
-
-    # --- lending ---
-
-    cdef RawAllocator raw_allocator(self, device_t device) except *:
-        cdef RawAllocator raw
-        cdef Lender* lender = self.lenders
-        while lender != NULL and lender.device != device:
-            lender = lender.next
-        if lender == NULL:
-            lender = <Lender*> malloc(sizeof(Lender))
-            if lender == NULL:
-                raise MemoryError("the host has no memory for the allocator's own records")
-            lender.plug = &self.plug
-            lender.device = device
-            lender.next = self.lenders
-            self.lenders = lender
-        raw.allocate = lend
-        raw.free = take_back
-        raw.drop = drop_lender
-        raw.self = lender
-        return raw
-
-    # --- what two functions cannot do ---
-
-    def pool(self, *, use_on_oom=False, no_split=False, allocator=None):
-        raise unsupported("pool", OWN_POOLS)
-
-    def create_or_incref_pool(self, pool, allocator=None):
-        raise unsupported("create_or_incref_pool", OWN_POOLS)
-
-    def close_pool(self, pool):
-        raise unsupported("close_pool", "its pools are its functions' own: release_pool tells them")
-
-    def pool_reserved_bytes(self, pool):
-        raise unsupported("pool_reserved_bytes", f"its functions do not say what they hold for whom; {OWN_POOLS}")
-
-    def set_use_on_oom(self, pool, on):
-        raise unsupported("set_use_on_oom", OWN_POOLS)
-
-    def set_no_split(self, pool):
-        raise unsupported("set_no_split", OWN_POOLS)
-
-    def check_pool_live_allocations(self, pool, addresses):
-        raise unsupported("check_pool_live_allocations", OWN_POOLS)
-
-    def checkpoint_pool(self, pool):
-        raise unsupported("checkpoint_pool", f"where its memory comes from cannot be restored; {OWN_POOLS}")
-
-    def restore_pool(self, state):
-        raise unsupported("restore_pool", f"where its memory comes from cannot be restored; {OWN_POOLS}")
-
-    def tenant(self, name):
-        raise unsupported("tenant", OWN_BOOKS)
-
-    def tenants(self):
-        raise unsupported("tenants", OWN_BOOKS)
-
-    def share(self, address):
-        raise unsupported("share", "share through whoever wrote its functions, or use Allocator(device).share")
-
-    def expandable_segment_sizes(self):
-        raise unsupported("expandable_segment_sizes", "it has no expandable segments; segments() shows what is out")
-
-    def record_history(self, enabled="all", context="all", *, stacks="python", max_entries=None,
-                       clear_history=False, skip_actions=None):
-        raise unsupported("record_history", f"snapshot() shows what is out now; for a history {OWN_POOLS}")
-
-    def record_annotation(self, pairs):
-        raise unsupported("record_annotation", f"it keeps no history; {OWN_POOLS}")
-
-    def attach_trace_tracker(self, tracker):
-        raise unsupported("attach_trace_tracker", f"track in the functions themselves; or {OWN_POOLS}")
 
 
 cdef object symbol(object library, str name):
@@ -626,41 +405,3 @@ cdef object symbol(object library, str name):
         return library[name]
     except AttributeError as error:
         raise RequestError(f"{library._name!r} has no function {name!r}") from error
-
-
-cdef object failed(str name, object error):
-    text = str(error)
-    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return DeviceError(f"the {name} function of a pluggable allocator failed: {said}", operation=name)
-
-
-cdef list segments_of_device(const Entry* entries, size_t count, device_t device):
-    """Each entry of a device as a segment of one block, by address."""
-    cdef Arrangement arrangement
-    cdef SegmentCopy* segment
-    cdef BlockCopy* block
-    cdef size_t i
-    memset(&arrangement, 0, sizeof(Arrangement))
-    arrangement.segments = <SegmentCopy*> calloc(count + 1, sizeof(SegmentCopy))
-    arrangement.blocks = <BlockCopy*> calloc(count + 1, sizeof(BlockCopy))
-    try:
-        if arrangement.segments == NULL or arrangement.blocks == NULL:
-            raise MemoryError("the host has no memory for a snapshot")
-        for i in range(count):
-            if entries[i].device != device:
-                continue
-            segment = &arrangement.segments[arrangement.segment_count]
-            block = &arrangement.blocks[arrangement.block_count]
-            segment.first_block = arrangement.block_count
-            segment.block_count = 1
-            arrangement.segment_count += 1
-            arrangement.block_count += 1
-            segment.address = block.address = entries[i].address
-            segment.total = segment.allocated = segment.active = segment.requested = entries[i].size
-            block.size = block.requested = entries[i].size
-            block.state = STATE_ALLOCATED
-            segment.stream = entries[i].stream
-            segment.is_small = entries[i].size <= SMALL_SIZE
-        return sorted(segment_dicts(&arrangement, device), key=operator.itemgetter("address"))
-    finally:
-        arrangement_clear(&arrangement)

@@ -58,6 +58,9 @@ cdef bint ledger_remove(Ledger* ledger, address_t address, Entry* removed) noexc
 # False, and `found` left alone, if the pointer is not out.
 cdef bint ledger_find(Ledger* ledger, address_t address, Entry* found) noexcept nogil
 
+# The bytes that are out, of all devices.
+cdef bytes_t ledger_live_bytes(Ledger* ledger) noexcept nogil
+
 cdef void ledger_stats(Ledger* ledger, device_t device, Stats* copy) noexcept nogil
 cdef void ledger_reset_peak(Ledger* ledger, device_t device) noexcept nogil
 cdef void ledger_reset_accumulated(Ledger* ledger, device_t device) noexcept nogil

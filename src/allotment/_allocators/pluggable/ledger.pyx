@@ -6,7 +6,8 @@ from allotment._allocators.pluggable.ledger cimport Account, Entry, Ledger
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.model.sizes cimport SMALL_SIZE
 from allotment._core.records.stats cimport (
-    LARGE, SMALL, Stats, stats_init, stats_reset_accumulated, stats_reset_peak, tally_down, tally_up)
+    LARGE, SMALL, Stats, stats_init, stats_reset_accumulated, stats_reset_peak, tally_down, tally_now,
+    tally_up)
 from allotment._core.tools.forks cimport SHORT_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport lock_give, lock_wait
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
@@ -164,6 +165,18 @@ cdef bint ledger_find(Ledger* ledger, address_t address, Entry* found) noexcept 
 
 
 # --- figures -------------------------------------------------------------------------------------------------
+
+cdef bytes_t ledger_live_bytes(Ledger* ledger) noexcept nogil:
+    cdef Account* account
+    cdef bytes_t sum = 0
+    lock_wait(&ledger.lock)
+    account = ledger.accounts
+    while account != NULL:
+        sum += tally_now(&account.stats.allocated_bytes)
+        account = account.next
+    lock_give(&ledger.lock)
+    return sum
+
 
 cdef void ledger_stats(Ledger* ledger, device_t device, Stats* copy) noexcept nogil:
     cdef Account* account

@@ -1,22 +1,40 @@
 from collections.abc import Callable
 from typing import Any
 
+from allotment._allocators.base import AllocatorBase
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.unsupported import Unsupported
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 from allotment._settings import Settings
 
-class AsyncAllocator:
-    """An allocator that leaves all caching to the device's own stream-ordered pool.
-
-    `Allocator(device, settings="backend:cudaMallocAsync")` gives one of these, with the methods of an `Allocator` as
-    far as they have a meaning here; every other method of an `Allocator` raises UnsupportedError and says what to
-    use instead. The pool is the device's default one, shared with everybody else in the process.
-
-    Safe to use from several threads. Raises UnsupportedError if the device has no such pool.
-    """
-
+class AsyncAllocator(AllocatorBase):
+    snapshot: Unsupported
+    dump_snapshot: Unsupported
+    segments: Unsupported
+    record_history: Unsupported
+    record_annotation: Unsupported
+    attach_trace_tracker: Unsupported
+    expandable_segment_sizes: Unsupported
+    pending_events: Unsupported
+    pool: Unsupported
+    create_or_incref_pool: Unsupported
+    close_pool: Unsupported
+    pool_use_count: Unsupported
+    pool_reserved_bytes: Unsupported
+    set_use_on_oom: Unsupported
+    set_no_split: Unsupported
+    check_pool_live_allocations: Unsupported
+    checkpoint_pool: Unsupported
+    restore_pool: Unsupported
+    tenant: Unsupported
+    tenants: Unsupported
+    attach_out_of_memory_observer: Unsupported  # type: ignore[assignment]
+    add_free_memory_callback: Unsupported
+    remove_free_memory_callback: Unsupported
+    share: Unsupported
+    malloc_as: Unsupported
     def __init__(
         self,
         device: str | Device = "host",
@@ -25,69 +43,20 @@ class AsyncAllocator:
         limit: int | str | None = None,
     ) -> None: ...
     @property
-    def device(self) -> Device: ...
-    @property
-    def name(self) -> str:
-        """ "cudaMallocAsync" """
-    @property
-    def initialized(self) -> bool:
-        """True from the start."""
-    def malloc(self, size: int, stream: Stream | int = 0) -> int:
-        """Address of `size` bytes for work on `stream`. Size 0 gives 0 and does nothing.
-
-        Raises SizeError, StreamError, OutOfMemoryError, DeviceError.
-        """
-    def free(self, address: int, /) -> None:
-        """Give a block back, in stream order: after what its stream, and those recorded for it, have been given.
-
-        Freeing 0 does nothing. During a graph capture, what was allocated before it is freed after it (one
-        warning). Raises AddressError for anything that is not a live block's start, DeviceError.
-        """
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
-        """A buffer of `size` bytes that frees itself."""
-    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
-        """Declare that work on `stream` uses the block, so that its free waits for that work.
-
-        Warns, and does nothing, for the stream that it was allocated on.
-        """
-    def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Wait for the device, then let its pool give back everything that nobody uses."""
-    def stats(self) -> dict[str, int]:
-        """The keys of `Allocator.stats`. "allocated_bytes", "active_bytes" and "reserved_bytes" have what the
-        device's pool says for "all", current and peak; the rest is 0."""
+    def name(self) -> str: ...
+    def malloc(self, size: int, stream: Stream | int = 0) -> int: ...
+    def free(self, address: int, /) -> None: ...
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None: ...
+    def empty_cache(self, pool: PoolId = (0, 0)) -> None: ...
     def nested_stats(self) -> dict[str, Any]: ...
-    def reset_peak_stats(self) -> None:
-        """The pool's peaks start anew from what there is now: for everybody who shares it."""
-    def reset_accumulated_stats(self) -> None:
-        """Warns, and does nothing: nothing is accumulated."""
-    def summary(self, abbreviated: bool = False) -> str:
-        """The counters as a boxed table for people."""
-    def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device."""
-    def base_allocation(self, address: int) -> tuple[int, int]:
-        """(address, size) of the live block at `address`."""
-    def cache_info(self, largest: int = 0) -> int:
-        """The largest block that could be had, or `largest` if that is more; found out by asking for one of all
-        free memory, of half of it, and so on."""
+    def reset_peak_stats(self) -> None: ...
+    def reset_accumulated_stats(self) -> None: ...
+    def base_allocation(self, address: int) -> tuple[int, int]: ...
+    def cache_info(self, largest: int = 0) -> int: ...
     @property
-    def limit(self) -> int | None:
-        """The most bytes that may be in use at once through this allocator; None is no limit."""
-    @limit.setter
-    def limit(self, limit: int | str | None) -> None: ...
-    @property
-    def memory_fraction(self) -> float:
-        """The limit as a part of the device's memory; 1.0 is no limit."""
-    @memory_fraction.setter
-    def memory_fraction(self, fraction: float) -> None: ...
-    @property
-    def caching(self) -> bool:
-        """True: it is the device that caches. It cannot be switched off."""
+    def caching(self) -> bool: ...
     @caching.setter
     def caching(self, on: bool) -> None: ...
-    @property
-    def settings(self) -> Settings: ...
-    def configure(self, text: str, *, lenient: bool = False) -> None:
-        """Take note of a settings string; warns of those that the device's pool ignores. Raises SettingsError."""
     def begin_allocate_to_pool(
         self,
         pool: PoolId,
@@ -96,32 +65,8 @@ class AsyncAllocator:
         thread: int | None = None,
         capture: int | None = None,
         accepts: Callable[[int], bool] | None = None,
-    ) -> None:
-        """A capture begins: from now on requests of streams that are being captured are the graph's.
-
-        Whose those are the device knows, so conditions are not looked at. Raises CaptureError if one is under
-        way in this process, UnsupportedError for memory kept apart for a thread.
-        """
-    def join_capture(self, stream: Stream | int) -> None:
-        """The capture of `stream` is about to end: let it wait for every stream that memory was freed on in it."""
-    def end_allocate_to_pool(self, pool: PoolId) -> None:
-        """The capture is over; what was postponed is freed. Raises PoolError if it was not begun."""
-    def release_pool(self, pool: PoolId) -> None:
-        """Nothing: a graph's memory goes with the graph."""
-    def enable_peer_access(self, peer: int) -> None:
-        """Let the device of index `peer` touch all memory of the pool."""
-    def copy(
-        self,
-        destination: Buffer | int,
-        source: Buffer | int,
-        size: int,
-        stream: Stream | int = 0,
-        *,
-        source_device: int | None = None,
-    ) -> None:
-        """Copy `size` bytes in stream order; `source_device` is the index of another device that holds the source.
-
-        Raises StreamError, UnsupportedError, DeviceError.
-        """
-    def check_invariants(self) -> None:
-        """Raise InvariantError if the books do not add up; while no other thread is at work."""
+    ) -> None: ...
+    def join_capture(self, stream: Stream | int) -> None: ...
+    def end_allocate_to_pool(self, pool: PoolId) -> None: ...
+    def release_pool(self, pool: PoolId) -> None: ...
+    def check_invariants(self) -> None: ...

@@ -1,38 +1,35 @@
 """The allocator that leaves all caching to the device: `backend:cudaMallocAsync`.
 
 The interpreter lock is let go for every call, since each one asks the device; the records have a lock of their
-own (core/device_pool.pxd), which is never held meanwhile.
+own (device_pool.pxd), which is never held meanwhile.
 """
 
 cimport cython
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from allotment._allocators.device_calls cimport copy_memory, memory_info
+from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.stream_ordered.device_pool cimport (
     POOL_DONE, POOL_DONE_LATE, POOL_FULL, POOL_NO_HOST_MEMORY, POOL_NO_SUCH_BLOCK, POOL_OWN_STREAM, POOL_POSTPONED,
     POOL_REFUSED, DevicePool, PoolOutcome, PoolRefusal, pool_catch_up, pool_clear, pool_give, pool_join, pool_open,
     pool_retire, pool_size_of, pool_sum, pool_take, pool_use, routing_begin, routing_end)
 from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport (
-    CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
+    CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.records.stats cimport Stats, stats_flat, stats_nested
-from allotment._core.tools.arguments cimport read_address, read_device_index, read_pool_id, read_stream
+from allotment._core.records.stats cimport Stats, stats_nested
+from allotment._core.tools.arguments cimport read_address, read_block, read_byte_count, read_pool_id, read_size
 
-import operator
 import warnings
+from functools import partial
 
 from allotment import _settings as config
-from allotment import _texts as texts
-from allotment._allocators.buffer import Buffer
 from allotment._allocators.current import note_allocator
-from allotment._devices import open_device
+from allotment._allocators.unsupported import Unsupported
 from allotment.errors import (
     AddressError, CaptureError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError,
-    SizeError, UnsupportedError)
+    UnsupportedError)
 
-cdef object ABSURD_SIZE = 1 << 60       # requests from here on are refused unseen
 cdef bytes_t NO_LIMIT = ~(<bytes_t> 0)
 
 cdef tuple IGNORED_SETTINGS = (
@@ -40,56 +37,77 @@ cdef tuple IGNORED_SETTINGS = (
     "roundup_power2_divisions", "expandable_segments", "release_lock_on_device_malloc",
     "graph_capture_record_stream_reuse")
 
-# Why an operation of an `Allocator` has no meaning here, and what to use instead.
-cdef str UNSEEN = "the blocks are the device's, which does not tell about them: see `stats`, or use backend:native"
-cdef str UNDIVIDED = "the device's pool cannot be divided: use backend:native"
-cdef str UNASKED = "nobody is asked before memory is out: catch OutOfMemoryError, or use backend:native"
-cdef dict REASONS = {
-    **dict.fromkeys(("snapshot", "dump_snapshot", "segments", "record_history", "record_annotation",
-                     "attach_trace_tracker", "expandable_segment_sizes", "pending_events"), UNSEEN),
-    **dict.fromkeys(("pool", "create_or_incref_pool", "close_pool", "pool_use_count", "pool_reserved_bytes",
-                     "set_use_on_oom", "set_no_split", "check_pool_live_allocations", "checkpoint_pool",
-                     "restore_pool"), UNDIVIDED),
-    **dict.fromkeys(("tenant", "tenants"),
-                    "the device does not tell who has what: make an allocator for each, or use backend:native"),
-    **dict.fromkeys(("attach_out_of_memory_observer", "add_free_memory_callback", "remove_free_memory_callback"),
-                    UNASKED),
-    "share": "memory of the device's pool has no handle for other processes: use backend:native",
-}
-
-
-cdef object unsupported(str operation):
-    reason = REASONS.get(operation, "use backend:native")
-    if reason is UNSEEN:
-        return UnsupportedError(
-            f"Calling {operation} with backend:cudaMallocAsync is not meaningful. Here {reason}", operation=operation)
-    return UnsupportedError(f"backend:cudaMallocAsync does not support {operation}; {reason}", operation=operation)
+# Why an operation of an `Allocator` has no meaning here, and what to use instead. PyTorch's words where it has some.
+cdef str NATIVE = "use backend:native"
+cdef str UNSEEN = f"the blocks are the device's, which does not tell about them: see `stats`, or {NATIVE}"
+cdef str UNDIVIDED = f"the device's pool cannot be divided: {NATIVE}"
+cdef str UNASKED = f"nothing is called before memory is out: catch OutOfMemoryError, or {NATIVE}"
+cdef str UNNAMED = f"the device does not tell who has what: make an allocator for each, or {NATIVE}"
+refused = partial(Unsupported, kind="backend:cudaMallocAsync")
+unseen = partial(refused, instead=UNSEEN, words="Calling {operation} with {kind} is not meaningful. Here {instead}")
 
 
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
 @cython.final
-cdef class AsyncAllocator:
+cdef class AsyncAllocator(AllocatorBase):
+    """AsyncAllocator(device="host", *, settings=None, limit=None)\n--\n
+    An allocator that leaves all caching to the device's own stream-ordered pool.
+
+    `make_allocator(device, settings="backend:cudaMallocAsync")` gives one of these. It has the operations of an
+    `Allocator` that mean something here; `unsupported` lists the others and what to use instead. The pool is the
+    device's default one, shared with everything else in the process that uses it. `limit` is the most bytes that may
+    be in use at once through this allocator.
+
+    Safe to use from several threads; every request calls the device, without the interpreter lock. When the last
+    reference goes, all memory goes back to the pool. Raises SettingsError, UnsupportedError if the device has no such
+    pool, DeviceError.
+    """
+
     cdef DevicePool blocks
-    cdef readonly Device device
-    cdef object current_settings
     cdef bytes_t total
     cdef bint warned_of_postponing
-    cdef object __weakref__
+
+    snapshot = unseen("snapshot")
+    dump_snapshot = unseen("dump_snapshot")
+    segments = unseen("segments")
+    record_history = unseen("record_history")
+    record_annotation = unseen("record_annotation")
+    attach_trace_tracker = unseen("attach_trace_tracker")
+    expandable_segment_sizes = unseen("expandable_segment_sizes")
+    pending_events = unseen("pending_events")
+    pool = refused("pool", instead=UNDIVIDED)
+    create_or_incref_pool = refused("create_or_incref_pool", instead=UNDIVIDED)
+    close_pool = refused("close_pool", instead=UNDIVIDED)
+    pool_use_count = refused("pool_use_count", instead=UNDIVIDED)
+    pool_reserved_bytes = refused("pool_reserved_bytes", instead=UNDIVIDED)
+    set_use_on_oom = refused("set_use_on_oom", instead=UNDIVIDED)
+    set_no_split = refused("set_no_split", instead=UNDIVIDED)
+    check_pool_live_allocations = refused("check_pool_live_allocations", instead=UNDIVIDED)
+    checkpoint_pool = refused("checkpoint_pool", instead=UNDIVIDED)
+    restore_pool = refused("restore_pool", instead=UNDIVIDED)
+    tenant = refused("tenant", instead=UNNAMED)
+    tenants = refused("tenants", instead=UNNAMED)
+    attach_out_of_memory_observer = refused("attach_out_of_memory_observer", instead=UNASKED)
+    add_free_memory_callback = refused("add_free_memory_callback", instead=UNASKED)
+    remove_free_memory_callback = refused("remove_free_memory_callback", instead=UNASKED)
+    share = refused("share", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
+    malloc_as = refused("malloc_as", instead=f"requests are not routed by thread: {NATIVE}")
 
     def __cinit__(self, device="host", *, settings=None, limit=None):
         cdef DeviceTable* table
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
         settings = config.settings_of(settings or "", config.Settings(backend="cudaMallocAsync"))
-        self.device = device if isinstance(device, Device) else open_device(device)
+        self.expect_backend(settings, "cudaMallocAsync")
+        self.device = device_given(device)
         table = &self.device.table
         if not (table.capabilities & CAN_STREAM_ORDERED and table.capabilities & CAN_EVENTS
                 and table.stream_create != NULL):
             raise UnsupportedError(
                 f"{self.device.name} has no stream-ordered pool of its own, or no streams: use backend:native",
                 operation="ordered_allocate")
+        self.apply_settings(settings)
         self.current_settings = settings
-        warn_of_ignored(settings)
         with nogil:
             outcome = pool_open(&self.blocks, table, &refusal)
         self.check(outcome, &refusal)
@@ -110,27 +128,10 @@ cdef class AsyncAllocator:
         with nogil:
             pool_clear(&self.blocks)
 
-    def __repr__(self):
-        return f"<AsyncAllocator on {self.device.name}>"
-
-    def __getattr__(self, name):
-        from allotment._allocators.caching.allocator import Allocator
-
-        if name.startswith("_") or not hasattr(Allocator, name):
-            raise AttributeError(f"'AsyncAllocator' object has no attribute {name!r}")
-
-        def refuse(*args, **kwargs):
-            raise unsupported(name)
-
-        return refuse
-
     @property
     def name(self):
+        """ "cudaMallocAsync": what PyTorch calls this backend."""
         return "cudaMallocAsync"
-
-    @property
-    def initialized(self):
-        return True
 
     cdef int check(self, PoolOutcome outcome, const PoolRefusal* refusal) except -1:
         if outcome == POOL_REFUSED:
@@ -153,11 +154,19 @@ cdef class AsyncAllocator:
     # --- allocating and freeing ---
 
     def malloc(self, size, stream=0):
-        cdef bytes_t wanted = self.wanted_bytes(size)
-        cdef stream_t handle = read_stream(stream, self.device)
+        """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
+
+        Every request is a call to the device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to
+        call from several threads.
+        """
+        cdef bytes_t wanted = 0
+        cdef stream_t handle
         cdef address_t address = 0
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
+        if not read_size(size, &wanted):
+            raise OutOfMemoryError(self.too_large_facts(size))
+        handle = self.stream_handle(stream)
         if wanted == 0:
             return 0
         self.require_open()
@@ -168,14 +177,6 @@ cdef class AsyncAllocator:
         self.check(outcome, &refusal)
         return address
 
-    cdef bytes_t wanted_bytes(self, object given) except? 0:
-        size = operator.index(given)
-        if size < 0:
-            raise SizeError(f"a request cannot have {size} bytes", size)
-        if size >= ABSURD_SIZE:
-            raise OutOfMemoryError(self.facts(size, 0, 0, 0, self.total, True))
-        return size
-
     cdef object out_of_memory(self, bytes_t wanted, stream_t stream):
         cdef DeviceTable* table = &self.device.table
         cdef bytes_t free_bytes = 0, total = self.total, used = 0, used_high = 0, reserved = 0, reserved_high = 0
@@ -184,19 +185,20 @@ cdef class AsyncAllocator:
             if table.memory_info != NULL:
                 table.memory_info(table.self, &free_bytes, &total)
             table.ordered_usage(table.self, &used, &used_high, &reserved, &reserved_high)
-        error = OutOfMemoryError(self.facts(wanted, stream, reserved, free_bytes, total, False))
+        error = OutOfMemoryError(OutOfMemoryFacts(
+            device=self.device.name, device_index=table.device, requested=wanted, rounded=wanted, segment_size=wanted,
+            device_free=free_bytes, device_total=total, limit=self.limit, allocated=self.blocks.used,
+            reserved=reserved, private_free=0, largest_free=0, stream=stream, device_pool=True))
         error.__cause__ = cause
         return error
 
-    cdef object facts(self, object wanted, stream_t stream, bytes_t reserved, bytes_t device_free, bytes_t device_total,
-                      bint absurd):
-        return OutOfMemoryFacts(
-            device=self.device.name, device_index=self.device.table.device, requested=wanted, rounded=wanted,
-            segment_size=wanted, device_free=device_free, device_total=device_total, limit=self.limit,
-            allocated=self.blocks.used, reserved=reserved, private_free=0, largest_free=0, stream=stream,
-            absurd=absurd, device_pool=True)
-
     def free(self, address, /):
+        """Give a block back, in stream order: after what its stream, and those recorded for it, have been given.
+
+        Freeing 0 does nothing. During a graph capture, what was allocated before it is freed after it (one warning).
+        Raises AddressError for anything that is not a live block's start, DeviceError. Safe to call from several
+        threads.
+        """
         cdef address_t given = read_address(address)
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
@@ -215,19 +217,21 @@ cdef class AsyncAllocator:
         elif outcome == POOL_DONE_LATE:
             warnings.warn(
                 f"memory at {given:#x}, which a graph allocated, is freed outside of its capture; unless the graph is "
-                "done with it for good, its next replay uses memory that is somebody else's")
+                "done with it for good, its next replay uses memory that may be another's")
 
     cdef object unknown(self, address_t address):
         return AddressError(
             f"ptr not found in ptr_info: {address:#x} is not the start of a block in use on {self.device.name}; "
             "it was never allocated here, lies inside a block, or has been freed", address)
 
-    def empty(self, size, stream=0):
-        return Buffer(self, self.malloc(size, stream), size, stream)
-
     def record_stream(self, block, stream):
-        cdef address_t address = read_address(getattr(block, "address", block))
-        cdef stream_t handle = read_stream(stream, self.device)
+        """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
+
+        Warns, and does nothing, for the stream that it was allocated on. Raises AddressError, StreamError. Safe to
+        call from several threads.
+        """
+        cdef address_t address = read_block(block)
+        cdef stream_t handle = self.stream_handle(stream)
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
         if address == 0:
@@ -243,6 +247,11 @@ cdef class AsyncAllocator:
                 "no effect")
 
     def empty_cache(self, pool=(0, 0)):
+        """Wait for the device, then let its pool give back everything that is not in use.
+
+        Nothing happens for a pool other than (0, 0): a graph's memory is the graph's own. Raises DeviceError. Safe to
+        call from several threads.
+        """
         cdef DeviceTable* table = &self.device.table
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
@@ -263,7 +272,16 @@ cdef class AsyncAllocator:
 
     # --- figures ---
 
+    cdef str figures(self):
+        # What the pool reserves only a call to the device could tell.
+        return f"{amount(self.blocks.used)} live, reserved by the device's own pool"
+
     def nested_stats(self):
+        """The counters of `Allocator.nested_stats`; `stats` has them flattened.
+
+        "allocated_bytes", "active_bytes" and "reserved_bytes" have what the device's pool says for "all", current and
+        peak; the rest is 0. A call to the device. Raises DeviceError. Safe to call from several threads.
+        """
         cdef DeviceTable* table = &self.device.table
         cdef bytes_t used = 0, used_high = 0, reserved = 0, reserved_high = 0
         cdef Stats nothing
@@ -278,10 +296,8 @@ cdef class AsyncAllocator:
         stats["reserved_bytes"]["all"].update(current=reserved, peak=reserved_high)
         return stats
 
-    def stats(self):
-        return stats_flat(self.nested_stats())
-
     def reset_peak_stats(self):
+        """Let the pool's peaks start anew from what there is now: for all that share the pool. Raises DeviceError."""
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:
@@ -289,16 +305,12 @@ cdef class AsyncAllocator:
         self.check_status(status, "ordered_reset_high")
 
     def reset_accumulated_stats(self):
+        """Warns, and does nothing: the device's pool accumulates nothing."""
         warnings.warn(
             "reset_accumulated_stats has no effect with backend:cudaMallocAsync: the device's pool accumulates nothing")
 
-    def summary(self, abbreviated=False):
-        return texts.memory_summary(self.stats(), self.device.name, abbreviated=abbreviated)
-
-    def memory_info(self):
-        return memory_info(self.device)
-
     def base_allocation(self, address):
+        """(address, size) of the live block at `address`. Raises AddressError."""
         cdef address_t wanted = read_address(address)
         cdef bytes_t size = 0
         cdef PoolOutcome outcome
@@ -309,7 +321,13 @@ cdef class AsyncAllocator:
         return wanted, size
 
     def cache_info(self, largest=0):
+        """The largest block that could be had, or `largest` if that is more.
+
+        Found out by asking the device for one of all free memory, of half of it, and so on, which is slow. Raises
+        DeviceError.
+        """
         cdef DeviceTable* table = &self.device.table
+        cdef bytes_t least = read_byte_count(largest)
         cdef bytes_t guess = self.memory_info()[0]
         cdef bytes_t used = self.blocks.used
         cdef address_t address = 0
@@ -325,63 +343,52 @@ cdef class AsyncAllocator:
                 status = table.ordered_free(table.self, address, self.blocks.unifying)
         if guess > 0:
             self.check_status(status, "ordered_allocate")
-        return max(largest, guess)
+        return max(least, guess)
 
     # --- limits and settings ---
 
-    @property
-    def limit(self):
-        return self.blocks.limit if self.blocks.limit != NO_LIMIT else None
+    cdef bint find_limit(self, bytes_t* most) noexcept:
+        most[0] = self.blocks.limit
+        return self.blocks.limit != NO_LIMIT
 
-    @limit.setter
-    def limit(self, limit):
-        self.blocks.limit = NO_LIMIT if limit is None else config.parse_size(limit)
+    cdef int put_limit(self, bint limited, bytes_t most) except -1:
+        self.blocks.limit = most if limited else NO_LIMIT
+        return 0
 
-    @property
-    def memory_fraction(self):
-        return self.blocks.limit / <double> self.total if self.blocks.limit != NO_LIMIT else 1.0
+    cdef bytes_t total_bytes(self) noexcept:
+        return self.total
 
-    @memory_fraction.setter
-    def memory_fraction(self, fraction):
-        cdef double part = fraction
-        if not 0.0 <= part <= 1.0:
-            raise RequestError(f"a memory fraction lies between 0 and 1, which {fraction} does not")
-        if self.total == 0:
-            raise UnsupportedError(f"{self.device.name} cannot tell how much memory it has", operation="memory_info")
-        self.blocks.limit = <bytes_t> (part * <double> self.total) if part < 1.0 else NO_LIMIT
+    cdef int apply_settings(self, object settings) except -1:
+        """All that could be done with them is the device's to do."""
+        defaults = config.Settings()
+        named = [name for name in IGNORED_SETTINGS if getattr(settings, name) != getattr(defaults, name)]
+        if named:
+            warnings.warn(f"backend:cudaMallocAsync ignores {', '.join(named)}: the device does its own caching")
+        return 0
 
     @property
     def caching(self):
+        """True: it is the device that caches. Switching it off raises UnsupportedError."""
         return True
 
     @caching.setter
     def caching(self, on):
         if not on:
-            raise unsupported("caching")
-
-    @property
-    def settings(self):
-        return self.current_settings
-
-    def configure(self, text, *, lenient=False):
-        error = None
-        if lenient:
-            settings, error = config.parse_leniently(text, self.current_settings)
-        else:
-            settings = config.Settings.parse(text, self.current_settings)
-        self.current_settings = settings
-        warn_of_ignored(settings)
-        if error is not None:
-            raise error
+            raise refused("caching", instead=NATIVE).error()
 
     # --- captures ---
 
     def begin_allocate_to_pool(self, pool, *, stream=None, thread=None, capture=None, accepts=None):
+        """A capture begins: from now on requests of streams that are being captured are the graph's.
+
+        Whose those are the device knows, so the other conditions are not looked at. Raises CaptureError if a capture
+        is under way in this process, UnsupportedError for memory kept apart for a thread, or without captures.
+        """
         cdef uint64_t first, second
         cdef bint begun
         read_pool_id(pool, &first, &second)
         if thread is not None:
-            raise unsupported("pool")
+            raise AsyncAllocator.pool.error()
         if not self.device.table.capabilities & CAN_CAPTURE:
             raise UnsupportedError(f"{self.device.name} cannot capture", operation="capture_begin")
         self.require_open()
@@ -391,7 +398,11 @@ cdef class AsyncAllocator:
             raise CaptureError("Only one capture at a time is allowed in a process.")
 
     def join_capture(self, stream):
-        cdef stream_t handle = read_stream(stream, self.device)
+        """The capture of `stream` is about to end: let it wait for every stream that memory was freed on in it.
+
+        Raises StreamError, DeviceError.
+        """
+        cdef stream_t handle = self.stream_handle(stream)
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome = POOL_DONE
         self.require_open()
@@ -401,6 +412,7 @@ cdef class AsyncAllocator:
         self.check(outcome, &refusal)
 
     def end_allocate_to_pool(self, pool):
+        """The capture is over; frees that it postponed are done now. Raises PoolError if it was not begun."""
         cdef uint64_t first, second
         cdef PoolRefusal unimportant
         cdef bint ended
@@ -413,37 +425,27 @@ cdef class AsyncAllocator:
             raise PoolError("no requests are being routed to this pool (not currently recording to mempool_id)")
 
     def release_pool(self, pool):
+        """Nothing: a graph's memory goes with the graph. Raises PoolError for what is not a pool id."""
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)     # and no more: a graph's memory is the graph's own
 
     # --- other devices ---
 
-    def enable_peer_access(self, peer):
+    cdef int reach_peer(self, device_t peer) except -1:
         cdef DeviceTable* table = &self.device.table
-        cdef device_t other = read_device_index(operator.index(peer), self.device)
         cdef status_t status
         with nogil:
-            status = table.ordered_access(table.self, other)
-        self.check_status(status, "ordered_access")
-
-    def copy(self, destination, source, size, stream=0, *, source_device=None):
-        copy_memory(self.device, destination, source, size, source_device, read_stream(stream, self.device))
+            status = table.ordered_access(table.self, peer)
+        return self.check_status(status, "ordered_access")
 
     # --- for tools and tests ---
 
     def check_invariants(self):
+        """Raise InvariantError if the books do not add up. For tests, while no other thread is at work."""
         cdef bytes_t total
         with nogil:
             total = pool_sum(&self.blocks)
         if total != self.blocks.used:
             raise InvariantError("used bytes", f"{self.blocks.used} are counted, the blocks have {total}")
         if self.blocks.under_way != 0:
-            raise InvariantError("blocks under way", f"{self.blocks.under_way}, and nobody is at work")
-
-
-cdef int warn_of_ignored(object settings) except -1:
-    defaults = config.Settings()
-    named = [name for name in IGNORED_SETTINGS if getattr(settings, name) != getattr(defaults, name)]
-    if named:
-        warnings.warn(f"backend:cudaMallocAsync ignores {', '.join(named)}: the device does its own caching")
-    return 0
+            raise InvariantError("blocks under way", f"{self.blocks.under_way}, and no call is")

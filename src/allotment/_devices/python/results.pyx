@@ -1,6 +1,5 @@
 """What methods written in Python return and raise, as the engine takes it."""
 
-import operator
 import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -11,6 +10,7 @@ from libc.string cimport memcpy
 from allotment._core.contract.raising cimport Failures, failure_text, failures_of, keep_failure
 from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, node_t
+from allotment._core.tools.arguments cimport read_number
 
 from allotment.errors import AddressError, StreamError, UnsupportedError
 
@@ -27,13 +27,13 @@ cdef object living(void* self):
 # --- What a method returned ----------------------------------------------------------------------------------
 
 cdef uint64_t number(object result, str method, str meaning, uint64_t least=1) except? 0:
+    cdef uint64_t value = 0
     try:
-        value = operator.index(result)
+        if read_number(result, &value) and value >= least:
+            return value
     except TypeError:
         raise wrong_result(result, method, meaning) from None
-    if not least <= value <= <uint64_t> 0xFFFF_FFFF_FFFF_FFFF:
-        raise wrong_result(result, method, f"{meaning} from {least} to 2**64 - 1")
-    return value
+    raise wrong_result(result, method, f"{meaning} from {least} to 2**64 - 1")
 
 
 cdef address_t memory(object result, bytes_t size, str method) except? 0:

@@ -16,6 +16,7 @@ from allotment._core.contract.raising cimport check_status
 from allotment._core.contract.table cimport (
     CAN_PEERS, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, PEER_ENABLE, Device, DeviceTable, entry, status_t)
 from allotment._core.contract.types cimport address_t, capture_t, device_t, event_t, node_t, stream_t
+from allotment._core.tools.arguments cimport SIZE_BITS
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport lock_give, lock_wait
 from allotment._devices.simulated.memory cimport clear_memory, fill_memory
@@ -69,8 +70,8 @@ cdef class SimulatedDevice(Device):
         memset(sim, 0, sizeof(Simulation))
         guard_forks(&sim.fork_guard, LONG_LOCK, &sim.lock)
         table.self = sim
-        if not 0 < capacity < 1 << 60:
-            raise RequestError(f"a simulated device needs a capacity between 1 byte and 2**60, not {capacity}")
+        if not 0 < capacity < 2 ** <object> SIZE_BITS:
+            raise RequestError(f"a simulated device needs a capacity between 1 byte and 2**{SIZE_BITS}, not {capacity}")
         sim.capacity = capacity
         self.script = script
         sim.next_address = <address_t> 1 << 40

@@ -1,0 +1,40 @@
+"""What every kind of allocator has: a device, settings, a limit, observers, copies, peers, figures as text.
+
+    AllocatorBase
+      ├─ EngineAllocator ─ RecordingAllocator ─ PoolingAllocator ─ Allocator     caching: an engine of ours
+      ├─ AsyncAllocator                                                          stream_ordered: the device's own pool
+      └─ PluggedMemory ─ PluggableAllocator                                      pluggable: functions of the user's
+
+Methods that look alike in all of them are written here, over the few operations that a kind fills in. `malloc` and
+`free` are not: they are the hot path, and each kind has its own. What a kind does not support is a row in its class,
+see `unsupported`.
+"""
+
+from allotment._core.contract.table cimport Device
+from allotment._core.contract.types cimport bytes_t, device_t, stream_t
+
+cdef class AllocatorBase:
+    cdef Device device
+    cdef object current_settings
+    cdef list observers                 # told when memory is out
+    cdef object __weakref__
+
+    # What a kind fills in.
+    cdef bint find_limit(self, bytes_t* most) noexcept          # whether there is one; never waits
+    cdef int put_limit(self, bint limited, bytes_t most) except -1
+    cdef bytes_t total_bytes(self) noexcept                     # of the device; 0 if it does not tell
+    cdef int apply_settings(self, object settings) except -1    # before they become `current_settings`
+    cdef int reach_peer(self, device_t peer) except -1
+    cdef int require_device(self, str operation) except -1      # raises if its device is a name alone
+    cdef str place(self)                                        # for `repr`: on which device
+    cdef str figures(self)                                      # live and reserved bytes as text; never fails or waits
+
+    # What they use.
+    cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef object expect_backend(self, object settings, str expected)
+    cdef object too_large_facts(self, object requested)
+    cdef bytes_t known_total(self) except 0                     # raises UnsupportedError if the device does not tell
+    cdef int tell_observers(self, object facts) except -1
+
+cdef Device device_given(object device)     # a device object as it is, or the one that a name stands for
+cdef str amount(object size)                # as `repr` shows it

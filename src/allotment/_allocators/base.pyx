@@ -1,0 +1,262 @@
+cimport cython
+
+from allotment._core.contract.raising cimport device_error
+from allotment._core.contract.table cimport OK, Device, DeviceTable, status_t
+from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.records.stats cimport stats_flat
+from allotment._core.tools.arguments cimport (
+    read_block, read_byte_count, read_callable, read_device_index, read_fraction, read_stream)
+
+import operator
+
+from allotment import _settings as config
+from allotment import _texts as texts
+from allotment._allocators.buffer import Buffer
+from allotment._allocators.unsupported import rows_of
+from allotment._devices import open_device
+from allotment.errors import OutOfMemoryFacts, SettingsError, UnsupportedError
+
+
+@cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
+cdef class AllocatorBase:
+    """What every kind of allocator has; users hold one of the kinds."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.observers = []
+
+    def __repr__(self):
+        cdef bytes_t most = 0
+        if self.device is None:
+            return f"<{type(self).__name__}>"
+        limit = f"limit {amount(most)}" if self.find_limit(&most) else "no limit"
+        return f"<{type(self).__name__} {self.place()}: {self.figures()}, {limit}>"
+
+    @property
+    def device(self):
+        """The device whose memory this is: its `name`, `index` and `capabilities`."""
+        return self.device
+
+    @property
+    def initialized(self):
+        """Whether it may be in use already, so that no other can take its place: True from the start."""
+        return True
+
+    @property
+    def unsupported(self):
+        """What this kind of allocator does not support: {operation: what to use instead}.
+
+        `hasattr` is False for each of them, and asking for one raises UnsupportedError with the same advice.
+        """
+        return rows_of(type(self))
+
+    # --- memory ---
+
+    def empty(self, size, stream=0):
+        """A buffer of `size` bytes for work on `stream`; it frees itself when the last reference to it goes.
+
+        Raises what `malloc` raises. Safe to call from several threads.
+        """
+        return Buffer(self, self.malloc(size, stream), size, stream)
+
+    def copy(self, destination, source, size, stream=0, *, source_device=None):
+        """Copy `size` bytes in stream order, from `source` to `destination`: addresses or buffers.
+
+        `source_device` is the index of another device that holds the source. Returns at once; the copy is done when
+        the stream is. Raises StreamError, AddressError, SizeError, UnsupportedError if the device cannot copy,
+        DeviceError. Safe to call from several threads.
+        """
+        cdef DeviceTable* table = &self.device.table
+        cdef address_t target = read_block(destination)
+        cdef address_t origin = read_block(source)
+        cdef bytes_t count = read_byte_count(size)
+        cdef device_t where = read_device_index(source_device, self.device)
+        cdef stream_t handle = self.stream_handle(stream)
+        cdef status_t status
+        self.require_device("copy")
+        if table.copy == NULL:
+            raise UnsupportedError(f"{self.device.name} cannot copy", operation="copy")
+        with nogil:
+            status = table.copy(table.self, target, origin, count, where, handle)
+        if status != OK:
+            raise device_error(table, status, "copy")
+
+    def enable_peer_access(self, peer):
+        """Let the device of index `peer` touch this allocator's memory, also what it gets later.
+
+        Raises RequestError for an index that no device has, UnsupportedError if the device has no peers, DeviceError.
+        """
+        cdef device_t other = read_device_index(operator.index(peer), self.device)
+        self.require_device("enable_peer_access")
+        self.reach_peer(other)
+
+    cdef int reach_peer(self, device_t peer) except -1:
+        cdef DeviceTable* table = &self.device.table
+        cdef status_t status
+        if table.peer_enable == NULL:
+            raise UnsupportedError(f"{self.device.name} has no peers", operation="peer_enable")
+        with nogil:
+            status = table.peer_enable(table.self, peer)
+        if status != OK:
+            raise device_error(table, status, "peer_enable")
+        return 0
+
+    cdef int require_device(self, str operation) except -1:
+        return 0
+
+    cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
+        return read_stream(stream, self.device)
+
+    # --- figures ---
+
+    cdef str place(self):
+        return f"on {self.device.name}"
+
+    cdef str figures(self):
+        return ""
+
+    def stats(self):
+        """All counters, flattened: {"allocated_bytes.all.current": 512, ...}, sorted by key.
+
+        Costs about a hundred small objects; takes the allocator's lock for a moment. Safe to call from several
+        threads.
+        """
+        return stats_flat(self.nested_stats())
+
+    def summary(self, abbreviated=False):
+        """The counters as a boxed table for people; `abbreviated` leaves out the rows by size class."""
+        return texts.memory_summary(self.stats(), self.device.name, abbreviated=abbreviated)
+
+    def memory_info(self):
+        """(free, total) bytes of the device, as the device says.
+
+        A call to the device. Raises UnsupportedError if it cannot tell, DeviceError. Safe to call from several
+        threads.
+        """
+        cdef DeviceTable* table = &self.device.table
+        cdef bytes_t free_bytes = 0, total = 0
+        cdef status_t status
+        self.require_device("memory_info")
+        if table.memory_info == NULL:
+            raise cannot_tell_memory(self.device)
+        with nogil:
+            status = table.memory_info(table.self, &free_bytes, &total)
+        if status != OK:
+            raise device_error(table, status, "memory_info")
+        return free_bytes, total
+
+    # --- limits ---
+
+    cdef bint find_limit(self, bytes_t* most) noexcept:
+        return False
+
+    cdef int put_limit(self, bint limited, bytes_t most) except -1:
+        raise NotImplementedError
+
+    cdef bytes_t total_bytes(self) noexcept:
+        return 0
+
+    @property
+    def limit(self):
+        """The most bytes that this allocator may hold, or None. Set it to bytes, to text such as "20GiB", or to None.
+
+        What is held already stays. Setting it raises SettingsError for what is not a size.
+        """
+        cdef bytes_t most = 0
+        return most if self.find_limit(&most) else None
+
+    @limit.setter
+    def limit(self, limit):
+        self.put_limit(limit is not None, 0 if limit is None else config.parse_size(limit))
+
+    @property
+    def memory_fraction(self):
+        """The limit as a part of the device's memory, from 0.0 to 1.0; 1.0 is no limit.
+
+        Setting it raises RequestError for what is not between them, UnsupportedError if the device cannot tell how
+        much memory it has.
+        """
+        cdef bytes_t most = 0
+        if not self.find_limit(&most):
+            return 1.0
+        return <double> most / <double> self.known_total()
+
+    @memory_fraction.setter
+    def memory_fraction(self, fraction):
+        cdef double part = read_fraction(fraction)
+        self.put_limit(part < 1.0, <bytes_t> (part * <double> self.known_total()))
+
+    cdef bytes_t known_total(self) except 0:
+        cdef bytes_t total = self.total_bytes()
+        if total == 0:
+            raise cannot_tell_memory(self.device)
+        return total
+
+    # --- settings ---
+
+    @property
+    def settings(self):
+        """The settings in force, as a `Settings` record; `configure` changes them."""
+        return self.current_settings
+
+    def configure(self, text, *, lenient=False):
+        """Apply a settings string now: "max_split_size_mb:64,expandable_segments:True".
+
+        All or nothing; `lenient` keeps what stood before the fault, as PyTorch does, and then raises. Memory that is
+        held already stays as it is. Raises SettingsError.
+        """
+        error = None
+        if lenient:
+            settings, error = config.parse_leniently(text, self.current_settings)
+        else:
+            settings = config.Settings.parse(text, self.current_settings)
+        self.apply_settings(settings)
+        self.current_settings = settings
+        if error is not None:
+            raise error
+
+    cdef int apply_settings(self, object settings) except -1:
+        return 0
+
+    cdef object expect_backend(self, object settings, str expected):
+        """The settings, unless they ask for another kind of allocator."""
+        if settings.backend != expected:
+            raise SettingsError(
+                f"backend:{settings.backend} asks for another class than {type(self).__name__}; "
+                "allotment.make_allocator chooses the class that the settings ask for",
+                key="backend", value=settings.backend, allowed=expected)
+        return settings
+
+    # --- out of memory ---
+
+    cdef object too_large_facts(self, object requested):
+        """The facts of a request that is refused for its size alone."""
+        size = operator.index(requested)
+        return OutOfMemoryFacts(
+            device=self.device.name, device_index=self.device.table.device, requested=size, rounded=size,
+            segment_size=size, device_free=0, device_total=self.total_bytes(), limit=None, allocated=0, reserved=0,
+            private_free=0, largest_free=0, stream=0, too_large=True)
+
+    def attach_out_of_memory_observer(self, observer):
+        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, for good.
+
+        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises
+        goes to the caller instead. Raises TypeError for what cannot be called.
+        """
+        self.observers.append(read_callable(observer, "an observer"))
+
+    cdef int tell_observers(self, object facts) except -1:
+        for observer in self.observers:
+            observer(facts)
+        return 0
+
+
+cdef object cannot_tell_memory(Device device):
+    return UnsupportedError(f"{device.name} cannot tell how much memory it has", operation="memory_info")
+
+
+cdef Device device_given(object device):
+    return device if isinstance(device, Device) else open_device(device)
+
+
+cdef str amount(object size):
+    return f"{size} bytes" if size < 1 << 20 else texts.format_size(size)

@@ -1,0 +1,28 @@
+"""An engine held for Python: made, entered, left and given up; its limit, its settings and its figures.
+
+The interpreter lock and the engine's lock are never waited for in a circle: code that holds the interpreter lock only
+*tries* the engine's; if that fails it lets the interpreter go first. A request that hits the cache keeps the
+interpreter lock throughout, and as long as no thread can come in without that (see `is_guarded_already`) needs no
+other; one that has to ask the device takes the engine's and lets it go.
+"""
+
+from allotment._allocators.base cimport AllocatorBase
+from allotment._core.model.model cimport Engine, Failure
+
+cdef enum Level:                # contexts are gathered for
+    NEVER                       # nothing
+    STATE                       # blocks, as snapshots show them
+    ALLOC                       # and entries of the history
+    EVERYTHING                  # and frees in their own right
+
+cdef class EngineAllocator(AllocatorBase):
+    cdef Engine* engine
+    cdef int level                      # a Level
+    cdef list forgotten_pools           # closed from inside the engine: given up when it is entered next
+    cdef bint shared_by_pointer         # C entry points refer to the engine: it must outlive everything
+
+    cdef int enter(self) except -1
+    cdef void wait_outside(self) noexcept
+    cdef int leave(self, bint ok, const Failure* failure) except -1 nogil
+    cdef object failed(self, const Failure* failure)
+    cdef int close_forgotten_pools(self) except -1

@@ -1,0 +1,272 @@
+cimport cython
+
+from allotment._allocators.base cimport AllocatorBase, amount, device_given
+from allotment._core.contract.types cimport address_t, bytes_t, device_t
+from allotment._core.edge.invariants cimport check_engine
+from allotment._core.edge.outcome cimport failure_error
+from allotment._core.engine cimport (
+    engine_add_peer, engine_base, engine_create, engine_destroy, engine_enter, engine_is_inside, engine_leave,
+    engine_retire, engine_try_enter)
+from allotment._core.mechanism.shortage cimport largest_free_block
+from allotment._core.model.model cimport Engine, Failure, PendingEvent, Placement, Range, StreamRecord
+from allotment._core.model.sizes cimport Tuning
+from allotment._core.model.tuning cimport fill_tuning
+from allotment._core.placement.registry cimport placement_named
+from allotment._core.records.stats cimport (
+    SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak, tally_now)
+from allotment._core.tools.arguments cimport read_address, read_byte_count
+
+from allotment import _settings as config
+from allotment.errors import RequestError
+
+
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+    #define allotment_has_interpreter_lock() 0
+    #else
+    #define allotment_has_interpreter_lock() 1
+    #endif
+    """
+    bint has_interpreter_lock "allotment_has_interpreter_lock"() noexcept
+
+
+@cython.no_gc_clear
+cdef class EngineAllocator(AllocatorBase):
+    """An allocator over an engine; users hold an `Allocator`."""
+
+    def __cinit__(self, device="host", *, settings=None, limit=None):
+        cdef const Placement* placement
+        cdef Tuning tuning
+        cdef Failure failure
+        self.forgotten_pools = []
+        settings = config.from_environment() if settings is None else config.settings_of(settings)
+        self.current_settings = self.expect_backend(settings, "native")
+        placement = placement_named(settings.placement)
+        self.device = device_given(device)
+        fill_tuning(&tuning, settings)
+        with nogil:
+            self.engine = engine_create(&self.device.table, &tuning, placement, &failure)
+        if self.engine == NULL:
+            raise self.failed(&failure)
+        self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
+        if settings.per_process_memory_fraction < 1.0:
+            self.memory_fraction = settings.per_process_memory_fraction
+        if limit is not None:
+            self.limit = limit
+
+    def __del__(self):
+        # A finalizer, because a deallocator may not call a device that is written in Python.
+        cdef Engine* engine = self.engine
+        if engine != NULL and not self.shared_by_pointer:
+            self.enter()
+            with nogil:
+                engine_retire(engine)
+                engine_leave(engine)
+
+    def __dealloc__(self):
+        cdef Engine* engine = self.engine
+        if engine == NULL or self.shared_by_pointer:
+            return
+        with nogil:
+            engine_destroy(engine)
+
+    # --- the lock rule: see the header ---
+
+    cdef int enter(self) except -1:
+        cdef Engine* engine = self.engine
+        if self.forgotten_pools and not engine_is_inside(engine):
+            self.close_forgotten_pools()
+        if engine_try_enter(engine):
+            return 0
+        if engine_is_inside(engine):
+            raise RequestError("the allocator was called from inside itself; a callback may only free")
+        self.wait_outside()
+        return 0
+
+    cdef void wait_outside(self) noexcept:
+        """Enter, letting the interpreter lock go to wait for it."""
+        cdef Engine* engine = self.engine
+        engine.outside += 1
+        with nogil:
+            engine_enter(engine)
+        engine.outside -= 1
+
+    cdef int leave(self, bint ok, const Failure* failure) except -1 nogil:
+        """Leave the engine, and raise what an operation in it failed with."""
+        engine_leave(self.engine)
+        if not ok:
+            with gil:
+                raise self.failed(failure)
+        return 0
+
+    cdef object failed(self, const Failure* failure):
+        return failure_error(self.device, failure)
+
+    cdef int close_forgotten_pools(self) except -1:
+        return 0
+
+    # --- limits and settings ---
+
+    cdef bint find_limit(self, bytes_t* most) noexcept:
+        if self.engine == NULL:
+            return False
+        most[0] = self.engine.limit
+        return self.engine.limited
+
+    cdef int put_limit(self, bint limited, bytes_t most) except -1:
+        self.enter()
+        self.engine.limited = limited
+        self.engine.limit = most
+        engine_leave(self.engine)
+        return 0
+
+    cdef bytes_t total_bytes(self) noexcept:
+        return self.engine.total_memory
+
+    cdef int apply_settings(self, object settings) except -1:
+        cdef Tuning tuning
+        fill_tuning(&tuning, settings)
+        self.enter()
+        self.engine.tuning = tuning
+        if tuning.release_lock:
+            # From now on threads come back from the device without the interpreter lock.
+            self.engine.interpreter_guards = False
+        engine_leave(self.engine)
+        return 0
+
+    @property
+    def caching(self):
+        """Whether requests go through the cache, which they do unless it is switched off.
+
+        Off, every request is a device allocation of its own, and every free a device free; what is cached stays
+        cached, and what came from the cache still goes back to it.
+        """
+        return not self.engine.uncached
+
+    @caching.setter
+    def caching(self, on):
+        self.engine.uncached = not on
+
+    # --- figures ---
+
+    cdef str figures(self):
+        if self.engine == NULL:
+            return "not made"
+        # Read without the lock: a moment's figures, which another thread may be changing.
+        live = tally_now(&self.engine.stats.allocated_bytes)
+        reserved = tally_now(&self.engine.stats.reserved_bytes)
+        return f"{amount(live)} live, {amount(reserved)} reserved"
+
+    def nested_stats(self):
+        """All counters, by metric, size class and kind: stats["allocated_bytes"]["all"]["current"].
+
+        `stats` has them flattened. Takes the allocator's lock for a moment. Safe to call from several threads.
+        """
+        self.enter()
+        try:
+            return stats_nested(&self.engine.stats)
+        finally:
+            engine_leave(self.engine)
+
+    def reset_peak_stats(self):
+        """Let the peaks start anew from what is in use now. Safe to call from several threads."""
+        self.enter()
+        stats_reset_peak(&self.engine.stats)
+        engine_leave(self.engine)
+
+    def reset_accumulated_stats(self):
+        """Let the sums of all allocations and frees start anew from 0. Safe to call from several threads."""
+        self.enter()
+        stats_reset_accumulated(&self.engine.stats)
+        engine_leave(self.engine)
+
+    def base_allocation(self, address):
+        """(base, size) of the plain segment that holds the live block at `address`.
+
+        Raises AddressError for what is not a live block's start, UnsupportedError for a block of an expandable
+        segment.
+        """
+        cdef Failure failure
+        cdef address_t base = 0
+        cdef bytes_t size = 0
+        cdef address_t wanted = read_address(address)
+        cdef bint ok
+        self.enter()
+        ok = engine_base(self.engine, wanted, &base, &size, &failure)
+        self.leave(ok, &failure)
+        return base, size
+
+    def cache_info(self, largest=0):
+        """The size of the largest free block, or `largest` if that is more.
+
+        With 0, the device's free memory takes its place, which is a call to the device. Looks at the largest block of
+        every pool and stream. Raises DeviceError.
+        """
+        cdef bytes_t found
+        if read_byte_count(largest) == 0:
+            largest = self.memory_info()[0]
+        self.enter()
+        found = largest_free_block(self.engine)
+        engine_leave(self.engine)
+        return max(largest, found)
+
+    def expandable_segment_sizes(self):
+        """(stream, is_small, mapped bytes) of each expandable segment of a stream other than 0."""
+        cdef Range* range_
+        cdef list sizes = []
+        self.enter()
+        range_ = self.engine.first_range
+        while range_ != NULL:
+            if range_.page != 0 and range_.shelf.stream.handle != 0:
+                sizes.append((range_.shelf.stream.handle, range_.shelf.rack.size_class == SMALL, range_.mapped))
+            range_ = range_.next
+        engine_leave(self.engine)
+        return sizes
+
+    # --- other devices ---
+
+    cdef int reach_peer(self, device_t peer) except -1:
+        cdef Failure failure
+        cdef bint ok
+        AllocatorBase.reach_peer(self, peer)
+        self.enter()
+        with nogil:
+            ok = engine_add_peer(self.engine, peer, &failure)
+            self.leave(ok, &failure)
+        return 0
+
+    # --- for tools and tests ---
+
+    def pending_events(self):
+        """(stream, event, block address) of every event waited for, in queue order.
+
+        Takes no lock when called from inside the allocator, by a scripted device that is asked about an event.
+        """
+        cdef StreamRecord* stream
+        cdef PendingEvent* pending
+        cdef bint inside = engine_is_inside(self.engine)
+        cdef list events = []
+        if not inside:
+            self.enter()
+        stream = self.engine.first_waiting
+        while stream != NULL:
+            pending = stream.first
+            while pending != NULL:
+                events.append((stream.handle, pending.event, pending.block.address))
+                pending = pending.next
+            stream = stream.next_waiting
+        if not inside:
+            engine_leave(self.engine)
+        return events
+
+    def check_invariants(self):
+        """Raise InvariantError, naming the first rule that does not hold.
+
+        Looks at everything the allocator knows, with its lock held: for tests.
+        """
+        self.enter()
+        try:
+            check_engine(self.engine)
+        finally:
+            engine_leave(self.engine)

@@ -1,0 +1,295 @@
+cimport cython
+from cpython.ref cimport Py_INCREF
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
+from allotment._allocators.caching.pool_states cimport arrange_state, state_of_segments
+from allotment._allocators.caching.recording_allocator cimport RecordingAllocator
+from allotment._allocators.pluggable.lending cimport lend_segments
+from allotment._allocators.pluggable.plugged_memory cimport PluggedMemory
+from allotment._allocators.upcalls cimport call_filter, call_raw_alloc, call_raw_delete, drop_reference
+from allotment._core.edge.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
+from allotment._core.edge.walk cimport Arrangement, arrangement_clear
+from allotment._core.engine cimport engine_empty_cache, engine_end_routing, engine_is_inside, engine_leave
+from allotment._core.mechanism.pool cimport (
+    pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
+from allotment._core.model.model cimport (
+    FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Failure, Filter, Placement,
+    Pool as EnginePool, RawAllocator)
+from allotment._core.placement.registry cimport placement_named
+from allotment._core.records.history cimport capture_stack
+from allotment._core.tools.arguments cimport read_identity, read_pool_id
+
+from allotment._allocators.caching.pools import Pool, PoolState
+from allotment.errors import AllotmentError, CheckpointError, PoolError, RequestError
+
+
+@cython.no_gc_clear
+cdef class PoolingAllocator(RecordingAllocator):
+    """An engine with private pools; users hold an `Allocator`."""
+
+    # --- pools by id: `pool` is the convenient form ---
+
+    def pool(self, *, use_on_oom=False, no_split=False, allocator=None, placement=None):
+        """A private pool: `with pool:` serves this thread's requests from its memory and from nowhere else.
+
+        `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
+        `allocator` is where its segments come from: an object with allocate(size, stream) and
+        free(address, size, stream), or a PluggableAllocator; `placement` is the name of another way to divide its
+        memory than the allocator's. Raises SettingsError for a placement that is not there.
+        """
+        return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator, placement=placement)
+
+    def create_or_incref_pool(self, pool, allocator=None, placement=None):
+        """Make the pool with this id, or add a use to one that is there; `release_pool` takes the use back.
+
+        Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is
+        not there yet. Raises PoolError.
+        """
+        cdef const Placement* table = NULL
+        cdef uint64_t first, second
+        cdef RawAllocator raw
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        if placement is None and allocator is not None:
+            placement = "torch"     # the one that can do with segments of somebody else's
+        if placement is not None:
+            table = placement_named(placement)
+        if isinstance(allocator, PluggedMemory):
+            raw = lend_segments(allocator, self.device.table.device)
+        else:
+            raw.allocate = call_raw_alloc
+            raw.free = call_raw_delete
+            raw.drop = drop_reference
+            raw.self = <void*> allocator
+        self.enter()
+        ok = pool_create_or_incref(self.engine, first, second, NULL if allocator is None else &raw, table, &failure)
+        if ok and allocator is not None:
+            Py_INCREF(allocator)
+        self.leave(ok, &failure)
+
+    def release_pool(self, pool):
+        """Take back one use of a pool. After the last, its memory goes as it becomes free and the cache is emptied.
+
+        Raises PoolError if there is no such pool or it is not in use.
+        """
+        self.step_of_pool(pool, pool_release)
+
+    def close_pool(self, pool):
+        """Release a pool, which lends no more, and give back what it has cached.
+
+        Called from inside the allocator, by a collection or a callback, it is done when the allocator is entered next.
+        Raises PoolError, DeviceError.
+        """
+        if engine_is_inside(self.engine):
+            self.forgotten_pools.append(pool)
+            return
+        self.set_use_on_oom(pool, False)
+        self.release_pool(pool)
+        self.empty_cache(pool)
+
+    cdef int close_forgotten_pools(self) except -1:
+        while self.forgotten_pools:
+            try:
+                self.close_pool(self.forgotten_pools.pop())
+            except AllotmentError:
+                pass    # it is given up; what the device would not take goes with the cache
+        return 0
+
+    def empty_cache(self, pool=(0, 0)):
+        """Give unused cached memory back to the device: all of it, or that of one pool.
+
+        Waits for events of blocks that other streams used, and calls the device for each segment. Blocks in use stay.
+        Raises PoolError, DeviceError. Safe to call from several threads.
+        """
+        cdef uint64_t first, second
+        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        with nogil:
+            ok = engine_empty_cache(self.engine, first, second, context, &failure)
+            self.leave(ok, &failure)
+
+    cdef int step_of_pool(self, object pool, pool_step_t step) except -1:
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        with nogil:
+            ok = step(self.engine, first, second, &failure)
+            self.leave(ok, &failure)
+        return 0
+
+    cdef EnginePool* find_pool(self, object pool) except NULL:
+        cdef EnginePool* found
+        cdef uint64_t first = 0, second = 0
+        try:
+            read_pool_id(pool, &first, &second)
+            found = pool_find(self.engine, first, second)
+            if found == NULL:
+                raise PoolError(f"there is no pool {pool} on {self.device.name}")
+            return found
+        except BaseException:
+            engine_leave(self.engine)
+            raise
+
+    def pool_use_count(self, pool):
+        """How many uses the pool has: by `Pool` objects, by `with` blocks, by graphs. Raises PoolError."""
+        self.enter()
+        count = self.find_pool(pool).use_count
+        engine_leave(self.engine)
+        return count
+
+    def pool_reserved_bytes(self, pool):
+        """Physical memory that the pool holds now; (0, 0) is the default pool. Raises PoolError."""
+        self.enter()
+        reserved = self.engine.defaults.reserved_bytes if pool == (0, 0) else self.find_pool(pool).reserved_bytes
+        engine_leave(self.engine)
+        return reserved
+
+    def set_use_on_oom(self, pool, on):
+        """Let the pool lend its free memory to others when memory is out, or not. Raises PoolError."""
+        cdef uint64_t first, second
+        cdef bint wanted = on
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        ok = pool_set_use_on_oom(self.engine, first, second, wanted, &failure)
+        self.leave(ok, &failure)
+
+    def set_no_split(self, pool):
+        """Let the pool hand out whole segments from now on. Raises PoolError."""
+        self.step_of_pool(pool, pool_set_no_split)
+
+    # --- routes ---
+
+    def begin_allocate_to_pool(self, pool, *, stream=None, thread=None, capture=None, accepts=None):
+        """Serve matching requests from `pool` from now on; without a condition, all of them.
+
+        The condition is one of: the request's stream, the requesting thread, the id of the capture that the stream is
+        in, or a function of the stream, which runs inside the allocator at every request. The route that was begun
+        last and matches wins. Adds a use of the pool, made if it is not there. Raises RequestError for two
+        conditions, PoolError.
+        """
+        cdef uint64_t first, second
+        cdef Filter filter
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        given = [kind for kind in (stream, thread, capture, accepts) if kind is not None]
+        if len(given) > 1:
+            raise RequestError("a route has one condition: stream, thread, capture or accepts")
+        memset(&filter, 0, sizeof(Filter))
+        filter.kind = FILTER_ALL
+        if stream is not None:
+            filter.kind = FILTER_STREAM
+            filter.value = self.stream_handle(stream)
+        elif thread is not None:
+            filter.kind = FILTER_THREAD
+            filter.value = read_identity(thread, "thread")
+        elif capture is not None:
+            filter.kind = FILTER_CAPTURE
+            filter.value = read_identity(capture, "capture")
+        elif accepts is not None:
+            filter.kind = FILTER_FUNCTION
+            filter.accepts = call_filter
+            filter.drop = drop_reference
+            filter.self = <void*> accepts
+        self.enter()
+        ok = route_begin(self.engine, first, second, filter, &failure)
+        if ok and accepts is not None:
+            Py_INCREF(accepts)
+        self.leave(ok, &failure)
+
+    def end_allocate_to_pool(self, pool):
+        """End the route to `pool`; the use that it added stays until `release_pool`.
+
+        Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
+        """
+        self.step_of_pool(pool, engine_end_routing)
+
+    # --- states ---
+
+    def check_pool_live_allocations(self, pool, addresses):
+        """Whether exactly these addresses are in use in the pool. Looks at every block of it. Raises PoolError."""
+        cdef uint64_t first, second
+        cdef AddressList found
+        cdef Failure failure
+        cdef bint ok
+        cdef size_t i
+        read_pool_id(pool, &first, &second)
+        memset(&found, 0, sizeof(AddressList))
+        self.enter()
+        ok = pool_addresses(self.engine, first, second, &found, &failure)
+        engine_leave(self.engine)
+        live = {found.addresses[i] for i in range(found.count)}
+        free(found.addresses)
+        if not ok:
+            raise self.failed(&failure)
+        return live == set(addresses)
+
+    def checkpoint_pool(self, pool):
+        """The arrangement of a pool now, as a `PoolState`, for `restore_pool`.
+
+        Looks at every block of it. Raises PoolError, CheckpointError if blocks wait for other streams.
+        """
+        cdef uint64_t first, second
+        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef Arrangement arrangement
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        with nogil:
+            ok = checkpoint_take(self.engine, first, second, context, &arrangement, &failure)
+            self.leave(ok, &failure)
+        try:
+            return PoolState(self, (first, second), state_of_segments(&arrangement))
+        finally:
+            arrangement_clear(&arrangement)
+
+    def restore_pool(self, state):
+        """Bring a pool back to `state`: (addresses freed by that, addresses in use again).
+
+        Raises CheckpointError if the state is another allocator's, or the pool has released or grown memory since;
+        DeviceError.
+        """
+        cdef Arrangement arrangement
+        cdef AddressList freed, created
+        cdef uint64_t first, second
+        cdef uint32_t context = capture_stack() if self.level >= STATE else 0
+        cdef Failure failure
+        cdef bint ok
+        cdef size_t i
+        if not isinstance(state, PoolState):
+            raise CheckpointError(f"a pool is restored from a PoolState, not from {type(state).__name__}")
+        if state.allocator is not self:
+            raise CheckpointError("the state was taken from another allocator's pool")
+        first, second = state.pool
+        memset(&freed, 0, sizeof(AddressList))
+        memset(&created, 0, sizeof(AddressList))
+        memset(&arrangement, 0, sizeof(Arrangement))
+        try:
+            try:
+                arrange_state(&arrangement, state.segments)
+            except (AttributeError, OverflowError, TypeError) as error:
+                raise CheckpointError(f"no pool has had this state: {error}") from None
+            self.enter()
+            with nogil:
+                ok = checkpoint_restore(
+                    self.engine, first, second, &arrangement, context, &freed, &created, &failure)
+                self.leave(ok, &failure)
+            return ([freed.addresses[i] for i in range(freed.count)],
+                    [created.addresses[i] for i in range(created.count)])
+        finally:
+            arrangement_clear(&arrangement)
+            free(freed.addresses)
+            free(created.addresses)

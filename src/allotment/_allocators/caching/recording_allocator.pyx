@@ -1,0 +1,172 @@
+cimport cython
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+from allotment._allocators.caching.engine_allocator cimport ALLOC, EVERYTHING, NEVER, STATE, EngineAllocator
+from allotment._allocators.upcalls cimport call_trackers
+from allotment._core.edge.snapshot cimport segment_dicts, trace_dicts
+from allotment._core.edge.snapshot_pickle cimport write_snapshot
+from allotment._core.edge.walk cimport Arrangement, arrangement_clear, walk_segments
+from allotment._core.edge.words cimport action_number
+from allotment._core.engine cimport engine_leave
+from allotment._core.model.model cimport Engine
+from allotment._core.records.trace cimport TraceRecord, trace_clear, trace_copy, trace_listen, trace_track
+from allotment._core.tools.arguments cimport read_callable, read_pool_id
+
+import time
+
+from allotment._allocators.files import replaced
+from allotment._core.edge.snapshot import assembled
+from allotment.errors import RequestError
+
+cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
+cdef size_t NO_END = <size_t> 1 << 62
+
+
+@cython.no_gc_clear
+cdef class RecordingAllocator(EngineAllocator):
+    """An engine and its history; users hold an `Allocator`."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.trackers = []
+        self.annotations = []
+        self.most_annotations = 1
+
+    def __dealloc__(self):
+        if self.engine != NULL and not self.shared_by_pointer:
+            trace_track(&self.engine.trace, NULL, NULL)
+
+    # --- the history ---
+
+    def attach_trace_tracker(self, tracker):
+        """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, for good.
+
+        It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
+        For "oom" the address is the device's free memory. What it raises is printed. Raises TypeError for what cannot
+        be called.
+        """
+        read_callable(tracker, "a tracker")
+        self.enter()
+        # The engine points at this list, which lives as long as it does; a new one leaves a running call its own.
+        self.trackers.append(tracker)
+        trace_track(&self.engine.trace, call_trackers, <void*> self.trackers)
+        engine_leave(self.engine)
+
+    def record_history(self, enabled="all", context="all", *, stacks="python", max_entries=None,
+                       clear_history=False, skip_actions=None):
+        """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
+
+        `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
+        carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
+        nothing (None). `max_entries` is how many events are kept, the newest of them; None is all, which grows for as
+        long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python frames.
+        Raises RequestError.
+        """
+        cdef Engine* engine = self.engine
+        cdef size_t most = NO_END if max_entries is None else min(max(max_entries, 1), NO_END)
+        cdef uint32_t skip = 0
+        if enabled not in (None, "state", "all"):
+            raise RequestError(f"expected state to be 'state', 'all' or None, not {enabled!r}")
+        if context not in CONTEXT_LEVELS:
+            raise RequestError(f"expected context to be 'state', 'alloc', 'all' or None, not {context!r}")
+        if stacks not in ("python", "all"):
+            raise RequestError(f"expected stacks to be 'python' or 'all', not {stacks!r}")
+        for name in skip_actions or ():
+            if action_number(name) < 0:
+                raise RequestError(f"unknown trace action {name!r}")
+            skip |= (<uint32_t> 1) << action_number(name)
+        if enabled == "state":
+            most = 1
+        self.enter()
+        if enabled is None or clear_history:
+            trace_clear(&engine.trace)
+            self.annotations.clear()
+        engine.trace.skip = skip
+        self.level = CONTEXT_LEVELS[context] if enabled is not None else NEVER
+        engine.trace.attach_stacks = self.level >= ALLOC
+        trace_listen(&engine.trace, enabled is not None, most)
+        self.most_annotations = most
+        engine_leave(engine)
+
+    def _resize_history_in_place(self):
+        """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
+        self.engine.trace.in_place = True
+
+    def record_annotation(self, pairs):
+        """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
+
+        It gets the device's index and the time.         Nothing happens while no history is recorded.
+        """
+        if self.engine.trace.history:
+            self.annotations.append({**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000})
+            del self.annotations[:-self.most_annotations]
+
+    # --- snapshots ---
+
+    def segments(self, pool=(0, 0)):
+        """The segments of `snapshot` alone; (0, 0) is all of them, another id those of that pool.
+
+        Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Safe to call from several
+        threads.
+        """
+        cdef Arrangement arrangement
+        cdef uint64_t first, second
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        with nogil:
+            ok = walk_segments(self.engine, first, second, &arrangement)
+            engine_leave(self.engine)
+        try:
+            if not ok:
+                raise MemoryError("the host has no memory for a snapshot")
+            return segment_dicts(&arrangement, self.device.table.device)
+        finally:
+            arrangement_clear(&arrangement)
+
+    cdef TraceRecord* copy_history(self, size_t* count) except NULL:
+        """The records of the history, oldest first, for the caller to free."""
+        cdef TraceRecord* copies
+        self.enter()
+        count[0] = self.engine.trace.stored
+        copies = <TraceRecord*> malloc((count[0] + 1) * sizeof(TraceRecord))
+        if copies != NULL:
+            trace_copy(&self.engine.trace, copies)
+        engine_leave(self.engine)
+        if copies == NULL:
+            raise MemoryError("the host has no memory for a snapshot")
+        return copies
+
+    cdef list history(self):
+        """The trace as dictionaries, oldest first."""
+        cdef size_t count = 0
+        cdef TraceRecord* copies = self.copy_history(&count)
+        try:
+            return trace_dicts(copies, count)
+        finally:
+            free(copies)
+
+    def snapshot(self, pool=(0, 0), include_traces=True):
+        """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
+
+        `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
+        one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
+        `dump_snapshot` does without. Safe to call from several threads.
+        """
+        annotations = [dict(annotation) for annotation in self.annotations]
+        traces = self.history() if include_traces else []
+        device = self.device.table.device
+        return assembled(
+            self.segments(pool), {device: traces}, device + 1, self.current_settings.as_pytorch_dict(), annotations)
+
+    def dump_snapshot(self, path):
+        """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""
+        cdef size_t count = 0
+        cdef TraceRecord* copies
+        with replaced(path) as file:
+            copies = self.copy_history(&count)
+            try:
+                write_snapshot(file, self.snapshot(include_traces=False), copies, count)
+            finally:
+                free(copies)
