@@ -34,9 +34,8 @@ from allotment._core.engine cimport (
     asks_nobody, engine_add_peer, engine_allocate, engine_allocate_missed, engine_base, engine_create,
     engine_destroy, engine_empty_cache, engine_end_routing, engine_enter, engine_free, engine_free_at_once,
     engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter, is_guarded_already,
-    serve_from_cache)
+    release_block, serve_from_cache)
 from allotment._core.mechanism.address_map cimport address_take
-from allotment._core.mechanism.block cimport free_at_once
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
@@ -201,7 +200,7 @@ cdef class Allocator:
         if is_guarded_already(engine):
             block = address_take(engine, value)
             if is_freed_at_once(block):
-                free_at_once(engine, block, context)
+                release_block(engine, block, context)
             else:
                 self.release_special(block, value, context)
         else:
