@@ -14,14 +14,20 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.contract.table cimport DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.mechanism.address_map cimport address_take
+from allotment._core.mechanism.block cimport complete_free, take_back
+from allotment._core.mechanism.captures cimport reuse_in_capture
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.mechanism.frees cimport finish_late_frees, free_address
-from allotment._core.mechanism.pool cimport rack_for_size, route_request, shelf_for
-from allotment._core.mechanism.streams cimport anything_waits, poll_events, reuse_in_capture, stream_for
+from allotment._core.mechanism.frees cimport finish_late_frees, free_special, is_freed_at_once
+from allotment._core.mechanism.pool cimport route_request, shelf_for
+from allotment._core.mechanism.streams cimport anything_waits, poll_events, stream_for
 from allotment._core.model.model cimport (
     NO_FAILURE, Block, Engine, Failure, Placement, Pool, Rack, Request, StreamRecord)
 from allotment._core.model.sizes cimport Tuning, round_size
-from allotment._core.placement.pytorch cimport hit_shelf
+from allotment._core.placement.pytorch.classes cimport rack_for_size
+from allotment._core.placement.pytorch.policy cimport hit_shelf
+from allotment._core.placement.pytorch.shelves cimport free_to_shelf
+from allotment._core.records.trace cimport trace_hold_time
 from allotment._core.tools.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
 
 cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Placement* placement,
@@ -127,3 +133,25 @@ cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
     if block == NULL and request.failure.reason == NO_FAILURE:
         return serve_missed(engine, request)
     return block
+
+
+cdef inline void release_block(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The user is done with a block that nobody else uses: `free_at_once`, with PyTorch's placement inlined."""
+    if engine.trace.on:
+        trace_hold_time(&engine.trace)
+    take_back(engine, block, context)
+    if block.shelf.rack.arena == NULL:
+        free_to_shelf(engine, block, context)
+    else:
+        complete_free(engine, block, context)
+    engine.trace.moment = 0
+
+
+cdef inline bint release_address(Engine* engine, address_t address, uint32_t context,
+                                 Failure* failure) noexcept nogil:
+    """`free_address`, with PyTorch's placement inlined. pre: address != 0"""
+    cdef Block* block = address_take(engine, address)
+    if not is_freed_at_once(block):
+        return free_special(engine, block, address, context, failure)
+    release_block(engine, block, context)
+    return True

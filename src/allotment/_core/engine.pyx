@@ -4,17 +4,16 @@ from libc.stdlib cimport calloc, free
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.engine cimport serve
+from allotment._core.engine cimport release_address, release_block, serve
 from allotment._core.mechanism.address_map cimport block_at
-from allotment._core.mechanism.block cimport free_at_once
+from allotment._core.mechanism.block cimport is_plain
+from allotment._core.mechanism.captures cimport captures_clear, forget_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory
-from allotment._core.mechanism.frees cimport free_address
 from allotment._core.mechanism.pool cimport (
-    is_plain, pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
+    pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
 from allotment._core.mechanism.ranges cimport grant_access
 from allotment._core.mechanism.reclaim cimport release_everything, release_one_pool
-from allotment._core.mechanism.streams cimport (
-    forget_capture, stream_for, streams_clear, use_record)
+from allotment._core.mechanism.streams cimport stream_for, streams_clear, use_record
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
     PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Placement, Pool,
@@ -77,6 +76,7 @@ cdef void discard(Engine* engine) noexcept nogil:
         callback = engine.callbacks
         engine.callbacks = callback.next
         free(callback)
+    captures_clear(engine)
     streams_clear(engine)
     pool_clear(engine, &engine.defaults)
     map_clear(&engine.blocks)
@@ -177,11 +177,11 @@ cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, Strea
 
 
 cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
-    return free_address(engine, address, context, failure)
+    return release_address(engine, address, context, failure)
 
 
 cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    free_at_once(engine, block, context)
+    release_block(engine, block, context)
 
 
 # --- the rest ----------------------------------------------------------------------------------------------

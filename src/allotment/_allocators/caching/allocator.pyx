@@ -11,9 +11,9 @@ from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread
 from allotment._core.edge.sharing cimport SharedHandle, share_block
 from allotment._core.engine cimport (
     asks_nobody, engine_allocate, engine_allocate_missed, engine_free, engine_free_at_once, engine_is_inside,
-    engine_leave, engine_record_stream, engine_try_enter, is_guarded_already, serve_from_cache)
+    engine_leave, engine_record_stream, engine_try_enter, is_guarded_already, release_block,
+    serve_from_cache)
 from allotment._core.mechanism.address_map cimport address_take
-from allotment._core.mechanism.block cimport free_at_once
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, FreeMemoryCallback, Range, Request
 from allotment._core.records.history cimport capture_stack
@@ -84,7 +84,7 @@ cdef class Allocator(PoolingAllocator):
         if is_guarded_already(engine):
             block = address_take(engine, value)
             if is_freed_at_once(block):
-                free_at_once(engine, block, context)
+                release_block(engine, block, context)
             else:
                 self.release_special(block, value, context)
         else:

@@ -15,7 +15,7 @@ from allotment._allocators.upcalls cimport write_unraisable
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
     allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_is_inside,
-    engine_leave, engine_record_stream, engine_try_enter, free_address, serve)
+    engine_leave, engine_record_stream, engine_try_enter, release_address, serve)
 from allotment._core.mechanism.frees cimport free_later
 from allotment._core.mechanism.pool cimport pool_release, route_begin
 from allotment._core.model.model cimport (
@@ -157,7 +157,7 @@ cdef int release(void* self, void* address, size_t size, int device, void* strea
         return 1
     if not enter(engine):
         return free_later(engine, <address_t> address)
-    ok = free_address(engine, <address_t> address, stack, &failure)
+    ok = release_address(engine, <address_t> address, stack, &failure)
     engine_leave(engine)
     return 1 if ok else note(&failure)
 

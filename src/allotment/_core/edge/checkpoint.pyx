@@ -8,9 +8,9 @@ from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_ranges)
 from allotment._core.mechanism.address_map cimport address_reserve, address_take
-from allotment._core.mechanism.block cimport free_at_once, take_back
+from allotment._core.mechanism.block cimport take_back
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.mechanism.frees cimport free_used_block, is_freed_at_once
+from allotment._core.mechanism.frees cimport free_at_once, free_used_block, is_freed_at_once
 from allotment._core.mechanism.pool cimport pool_find
 from allotment._core.mechanism.streams cimport defer_unprepared, flush_deferred
 from allotment._core.model.model cimport (

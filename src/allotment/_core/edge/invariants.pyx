@@ -4,23 +4,11 @@ from libc.string cimport memset
 from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.mechanism.address_map cimport address_count, block_at
 from allotment._core.mechanism.block cimport is_idle
-from allotment._core.mechanism.free_index cimport index_first, index_next, tree_first, tree_next
-from allotment._core.mechanism.pool cimport is_plain, is_split, pool_find
-from allotment._core.model.model cimport (
-    BIN_COUNT, Block, Deferred, Engine, PendingEvent, Pool, Rack, Range, Shelf, StreamRecord)
+from allotment._core.mechanism.broken cimport broken, show
+from allotment._core.mechanism.pool cimport pool_find
+from allotment._core.model.model cimport Block, Deferred, Engine, PendingEvent, Pool, Range, StreamRecord
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, Totals, tally_of
-
-from allotment.errors import InvariantError
-
-
-cdef int broken(str rule, str detail) except -1:
-    raise InvariantError(rule, detail)
-
-
-cdef str show(const Block* block):
-    return (f"block {block.address:#x}+{block.size} of pool ({block.shelf.rack.pool.first}, "
-            f"{block.shelf.rack.pool.second}), stream {block.shelf.stream.handle}")
 
 
 # --- ranges and their blocks -------------------------------------------------------------------------------
@@ -29,18 +17,12 @@ cdef int check_tiling(Range* range_) except -1:
     cdef Block* block = range_.head
     cdef Block* before = NULL
     cdef bytes_t at = range_.base
-    cdef void* arena = range_.shelf.rack.arena
     while block != NULL:
-        if block.address != at or block.prev != before or block.range != range_ or not (
-                block.shelf == range_.shelf or arena != NULL and block.shelf.rack.arena == arena):
+        if (block.address != at or block.prev != before or block.range != range_
+                or block.shelf.rack != range_.shelf.rack):
             broken("blocks tile their range", f"{show(block)} stands where {at:#x} should begin")
         if block.size == 0 or block.size % MIN_BLOCK != 0:
             broken("block sizes are multiples of 512", show(block))
-        if arena == NULL and before != NULL and is_idle(before) and is_idle(block) and before.mapped == block.mapped:
-            broken("free neighbours are merged", f"{show(before)} and {show(block)}")
-        if arena == NULL and not block.mapped and (range_.page == 0 or (block.address - range_.base) % range_.page != 0
-                                 or block.size % range_.page != 0):
-            broken("unmapped blocks are whole pages", show(block))
         at += block.size
         before = block
         block = block.next
@@ -91,9 +73,6 @@ cdef bint count_part(void* self, const Block* block, address_t address, bytes_t 
         totals.active[size_class] += 1
         totals.active_bytes[size_class] += size
         totals.requested_bytes[size_class] += block.requested
-    elif block.shelf.rack.arena == NULL and is_plain(block) and is_split(block):
-        totals.inactive_split[size_class] += 1
-        totals.inactive_split_bytes[size_class] += size
     return True
 
 
@@ -122,8 +101,6 @@ cdef int check_ranges(Engine* engine, Totals* totals) except -1:
             check_tiling(range_)
             if range_.views != NULL:
                 check_views(range_)
-            elif range_.shelf.rack.arena == NULL:
-                totals.segment[range_.shelf.rack.size_class] += 1
             if range_.shelf.rack.pool.placement.walk == NULL:
                 count_range(&counting, range_)
         range_ = range_.next
@@ -160,151 +137,29 @@ cdef int check_counters(Engine* engine, const Totals* totals) except -1:
     return 0
 
 
-# --- shelves -----------------------------------------------------------------------------------------------
+# --- pools ---------------------------------------------------------------------------------------------------
 
-cdef int check_node(Shelf* shelf, Block* block, Block* before, bint mapped) except -1:
-    if block.shelf != shelf or not is_idle(block) or block.mapped != mapped:
-        broken("shelves hold what is free", show(block))
-    if before != NULL and (before.address >= block.address if not mapped or before.size == block.size
-                           else before.size > block.size):
-        broken("shelves are in order", f"{show(before)} before {show(block)}")
-    if (block.left != NULL and block.left.parent != block) or (block.right != NULL and block.right.parent != block):
-        broken("tree links agree", show(block))
-    return 0
-
-
-cdef int check_bins(Shelf* shelf) except -1:
-    cdef uint64_t bin
-    if shelf.bins == NULL:
-        return 0
-    for bin in range(BIN_COUNT):
-        if (shelf.bins[bin] != NULL) != ((shelf.words[bin >> 6] >> (bin & 63)) & 1):
-            broken("bitmaps say which bins hold blocks", f"bin {bin}")
-    for bin in range(BIN_COUNT // 64):
-        if (shelf.words[bin] != 0) != ((shelf.summary >> bin) & 1):
-            broken("bitmaps say which bins hold blocks", f"word {bin}")
-    return 0
-
-
-cdef int check_shelf(Shelf* shelf, count_t* free_blocks, bytes_t* free_bytes, count_t* unmapped) except -1:
-    cdef Block* block = index_first(shelf)
-    cdef Block* before = NULL
-    while block != NULL:
-        check_node(shelf, block, before, True)
-        free_blocks[0] += 1
-        free_bytes[0] += block.size
-        before = block
-        block = index_next(shelf, block)
-    block = tree_first(shelf.unmapped) if shelf.unmapped != NULL else NULL
-    before = NULL
-    while block != NULL:
-        check_node(shelf, block, before, False)
-        unmapped[0] += 1
-        before = block
-        block = tree_next(block)
-    return check_bins(shelf)
-
-
-cdef int check_releasable(Rack* rack) except -1:
-    cdef Block* block = rack.oldest
-    cdef Block* before = NULL
-    cdef count_t count = 0
-    cdef uint64_t gc_sum = 0
-    while block != NULL:
-        if not block.releasable or is_split(block) or not is_plain(block) or not is_idle(block):
-            broken("only wholly free segments can be released", show(block))
-        if block.older != before or (before != NULL and before.gc_base > block.gc_base):
-            broken("releasable blocks are in order of age", show(block))
-        count += 1
-        gc_sum += block.gc_base
-        before = block
-        block = block.newer
-    if rack.newest != before or count != rack.releasable_count or gc_sum != rack.releasable_gc_sum:
-        broken("the releasable list knows its length", f"{rack.releasable_count} noted, {count} found")
-    return 0
-
-
-cdef int check_at_hand(Rack* rack) except -1:
-    cdef Block* block = rack.at_hand
-    if block != NULL and (block.shelf.rack != rack or not is_idle(block) or not block.mapped or block.releasable):
-        broken("what is at hand is free, and on no shelf", show(block))
-    return 0
-
-
-cdef int check_rack(Engine* engine, Rack* rack, bytes_t* reserved) except -1:
-    """The blocks of a pool, once over its ranges and once over its shelves."""
-    cdef Shelf* shelf = rack.shelves
-    cdef Range* range_ = engine.first_range
-    cdef Block* block
-    cdef count_t free_blocks = 0
-    cdef count_t unmapped = 0
-    cdef count_t releasable = 0
-    cdef count_t expandable = 0
-    cdef bytes_t free_bytes = 0
-    while shelf != NULL:
-        check_shelf(shelf, &free_blocks, &free_bytes, &unmapped)
-        shelf = shelf.next
-    if free_bytes != rack.free_bytes:
-        broken("a pool knows its free bytes", f"{rack.free_bytes} noted, {free_bytes} found")
-    check_releasable(rack)
-    check_at_hand(rack)
-    while range_ != NULL and rack.arena == NULL:
-        block = range_.head if range_.shelf.rack == rack else NULL
-        if block != NULL and range_.page != 0:
-            expandable += 1
-        while block != NULL:
-            if block.mapped:
-                reserved[0] += block.size
-            if is_idle(block) and block != rack.at_hand:
-                if block.mapped:
-                    free_blocks -= 1
-                    if is_plain(block) and not is_split(block):
-                        releasable += 1
-                else:
-                    unmapped -= 1
-            block = block.next
-        range_ = range_.next
-    if free_blocks != 0 or unmapped != 0:
-        broken("every free block is on its shelf", f"off by {free_blocks} free and {unmapped} unmapped blocks")
-    if releasable != rack.releasable_count:
-        broken("every wholly free segment can be released", f"{releasable} found, {rack.releasable_count} listed")
-    if expandable != rack.expandable_count:
-        broken("a pool knows its expandable ranges", f"{rack.expandable_count} noted, {expandable} found")
-    return 0
-
-
-cdef int check_arena(Engine* engine, Pool* pool, bytes_t* reserved, Totals* totals) except -1:
-    """A pool whose memory lies elsewhere than on its shelves."""
+cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
     cdef Counting counting = Counting(engine, totals, 0, NULL)
     cdef Range* range_ = engine.first_range
-    cdef Totals unused
-    if pool.small.arena != pool.large.arena:
-        broken("both halves of a pool know its arena", f"({pool.first}, {pool.second})")
-    if pool.small.shelves != NULL:
-        broken("an arena's blocks belong to the large half", f"({pool.first}, {pool.second})")
+    cdef Totals counted_already
+    if pool.small.arena != pool.large.arena or (pool.large.arena != NULL and pool.small.shelves != NULL):
+        broken("the halves of a pool have one arena, and its blocks belong to the large half",
+               f"({pool.first}, {pool.second})")
     pool.placement.check(engine, pool, totals)
     if pool.placement.walk != NULL:
         pool.placement.walk(engine, pool, count_part, &counting)
+        check_counted(&counting)
     else:
-        memset(&unused, 0, sizeof(Totals))
-        counting.totals = &unused       # counted with the other ranges
+        memset(&counted_already, 0, sizeof(Totals))
+        counting.totals = &counted_already      # with the other ranges
         while range_ != NULL:
             if range_.shelf.rack.pool == pool:
                 count_range(&counting, range_)
             range_ = range_.next
-    reserved[0] = counting.reserved
-    return check_counted(&counting)
-
-
-cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
-    cdef bytes_t reserved = 0
-    check_rack(engine, &pool.small, &reserved)
-    check_rack(engine, &pool.large, &reserved)
-    if pool.large.arena != NULL:
-        check_arena(engine, pool, &reserved, totals)
-    if reserved != pool.reserved_bytes:
+    if counting.reserved != pool.reserved_bytes:
         broken("a pool knows what it has reserved",
-               f"({pool.first}, {pool.second}): {pool.reserved_bytes} noted, {reserved} found")
+               f"({pool.first}, {pool.second}): {pool.reserved_bytes} noted, {counting.reserved} found")
     return 0
 
 

@@ -1,26 +1,25 @@
-"""One range of memory changing hands: split and handed out, freed and merged.
+"""One range of memory changing hands: cut and handed out, taken back and joined.
 
     free      |----------------------------- A ----------------------------|
     hand out  |---- new block: yours ----|------------ A: the rest --------|
-    free      |-------------------------- the one freed -------------------|   absorbs its free neighbours
+    free      |-------------------------- the one freed -------------------|   joined with its free neighbours
 
-On a split the *front* is the new object and the rest keeps its identity: a segment's remembered context,
-and the stale request size of a free block, move with it. On a merge the block being freed survives.
+On a cut the *front* is the new object and the rest keeps its identity: a segment's remembered context,
+and the stale request size of a free block, move with it. On a join the block being freed survives.
+Which blocks are cut and joined, and where free ones are kept, is for the placement of the pool to say.
 
-Cost: O(1) beside the free index. This is the hot path, so it is all inline.
+Cost: O(1). This is the hot path, so it is all inline.
 """
 
 from libc.stdint cimport uint32_t
 
-from allotment._core.contract.types cimport address_t, bytes_t, count_t
+from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_put
-from allotment._core.mechanism.free_index cimport tree_remove
-from allotment._core.mechanism.pool cimport is_plain, is_split, shelve, unshelve
 from allotment._core.model.model cimport Block, Engine, Rack, Range, Shelf
-from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_move, tally_up
+from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_up
 from allotment._core.records.tenants cimport context_of_free
 from allotment._core.records.trace cimport (
-    ACTION_ALLOC, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, trace_hold_time, trace_report)
+    ACTION_ALLOC, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, trace_report)
 from allotment._core.tools.slab cimport slab_give, slab_take
 
 
@@ -72,16 +71,26 @@ cdef inline void link_after(Block* block, Block* new) noexcept nogil:
     block.next = new
 
 
-cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
-    """Merge a neighbour into a block that is in no set, if it is idle and of the same kind; bytes gained."""
-    cdef bytes_t gained
-    if neighbour == NULL or not is_idle(neighbour) or neighbour.mapped != block.mapped:
-        return 0
-    gained = neighbour.size
-    if neighbour.mapped:
-        unshelve(neighbour)
-    else:
-        tree_remove(&neighbour.shelf.unmapped, neighbour)
+cdef inline bint is_plain(const Block* block) noexcept nogil:
+    return block.range.page == 0
+
+
+cdef inline bint is_split(const Block* block) noexcept nogil:
+    return block.prev != NULL or block.next != NULL
+
+
+cdef inline Block* cut_front(Engine* engine, Block* block, bytes_t size) noexcept nogil:
+    """The first `size` bytes of a block as a new one; the rest stays. pre: in no set; a record is reserved"""
+    cdef Block* front = block_new(engine, block.shelf, block.range, block.address, size)
+    link_before(block, front)
+    block.address += size
+    block.size -= size
+    return front
+
+
+cdef inline bytes_t join(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
+    """Merge a neighbour into a block; bytes gained. pre: both in no set"""
+    cdef bytes_t gained = neighbour.size
     if block.prev == neighbour:
         block.address = neighbour.address
         block.segment_context = neighbour.segment_context
@@ -133,36 +142,6 @@ cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexc
     tally_down(&stats.requested_bytes, rack.size_class, block.requested)
 
 
-cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t requested, bint split,
-                     uint32_t context) noexcept nogil:
-    """Give `block`, or its first `size` bytes if `split`, to a user.
-
-    pre: on no shelf, mapped; a block record and a place in the address map are reserved
-    """
-    cdef Stats* stats = &engine.stats
-    cdef int size_class = block.shelf.rack.size_class
-    cdef bint already_split = is_split(block)
-    cdef Block* rest
-    if split:
-        rest = block
-        block = block_new(engine, rest.shelf, rest.range, rest.address, size)
-        link_before(rest, block)
-        rest.address += size
-        rest.size -= size
-        shelve(rest)
-        if is_plain(rest):
-            if already_split:
-                tally_down(&stats.inactive_split_bytes, size_class, size)
-            else:
-                tally_up(&stats.inactive_split, size_class, 1)
-                tally_up(&stats.inactive_split_bytes, size_class, rest.size)
-    elif already_split and is_plain(block):
-        tally_down(&stats.inactive_split, size_class, 1)
-        tally_down(&stats.inactive_split_bytes, size_class, block.size)
-    note_handed_out(engine, block, requested, context)
-    return block
-
-
 cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """The user is done with a block; whether it is free yet is for its streams to say. pre: out of the address map"""
     cdef Stats* stats = &engine.stats
@@ -178,40 +157,5 @@ cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexc
 
 
 cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The block is free for good: merge it with its free neighbours and shelve it."""
-    cdef Stats* stats = &engine.stats
-    cdef Rack* rack = block.shelf.rack
-    cdef int size_class = rack.size_class
-    cdef Block* before = block.prev
-    cdef Block* behind = block.next
-    cdef count_t net_blocks = 0
-    cdef count_t net_bytes = 0
-    cdef bytes_t gained
-    if rack.arena != NULL:
-        rack.pool.placement.take_back(engine, block, context)
-        return
-    note_free(engine, block, context)
-    gained = absorb_if_free(engine, block, before)
-    if gained != 0:
-        net_blocks -= 1
-        net_bytes -= <count_t> gained
-    gained = absorb_if_free(engine, block, behind)
-    if gained != 0:
-        net_blocks -= 1
-        net_bytes -= <count_t> gained
-    shelve(block)
-    if is_plain(block):
-        if is_split(block):
-            net_blocks += 1
-            net_bytes += <count_t> block.size
-        tally_move(&stats.inactive_split, size_class, net_blocks)
-        tally_move(&stats.inactive_split_bytes, size_class, net_bytes)
-
-
-cdef inline void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The user is done with a block that nobody else uses. Both steps are one moment, so the clock is asked once."""
-    if engine.trace.on:
-        trace_hold_time(&engine.trace)
-    take_back(engine, block, context)
-    complete_free(engine, block, context)
-    engine.trace.moment = 0
+    """The block is free for good, and its placement's."""
+    block.shelf.rack.pool.placement.take_back(engine, block, context)

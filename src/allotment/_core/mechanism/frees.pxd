@@ -8,10 +8,10 @@ left: never inside the other operation.
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport address_t
-from allotment._core.mechanism.address_map cimport address_take
-from allotment._core.mechanism.block cimport free_at_once
 from allotment._core.model.model cimport Block, Engine, Failure
 
+cdef bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil
+cdef void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil
 cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
 cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t context,
                        Failure* failure) noexcept nogil
@@ -22,12 +22,3 @@ cdef void finish_late_frees(Engine* engine) noexcept nogil
 cdef inline bint is_freed_at_once(const Block* block) noexcept nogil:
     """Whether freeing what was found at an address asks nobody."""
     return block != NULL and block.uses == NULL
-
-
-cdef inline bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
-    """pre: address != 0"""
-    cdef Block* block = address_take(engine, address)
-    if not is_freed_at_once(block):
-        return free_special(engine, block, address, context, failure)
-    free_at_once(engine, block, context)
-    return True

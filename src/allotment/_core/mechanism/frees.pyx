@@ -3,14 +3,34 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.mechanism.address_map cimport address_put
+from allotment._core.mechanism.address_map cimport address_put, address_take
 from allotment._core.mechanism.block cimport complete_free, take_back
+from allotment._core.mechanism.captures cimport deferral_prepare
 from allotment._core.mechanism.failure cimport device_failed
-from allotment._core.mechanism.frees cimport free_address
-from allotment._core.mechanism.streams cimport defer, deferral_prepare, events_attach
+from allotment._core.mechanism.frees cimport is_freed_at_once
+from allotment._core.mechanism.streams cimport defer, events_attach
 from allotment._core.model.model cimport FAILED_ADDRESS, Block, Deferred, Engine, Failure
+from allotment._core.records.trace cimport trace_hold_time
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.pointer_map cimport map_get, map_pop
+
+
+cdef bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
+    """pre: address != 0"""
+    cdef Block* block = address_take(engine, address)
+    if not is_freed_at_once(block):
+        return free_special(engine, block, address, context, failure)
+    free_at_once(engine, block, context)
+    return True
+
+
+cdef void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The user is done with a block that nobody else uses. Both steps are one moment, so the clock is asked once."""
+    if engine.trace.on:
+        trace_hold_time(&engine.trace)
+    take_back(engine, block, context)
+    complete_free(engine, block, context)
+    engine.trace.moment = 0
 
 
 cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:

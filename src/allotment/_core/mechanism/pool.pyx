@@ -5,8 +5,7 @@ from libc.string cimport memset
 from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport capture_t
 from allotment._core.mechanism.failure cimport device_failed
-from allotment._core.mechanism.free_index cimport index_insert, index_remove
-from allotment._core.mechanism.pool cimport is_plain, is_split, pool_key
+from allotment._core.mechanism.pool cimport pool_key
 from allotment._core.model.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_HOST_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
     FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, NO_FAILURE, Block,
@@ -48,41 +47,6 @@ cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcep
 cdef void shelf_free(Shelf* shelf) noexcept nogil:
     free(shelf.bins)
     free(shelf)
-
-
-cdef void put_on_shelf(Block* block) noexcept nogil:
-    cdef Rack* rack = block.shelf.rack
-    rack.free_bytes += block.size
-    index_insert(block.shelf, block)
-    if not is_split(block) and is_plain(block):
-        block.releasable = True
-        block.newer = NULL
-        block.older = rack.newest
-        if rack.newest != NULL:
-            rack.newest.newer = block
-        else:
-            rack.oldest = block
-        rack.newest = block
-        rack.releasable_count += 1
-        rack.releasable_gc_sum += block.gc_base
-
-
-cdef void take_off_shelf(Block* block) noexcept nogil:
-    cdef Rack* rack = block.shelf.rack
-    rack.free_bytes -= block.size
-    index_remove(block.shelf, block)
-    if block.releasable:
-        block.releasable = False
-        if block.older != NULL:
-            block.older.newer = block.newer
-        else:
-            rack.oldest = block.newer
-        if block.newer != NULL:
-            block.newer.older = block.older
-        else:
-            rack.newest = block.older
-        rack.releasable_count -= 1
-        rack.releasable_gc_sum -= block.gc_base
 
 
 cdef bint rack_init(Rack* rack, Pool* pool, int size_class) noexcept nogil:

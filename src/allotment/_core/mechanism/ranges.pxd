@@ -9,7 +9,7 @@ from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.model.model cimport Engine, Failure, Range, Shelf
 
 cdef Range* range_make_plain(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noexcept nogil
-cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, Failure* failure) noexcept nogil
+cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil
 cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexcept nogil
 cdef void range_forget(Engine* engine, Range* range_) noexcept nogil
 cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t size, bytes_t* mapped,
@@ -18,9 +18,3 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
                       bytes_t* unmapped, Failure* failure) noexcept nogil
 cdef void drop_leftovers(Engine* engine) noexcept nogil
 cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil
-
-
-cdef inline bytes_t range_size(const Engine* engine, bytes_t page) noexcept nogil:
-    """What an expandable range of this page size reserves: an eighth more than the device has."""
-    cdef bytes_t most = engine.total_memory + engine.total_memory // 8
-    return page * ((most + page - 1) // page)

@@ -4,7 +4,6 @@ from libc.stdlib cimport calloc, free
 from allotment._core.contract.table cimport OK, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.ranges cimport range_size
 from allotment._core.mechanism.streams cimport wait_for_stream
 from allotment._core.model.model cimport Block, Chunk, Engine, Failure, Range, Shelf
 from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
@@ -31,9 +30,8 @@ cdef Range* range_make_plain(Engine* engine, Shelf* shelf, address_t base, bytes
     return make(engine, shelf, base, size)
 
 
-cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, Failure* failure) noexcept nogil:
-    """Addresses, none of them backed yet."""
-    cdef bytes_t size = range_size(engine, page)
+cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil:
+    """Addresses, none of them backed yet. pre: `size` is a whole number of pages"""
     cdef Chunk** views = <Chunk**> calloc(size // page, sizeof(Chunk*))
     cdef Range* range_ = make(engine, shelf, 0, size) if views != NULL else NULL
     cdef status_t status
@@ -48,7 +46,6 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, Failure* f
         range_forget(engine, range_)
         device_failed(failure, status, b"range_reserve")
         return NULL
-    shelf.rack.expandable_count += 1
     return range_
 
 
@@ -78,7 +75,6 @@ cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexc
     status = engine.table.range_release(engine.table.self, range_.base, range_.size)
     if status != OK:
         return device_failed(failure, status, b"range_release")
-    range_.shelf.rack.expandable_count -= 1
     range_forget(engine, range_)
     return True
 

@@ -1,24 +1,12 @@
-"""Giving cached memory back to the device.
+"""Giving cached memory back to the device: which pools may, and when.
 
-Blocks go in the order of the free set: by stream handle, size, address. A walk first collects what is to
-go and sorts that, so it costs O(k log k) for k blocks given back, however many there are in all (expandable
-memory: k free blocks of a page or more). A refusal by the device ends the walk; what was released is.
+What of a pool goes, and in which order, is for its placement to say. A refusal by the device ends the walk; what was
+released is.
 """
 
-from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 
-from allotment._core.contract.types cimport bytes_t
-from allotment._core.model.model cimport Block, Engine, Failure, Pool
+from allotment._core.model.model cimport Engine, Failure, Pool
 
-cdef struct BlockList:
-    Block** blocks
-    size_t count, room
-
-cdef bint list_append(BlockList* list, Block* block) noexcept nogil
-cdef void list_sort(BlockList* list) noexcept nogil
-cdef bint release_segments(Engine* engine, BlockList* list, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_one_pool(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil
-cdef bint release_shelves(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
-cdef bint drop_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil

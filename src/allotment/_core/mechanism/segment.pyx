@@ -3,10 +3,9 @@ from libc.stdint cimport uint32_t
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.block cimport block_drop, block_new
+from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.pool cimport unshelve
 from allotment._core.mechanism.ranges cimport range_forget, range_make_plain
-from allotment._core.mechanism.streams cimport end_relaxed_capture, relax_capture
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request
 from allotment._core.records.stats cimport SMALL, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_FREE, trace_report
@@ -76,8 +75,8 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     return block
 
 
-cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Give a segment back. pre: `block` is free, plain, and all of its segment"""
+cdef bint segment_give_back(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
+    """Give a segment back to the device; its block is to be forgotten next. pre: free, plain, all of its segment"""
     cdef DeviceTable* table = engine.table
     cdef Pool* pool = block.shelf.rack.pool
     cdef int size_class = block.shelf.rack.size_class
@@ -97,7 +96,10 @@ cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failur
     tally_down(&engine.stats.reserved_bytes, size_class, block.size)
     if block.size >= engine.tuning.max_split:
         tally_down(&engine.stats.oversize_segments, SMALL, 1)
-    unshelve(block)
+    return True
+
+
+cdef void segment_forget(Engine* engine, Block* block) noexcept nogil:
+    """Drop the records of a segment that was given back. pre: in no set"""
     range_forget(engine, block.range)
     block_drop(engine, block)
-    return True

@@ -17,23 +17,20 @@ then where it was, and the call can be repeated.
 
 from libc.stdint cimport uint32_t
 
-from allotment._core.contract.types cimport capture_t, stream_t
+from allotment._core.contract.types cimport stream_t
 from allotment._core.model.model cimport Block, Deferred, Engine, Failure, Pool, StreamRecord
 
 cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil
 cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream) noexcept nogil
 cdef void uses_drop(Engine* engine, Block* block) noexcept nogil
 cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept nogil
-cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) noexcept nogil
+cdef void deferral_init(Deferred* deferred, Block* block) noexcept nogil
 cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil
+cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexcept nogil
 cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil
 cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil
-cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil
-cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) noexcept nogil
-cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil
-cdef void end_relaxed_capture(Engine* engine, bint relaxed) noexcept nogil
 cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil
 cdef void streams_clear(Engine* engine) noexcept nogil
 

@@ -57,16 +57,3 @@ cdef inline bytes_t round_size(const Tuning* tuning, bytes_t size) noexcept nogi
         if divisions > 1 and (size - 1) // MIN_BLOCK >= divisions:
             return round_to_division(size, divisions)
     return (size + (MIN_BLOCK - 1)) & ~(<bytes_t> (MIN_BLOCK - 1))
-
-
-cdef inline bytes_t segment_size(const Tuning* tuning, bytes_t rounded) noexcept nogil:
-    if rounded <= SMALL_SIZE:
-        return SMALL_SEGMENT
-    if rounded < MIN_LARGE_SEGMENT:
-        return tuning.large_segment
-    return (rounded + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))
-
-
-cdef inline bytes_t large_page(const Tuning* tuning) noexcept nogil:
-    """The page of large expandable segments: devices map whole chunks, which a segment of 11 MiB is not."""
-    return (tuning.large_segment + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))

@@ -1,5 +1,5 @@
 from allotment._core.model.model cimport Placement
-from allotment._core.placement.pytorch cimport torch_placement
+from allotment._core.placement.pytorch.policy cimport torch_placement
 
 from allotment.errors import SettingsError
 

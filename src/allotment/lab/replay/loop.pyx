@@ -12,21 +12,21 @@ from allotment._core.contract.types cimport address_t, stream_t
 from allotment._core.edge.outcome cimport failure_error
 from allotment._core.edge.walk cimport state_of
 from allotment._core.engine cimport (
-    engine_create, engine_destroy, engine_empty_cache, engine_enter, engine_leave, engine_record_stream, serve)
+    engine_create, engine_destroy, engine_empty_cache, engine_enter, engine_leave, engine_record_stream,
+    release_address, serve)
 from allotment._core.mechanism.address_map cimport address_reserve, block_at
-from allotment._core.mechanism.block cimport hand_out
-from allotment._core.mechanism.expandable cimport grow_in_place, unmap_block
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.free_index cimport tree_insert
-from allotment._core.mechanism.frees cimport free_address
 from allotment._core.mechanism.pool cimport (
-    pool_create_or_incref, pool_find, pool_release, route_begin, route_end, route_find, shelf_for, unshelve)
+    pool_create_or_incref, pool_find, pool_release, route_begin, route_end, route_find, shelf_for)
 from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.streams cimport poll_events, stream_for
 from allotment._core.model.model cimport (
     FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, Placement, Pool, Range, Request)
 from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.model.tuning cimport fill_tuning
+from allotment._core.placement.pytorch.expandable cimport grow_in_place, unmap_block
+from allotment._core.placement.pytorch.shelves cimport hand_out, unshelve
 from allotment._core.placement.registry cimport placement_named
 from allotment._core.records.stats cimport ALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now
 from allotment._core.records.trace cimport ACTION_ALLOC, trace_track
@@ -126,7 +126,7 @@ cdef class Replay:
             trace_track(&self.engine.trace, NULL, NULL)
             for i in range(<size_t> self.addresses.shape[0]):
                 if self.addresses[i] != 0:
-                    free_address(self.engine, self.addresses[i], 0, &failure)
+                    release_address(self.engine, self.addresses[i], 0, &failure)
             engine_destroy(self.engine)
 
     def follow(
@@ -238,12 +238,12 @@ cdef class Replay:
         for i in range(layout.pieces):
             if pieces[i].kind == HOLE:
                 cut = block_at(engine, address)
-                if not (free_address(engine, address, 0, failure) and unmap_block(engine, cut, 0, failure)):
+                if not (release_address(engine, address, 0, failure) and unmap_block(engine, cut, 0, failure)):
                     return False
             address += pieces[i].size
         address = layout.address
         for i in range(layout.pieces):
-            if pieces[i].kind == IDLE and not free_address(engine, address, 0, failure):
+            if pieces[i].kind == IDLE and not release_address(engine, address, 0, failure):
                 return False
             address += pieces[i].size
         return True
@@ -353,7 +353,7 @@ cdef class Replay:
                         addresses[call.block] = block.address
                     else:
                         # Recorded as out of memory: nobody knows how long it would have been kept.
-                        free_address(engine, block.address, 0, failure)
+                        release_address(engine, block.address, 0, failure)
                 else:
                     failure[0] = request.failure
                     if failure.reason != FAILED_OUT_OF_MEMORY:
@@ -363,7 +363,7 @@ cdef class Replay:
                         return i
             elif call.kind == FREE:
                 if addresses[call.block] != 0:
-                    ok = free_address(engine, addresses[call.block], 0, failure)
+                    ok = release_address(engine, addresses[call.block], 0, failure)
                     addresses[call.block] = 0
             else:
                 device.now = -1 if until.background else i
@@ -395,7 +395,7 @@ cdef class Replay:
             self.addresses[call.block] = 0
             self.device.state.due = call.due
             return (engine_record_stream(engine, address, OTHER_STREAMS + <stream_t> call.stream, failure)
-                    and free_address(engine, address, 0, failure))
+                    and release_address(engine, address, 0, failure))
         if call.kind == EMPTY_CACHE:
             return engine_empty_cache(engine, 0, 0, 0, failure)
         if call.kind == EMPTY_POOL:

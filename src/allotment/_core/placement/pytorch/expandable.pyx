@@ -2,21 +2,27 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.mechanism.block cimport absorb_if_free, block_drop, block_new, is_idle, link_after, link_before
+from allotment._core.mechanism.block cimport block_drop, block_new, is_idle, link_after, link_before
+from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.free_index cimport tree_first, tree_insert, tree_next, tree_remove
-from allotment._core.mechanism.pool cimport shelve, unshelve
-from allotment._core.mechanism.ranges cimport map_pages, range_give_back, range_reserve, range_size, unmap_pages
-from allotment._core.mechanism.streams cimport end_relaxed_capture, relax_capture
+from allotment._core.mechanism.ranges cimport map_pages, range_give_back, range_reserve, unmap_pages
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf
-from allotment._core.model.sizes cimport SMALL_SEGMENT, large_page
-from allotment._core.records.stats cimport SMALL, tally_down, tally_up
+from allotment._core.placement.pytorch.classes cimport page_size
+from allotment._core.placement.pytorch.shelves cimport absorb_if_free, shelve, unshelve
+from allotment._core.records.stats cimport tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.tools.slab cimport slab_reserve
 
 
 cdef void put_unmapped(Block* block) noexcept nogil:
     tree_insert(&block.shelf.unmapped, block)
+
+
+cdef bytes_t range_size(const Engine* engine, bytes_t page) noexcept nogil:
+    """What an expandable range of this page size reserves: an eighth more than the device has."""
+    cdef bytes_t most = engine.total_memory + engine.total_memory // 8
+    return page * ((most + page - 1) // page)
 
 
 cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
@@ -44,19 +50,21 @@ cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
 
 cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
     cdef Shelf* shelf = request.shelf
-    cdef bytes_t page = SMALL_SEGMENT if shelf.rack.size_class == SMALL else large_page(&engine.tuning)
+    cdef bytes_t page = page_size(&engine.tuning, shelf.rack)
+    cdef bytes_t size = range_size(engine, page)
     cdef Range* range_
     cdef Block* block
-    if request.rounded > range_size(engine, page):
+    if request.rounded > size:
         # More than the device has: no range could hold it, and reserving one would leave it behind for good.
         device_failed(&request.failure, OUT_OF_MEMORY, b"range_reserve")
         return NULL
     if not slab_reserve(&engine.block_slab, 1):
         host_memory_failed(&request.failure)
         return NULL
-    range_ = range_reserve(engine, shelf, page, &request.failure)
+    range_ = range_reserve(engine, shelf, page, size, &request.failure)
     if range_ == NULL:
         return NULL
+    shelf.rack.expandable_count += 1
     block = block_new(engine, shelf, range_, range_.base, range_.size)
     block.mapped = False
     range_.head = block
@@ -173,5 +181,6 @@ cdef bint give_back_if_empty(Engine* engine, Block* block, Failure* failure) noe
     if not range_give_back(engine, block.range, failure):
         put_unmapped(block)
         return False
+    block.shelf.rack.expandable_count -= 1
     block_drop(engine, block)
     return True

@@ -3,19 +3,21 @@ from libc.stdlib cimport free
 
 from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport bytes_t
-from allotment._core.mechanism.block cimport complete_free, hand_out
-from allotment._core.mechanism.expandable cimport grow_in_place
+from allotment._core.mechanism.block cimport is_plain, is_split
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.free_index cimport index_below, index_best_fit, index_largest, index_next, index_prev
-from allotment._core.mechanism.pool cimport (
-    is_plain, is_split, rack_for_size, shelf_for, tidy, unshelve)
-from allotment._core.mechanism.reclaim cimport (
-    BlockList, drop_ranges, list_append, list_sort, release_everything, release_segments, release_shelves)
-from allotment._core.mechanism.segment cimport segment_obtain, segment_release
+from allotment._core.mechanism.pool cimport shelf_for
+from allotment._core.mechanism.reclaim cimport release_everything
+from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
 from allotment._core.model.model cimport FAILED_DEVICE, NO_FAILURE, Block, Engine, Placement, Pool, Rack, Request, Shelf
-from allotment._core.model.sizes cimport segment_size
-from allotment._core.placement.pytorch cimport collects_garbage, deliver, hit_shelf, search
+from allotment._core.placement.pytorch.check cimport check_shelves
+from allotment._core.placement.pytorch.classes cimport rack_for_size, segment_size
+from allotment._core.placement.pytorch.expandable cimport grow_in_place
+from allotment._core.placement.pytorch.policy cimport collects_garbage, deliver, hit_shelf, search
+from allotment._core.placement.pytorch.release cimport (
+    BlockList, drop_ranges, list_append, list_sort, release_segments, release_shelves, segment_release)
+from allotment._core.placement.pytorch.shelves cimport free_to_shelf, hand_out, tidy, unshelve
 from allotment._core.records.stats cimport tally_now
 
 
@@ -238,13 +240,13 @@ cdef Block* take_front(Engine* engine, Block* block, bytes_t size, uint32_t cont
 
 
 cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    complete_free(engine, block, context)
+    free_to_shelf(engine, block, context)
 
 
 cdef Placement table = Placement(
     name=b"torch", create=NULL, destroy=NULL, hit=hit, miss=miss_shelf, lend=lend, take_front=take_front,
     take_back=take_back, release=release_shelves, retire=drop_ranges, grant=NULL, largest_free=largest_on_shelves,
-    free_bytes=free_on_shelves, walk=NULL, check=NULL)
+    free_bytes=free_on_shelves, walk=NULL, check=check_shelves)
 
 
 cdef const Placement* torch_placement() noexcept nogil:

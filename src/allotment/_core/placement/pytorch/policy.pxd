@@ -17,11 +17,11 @@ block is found:
 from allotment._core.contract.table cimport CAN_VIRTUAL
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.address_map cimport address_reserve
-from allotment._core.mechanism.block cimport hand_out
+from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.mechanism.pool cimport best_fit, is_plain, shelve, unshelve
 from allotment._core.model.model cimport Block, Engine, Placement, Request, Shelf
 from allotment._core.model.sizes cimport MIN_BLOCK, SMALL_SIZE
+from allotment._core.placement.pytorch.shelves cimport best_fit, hand_out, shelve, unshelve
 from allotment._core.records.stats cimport SMALL
 from allotment._core.tools.slab cimport slab_reserve
 

@@ -1,0 +1,12 @@
+from allotment._core.model.model cimport Block
+
+from allotment.errors import InvariantError
+
+
+cdef int broken(str rule, str detail) except -1:
+    raise InvariantError(rule, detail)
+
+
+cdef str show(const Block* block):
+    return (f"block {block.address:#x}+{block.size} of pool ({block.shelf.rack.pool.first}, "
+            f"{block.shelf.rack.pool.second}), stream {block.shelf.stream.handle}")

@@ -1,0 +1,21 @@
+"""What a graph capture changes: no event may be touched, and no memory is asked for without saying so.
+
+A free that other streams must finish with is deferred to the end of routing (`streams`). With stream reuse it also
+remembers the last nodes that the capture has on each of these streams. Once every one of them comes before what a
+stream captures next, the graph itself orders the reuse, and the free is complete at once:
+
+    stream A   ──1──2──(free here, B uses it too: markers 2, 4)──────────6──7──   reachable from 7: all of 1 .. 6
+    stream B   ──3──4───────────────────────────────────────5──/
+"""
+
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.types cimport capture_t, stream_t
+from allotment._core.model.model cimport Block, Deferred, Engine, Failure
+
+cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) noexcept nogil
+cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil
+cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) noexcept nogil
+cdef void captures_clear(Engine* engine) noexcept nogil
+cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil
+cdef void end_relaxed_capture(Engine* engine, bint relaxed) noexcept nogil

@@ -1,0 +1,30 @@
+"""Small and large: which half of a pool serves a request, and how much is asked of the device for it.
+
+    rounded request --(<= SMALL_SIZE: small, else large)--> half of the pool
+          |
+          +--segment_size--> a plain segment for it           +--page_size--> the page of an expandable one
+"""
+
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.model.model cimport Pool, Rack
+from allotment._core.model.sizes cimport LARGE_ROUNDING, MIN_LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, Tuning
+from allotment._core.records.stats cimport SMALL
+
+
+cdef inline Rack* rack_for_size(Pool* pool, bytes_t rounded) noexcept nogil:
+    return &pool.small if rounded <= SMALL_SIZE else &pool.large
+
+
+cdef inline bytes_t page_size(const Tuning* tuning, const Rack* rack) noexcept nogil:
+    """Devices map whole chunks, which a segment of 11 MiB is not."""
+    if rack.size_class == SMALL:
+        return SMALL_SEGMENT
+    return (tuning.large_segment + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))
+
+
+cdef inline bytes_t segment_size(const Tuning* tuning, bytes_t rounded) noexcept nogil:
+    if rounded <= SMALL_SIZE:
+        return SMALL_SEGMENT
+    if rounded < MIN_LARGE_SEGMENT:
+        return tuning.large_segment
+    return (rounded + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))

@@ -1,0 +1,130 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport free, qsort
+
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.mechanism.block cimport is_plain
+from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.free_index cimport index_first, index_next, tree_first, tree_next
+from allotment._core.mechanism.segment cimport segment_forget, segment_give_back
+from allotment._core.model.model cimport Block, Engine, Failure, Pool, Rack, Shelf
+from allotment._core.placement.pytorch.expandable cimport give_back_if_empty, unmap_block
+from allotment._core.placement.pytorch.release cimport BlockList
+from allotment._core.placement.pytorch.shelves cimport tidy, unshelve
+from allotment._core.tools.arrays cimport make_room
+
+
+cdef bint list_append(BlockList* list, Block* block) noexcept nogil:
+    if not make_room(<void**> &list.blocks, &list.room, list.count, sizeof(Block*)):
+        return False
+    list.blocks[list.count] = block
+    list.count += 1
+    return True
+
+
+cdef int in_free_set_order(const void* a, const void* b) noexcept nogil:
+    cdef const Block* left = (<const Block**> a)[0]
+    cdef const Block* right = (<const Block**> b)[0]
+    if left.shelf.stream.handle != right.shelf.stream.handle:
+        return -1 if left.shelf.stream.handle < right.shelf.stream.handle else 1
+    if left.size != right.size:
+        return -1 if left.size < right.size else 1
+    return -1 if left.address < right.address else <int> (left.address > right.address)
+
+
+cdef void list_sort(BlockList* list) noexcept nogil:
+    if list.count > 1:      # an empty list has no array, and qsort wants one
+        qsort(list.blocks, list.count, sizeof(Block*), &in_free_set_order)
+
+
+cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
+    """Give a segment back. pre: `block` is free, plain, and all of its segment"""
+    if not segment_give_back(engine, block, context, failure):
+        return False
+    unshelve(block)
+    segment_forget(engine, block)
+    return True
+
+
+cdef bint release_segments(Engine* engine, BlockList* list, uint32_t context, Failure* failure) noexcept nogil:
+    """Release the listed segments in order. pre: each block is free, plain, and all of its segment"""
+    cdef size_t i
+    for i in range(list.count):
+        if not segment_release(engine, list.blocks[i], context, failure):
+            return False
+    return True
+
+
+cdef bint collect_expandable(Rack* rack, BlockList* list) noexcept nogil:
+    cdef Shelf* shelf = rack.shelves
+    cdef Block* block
+    if rack.expandable_count == 0:
+        return True
+    while shelf != NULL:
+        block = index_first(shelf)
+        while block != NULL:
+            # Less than a page cannot hold a whole one.
+            if not is_plain(block) and block.size >= block.range.page and not list_append(list, block):
+                return False
+            block = index_next(shelf, block)
+        shelf = shelf.next
+    return True
+
+
+cdef bint release_rack(Engine* engine, Rack* rack, uint32_t context, Failure* failure) noexcept nogil:
+    """Release every plain segment that is wholly free, then unmap what is free of expandable ones."""
+    cdef BlockList plain, growing
+    cdef Block* block
+    cdef size_t i
+    cdef bint ok = True
+    tidy(rack)
+    block = rack.oldest
+    plain.blocks = growing.blocks = NULL
+    plain.count = plain.room = growing.count = growing.room = 0
+    while block != NULL and ok:
+        ok = list_append(&plain, block)
+        block = block.newer
+    ok = ok and collect_expandable(rack, &growing)
+    if not ok:
+        host_memory_failed(failure)
+    else:
+        list_sort(&plain)
+        list_sort(&growing)
+        ok = release_segments(engine, &plain, context, failure)
+        for i in range(growing.count):
+            if not ok:
+                break
+            ok = (unmap_block(engine, growing.blocks[i], context, failure)
+                  and give_back_if_empty(engine, growing.blocks[i], failure))
+    free(plain.blocks)
+    free(growing.blocks)
+    return ok
+
+
+cdef bint release_shelves(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
+    """`release` of PyTorch's placement, which knows no other target than nothing."""
+    if pool == &engine.defaults:
+        return (release_rack(engine, &pool.large, context, failure)
+                and release_rack(engine, &pool.small, context, failure))
+    return (release_rack(engine, &pool.small, context, failure)
+            and release_rack(engine, &pool.large, context, failure))
+
+
+cdef bint drop_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
+    """Give back the ranges that a pool has reserved without any memory in them (their first map was refused)."""
+    return (drop_ranges_of(engine, pool.small.shelves, failure)
+            and drop_ranges_of(engine, pool.large.shelves, failure))
+
+
+cdef bint drop_ranges_of(Engine* engine, Shelf* shelf, Failure* failure) noexcept nogil:
+    cdef Block* block
+    cdef Block* following
+    while shelf != NULL:
+        block = tree_first(shelf.unmapped) if shelf.unmapped != NULL else NULL
+        while block != NULL:
+            following = tree_next(block)
+            if not give_back_if_empty(engine, block, failure):
+                return False
+            block = following
+        shelf = shelf.next
+    return True

@@ -1,0 +1,120 @@
+"""How blocks come and go on a shelf: kept while free, cut when handed out, merged with their neighbours when freed.
+
+Free neighbours of one kind, mapped or not, are merged at once, so a shelf holds maximal runs.
+
+Cost: O(1) beside the free index. This is the hot path, so it is inline.
+"""
+
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.types cimport bytes_t, count_t
+from allotment._core.mechanism.block cimport cut_front, is_idle, is_plain, is_split, join, note_free, note_handed_out
+from allotment._core.mechanism.free_index cimport comes_before, index_best_fit, tree_remove
+from allotment._core.model.model cimport Block, Engine, Rack, Shelf
+from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_up
+
+# A block that has just become free is likely to be the next one asked for, or to be merged with the next one
+# freed. So the last one stays at hand, and goes on its shelf when another takes its place, or when somebody
+# wants to walk the shelves (`tidy`). Both happen in order of freeing, which is the order of age.
+
+cdef void put_on_shelf(Block* block) noexcept nogil
+cdef void take_off_shelf(Block* block) noexcept nogil
+
+
+cdef inline void tidy(Rack* rack) noexcept nogil:
+    """Afterwards the shelves, and what the pool counts of them, are complete."""
+    if rack.at_hand != NULL:
+        put_on_shelf(rack.at_hand)
+        rack.at_hand = NULL
+
+
+cdef inline void shelve(Block* block) noexcept nogil:
+    """Keep a free, mapped block: at hand, until the next one comes."""
+    cdef Rack* rack = block.shelf.rack
+    block.gc_base = rack.search_count
+    if rack.at_hand != NULL:
+        put_on_shelf(rack.at_hand)
+    rack.at_hand = block
+
+
+cdef inline void unshelve(Block* block) noexcept nogil:
+    """Take a free block from where it is kept. pre: its size and neighbours are as they were when it was put there"""
+    cdef Rack* rack = block.shelf.rack
+    if rack.at_hand == block:
+        rack.at_hand = NULL
+    else:
+        take_off_shelf(block)
+
+
+cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
+    """The smallest free block of at least `size`, of those the one at the lowest address; it stays where it is."""
+    cdef Block* at_hand = shelf.rack.at_hand
+    cdef Block* found = index_best_fit(shelf, size)
+    if at_hand == NULL or at_hand.shelf != shelf or at_hand.size < size:
+        return found
+    return at_hand if found == NULL or comes_before(at_hand, found) else found
+
+
+cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
+    """Merge a neighbour into a block that is in no set, if it is idle and of the same kind; bytes gained."""
+    if neighbour == NULL or not is_idle(neighbour) or neighbour.mapped != block.mapped:
+        return 0
+    if neighbour.mapped:
+        unshelve(neighbour)
+    else:
+        tree_remove(&neighbour.shelf.unmapped, neighbour)
+    return join(engine, block, neighbour)
+
+
+cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t requested, bint split,
+                     uint32_t context) noexcept nogil:
+    """Give `block`, or its first `size` bytes if `split`, to a user.
+
+    pre: on no shelf, mapped; a block record and a place in the address map are reserved
+    """
+    cdef Stats* stats = &engine.stats
+    cdef int size_class = block.shelf.rack.size_class
+    cdef bint already_split = is_split(block)
+    cdef Block* rest
+    if split:
+        rest = block
+        block = cut_front(engine, rest, size)
+        shelve(rest)
+        if is_plain(rest):
+            if already_split:
+                tally_down(&stats.inactive_split_bytes, size_class, size)
+            else:
+                tally_up(&stats.inactive_split, size_class, 1)
+                tally_up(&stats.inactive_split_bytes, size_class, rest.size)
+    elif already_split and is_plain(block):
+        tally_down(&stats.inactive_split, size_class, 1)
+        tally_down(&stats.inactive_split_bytes, size_class, block.size)
+    note_handed_out(engine, block, requested, context)
+    return block
+
+
+cdef inline void free_to_shelf(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The block is free for good: merge it with its free neighbours and shelve it."""
+    cdef Stats* stats = &engine.stats
+    cdef int size_class = block.shelf.rack.size_class
+    cdef Block* before = block.prev
+    cdef Block* behind = block.next
+    cdef count_t net_blocks = 0
+    cdef count_t net_bytes = 0
+    cdef bytes_t gained
+    note_free(engine, block, context)
+    gained = absorb_if_free(engine, block, before)
+    if gained != 0:
+        net_blocks -= 1
+        net_bytes -= <count_t> gained
+    gained = absorb_if_free(engine, block, behind)
+    if gained != 0:
+        net_blocks -= 1
+        net_bytes -= <count_t> gained
+    shelve(block)
+    if is_plain(block):
+        if is_split(block):
+            net_blocks += 1
+            net_bytes += <count_t> block.size
+        tally_move(&stats.inactive_split, size_class, net_blocks)
+        tally_move(&stats.inactive_split_bytes, size_class, net_bytes)

@@ -1,0 +1,38 @@
+from allotment._core.mechanism.block cimport is_plain, is_split
+from allotment._core.mechanism.free_index cimport index_insert, index_remove
+from allotment._core.model.model cimport Block, Rack
+
+
+cdef void put_on_shelf(Block* block) noexcept nogil:
+    cdef Rack* rack = block.shelf.rack
+    rack.free_bytes += block.size
+    index_insert(block.shelf, block)
+    if not is_split(block) and is_plain(block):
+        block.releasable = True
+        block.newer = NULL
+        block.older = rack.newest
+        if rack.newest != NULL:
+            rack.newest.newer = block
+        else:
+            rack.oldest = block
+        rack.newest = block
+        rack.releasable_count += 1
+        rack.releasable_gc_sum += block.gc_base
+
+
+cdef void take_off_shelf(Block* block) noexcept nogil:
+    cdef Rack* rack = block.shelf.rack
+    rack.free_bytes -= block.size
+    index_remove(block.shelf, block)
+    if block.releasable:
+        block.releasable = False
+        if block.older != NULL:
+            block.older.newer = block.newer
+        else:
+            rack.oldest = block.newer
+        if block.newer != NULL:
+            block.newer.older = block.older
+        else:
+            rack.newest = block.older
+        rack.releasable_count -= 1
+        rack.releasable_gc_sum -= block.gc_base
