@@ -37,7 +37,8 @@ class PublicName:
         if self.is_field:
             doc = inspect.getdoc(self.owner) or ""
             return doc if f"`{self.name.rpartition('.')[2]}`" in doc else ""
-        return getattr(self.value, "__doc__", None) or ""
+        doc = getattr(self.value, "__doc__", None) or ""
+        return "" if doc == "None" else doc  # what Cython makes of none, for some methods
 
 
 def field_names(cls: type) -> set[str]:
@@ -64,6 +65,8 @@ def public_names(module: ModuleType) -> Iterator[PublicName]:
         if name.startswith("_"):
             continue
         value = getattr(module, name)
+        if getattr(value, "__module__", "allotment").partition(".")[0] != "allotment":
+            continue  # passed on as it is
         yield PublicName(f"{module.__name__}.{name}", value)
         if inspect.isclass(value):
             for member in dir(value):

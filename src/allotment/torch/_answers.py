@@ -211,6 +211,7 @@ def _record(
 
 
 def is_history_enabled() -> bool:
+    """Whether events are recorded now."""
     return standing.history is not None
 
 

@@ -47,6 +47,7 @@ def unpatch() -> None:
 
 
 def is_patched() -> bool:
+    """Whether PyTorch's own functions show this allocator's figures."""
     return bool(_originals)
 
 

@@ -178,5 +178,5 @@ cdef class Device:
     """
     cdef DeviceTable table
     cdef object __weakref__
-    cdef readonly str name          # which device: "cuda:1"
-    cdef readonly str family        # what kind of device: "cuda"; what others may conclude from is this, not the name
+    cdef str name                   # which device: "cuda:1"
+    cdef str family                 # what kind of device: "cuda"; what others may conclude from is this, not the name

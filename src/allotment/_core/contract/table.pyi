@@ -1,10 +1,18 @@
-class Device:
-    """What every device is to Python: the owner of one filled-in contract table."""
+# Made from table.pyx by `make stubs`: change it there.
 
-    name: str
-    """Which device it is, as users name it: "host", "cuda:1", "sim:1073741824"."""
-    family: str
-    """What kind of device it is: "cuda", "host", "simulated", or what a `Backend` of yours says it is."""
+class Device:
+    """What every device is to Python: the owner of one filled-in contract table.
+
+    Devices are made as `HostDevice`, `CudaDevice`, `SimulatedDevice` or a `Backend` of your own, and given to an
+    `Allocator`, which keeps them alive. What they are does not change, so threads may share them.
+    """
+
+    @property
+    def name(self) -> str:
+        """Which device it is, as users name it: "host", "cuda:1", "sim:1073741824"."""
+    @property
+    def family(self) -> str:
+        """What kind of device it is: "cuda", "host", "simulated", or what a `Backend` of yours says it is."""
     @property
     def index(self) -> int:
         """The device's index, as reports and snapshots show it."""

@@ -7,12 +7,28 @@ from allotment._core.contract.table cimport OPERATION_COUNT, TABLE_VERSION, Devi
 
 
 cdef class Device:
+    """What every device is to Python: the owner of one filled-in contract table.
+
+    Devices are made as `HostDevice`, `CudaDevice`, `SimulatedDevice` or a `Backend` of your own, and given to an
+    `Allocator`, which keeps them alive. What they are does not change, so threads may share them.
+    """
+
     def __cinit__(self, *args, **kwargs):
         memset(&self.table, 0, sizeof(DeviceTable))
         self.table.size = sizeof(DeviceTable)
         self.table.version = TABLE_VERSION
         self.table.self = <void*> self
         self.name = self.family = "device"
+
+    @property
+    def name(self) -> str:
+        """Which device it is, as users name it: "host", "cuda:1", "sim:1073741824"."""
+        return self.name
+
+    @property
+    def family(self) -> str:
+        """What kind of device it is: "cuda", "host", "simulated", or what a `Backend` of yours says it is."""
+        return self.family
 
     @property
     def index(self) -> int:

@@ -1,3 +1,5 @@
+# Made from snapshot.pyx by `make stubs`: change it there.
+
 from typing import Any
 
 def assembled(

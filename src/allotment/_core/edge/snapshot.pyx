@@ -26,7 +26,13 @@ cdef extern from "Python.h":
 cdef tuple SEGMENT_TYPES = (word_of(SegmentType.SMALL), word_of(SegmentType.LARGE))
 
 
-def assembled(list segments, dict histories, int device_count, dict settings, list annotations):
+def assembled(
+    segments: list[dict[str, Any]],
+    histories: dict[int, list[dict[str, Any]]],
+    device_count: int,
+    settings: dict[str, Any],
+    annotations: list[dict[str, Any]],
+) -> dict[str, Any]:
     """A snapshot of its parts: the history of each device by its index, and what stands for all of them."""
     return {
         "segments": segments,

@@ -1,3 +1,5 @@
+# Made from words.pyx by `make stubs`: change it there.
+
 from enum import IntEnum
 
 class Action(IntEnum):
@@ -13,9 +15,7 @@ class Action(IntEnum):
     SNAPSHOT = ...
     OOM = ...
     USER_DEFINED = ...
-    """Of others."""
     UNKNOWN = ...
-    """An action of another version; its name is in `Trace.extra["action"]`."""
 
 class BlockState(IntEnum):
     """What a block is doing."""
@@ -23,9 +23,7 @@ class BlockState(IntEnum):
     INACTIVE = ...
     ACTIVE_ALLOCATED = ...
     ACTIVE_PENDING_FREE = ...
-    """Freed, but a stream may still use it."""
     UNMAPPED = ...
-    """In arrangements of whole ranges alone."""
     UNKNOWN = ...
 
 class SegmentType(IntEnum):
@@ -39,7 +37,5 @@ def word_of(member: IntEnum) -> str:
     """What an action, a state or a type is called in a snapshot."""
 
 ACTIONS: tuple[str, ...]
-"""The actions that an engine reports, by number."""
 
 ENTRY_FIELDS: tuple[str, ...]
-"""The fields that a trace entry of ours can have."""

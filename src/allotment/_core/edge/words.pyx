@@ -48,9 +48,11 @@ def word_of(member: IntEnum) -> str:
     return member.name.lower()
 
 
-ACTIONS = tuple([word_of(Action(number)) for number in range(ACTION_COUNT)])
-ENTRY_FIELDS = ("action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata",
-                "pool_id", "frames", "tenant")
+# The actions that an engine reports, by number, and the fields that its entries can have.
+ACTIONS: tuple[str, ...] = tuple([word_of(Action(number)) for number in range(ACTION_COUNT)])
+ENTRY_FIELDS: tuple[str, ...] = (
+    "action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata", "pool_id",
+    "frames", "tenant")
 
 WORDS = (*ENTRY_FIELDS, *ACTIONS)
 STATES = tuple([word_of(BlockState(number)) for number in range(STATE_UNMAPPED)])

@@ -1,13 +1,14 @@
+# Made from records.pyx by `make stubs`: change it there.
+
 from enum import IntEnum
 
 import numpy as np
 
 CALL: np.dtype[np.void]
-"""A call of a workload."""
+
 PIECE: np.dtype[np.void]
-"""A part of a segment that was there when the history began."""
+
 LAYOUT: np.dtype[np.void]
-"""A segment that was there when the history began."""
 
 class Kind(IntEnum):
     """What a call asks for."""
@@ -15,13 +16,10 @@ class Kind(IntEnum):
     MALLOC = ...
     FREE = ...
     FREE_SHARED = ...
-    """A free of a block that other streams use."""
     EMPTY_CACHE = ...
     EMPTY_POOL = ...
     RELEASE_POOL = ...
-    """The last user of a private pool is gone."""
     POLL = ...
-    """Frees complete, and nothing else happens."""
 
 class PieceKind(IntEnum):
     """What a part of a segment was when the history began."""
@@ -29,4 +27,3 @@ class PieceKind(IntEnum):
     IN_USE = ...
     IDLE = ...
     HOLE = ...
-    """Of an expandable segment: not mapped."""

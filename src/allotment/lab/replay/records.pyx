@@ -8,9 +8,9 @@ cdef Call call[1]
 cdef Piece piece[1]
 cdef Layout layout[1]
 
-CALL = numpy.asarray(<Call[:1]> call).dtype
-PIECE = numpy.asarray(<Piece[:1]> piece).dtype
-LAYOUT = numpy.asarray(<Layout[:1]> layout).dtype
+CALL: np.dtype[np.void] = numpy.asarray(<Call[:1]> call).dtype
+PIECE: np.dtype[np.void] = numpy.asarray(<Piece[:1]> piece).dtype
+LAYOUT: np.dtype[np.void] = numpy.asarray(<Layout[:1]> layout).dtype
 assert CALL.itemsize == sizeof(Call) and PIECE.itemsize == sizeof(Piece) and LAYOUT.itemsize == sizeof(Layout)
 
 
