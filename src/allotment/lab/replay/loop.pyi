@@ -1,5 +1,7 @@
 # Made from loop.pyx by `make stubs`: change it there.
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,7 +52,9 @@ class Replay:
 
         `background` calls are from before the history: no event of theirs finishes by itself.
         """
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         """The counters of the window."""
+    def driver(self) -> dict[str, Any]:
+        """What a driver would have been called for in the window."""
     def blocks(self) -> list[tuple[int, int, int]]:
         """(address, size, state) of every mapped block, by address; the states are of `BlockState`."""
