@@ -76,7 +76,8 @@ def generate(batch: int) -> Iterator[tuple[Any, int]]:
     draw = random.Random(7)
     torch.manual_seed(1)
     width, heads, layers = 2048, 16, 16
-    weights = [(nn.Linear(width, 3 * width).half().cuda(), nn.Linear(width, width).half().cuda()) for _ in range(layers)]
+    linear = [(nn.Linear(width, 3 * width), nn.Linear(width, width)) for _ in range(layers)]
+    weights = [(qkv.half().cuda(), out.half().cuda()) for qkv, out in linear]
     with torch.no_grad():
         for _ in range(6):
             length = draw.randrange(200, 700)
@@ -230,7 +231,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
     found: dict[str, Any] = {}
     equal = True
-    print("| program | allocator | peak reserved, MiB | peak allocated, MiB | reserved/allocated | units/s | of default |")
+    print("| program | allocator | peak reserved, MiB | peak allocated, MiB | ratio | units/s | of default |")
     print("|---|---|---|---|---|---|---|")
     for program in programs:
         runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}

@@ -37,7 +37,7 @@ def test_waste_is_measured_by_what_was_live_in_the_recording() -> None:
 
 
 def test_a_device_hardly_larger_than_what_is_live_is_enough() -> None:
-    recording = read_recording(TRACES / "serve_two_models.default.pickle.gz")
+    recording = read_recording(TRACES / "streams_prefetch.default.pickle.gz")
 
     smallest = recording.fit("placement:dense")
 

@@ -187,9 +187,6 @@ cdef void keep_leftover(Arena* arena, Region* region, address_t address, const D
     leftover.created = created
     if region != NULL:
         region.leftovers += 1
-    if created:
-        count_memory(arena, chunk.size, True)
-        arena.pool.malloc_count += 1
 
 
 cdef void undo(Arena* arena, Region* region, Piece* pieces, bint* created, size_t created_count,
@@ -438,8 +435,6 @@ cdef bint drop_leftovers(Arena* arena, Failure* failure) noexcept nogil:
             status = table.chunk_release(table.self, leftover.handle, leftover.size)
             if status != OK:
                 return device_failed(failure, status, b"chunk_release")
-            count_memory(arena, leftover.size, False)
-            arena.pool.malloc_count -= 1
         arena.leftover_count -= 1
         arena.leftovers[i] = arena.leftovers[arena.leftover_count]
     return True

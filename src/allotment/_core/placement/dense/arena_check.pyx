@@ -191,7 +191,6 @@ cdef int check_sums(Arena* arena, Totals* totals) except -1:
     cdef DenseChunk* chunk = arena.first_chunk
     cdef bytes_t reserved = 0
     cdef bytes_t active = 0
-    cdef size_t i
     count = 0
     while chunk != NULL:
         reserved += chunk.size
@@ -199,9 +198,6 @@ cdef int check_sums(Arena* arena, Totals* totals) except -1:
         count += 1
         chunk = chunk.next
     totals.segment[LARGE] += count
-    for i in range(arena.leftover_count):
-        if arena.leftovers[i].created:
-            reserved += arena.leftovers[i].size
     if count != arena.chunk_count or reserved != arena.reserved or reserved != arena.pool.reserved_bytes:
         broken("an arena knows what it has reserved", f"{arena.reserved} noted, {reserved} found")
     if active != arena.active or (not arena.is_private and arena.peak < active):

@@ -107,7 +107,7 @@ cdef struct Space:
     bytes_t size, used
 
 cdef struct Leftover:
-    # What the device would not take back when a growth was undone; it is asked again when the cache is emptied.
+    # What the device would not take back; it is asked again when the cache is emptied. Not counted as reserved.
     Region* region              # NULL: not mapped any more
     address_t address
     chunk_t handle
