@@ -4,9 +4,9 @@
 
 Needs CuPy. Every block is filled by a kernel on its stream when it is allocated, each 8 bytes with a value of their
 own, and compared by a kernel on its stream right before it is freed. Some blocks are also compared on other streams,
-which wait for the filling on the GPU, and are declared to the allocator by `record_stream`. The host hardly ever waits,
-so frees and requests are far ahead of the kernels. `dense_grain:256` makes chunks small and mappings many. With --graphs, graphs
-that were captured in private pools run beside it, and compare their own memory at each launch.
+which wait for the filling on the GPU, and are declared to the allocator by `record_stream`. The host hardly ever
+waits, so frees and requests are far ahead of the kernels. `dense_grain:256` makes chunks small and mappings many.
+With --graphs, graphs that were captured in private pools run beside it, and compare their own memory at each launch.
 
 Ends with 1 if a single word was wrong, or if nothing was stitched.
 """

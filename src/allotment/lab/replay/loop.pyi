@@ -52,9 +52,12 @@ class Replay:
 
         `background` calls are from before the history: no event of theirs finishes by itself.
         """
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, int]:
         """The counters of the window."""
     def driver(self) -> dict[str, Any]:
         """What a driver would have been called for in the window."""
     def blocks(self) -> list[tuple[int, int, int]]:
-        """(address, size, state) of every mapped block, by address; the states are of `BlockState`."""
+        """(address, size, state) of every mapped block, by address; the states are of `BlockState`.
+
+        Of PyTorch's placement alone: it is compared with a recording, and none is of another.
+        """
