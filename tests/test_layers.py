@@ -30,7 +30,7 @@ PACKAGE_LAYERS = layers(PACKAGE / "README.md")
 CORE_LAYERS = layers(CORE / "README.md")
 PACKAGE_HEIGHTS = heights_of(PACKAGE_LAYERS)
 CORE_HEIGHTS = heights_of(CORE_LAYERS)
-CORE_FOLDERS = ["contract", "tools", "records", "model", "mechanism", "pytorch", "placement", "", "edge"]
+CORE_FOLDERS = ["contract", "tools", "records", "model", "mechanism", "pytorch", "dense", "placement", "", "edge"]
 
 SOURCES = sorted(path for path in PACKAGE.rglob("*") if path.suffix in SUFFIXES)
 CORE_SOURCES = [path for path in SOURCES if path.is_relative_to(CORE) and path.stem != "__init__"]

@@ -1,4 +1,4 @@
-"""Every call to the device fails once, and from every call on all of them fail, in eleven different lives."""
+"""Every call to the device fails once, and from every call on all of them fail, in fourteen different lives."""
 
 import pytest
 

@@ -84,11 +84,19 @@ def _report(result: Result, smallest: int | None, fit: bool) -> dict[str, Any]:
         "peak_allocated_bytes": result.peak_allocated_bytes,
         "peak_active_bytes": result.peak_active_bytes,
         "peak_reserved_bytes": result.peak_reserved_bytes,
+        "recorded_peak_active_bytes": result.recorded_peak_active_bytes,
         "waste_ratio": result.waste_ratio,
+        "placement": result.placement,
         "device_allocations": result.device_allocations,
         "device_frees": result.device_frees,
         "retries": result.retries,
         "ooms": result.ooms,
+        "driver_calls": result.driver_calls,
+        "driver_ms": result.driver_ms,
+        "calls_last_quarter": result.calls_last_quarter,
+        "waits": result.waits,
+        "chunks": result.chunks,
+        "views": result.views,
         "matches_recording": result.matches_recording,
         "reason": result.reason,
         "first_difference": None if difference is None else asdict(difference),
@@ -141,6 +149,7 @@ def _print_table(console: Console, result: Result, smallest: int | None) -> None
     ):
         table.add_row(name, human_size(size))
     table.add_row("reserved over active", "-" if result.waste_ratio is None else f"{result.waste_ratio:.3f}")
+    table.add_row("driver time", f"{result.driver_ms:.1f} ms")
     table.add_row("device allocations, frees", f"{result.device_allocations:,}, {result.device_frees:,}")
     table.add_row("retries, out of memory", f"{result.retries:,}, {result.ooms:,}")
     if smallest is not None:

@@ -17,7 +17,9 @@ from allotment._settings.parser import Parser
 from allotment._settings.sizes import MIB, UNLIMITED
 from allotment._settings.values import (
     INTERVALS,
+    ByteSize,
     Choice,
+    CountOrOff,
     Divisions,
     Mebibytes,
     Name,
@@ -225,10 +227,87 @@ class Settings:
         metadata=_key(
             names=("placement",),
             kind=Name(),
-            values="torch, or the name of another placement that is registered, and the same as at the start",
-            does="How memory is divided, of pools that do not say: torch decides as PyTorch does.",
+            values="torch, dense, or the name of another placement that is registered, and the same as at the start",
+            does="How memory is divided, of pools that do not say: torch decides as PyTorch does, dense has one arena"
+            " that puts free memory side by side before it grows (`docs/dense.md`).",
+            devices="dense: those with virtual memory that tell how much memory they have; others refuse it",
             torch=None,
             change=Change.FIXED,
+        ),
+    )
+    dense_grain: int = field(
+        default=24,
+        metadata=_key(
+            names=("dense_grain",),
+            kind=WholeNumber(),
+            values="a whole number from 12 to 256",
+            does="Chunks are about this fraction of what is held: more of them waste less and cost more driver time.",
+            rules=(Rule(lambda grain: 12 <= grain <= 256),),
+            placements=("dense",),
+            torch=None,
+        ),
+    )
+    dense_slack: float = field(
+        default=0.01,
+        metadata=_key(
+            names=("dense_slack",),
+            kind=RealNumber(),
+            values="a number from 0 to 1",
+            does="How far reserved memory may exceed the most ever in use before free memory is put together instead"
+            " of growing, as a share of the latter.",
+            rules=(Rule(lambda share: 0 <= share <= 1),),
+            placements=("dense",),
+            torch=None,
+        ),
+    )
+    dense_wait_reuse: int = field(
+        default=2,
+        metadata=_key(
+            names=("dense_wait_reuse",),
+            kind=CountOrOff(),
+            values="a whole number up to 1000000, or off",
+            does="How many freed blocks of a stream that still wait for other streams are left alone when memory is"
+            " needed; older ones are reused, after the requesting stream has waited for them. off is -1 in the record.",
+            rules=(Rule(lambda count: -1 <= count <= 1_000_000),),
+            placements=("dense",),
+            torch=None,
+        ),
+    )
+    dense_share_streams: bool = field(
+        default=True,
+        metadata=_key(
+            names=("dense_share_streams",),
+            kind=Switch(),
+            values=_TRUE_OR_FALSE,
+            does="Let a stream wait for another, on the device, to have memory that the other freed.",
+            placements=("dense",),
+            torch=None,
+        ),
+    )
+    dense_start: int = field(
+        default=0,
+        metadata=_key(
+            names=("dense_start",),
+            kind=ByteSize(),
+            values="a size, such as 20GiB, or a whole number of bytes",
+            does="Memory that is obtained at the first request, in 64 chunks; 0 is none. A known peak less a few"
+            " percent saves driver time.",
+            placements=("dense",),
+            torch=None,
+            change=Change.ONCE,
+        ),
+    )
+    dense_views: int = field(
+        default=8,
+        metadata=_key(
+            names=("dense_views",),
+            kind=WholeNumber(),
+            values="a whole number from 1 to 1024",
+            does="How often a chunk is mapped at most before its oldest idle mapping is dropped; with 1 nothing is"
+            " put side by side.",
+            rules=(Rule(lambda views: 1 <= views <= 1024),),
+            placements=("dense",),
+            torch=None,
         ),
     )
     text: str = ""

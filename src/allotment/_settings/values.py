@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 from allotment._settings.grammar import Entry, Refusal
-from allotment._settings.sizes import MIB, UNLIMITED
+from allotment._settings.sizes import MIB, UNLIMITED, parse_size
+from allotment.errors import SettingsError
 
 INTERVALS = 16
 """Powers of two that have divisions of their own: from 1 MiB to 32 GiB, the last for all above."""
@@ -92,6 +93,31 @@ class Mebibytes:
 
     def admits(self, value: object) -> bool:
         return is_whole_number(value) and (value % MIB == 0 or value == UNLIMITED)
+
+
+@dataclass(frozen=True, slots=True)
+class CountOrOff:
+    """A whole number, or "off", which is kept as -1."""
+
+    def read(self, entry: Entry, current: object) -> int:
+        return -1 if entry.word == "off" else _whole_number(entry, entry.word)
+
+    def admits(self, value: object) -> bool:
+        return is_whole_number(value) or (value == -1 and isinstance(value, int))
+
+
+@dataclass(frozen=True, slots=True)
+class ByteSize:
+    """A size, written in any unit and kept in bytes."""
+
+    def read(self, entry: Entry, current: object) -> int:
+        try:
+            return parse_size(entry.word)
+        except SettingsError:
+            raise Refusal from None
+
+    def admits(self, value: object) -> bool:
+        return is_whole_number(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,10 +283,16 @@ def test_json_has_every_figure_and_nothing_else(capsys: pytest.CaptureFixture[st
     assert set(report) == {
         "events", "peak_requested_bytes", "peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes",
         "waste_ratio", "device_allocations", "device_frees", "retries", "ooms", "matches_recording", "reason",
-        "first_difference", "smallest_capacity_bytes", "seconds",
+        "first_difference", "smallest_capacity_bytes", "seconds", "placement", "recorded_peak_active_bytes",
+        "driver_calls", "driver_ms", "calls_last_quarter", "waits", "chunks", "views",
     }  # fmt: skip
     assert report["matches_recording"] is True
-    assert report["waste_ratio"] == report["peak_reserved_bytes"] / report["peak_active_bytes"]
+    assert report["waste_ratio"] == report["peak_reserved_bytes"] / report["recorded_peak_active_bytes"]
+    assert report["recorded_peak_active_bytes"] == report["peak_active_bytes"]
+    assert set(report["driver_calls"]) == {
+        "reserve", "create", "map", "access", "unmap", "release", "malloc", "free", "record", "wait"
+    }  # fmt: skip
+    assert report["driver_calls"]["malloc"] == report["device_allocations"]
 
 
 def test_people_get_a_table_lines_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:

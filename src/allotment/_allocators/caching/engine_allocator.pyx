@@ -11,7 +11,8 @@ from allotment._core.mechanism.shortage cimport largest_free_block
 from allotment._core.model.model cimport Engine, Failure, PendingEvent, Placement, Range, StreamRecord
 from allotment._core.model.sizes cimport Tuning
 from allotment._core.model.tuning cimport fill_tuning
-from allotment._core.placement.registry cimport placement_named
+from allotment._core.placement.dense.dense cimport dense_figures
+from allotment._core.placement.registry cimport placement_check, placement_named
 from allotment._core.records.stats cimport (
     SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak, tally_now)
 from allotment._core.tools.arguments cimport read_address, read_byte_count
@@ -44,6 +45,7 @@ cdef class EngineAllocator(AllocatorBase):
         self.current_settings = self.expect_backend(settings, "native")
         placement = placement_named(settings.placement)
         self.device = device_given(device)
+        placement_check(placement, &self.device.table, self.device.name)
         fill_tuning(&tuning, settings)
         with nogil:
             self.engine = engine_create(&self.device.table, &tuning, placement, &failure)
@@ -165,7 +167,9 @@ cdef class EngineAllocator(AllocatorBase):
         """
         self.enter()
         try:
-            return stats_nested(&self.engine.stats)
+            nested = stats_nested(&self.engine.stats)
+            dense = dense_figures(self.engine)
+            return nested if dense is None else {**nested, "dense": dense}
         finally:
             engine_leave(self.engine)
 

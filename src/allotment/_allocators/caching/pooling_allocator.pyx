@@ -19,7 +19,7 @@ from allotment._core.mechanism.pool cimport (
 from allotment._core.model.model cimport (
     FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Failure, Filter, Placement,
     Pool as EnginePool, RawAllocator)
-from allotment._core.placement.registry cimport placement_named
+from allotment._core.placement.registry cimport placement_check, placement_named
 from allotment._core.records.history cimport capture_stack
 from allotment._core.tools.arguments cimport read_identity, read_pool_id
 
@@ -59,6 +59,7 @@ cdef class PoolingAllocator(RecordingAllocator):
             placement = "torch"     # the one that can do with segments of somebody else's
         if placement is not None:
             table = placement_named(placement)
+            placement_check(table, &self.device.table, self.device.name)
         if isinstance(allocator, PluggedMemory):
             raw = lend_segments(allocator, self.device.table.device)
         else:

@@ -75,6 +75,8 @@ cdef bint share_block(Engine* engine, address_t address, long pid, SharedHandle*
         failure.reason = FAILED_ADDRESS
         failure.address = address
         return False
+    if block.shelf.rack.arena != NULL:
+        return device_failed(failure, UNSUPPORTED, b"share")    # not yet from a placement with memory of its own
     if not (share_plain(engine, block, out, failure) if is_plain(block)
             else share_pages(engine, block, pid, out, failure)):
         return False

@@ -22,15 +22,19 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
 
 cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
     """The default pools (unless routing is active: their events must not be touched), then the freeable ones."""
-    cdef Pool* pool
-    cdef Pool* following
     if engine.routes == NULL:
         if engine.has_leftovers:
             drop_leftovers(engine)
         if not (wait_events(engine, NULL, context, failure)
                 and engine.defaults.placement.release(engine, &engine.defaults, 0, context, failure)):
             return False
-    pool = engine.first_pool if engine.freeable_count > 0 else NULL
+    return release_unused_pools(engine, context, failure)
+
+
+cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
+    """Those that nobody uses any more."""
+    cdef Pool* pool = engine.first_pool if engine.freeable_count > 0 else NULL
+    cdef Pool* following
     while pool != NULL:
         following = pool.next
         if pool.freeable and not release_freeable(engine, pool, context, failure):

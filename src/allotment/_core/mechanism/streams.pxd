@@ -17,12 +17,16 @@ then where it was, and the call can be repeated.
 
 from libc.stdint cimport uint32_t
 
-from allotment._core.contract.types cimport stream_t
-from allotment._core.model.model cimport Block, Deferred, Engine, Failure, Pool, StreamRecord
+from allotment._core.contract.types cimport event_t, stream_t
+from allotment._core.model.model cimport Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord
 
 cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil
 cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream) noexcept nogil
 cdef void uses_drop(Engine* engine, Block* block) noexcept nogil
+cdef bint event_take(Engine* engine, event_t* event, Failure* failure) noexcept nogil
+cdef void event_give(Engine* engine, event_t event) noexcept nogil
+cdef void queue_remove(Engine* engine, StreamRecord* stream, PendingEvent* pending) noexcept nogil
+cdef void drop_empty_queues(Engine* engine) noexcept nogil
 cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept nogil
 cdef void deferral_init(Deferred* deferred, Block* block) noexcept nogil
 cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil

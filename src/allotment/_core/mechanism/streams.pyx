@@ -21,6 +21,8 @@ cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil:
         if stream == NULL:
             return NULL
         stream.handle = handle
+        stream.index = <uint32_t> engine.stream_count
+        engine.stream_count += 1
         stream.next_known = engine.known_streams
         engine.known_streams = stream
         map_put(&engine.streams, handle + 1, stream)
@@ -94,7 +96,7 @@ cdef bint event_take(Engine* engine, event_t* event, Failure* failure) noexcept 
     return True
 
 
-cdef inline void event_give(Engine* engine, event_t event) noexcept nogil:
+cdef void event_give(Engine* engine, event_t event) noexcept nogil:
     engine.spare_events[engine.spare_event_count] = event
     engine.spare_event_count += 1
 
@@ -102,6 +104,8 @@ cdef inline void event_give(Engine* engine, event_t event) noexcept nogil:
 # --- queues of events --------------------------------------------------------------------------------------
 
 cdef void queue_append(Engine* engine, StreamRecord* stream, PendingEvent* pending) noexcept nogil:
+    engine.moment += 1
+    pending.moment = stream.latest = engine.moment
     stream.recorded += 1
     pending.tick = stream.recorded
     pending.next = NULL
@@ -116,6 +120,23 @@ cdef void queue_append(Engine* engine, StreamRecord* stream, PendingEvent* pendi
     else:
         engine.first_waiting = stream
     engine.last_waiting = stream
+
+
+cdef void queue_remove(Engine* engine, StreamRecord* stream, PendingEvent* pending) noexcept nogil:
+    """An event is waited for no more; it may be anywhere in its queue. pre: drop_empty_queues follows"""
+    cdef PendingEvent* previous = NULL
+    cdef PendingEvent* other = stream.first
+    while other != pending:
+        previous = other
+        other = other.next
+    if previous != NULL:
+        previous.next = pending.next
+    else:
+        stream.first = pending.next
+    if pending.next == NULL:
+        stream.last = previous
+    event_give(engine, pending.event)
+    slab_give(&engine.pending_slab, pending)
 
 
 cdef void drop_empty_queues(Engine* engine) noexcept nogil:
@@ -200,6 +221,8 @@ cdef void event_done(Engine* engine, StreamRecord* stream, PendingEvent* pending
     cdef Block* block = pending.block
     if pending.tick > stream.finished:
         stream.finished = pending.tick
+    if pending.moment > stream.done:
+        stream.done = pending.moment
     event_give(engine, pending.event)
     slab_give(&engine.pending_slab, pending)
     block.event_count -= 1
@@ -365,6 +388,7 @@ cdef void streams_clear(Engine* engine) noexcept nogil:
     while engine.known_streams != NULL:
         stream = engine.known_streams
         engine.known_streams = stream.next_known
+        free(stream.synced)
         free(stream)
     while engine.spare_event_count > 0:
         engine.spare_event_count -= 1

@@ -88,13 +88,22 @@ cdef struct PendingEvent:
     PendingEvent* next
     event_t event
     uint64_t tick               # of its stream's clock
+    uint64_t moment             # of the engine's clock
     Block* block
 
 cdef struct StreamRecord:
     # A stream the engine has met. Its clock counts the events recorded on it; they finish in order, so
     # "has this event finished" is first a comparison with the last one seen finished, and a question to
     # the device only if that fails.
+    #
+    # The engine has a clock too, for placements that let one stream have what another freed: it counts frees and
+    # events of all streams, so a moment of it says what came before what.
     stream_t handle
+    uint32_t index              # in order of first sight
+    uint64_t latest             # the moment of its last free or event
+    uint64_t done               # everything up to this moment is over, as far as was seen
+    uint64_t* synced            # by index: up to which moment of that stream this one comes after it
+    size_t synced_room
     uint64_t recorded           # the clock
     uint64_t finished           # as far as was seen
     PendingEvent* first         # events not yet seen complete, oldest first
@@ -325,6 +334,8 @@ cdef struct Engine:
     PointerMap streams          # handle + 1 -> StreamRecord
     StreamRecord* recent_stream
     StreamRecord* known_streams
+    size_t stream_count
+    uint64_t moment             # the clock over all streams
     StreamRecord* first_waiting
     StreamRecord* last_waiting
     Deferred* first_deferred

@@ -5,7 +5,7 @@
                                +--segment_size--> what is asked of the device on a miss
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.tools.bits cimport highest_bit
@@ -29,6 +29,12 @@ cdef struct Tuning:
     bint expandable
     bint stream_reuse               # reuse multi-stream blocks inside a capture where the graph proves it safe
     bint release_lock               # let other threads in while the device allocates
+    uint64_t dense_grain            # dense placement: chunks are about this fraction of what is held
+    uint64_t dense_slack            # how much it grows before it stitches, in millionths of the most in use
+    int64_t dense_wait_reuse        # blocks of a stream that wait for others and are left alone; -1: all of them
+    bint dense_share_streams        # a stream may wait for another to have what it freed
+    bytes_t dense_start             # made at the first request
+    uint64_t dense_views            # of a chunk at most; 1: nothing is stitched
 
 
 cdef inline int division_slot(bytes_t size) noexcept nogil:

@@ -21,5 +21,11 @@ cdef int fill_tuning(Tuning* tuning, object settings) except -1:
     fresh.expandable = settings.expandable_segments
     fresh.stream_reuse = settings.graph_capture_record_stream_reuse
     fresh.release_lock = settings.release_lock_on_device_malloc
+    fresh.dense_grain = settings.dense_grain
+    fresh.dense_slack = round(settings.dense_slack * 1_000_000)
+    fresh.dense_wait_reuse = settings.dense_wait_reuse
+    fresh.dense_share_streams = settings.dense_share_streams
+    fresh.dense_start = settings.dense_start
+    fresh.dense_views = settings.dense_views
     tuning[0] = fresh
     return 0

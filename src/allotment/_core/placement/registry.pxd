@@ -4,7 +4,9 @@ An extension outside of this package adds one when it is imported: it fills in a
 stay for good, since a pool keeps the table it was made with. Registering happens under the import lock.
 """
 
+from allotment._core.contract.table cimport DeviceTable
 from allotment._core.model.model cimport Placement
 
 cdef int placement_register(const Placement* placement) except -1
 cdef const Placement* placement_named(str name) except NULL
+cdef int placement_check(const Placement* placement, const DeviceTable* device, str device_name) except -1

@@ -1,4 +1,6 @@
+from allotment._core.contract.table cimport CAN_VIRTUAL, DeviceTable
 from allotment._core.model.model cimport Placement
+from allotment._core.placement.dense.dense cimport dense_placement
 from allotment._core.placement.pytorch.policy cimport torch_placement
 
 from allotment.errors import SettingsError
@@ -23,4 +25,15 @@ cdef const Placement* placement_named(str name) except NULL:
     return <const Placement*> <size_t> tables[name]
 
 
+cdef int placement_check(const Placement* placement, const DeviceTable* device, str device_name) except -1:
+    """Raises SettingsError for a placement that a device cannot have."""
+    cdef str name = (<bytes> placement.name).decode()
+    if placement != dense_placement() or (device.capabilities & CAN_VIRTUAL != 0 and device.memory_info != NULL):
+        return 0
+    raise SettingsError(
+        f"{device_name} cannot have placement:{name}, which needs virtual memory and a device that tells how much"
+        " memory it has; choose placement:torch", key="placement", value=name, allowed="torch")
+
+
 placement_register(torch_placement())
+placement_register(dense_placement())

@@ -7,6 +7,7 @@ used by one loop on one thread, so it needs neither a lock nor books, and a call
 - Otherwise a segment is put where the next one of the suggestions is, if that is of the same size and its place free;
   else at the lowest address where there is room, as drivers do. Up to `capacity` in all.
 - An event carries the number of the call (`due`) at whose beginning its stream has got that far.
+- What a driver would be called for is counted by kind, and priced by the table of costs that the device is made with.
 """
 
 from libc.stddef cimport size_t
@@ -20,7 +21,33 @@ cdef struct Place:
     address_t address
     bytes_t size
 
+cdef enum:                      # in the order of driver_costs.CALLS
+    CALL_RESERVE
+    CALL_CREATE
+    CALL_MAP
+    CALL_ACCESS
+    CALL_UNMAP
+    CALL_RELEASE
+    CALL_MALLOC
+    CALL_FREE
+    CALL_RECORD
+    CALL_WAIT
+    CALL_KINDS
+
+cdef enum:
+    COST_POINTS = 4
+
+cdef struct Cost:
+    # Microseconds over MiB: straight lines between points, the last one going on.
+    int count
+    double mebibytes[COST_POINTS]
+    double microseconds[COST_POINTS]
+
 cdef struct ReplayState:
+    int64_t calls[CALL_KINDS]
+    double microseconds         # of all calls
+    int64_t unset_views         # mapped since access was set last: setting it costs so much for each
+    Cost costs[CALL_KINDS]
     bytes_t capacity, used
     Place* places               # segments that were put somewhere here, by address
     size_t place_count, place_room
@@ -33,7 +60,15 @@ cdef struct ReplayState:
     int64_t due                 # given to the events that are recorded next
     int64_t* event_due          # by event handle
     size_t event_count, event_room
-    size_t chunk_count
 
 cdef class ReplayDevice(Device):
     cdef ReplayState state
+
+
+cdef inline int64_t memory_calls(const ReplayState* device) noexcept nogil:
+    """Calls about memory so far: all but those about events."""
+    cdef int64_t total = 0
+    cdef int kind
+    for kind in range(CALL_RECORD):
+        total += device.calls[kind]
+    return total

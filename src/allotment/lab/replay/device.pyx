@@ -5,11 +5,16 @@ from libc.string cimport memcpy, memmove, memset, strlen
 
 from allotment._core.contract.table cimport (
     CAN_EVENTS, CAN_VIRTUAL, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
-from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, event_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, device_t, event_t, stream_t
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.trace cimport ACTION_OOM, ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_MAP
 from allotment._core.tools.arrays cimport make_room
+from allotment.lab.replay.device cimport (
+    CALL_ACCESS, CALL_CREATE, CALL_FREE, CALL_MALLOC, CALL_MAP, CALL_RECORD, CALL_RELEASE, CALL_RESERVE, CALL_UNMAP,
+    CALL_WAIT, Cost, Place, ReplayState)
 from allotment.lab.replay.tape cimport tape_next_is, tape_stop, tape_tells_of_refusal
+
+from allotment.lab.replay.driver_costs import driver_costs
 
 cdef enum:
     GRANULARITY = 2097152
@@ -17,6 +22,25 @@ cdef enum:
 # Above every address a recording can hold, so that the two never meet.
 cdef address_t OWN_SEGMENTS = <address_t> 1 << 57
 cdef address_t OWN_RANGES = <address_t> 1 << 58
+
+
+# --- what a driver would take --------------------------------------------------------------------------------
+
+cdef double cost_of(const Cost* cost, bytes_t size) noexcept nogil:
+    cdef double mebibytes = <double> size / 1048576
+    cdef double share
+    cdef int i = 1
+    if cost.count == 1 or mebibytes <= cost.mebibytes[0]:
+        return cost.microseconds[0]
+    while i < cost.count - 1 and mebibytes > cost.mebibytes[i]:
+        i += 1
+    share = (mebibytes - cost.mebibytes[i - 1]) / (cost.mebibytes[i] - cost.mebibytes[i - 1])
+    return cost.microseconds[i - 1] + share * (cost.microseconds[i] - cost.microseconds[i - 1])
+
+
+cdef inline void count(ReplayState* device, int kind, bytes_t size) noexcept nogil:
+    device.calls[kind] += 1
+    device.microseconds += cost_of(&device.costs[kind], size)
 
 
 # --- memory --------------------------------------------------------------------------------------------------
@@ -137,11 +161,13 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
         if follows(device):
             tape_stop(device.tape, ACTION_SEGMENT_ALLOC, address[0], size, stream)
     device.used += size
+    count(device, CALL_MALLOC, size)
     return OK
 
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
     cdef ReplayState* device = <ReplayState*> self
+    count(device, CALL_FREE, size)
     device.used -= size
     unplace_segment(device, address)
     return OK
@@ -156,6 +182,7 @@ cdef status_t range_reserve(void* self, bytes_t size, stream_t stream, address_t
         address[0] = device.tape.address[device.tape.at]
     else:
         address[0] = place_range(device, size)
+    count(device, CALL_RESERVE, size)
     return OK
 
 
@@ -172,21 +199,36 @@ cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept no
     if not has_room(device, size):
         return OUT_OF_MEMORY
     device.used += size
-    device.chunk_count += 1
-    chunk[0] = device.chunk_count
+    count(device, CALL_CREATE, size)
+    chunk[0] = device.calls[CALL_CREATE]
     return OK
 
 
 cdef status_t chunk_release(void* self, chunk_t chunk, bytes_t size) noexcept nogil:
-    (<ReplayState*> self).used -= size
+    cdef ReplayState* device = <ReplayState*> self
+    device.used -= size
+    count(device, CALL_RELEASE, size)
     return OK
 
 
 cdef status_t map_chunk(void* self, address_t address, bytes_t size, chunk_t chunk) noexcept nogil:
+    cdef ReplayState* device = <ReplayState*> self
+    device.unset_views += 1
+    count(device, CALL_MAP, size)
     return OK
 
 
 cdef status_t unmap_chunk(void* self, address_t address, bytes_t size) noexcept nogil:
+    count(<ReplayState*> self, CALL_UNMAP, size)
+    return OK
+
+
+cdef status_t set_access(void* self, address_t address, bytes_t size, device_t other) noexcept nogil:
+    """One call for a run of mappings, which takes as long as one for each of them."""
+    cdef ReplayState* device = <ReplayState*> self
+    device.calls[CALL_ACCESS] += 1
+    device.microseconds += max(device.unset_views, 1) * cost_of(&device.costs[CALL_ACCESS], size)
+    device.unset_views = 0
     return OK
 
 
@@ -225,6 +267,7 @@ cdef status_t event_destroy(void* self, event_t event) noexcept nogil:
 
 cdef status_t event_record(void* self, event_t event, stream_t stream) noexcept nogil:
     cdef ReplayState* device = <ReplayState*> self
+    count(device, CALL_RECORD, 0)
     device.event_due[event] = device.due
     return OK
 
@@ -238,6 +281,15 @@ cdef status_t event_synchronize(void* self, event_t event) noexcept nogil:
     return OK
 
 
+cdef status_t stream_wait(void* self, stream_t stream, event_t event) noexcept nogil:
+    count(<ReplayState*> self, CALL_WAIT, 0)
+    return OK
+
+
+cdef status_t device_synchronize(void* self) noexcept nogil:
+    return OK
+
+
 cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
     cdef const char* words = b"the replay's device refused"
     cdef size_t length = min(strlen(words), capacity)
@@ -248,7 +300,13 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
 cdef class ReplayDevice(Device):
     def __cinit__(self, capacity):
         cdef DeviceTable* table = &self.table
+        cdef int kind, i
         memset(&self.state, 0, sizeof(ReplayState))
+        for kind, points in enumerate(driver_costs().values()):
+            self.state.costs[kind].count = len(points)
+            for i, (mebibytes, microseconds) in enumerate(points):
+                self.state.costs[kind].mebibytes[i] = mebibytes
+                self.state.costs[kind].microseconds[i] = microseconds
         self.state.capacity = capacity
         self.state.next_range = OWN_RANGES
         self.family = "replay"
@@ -263,7 +321,10 @@ cdef class ReplayDevice(Device):
         table.chunk_release = chunk_release
         table.map = map_chunk
         table.unmap = unmap_chunk
+        table.set_access = set_access
         table.granularity = granularity
+        table.stream_wait = stream_wait
+        table.device_synchronize = device_synchronize
         table.stream_synchronize = stream_synchronize
         table.event_create = event_create
         table.event_destroy = event_destroy

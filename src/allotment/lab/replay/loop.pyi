@@ -1,5 +1,7 @@
 # Made from loop.pyx by `make stubs`: change it there.
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,5 +54,10 @@ class Replay:
         """
     def figures(self) -> dict[str, int]:
         """The counters of the window."""
+    def driver(self) -> dict[str, Any]:
+        """What a driver would have been called for in the window."""
     def blocks(self) -> list[tuple[int, int, int]]:
-        """(address, size, state) of every mapped block, by address; the states are of `BlockState`."""
+        """(address, size, state) of every mapped block, by address; the states are of `BlockState`.
+
+        Of PyTorch's placement alone: it is compared with a recording, and none is of another.
+        """

@@ -31,7 +31,7 @@ from allotment._core.placement.registry cimport placement_named
 from allotment._core.records.stats cimport ALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now
 from allotment._core.records.trace cimport ACTION_ALLOC, trace_track
 from allotment._core.tools.slab cimport slab_reserve
-from allotment.lab.replay.device cimport Place, ReplayDevice, ReplayState
+from allotment.lab.replay.device cimport Place, ReplayDevice, ReplayState, memory_calls
 from allotment.lab.replay.records cimport (
     EMPTY_CACHE, EMPTY_POOL, FREE, FREE_SHARED, HOLE, IDLE, IN_USE, MALLOC, RELEASE_POOL, Call, Layout, Piece)
 from allotment.lab.replay.tape cimport Tape, tape_hear, tape_stop
@@ -39,6 +39,8 @@ from allotment.lab.replay.tape cimport Tape, tape_hear, tape_stop
 import time
 
 import numpy
+
+from allotment.lab.replay.driver_costs import CALLS
 
 cdef struct Until:
     bint refusal                # ends the run
@@ -88,6 +90,8 @@ cdef class Replay:
     cdef unsigned char[::1] pool_known  # made, and held by us
     cdef uint64_t[:, ::1] samples       # live and reserved bytes
     cdef int64_t sample_stride
+    cdef int64_t last_quarter           # the call it begins with
+    cdef int64_t calls_before           # of the device, before it
     cdef readonly int64_t refused       # requests that ended out of memory
     cdef readonly double seconds
     cdef readonly double cpu_seconds    # of this thread: what one core needs, however busy the machine is
@@ -284,6 +288,8 @@ cdef class Replay:
         """Count from here: what came before only set the scene."""
         stats_reset_peak(&self.engine.stats)
         stats_reset_accumulated(&self.engine.stats)
+        memset(self.device.state.calls, 0, sizeof(self.device.state.calls))
+        self.device.state.microseconds = 0
         self.refused = 0
         self.seconds = self.cpu_seconds = 0.0
 
@@ -311,6 +317,7 @@ cdef class Replay:
         if count == 0:
             return True
         memset(&failure, 0, sizeof(Failure))
+        self.last_quarter = count * 3 // 4
         until.refusal = stop_at_refusal
         until.difference = stop_at_difference
         until.background = background
@@ -372,6 +379,8 @@ cdef class Replay:
                 return i
             if stride > 0:
                 self.note(i // stride)
+                if i == self.last_quarter:
+                    self.calls_before = memory_calls(device)
         return count
 
     cdef Block* serve_privately(self, int32_t pool, Request* request) noexcept nogil:
@@ -427,8 +436,24 @@ cdef class Replay:
             "ooms": stats.ooms,
         }
 
+    def driver(self) -> dict[str, Any]:
+        """What a driver would have been called for in the window."""
+        cdef const ReplayState* device = &self.device.state
+        calls = {kind: device.calls[i] for i, kind in enumerate(CALLS)}
+        return {
+            "driver_calls": calls,
+            "driver_ms": device.microseconds / 1000,
+            "calls_last_quarter": memory_calls(device) - self.calls_before,
+            "waits": calls["wait"],
+            "chunks": calls["create"] - calls["release"],
+            "views": calls["map"] - calls["unmap"],
+        }
+
     def blocks(self) -> list[tuple[int, int, int]]:
-        """(address, size, state) of every mapped block, by address; the states are of `BlockState`."""
+        """(address, size, state) of every mapped block, by address; the states are of `BlockState`.
+
+        Of PyTorch's placement alone: it is compared with a recording, and none is of another.
+        """
         cdef Range* range_ = self.engine.first_range
         cdef Block* block
         found = []

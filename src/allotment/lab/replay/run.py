@@ -25,9 +25,9 @@ from allotment._settings import Settings
 from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay.gate import check_snapshot
 from allotment.lab.replay.initial_state import Beginning, beginning_of
-from allotment.lab.replay.loop import Replay
+from allotment.lab.replay.loop import Replay, rounded_sizes
 from allotment.lab.replay.placement import Placement
-from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of
+from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
 
 __all__ = ["SAMPLE", "Difference", "Recording", "Result", "read_recording", "sample_entries_per_second"]
 
@@ -75,6 +75,9 @@ class Result:
     peak_allocated_bytes: int
     peak_active_bytes: int
     peak_reserved_bytes: int
+    recorded_peak_active_bytes: int
+    """Most memory active at once if every block lives until its recorded free is done: what is to be held."""
+    placement: str
     device_allocations: int
     device_frees: int
     retries: int
@@ -89,11 +92,25 @@ class Result:
     reserved: list[int]
     blocks: list[tuple[int, int, int]]
     """Address, size and state of the blocks at the end."""
+    driver_calls: dict[str, int]
+    """What a driver would have been called for, by kind."""
+    driver_ms: float
+    """What that costs, by the table of `driver_costs.json`."""
+    calls_last_quarter: int
+    """Calls about memory in the last quarter of the history."""
+    waits: int
+    """Streams that were made to wait for others, on the device."""
+    chunks: int
+    views: int
+    """Chunks, and places they are mapped at, at the end."""
 
     @property
     def waste_ratio(self) -> float | None:
-        """Most memory reserved over most memory active."""
-        return self.peak_reserved_bytes / self.peak_active_bytes if self.peak_active_bytes else None
+        """Most memory reserved over the most that was active at once in the recording.
+
+        Not over what was active in the replay: a placement that has blocks free earlier would seem to waste more.
+        """
+        return self.peak_reserved_bytes / self.recorded_peak_active_bytes if self.recorded_peak_active_bytes else None
 
 
 def read_recording(
@@ -246,7 +263,8 @@ class Recording:
         run.begin_window()
         samples = self._sampled(run)
         what = "other settings than the recorded ones" if settings != self.settings else "a given capacity"
-        result = self._result(run, samples, None, f"replayed under {what}: there is nothing to compare with", None)
+        reason = f"replayed under {what}: there is nothing to compare with"
+        result = self._result(run, settings, samples, None, reason, None)
         return replace(result, ooms=result.ooms + refused_before)
 
     def fits(self, capacity: int, settings: Settings | str | None = None) -> bool:
@@ -262,7 +280,7 @@ class Recording:
         """
         settings = self._settings(settings)
         roomy = self.replay(settings, self._roomy)
-        low = roomy.peak_active_bytes // STEP - 1
+        low = min(roomy.peak_active_bytes, roomy.peak_reserved_bytes) // STEP - 1
         high = -(-roomy.peak_reserved_bytes // STEP)
         while not self.fits(high * STEP, settings):
             low, high = high, high + max(1, high // 8)
@@ -332,7 +350,7 @@ class Recording:
         samples = self._sampled(run)
         difference = self._described(run.difference) or self._difference_at_end(run)
         matches, reason = self._verdict(difference)
-        return self._result(run, samples, matches, reason, difference)
+        return self._result(run, self.settings, samples, matches, reason, difference)
 
     def _verdict(self, difference: Difference | None) -> tuple[bool | None, str | None]:
         history, beginning = self._history, self._beginning
@@ -381,6 +399,7 @@ class Recording:
     def _result(
         self,
         run: Replay,
+        settings: Settings,
         samples: NDArray[np.uint64],
         matches: bool | None,
         reason: str | None,
@@ -395,7 +414,18 @@ class Recording:
             live=samples[:, 0].tolist(),
             reserved=samples[:, 1].tolist(),
             blocks=run.blocks(),
+            recorded_peak_active_bytes=self._peak_active(settings),
+            placement=settings.placement,
             **run.figures(),
+            **run.driver(),
+        )
+
+    def _peak_active(self, settings: Settings) -> int:
+        """The most active at once, as recorded, in the sizes that requests have under `settings`."""
+        return peak_active(
+            np.concatenate([self._beginning.requests, self._beginning.frees, self._workload.calls]),
+            lambda sizes: rounded_sizes(settings, sizes),
+            background=len(self._beginning.requests) + len(self._beginning.frees),
         )
 
 

@@ -14,7 +14,7 @@ A history tells what an allocator did, a workload what was asked of it. Most of 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -27,7 +27,7 @@ from allotment._formats.torch_snapshot import Trace
 from allotment._settings import Settings
 from allotment.lab.replay.records import CALL, Kind
 
-__all__ = ["ABOUT_MEMORY", "NEVER", "History", "Run", "Workload", "calls_of", "due_calls", "lanes"]
+__all__ = ["ABOUT_MEMORY", "NEVER", "History", "Run", "Workload", "calls_of", "due_calls", "lanes", "peak_active"]
 
 SMALL_REQUEST, SMALL_SEGMENT = 1 << 20, 2 << 20
 NEVER = np.iinfo(np.int32).max
@@ -320,3 +320,25 @@ def lanes(due: NDArray[np.int32]) -> NDArray[np.uint64]:
             last[lane] = -value
         taken[i] = lane
     return taken
+
+
+def peak_active(
+    calls: NDArray[np.void], rounded: Callable[[NDArray[np.uint64]], NDArray[np.uint64]], background: int
+) -> int:
+    """The most bytes active at once when every free is done where it was recorded as done.
+
+    The first `background` calls are from before the history: what they free late counts from its beginning.
+    """
+    kind, block = calls["kind"], calls["block"]
+    requests = np.flatnonzero((kind == Kind.MALLOC) & (block >= 0))
+    size = np.zeros(int(block.max(initial=-1)) + 2, dtype=np.int64)
+    size[block[requests]] = rounded(np.ascontiguousarray(calls["size"][requests])).astype(np.int64)
+    frees = np.flatnonzero(kind == Kind.FREE)
+    shared = np.flatnonzero(kind == Kind.FREE_SHARED)
+    # A free that is due at a call is done before it; one that is never due stays.
+    due = np.minimum(calls["due"][shared].astype(np.int64) + background, len(calls))
+    change = np.zeros(len(calls) + 2, dtype=np.int64)
+    np.add.at(change, requests + 1, size[block[requests]])
+    np.subtract.at(change, frees + 1, size[block[frees]])
+    np.subtract.at(change, due, size[block[shared]])
+    return int(np.cumsum(change)[background : len(calls) + 1].max(initial=0))

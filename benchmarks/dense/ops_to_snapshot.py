@@ -1,0 +1,123 @@
+"""Request streams as snapshots that `allotment replay` reads.
+
+    python benchmarks/dense/ops_to_snapshot.py FILE.ops... --out FOLDER
+
+An `.ops` file is int64 records: kind (0 allocate, 1 free asked for and still waiting for other streams, 2 free done,
+3 a stream's private pool is released, 4 empty_cache), block, size, stream index, microseconds. It has no addresses.
+So each block gets addresses of its own, in one segment for each stream that is as large as all its blocks together:
+a replay under any settings but the recorded ones asks for the same sizes in the same order and looks at nothing else.
+The settings that the snapshot states are ones that nobody asks for. Private pools are not told: their blocks become
+blocks of their stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import pickle
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ALLOCATE, ASK, DONE, RELEASE_POOL, EMPTY_CACHE = range(5)
+UNIT = 512
+SEGMENT_SPACE = 1 << 44
+"""Addresses between the segments of two streams."""
+DUMMY = 2 << 20
+"""Segments that are released to show where the cache was emptied."""
+SETTINGS = "garbage_collection_threshold:0.99"
+
+
+def rounded(size: int) -> int:
+    return max(UNIT, -(-size // UNIT) * UNIT)
+
+
+def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
+    """A snapshot with the history of `ops`, one row each."""
+    used: dict[int, int] = defaultdict(int)
+    address: dict[int, tuple[int, int, int]] = {}
+    entries: list[dict[str, Any]] = []
+    dummies = 0
+    asked: set[int] = set()
+
+    def note(action: str, place: int, size: int, stream: int, time: int) -> None:
+        entries.append({"action": action, "addr": place, "size": size, "stream": stream, "time_us": time, "frames": []})
+
+    for kind, block, size, stream, time in ops.tolist():
+        if kind == ALLOCATE:
+            place = (stream + 1) * SEGMENT_SPACE + used[stream]
+            used[stream] += rounded(size)
+            address[block] = place, size, stream
+            note("alloc", place, size, stream, time)
+        elif kind == ASK:
+            place, size, stream = address[block]
+            note("free_requested", place, size, stream, time)
+            asked.add(block)
+        elif kind == DONE:
+            place, size, stream = address.pop(block)
+            if block not in asked:
+                note("free_requested", place, size, stream, time)
+            asked.discard(block)
+            note("free_completed", place, size, stream, time)
+        elif kind == EMPTY_CACHE:
+            note("segment_free", DUMMY * (1 + dummies), DUMMY, 0, time)
+            dummies += 1
+    first = int(ops[0, 4]) if len(ops) else 0
+    segments = [(DUMMY * (1 + i), DUMMY, 0) for i in range(dummies)]
+    segments += [((stream + 1) * SEGMENT_SPACE, size, stream) for stream, size in sorted(used.items())]
+    begin = [
+        {"action": "segment_alloc", "addr": place, "size": size, "stream": stream, "time_us": first, "frames": []}
+        for place, size, stream in segments
+    ]
+    left: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
+    for block, (place, size, stream) in address.items():
+        left[stream].append((place, size, block in asked))
+    return {
+        "segments": [segment_of(stream, size, sorted(left[stream])) for stream, size in sorted(used.items())],
+        "device_traces": [begin + entries],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": SETTINGS, "garbage_collection_threshold": 0.99},
+        "external_annotations": [],
+    }
+
+
+def segment_of(stream: int, size: int, live: list[tuple[int, int, bool]]) -> dict[str, Any]:
+    """The segment of a stream as it is at the end."""
+    base = at = (stream + 1) * SEGMENT_SPACE
+    blocks = []
+
+    def append(place: int, size: int, requested: int, state: str) -> None:
+        blocks.append({"address": place, "size": size, "requested_size": requested, "state": state, "frames": []})
+
+    for place, requested, waits in live:
+        if place > at:
+            append(at, place - at, 0, "inactive")
+        append(place, rounded(requested), requested, "active_pending_free" if waits else "active_allocated")
+        at = place + rounded(requested)
+    if at < base + size:
+        append(at, base + size - at, 0, "inactive")
+    in_use = sum(block["size"] for block in blocks if block["state"] != "inactive")
+    return {
+        "device": 0, "address": base, "total_size": size, "allocated_size": in_use, "active_size": in_use,
+        "requested_size": sum(block["requested_size"] for block in blocks), "stream": stream, "segment_type": "large",
+        "segment_pool_id": (0, 0), "is_expandable": False, "frames": [], "blocks": blocks,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Request streams as snapshots that `allotment replay` reads.")
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for file in arguments.files:
+        ops = np.fromfile(file, np.int64).reshape(-1, 5)
+        target = arguments.out / f"{file.name.removesuffix('.ops')}.pickle.gz"
+        with gzip.open(target, "wb", compresslevel=1) as out:
+            pickle.dump(snapshot_of(ops), out, protocol=4)
+        print(target)
+
+
+if __name__ == "__main__":
+    main()

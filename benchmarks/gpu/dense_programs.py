@@ -1,0 +1,314 @@
+"""Four programs under PyTorch's allocator, plain and expandable, and under dense placement: outputs, memory, speed.
+
+    python benchmarks/gpu/dense_programs.py [--rounds N] [--program NAME]... [--out FILE]
+    python benchmarks/gpu/dense_programs.py --largest-batch [--limit 8GiB] [--program NAME]...
+
+train       a transformer trained on batches of changing length
+generate    a transformer that writes, with caches of keys and values that grow by a token at a time
+unet        a convolutional U-Net trained on images of changing sizes
+serve       two models served in turns, with batches of changing size
+
+Each run is a process of its own; runs of the three allocators take turns. Ends with 1 if an output differs in any bit.
+With --largest-batch: the largest batch that fits under the limit for each allocator, first foretold by replaying
+recordings of runs without a limit, then tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+DEFAULT, EXPANDABLE, DENSE = "default", "expandable", "dense"
+KINDS = (DEFAULT, EXPANDABLE, DENSE)
+REPLAYED = {DEFAULT: "", EXPANDABLE: "expandable_segments:True", DENSE: "placement:dense"}
+WORKER = "--worker"
+WARM = 5
+"""Steps that are not timed: kernels are loaded in them."""
+BATCHES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+# The programs: each yields, after every step, what it computed and how many units that was.
+
+
+def transformer(width: int, layers: int, heads: int) -> Any:
+    from torch import nn
+
+    layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
+def train(batch: int) -> Iterator[tuple[Any, int]]:
+    import torch
+    from torch import nn
+
+    draw = random.Random(5)
+    torch.manual_seed(1)
+    embed, head = nn.Embedding(8192, 768).cuda(), nn.Linear(768, 8192).cuda()
+    model = transformer(768, 8, 12).cuda()
+    parameters = [*embed.parameters(), *model.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=3e-4)
+    source = torch.Generator().manual_seed(2)
+    for _ in range(40):
+        tokens = torch.randint(8192, (batch, draw.randrange(64, 1025, 8)), generator=source).cuda()
+        loss = nn.functional.cross_entropy(head(model(embed(tokens))).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield loss.detach(), tokens.numel()
+
+
+def generate(batch: int) -> Iterator[tuple[Any, int]]:
+    import torch
+    from torch import nn
+
+    draw = random.Random(7)
+    torch.manual_seed(1)
+    width, heads, layers = 2048, 16, 16
+    linear = [(nn.Linear(width, 3 * width), nn.Linear(width, width)) for _ in range(layers)]
+    weights = [(qkv.half().cuda(), out.half().cuda()) for qkv, out in linear]
+    with torch.no_grad():
+        for _ in range(6):
+            length = draw.randrange(200, 700)
+            hidden = torch.randn(batch, length, width, device="cuda").half()
+            caches: list[Any] = [None] * layers
+            written = 0
+            for _ in range(draw.randrange(40, 120)):
+                for i, (qkv, out) in enumerate(weights):
+                    query, key, value = qkv(hidden).view(batch, -1, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+                    if caches[i] is not None:
+                        key, value = (torch.cat(pair, dim=2) for pair in zip(caches[i], (key, value), strict=True))
+                    caches[i] = key, value
+                    attended = torch.softmax(query @ key.transpose(-1, -2) / 11.3, dim=-1) @ value
+                    hidden = hidden + out(attended.transpose(1, 2).flatten(2))
+                hidden = nn.functional.layer_norm(hidden[:, -1:], (width,))
+                written += batch
+            yield hidden.float().sum(), written
+
+
+def unet(batch: int) -> Iterator[tuple[Any, int]]:
+    import torch
+    from torch import nn
+
+    def block(inside: int, outside: int) -> Any:
+        return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.GroupNorm(8, outside), nn.SiLU(),
+                             nn.Conv2d(outside, outside, 3, padding=1), nn.SiLU()).cuda()
+
+    draw = random.Random(3)
+    torch.manual_seed(1)
+    widths = [64, 128, 256, 512]
+    down = [block(inside, outside) for inside, outside in itertools.pairwise([3, *widths])]
+    up = [block(2 * width if width == 512 else 3 * width, width) for width in reversed(widths[:-1])]
+    last = nn.Conv2d(64, 3, 1).cuda()
+    parameters = [p for module in [*down, *up, last] for p in module.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    source = torch.Generator().manual_seed(2)
+    for _ in range(40):
+        height, width = draw.randrange(64, 321, 32), draw.randrange(64, 321, 32)
+        image = torch.randn(batch, 3, height, width, generator=source).cuda()
+        levels, value = [], image
+        for module in down:
+            value = module(value)
+            levels.append(value)
+            value = nn.functional.avg_pool2d(value, 2)
+        value = levels.pop()
+        for module in up:
+            skip = levels.pop()
+            value = nn.functional.interpolate(value, size=skip.shape[-2:])
+            value = module(torch.cat([value, skip], dim=1))
+        loss = (last(value) - image).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield loss.detach(), batch
+
+
+def serve(batch: int) -> Iterator[tuple[Any, int]]:
+    import torch
+    from torch import nn
+
+    draw = random.Random(9)
+    torch.manual_seed(1)
+    large = transformer(1024, 12, 16).half().cuda().eval()
+    wide = nn.Sequential(nn.Linear(4096, 16384), nn.GELU(), nn.Linear(16384, 4096)).half().cuda()
+    with torch.no_grad():
+        for turn in range(80):
+            size = draw.randrange(1, 2 * batch)
+            if turn % 2:
+                value = large(torch.randn(size, draw.randrange(32, 1025), 1024, device="cuda").half())
+            else:
+                value = wide(torch.randn(size, draw.randrange(64, 2049), 4096, device="cuda").half())
+            yield value.float().sum(), size
+
+
+PROGRAMS: dict[str, tuple[Callable[[int], Iterator[tuple[Any, int]]], int]] = {
+    "train": (train, 8), "generate": (generate, 8), "unet": (unet, 8), "serve": (serve, 8),
+}  # fmt: skip
+"""By name: the program, and the batch it is run with."""
+
+
+# One run.
+
+
+def work(program: str, kind: str, batch: int, limit: int, record: str) -> None:
+    warnings.simplefilter("ignore")
+    import torch
+
+    if kind == DENSE:
+        from allotment.torch import memory
+        from allotment.torch._install import install
+
+        install(settings="placement:dense")
+    else:
+        from torch.cuda import memory
+    # Deterministic where there is a choice. Filling fresh tensors would hide what a reused block still holds.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    if record:
+        memory._record_memory_history(max_entries=2_000_000, stacks="python", context=None)
+    if limit:
+        memory.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    outputs, units, times = [], [], []
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    try:
+        for output, count in PROGRAMS[program][0](batch):
+            outputs.append(output.item())
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+            units.append(count)
+            start = time.perf_counter()
+    except torch.OutOfMemoryError:
+        print(json.dumps({"out_of_memory": True}))
+        return
+    if record:
+        memory._dump_snapshot(record)
+    print(json.dumps({
+        "outputs": outputs,
+        "units_per_second": sum(units[WARM:]) / sum(times[WARM:]) if len(times) > WARM else sum(units) / sum(times),
+        "peak_reserved": memory.max_memory_reserved(),
+        "peak_allocated": memory.max_memory_allocated(),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }))  # fmt: skip
+
+
+def start(program: str, kind: str, batch: int, limit: int = 0, record: str = "") -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "PYTORCH_CUDA_ALLOC_CONF": REPLAYED[EXPANDABLE] if kind == EXPANDABLE else "",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    command = [sys.executable, __file__, WORKER, program, kind, str(batch), str(limit), record or "-"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    told, complained = process.communicate("go\n")
+    if process.returncode != 0:
+        sys.exit(f"{process.args} failed:\n{complained[-4000:]}")
+    result: dict[str, Any] = json.loads(told.splitlines()[-1])
+    return result
+
+
+# The comparison.
+
+
+def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
+    found: dict[str, Any] = {}
+    equal = True
+    print("| program | allocator | peak reserved, MiB | peak allocated, MiB | ratio | units/s | of default |")
+    print("|---|---|---|---|---|---|---|")
+    for program in programs:
+        runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+        for _ in range(rounds):
+            for kind in KINDS:
+                runs[kind].append(finish(start(program, kind, PROGRAMS[program][1])))
+        expected = runs[DEFAULT][0]["outputs"]
+        speed = {kind: statistics.median(run["units_per_second"] for run in runs[kind]) for kind in KINDS}
+        for kind in KINDS:
+            same = all(run["outputs"] == expected for run in runs[kind])
+            equal = equal and same
+            reserved = max(run["peak_reserved"] for run in runs[kind])
+            allocated = max(run["peak_allocated"] for run in runs[kind])
+            print(f"| {program} | {kind}{'' if same else ' (OUTPUTS DIFFER)'} | {reserved / 2**20:,.0f} "
+                  f"| {allocated / 2**20:,.0f} | {reserved / allocated:.3f} | {speed[kind]:,.1f} "
+                  f"| {speed[kind] / speed[DEFAULT]:.3f} |", flush=True)
+        found[program] = runs
+    print(f"outputs {'equal in every bit' if equal else 'DIFFER'}; {found[programs[0]][DEFAULT][0]['gpu']}, "
+          f"PyTorch {found[programs[0]][DEFAULT][0]['torch']}")
+    return found, equal
+
+
+def largest_batches(programs: list[str], limit: int) -> dict[str, Any]:
+    from allotment.lab.replay.run import read_recording
+
+    found: dict[str, Any] = {}
+    print(f"largest batch of {BATCHES} under {limit / 2**30:.1f} GiB: foretold by replay, then run")
+    for program in programs:
+        foretold = dict.fromkeys(KINDS, 0)
+        for batch in BATCHES:
+            with tempfile.TemporaryDirectory() as folder:
+                record = str(Path(folder) / "run.pickle")
+                result = finish(start(program, DEFAULT, batch, record=record))
+                if result.get("out_of_memory"):
+                    break
+                recording = read_recording(record)
+                fitting = [kind for kind in KINDS if recording.fits(limit, REPLAYED[kind])]
+            for kind in fitting:
+                foretold[kind] = batch
+            if not fitting:
+                break
+        real = dict.fromkeys(KINDS, 0)
+        for kind in KINDS:
+            for batch in BATCHES:
+                if finish(start(program, kind, batch, limit=limit)).get("out_of_memory"):
+                    break
+                real[kind] = batch
+        found[program] = {"foretold": foretold, "real": real}
+        print(program, "foretold", foretold, "real", real, flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Programs under three ways to place memory.")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--program", action="append", choices=list(PROGRAMS))
+    parser.add_argument("--largest-batch", action="store_true")
+    parser.add_argument("--limit", default="8GiB")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument(WORKER, nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        program, kind, batch, limit, record = options.worker
+        work(program, kind, int(batch), int(limit), "" if record == "-" else record)
+        return 0
+    programs = options.program or list(PROGRAMS)
+    if options.largest_batch:
+        from allotment._settings import parse_size
+
+        found, equal = largest_batches(programs, parse_size(options.limit)), True
+    else:
+        found, equal = compare(programs, options.rounds)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

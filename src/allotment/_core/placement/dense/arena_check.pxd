@@ -1,0 +1,9 @@
+"""Are the tiles, views, chunks and indexes of an arena in order, and if not, which rule broke?
+
+Everything that is kept twice is computed once more and compared. Costs a walk over everything.
+"""
+
+from allotment._core.model.model cimport Totals
+from allotment._core.placement.dense.structures cimport Arena
+
+cdef int check_arena(Arena* arena, Totals* totals) except -1

@@ -1,0 +1,37 @@
+"""Who is ordered after whom: whether a stream may have memory that others have freed.
+
+The engine's clock counts frees and recorded events. For a pair of streams, `synced[s][a]` is the moment up to which
+everything on `a` comes before what `s` does next, because s was made to wait for an event of a; `a.done` is the
+moment up to which a was seen finished. A pair (a, moment) of a tile's clock is behind stream s if a is s itself, or
+if one of those two has reached it.
+
+A wait is only ever for work that was submitted before, so the graph of waits follows the order of submission: there
+is no deadlock. While routing is active no event is recorded, asked for or waited for.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from allotment._core.model.model cimport Engine, Failure, PendingEvent, StreamRecord
+from allotment._core.placement.dense.structures cimport Arena, Clock
+
+cdef void clock_note(Clock* clock, uint32_t stream, uint64_t moment) noexcept nogil
+cdef void clock_join(Clock* clock, const Clock* other) noexcept nogil
+cdef bint clock_covers_slowly(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil
+cdef bint clock_is_over(Engine* engine, const Clock* clock) noexcept nogil
+cdef bint synced_reserve(Engine* engine, StreamRecord* stream) noexcept nogil
+cdef bint order_after_clock(Arena* arena, StreamRecord* stream, const Clock* clock, Failure* failure) noexcept nogil
+cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRecord* user,
+                           const PendingEvent* pending) noexcept nogil
+cdef void all_streams_done(Engine* engine) noexcept nogil
+
+
+cdef inline void clock_clear(Clock* clock) noexcept nogil:
+    clock.count = 0
+    clock.everyone = 0
+
+
+cdef inline bint clock_covers(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil:
+    """Whether `stream` comes after everything that the clock holds. Mostly it is the one stream that is in it."""
+    if clock.everyone == 0 and (clock.count == 0 or clock.count == 1 and clock.streams[0] == stream.index):
+        return True
+    return clock_covers_slowly(engine, clock, stream)

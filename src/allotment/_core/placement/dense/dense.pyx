@@ -1,0 +1,688 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, qsort
+
+from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable
+from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t
+from allotment._core.mechanism.address_map cimport address_reserve
+from allotment._core.mechanism.block cimport note_free, note_handed_out
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.reclaim cimport release_unused_pools
+from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
+from allotment._core.mechanism.streams cimport drop_empty_queues, queue_remove, wait_events
+from allotment._core.model.model cimport (
+    FAILED_DEVICE, NO_FAILURE, Block, Engine, Failure, PendingEvent, Placement, Pool, Request, StreamRecord, Totals,
+    visit_t)
+from allotment._core.placement.dense.arena cimport (
+    Piece, addresses_left, arena_clear, arena_extend, arena_grant, arena_make, arena_retire, arena_trim, region_make)
+from allotment._core.placement.dense.arena_check cimport check_arena
+from allotment._core.placement.dense.clocks cimport (
+    all_streams_done, clock_clear, clock_covers, clock_note, order_after_clock, synced_reserve, wait_for_pending)
+from allotment._core.placement.dense.plan cimport Plan, Terms, plan_cheapest
+from allotment._core.placement.dense.structures cimport (
+    TILE_FREE, TILE_USED, Arena, Clock, DenseChunk, Node, Region, Tile, View, full_granules, tile_behind,
+    tile_end, tile_of, view_end, whole_granules)
+from allotment._core.placement.dense.tile cimport records_to_hand_out, tile_give, tile_take
+from allotment._core.placement.dense.tile_index cimport (
+    LARGE_TILE, first_beside, first_fit, first_of_size, next_fit, node_next)
+from allotment._core.records.stats cimport tally_now
+from allotment._core.tools.arrays cimport make_room
+from allotment._core.tools.slab cimport slab_reserve
+
+cdef enum:
+    PASSED_OVER = 64            # tiles that are looked at, at most, before a search gives up
+    CHUNK_MOST = 536870912
+    MEBIBYTE = 1048576
+
+
+cdef inline Arena* arena_of(const Request* request) noexcept nogil:
+    return <Arena*> request.shelf.rack.arena
+
+
+cdef inline bint may_wait(const Arena* arena) noexcept nogil:
+    """Whether a stream may be made to wait for another, on the device."""
+    return not arena.is_private and arena.engine.routes == NULL and (
+        arena.engine.table.event_record == NULL or arena.engine.table.stream_wait != NULL)
+
+
+# How far an arena grows is measured by all memory of the engine, that of private pools included.
+
+cdef inline bytes_t in_use(const Engine* engine) noexcept nogil:
+    return <bytes_t> tally_now(&engine.stats.active_bytes)
+
+
+cdef inline bytes_t held(const Engine* engine) noexcept nogil:
+    return <bytes_t> tally_now(&engine.stats.reserved_bytes)
+
+
+# --- which bytes --------------------------------------------------------------------------------------------------
+
+cdef Tile* find_equal(Arena* arena, bytes_t size, const StreamRecord* stream, address_t* address) noexcept nogil:
+    """Steps 1 and 2."""
+    cdef Node* node = first_of_size(arena, size)
+    cdef int looked_at = 0
+    cdef Tile* tile
+    while node != NULL and node.rank == size and looked_at < PASSED_OVER:
+        if clock_covers(arena.engine, &node.tile.clock, stream):
+            address[0] = node.tile.block.address
+            return node.tile
+        node = node_next(node)
+        looked_at += 1
+    node = first_beside(arena, size)
+    looked_at = 0
+    while node != NULL and node.rank == size and looked_at < PASSED_OVER:
+        tile = node.tile
+        if tile.block.size >= size and clock_covers(arena.engine, &tile.clock, stream):
+            address[0] = tile.block.address if node.place & 1 == 0 else tile_end(tile) - size
+            return tile
+        node = node_next(node)
+        looked_at += 1
+    return NULL
+
+
+cdef Tile* find_ready(Arena* arena, bytes_t size, const StreamRecord* stream, address_t* address) noexcept nogil:
+    """Steps 1 to 3: a free tile, and where in it."""
+    cdef Node* node
+    cdef Tile* tile
+    cdef int looked_at = 0
+    if size >= LARGE_TILE:
+        tile = find_equal(arena, size, stream, address)
+        if tile != NULL:
+            return tile
+    node = first_fit(arena.free_tiles, size)
+    while node != NULL and looked_at < PASSED_OVER:
+        if clock_covers(arena.engine, &node.tile.clock, stream):
+            address[0] = node.tile.block.address
+            return node.tile
+        node = next_fit(node, size)
+        looked_at += 1
+    return NULL
+
+
+cdef Tile* find_after_waiting(Arena* arena, Request* request, address_t* address) noexcept nogil:
+    """Step 4. NULL with a failure: the device would not have the stream wait."""
+    cdef Node* node = first_fit(arena.free_tiles, request.rounded)
+    if node == NULL or not order_after_clock(arena, request.shelf.stream, &node.tile.clock, &request.failure):
+        return NULL
+    address[0] = node.tile.block.address
+    return node.tile
+
+
+cdef Tile* find(Arena* arena, Request* request, address_t* address) noexcept nogil:
+    """Steps 1 to 4. A wait that the device refuses is no reuse, and no failure."""
+    cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+    if tile == NULL and arena.engine.tuning.dense_share_streams and may_wait(arena):
+        tile = find_after_waiting(arena, request, address)
+        request.failure.reason = NO_FAILURE
+    return tile
+
+
+cdef inline void note_peak(Engine* engine) noexcept nogil:
+    cdef Arena* arena = <Arena*> engine.defaults.large.arena
+    if arena != NULL and in_use(engine) > arena.peak:
+        arena.peak = in_use(engine)
+
+
+cdef Block* deliver(Arena* arena, Request* request, Tile* tile, address_t address) noexcept nogil:
+    """Bytes of a free tile in the user's hands."""
+    cdef Engine* engine = arena.engine
+    if not (slab_reserve(&arena.tiles, records_to_hand_out(tile, address, request.rounded))
+            and address_reserve(engine, 1)):
+        host_memory_failed(&request.failure)
+        return NULL
+    tile = tile_take(arena, tile, address, request.rounded)
+    tile.block.shelf = request.shelf
+    note_handed_out(engine, &tile.block, request.size, request.context)
+    note_peak(engine)
+    return &tile.block
+
+
+cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
+    cdef Arena* arena = arena_of(request)
+    cdef address_t address
+    cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, &address)
+    return deliver(arena, request, tile, address) if tile != NULL else NULL
+
+
+# --- memory that waits for other streams ----------------------------------------------------------------------------
+
+cdef struct Waiting:
+    Block** blocks              # of one arena, that wait for events, the one freed first at the front
+    size_t count, room
+    count_t* of_stream          # how many are of which stream, by its index
+
+
+cdef int freed_first(const void* a, const void* b) noexcept nogil:
+    cdef const Block* left = (<const Block**> a)[0]
+    cdef const Block* right = (<const Block**> b)[0]
+    return -1 if left.gc_base < right.gc_base else 1
+
+
+cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
+    cdef StreamRecord* stream = arena.engine.first_waiting
+    cdef PendingEvent* pending
+    cdef Block* block
+    cdef size_t i
+    cdef bint ok = True
+    waiting.blocks = NULL
+    waiting.count = waiting.room = 0
+    waiting.of_stream = <count_t*> calloc(arena.engine.stream_count + 1, sizeof(count_t))
+    if waiting.of_stream == NULL:
+        return False
+    while stream != NULL and ok:
+        pending = stream.first
+        while pending != NULL and ok:
+            block = pending.block
+            # The first event that is met of a block stands for it: its events are of neighbouring moments.
+            if not block.releasable and block.shelf.rack.arena == <void*> arena:
+                ok = make_room(<void**> &waiting.blocks, &waiting.room, waiting.count, sizeof(Block*))
+                if ok:
+                    block.releasable = True
+                    block.gc_base = pending.moment
+                    waiting.blocks[waiting.count] = block
+                    waiting.count += 1
+                    waiting.of_stream[block.shelf.stream.index] += 1
+            pending = pending.next
+        stream = stream.next_waiting
+    for i in range(waiting.count):
+        waiting.blocks[i].releasable = False
+    if waiting.count > 1:
+        qsort(waiting.blocks, waiting.count, sizeof(Block*), &freed_first)
+    return ok
+
+
+cdef bint take_waiting(Arena* arena, Block* block, Request* request) noexcept nogil:
+    """Make the request's stream wait for the events of a block, which is free then. False: the device would not."""
+    cdef Engine* engine = arena.engine
+    cdef StreamRecord* mine = request.shelf.stream
+    cdef StreamRecord* stream = engine.first_waiting
+    cdef PendingEvent* pending
+    cdef PendingEvent* following
+    cdef Clock clock
+    if not synced_reserve(engine, mine):
+        return False
+    while stream != NULL:
+        pending = stream.first
+        while pending != NULL:
+            if pending.block == block and not wait_for_pending(engine, mine, stream, pending):
+                return False
+            pending = pending.next
+        stream = stream.next_waiting
+    clock_clear(&clock)
+    stream = engine.first_waiting
+    while stream != NULL:
+        pending = stream.first
+        while pending != NULL:
+            following = pending.next
+            if pending.block == block:
+                clock_note(&clock, stream.index, pending.moment)
+                queue_remove(engine, stream, pending)
+                block.event_count -= 1
+            pending = following
+        stream = stream.next_waiting
+    drop_empty_queues(engine)
+    arena.counts.wait_reuses += 1
+    give_back(engine, block, request.context, &clock)
+    return True
+
+
+cdef Tile* find_waiting(Arena* arena, Request* request, count_t kept, address_t* address) noexcept nogil:
+    """Step 5; the newest `kept` of a stream are left alone, so that double buffering keeps its overlap."""
+    cdef Waiting waiting
+    cdef Tile* tile = NULL
+    cdef StreamRecord* stream
+    cdef size_t i
+    cdef bint ok
+    if arena.engine.first_waiting == NULL:
+        return NULL
+    ok = list_waiting(arena, &waiting)
+    for i in range(waiting.count if ok else 0):
+        stream = waiting.blocks[i].shelf.stream
+        if waiting.of_stream[stream.index] > kept:
+            waiting.of_stream[stream.index] -= 1
+            if not take_waiting(arena, waiting.blocks[i], request):
+                break
+            tile = find(arena, request, address)
+            if tile != NULL:
+                break
+    free(waiting.blocks)
+    free(waiting.of_stream)
+    return tile
+
+
+# --- growing --------------------------------------------------------------------------------------------------------
+
+cdef bytes_t left_to_get(const Arena* arena) noexcept nogil:
+    """What the limit and the device leave."""
+    cdef Engine* engine = arena.engine
+    cdef bytes_t left = 0
+    cdef bytes_t total
+    if engine.table.memory_info(engine.table.self, &left, &total) != OK:
+        left = engine.total_memory
+    if engine.limited:
+        left = min(left, engine.limit - held(engine) if engine.limit > held(engine) else 0)
+    return left
+
+
+cdef inline bint is_pressed(bytes_t reserved, bytes_t left) noexcept nogil:
+    """Whether more than a quarter of all that can be had is held: then chunks are small, and nothing is ahead."""
+    return reserved > (reserved + left) // 4
+
+
+cdef bytes_t room_for(const Arena* arena, bytes_t peak, bytes_t left) noexcept nogil:
+    """How much an arena may grow by without putting together what is free."""
+    cdef bytes_t slack = arena.engine.tuning.dense_slack * peak // 1000000
+    slack = max(slack, min(<bytes_t> 24 * MEBIBYTE, peak // 4))
+    if arena.loading:
+        slack = max(slack, peak * 6 // 100)
+    if peak + slack <= held(arena.engine):
+        return 0
+    return full_granules(min(peak + slack - held(arena.engine), left))
+
+
+cdef bytes_t chunk_size(const Arena* arena, bytes_t reserved, bytes_t left, bytes_t new, bytes_t rest) noexcept nogil:
+    """The next chunk when `rest` of `new` bytes are still to be made."""
+    cdef uint64_t grain = arena.engine.tuning.dense_grain
+    cdef bytes_t most, size
+    if is_pressed(reserved, left):
+        most = max(<bytes_t> 4 * MEBIBYTE, whole_granules((reserved + left) // 512))
+    else:
+        most = max(<bytes_t> 1152 * MEBIBYTE, reserved, in_use(arena.engine) + rest, 2 * new) // grain
+        most = min(<bytes_t> CHUNK_MOST, whole_granules(most))
+    size = min(rest, most)
+    if 0 < rest - size < size // 4:
+        size = whole_granules(rest // 2)
+    return size
+
+
+cdef struct Pieces:
+    Piece* pieces
+    size_t count, room
+
+
+cdef bint add_piece(Pieces* list, DenseChunk* chunk, bytes_t size) noexcept nogil:
+    if not make_room(<void**> &list.pieces, &list.room, list.count, sizeof(Piece)):
+        return False
+    list.pieces[list.count].chunk = chunk
+    list.pieces[list.count].size = size
+    list.count += 1
+    return True
+
+
+cdef bint add_new(Arena* arena, Pieces* list, bytes_t new, bytes_t left) noexcept nogil:
+    """New memory, cut into chunks."""
+    cdef bytes_t reserved = held(arena.engine)
+    cdef bytes_t rest = new
+    cdef bytes_t size
+    while rest > 0:
+        size = chunk_size(arena, reserved, left, new, rest)
+        if not add_piece(list, NULL, size):
+            return False
+        reserved += size
+        left -= min(left, size)
+        rest -= size
+    return True
+
+
+cdef bint extend(Arena* arena, Region* region, Pieces* list, Request* request) noexcept nogil:
+    cdef bint ok = list.count == 0 or arena_extend(arena, region, list.pieces, list.count, request.stream,
+                                                   request.context, &request.failure)
+    free(list.pieces)
+    return ok
+
+
+cdef bint grow_by(Arena* arena, Region* region, bytes_t new, bytes_t left, Request* request) noexcept nogil:
+    cdef Pieces list
+    list.pieces = NULL
+    list.count = list.room = 0
+    if not add_new(arena, &list, new, left):
+        free(list.pieces)
+        return host_memory_failed(&request.failure)
+    return extend(arena, region, &list, request)
+
+
+cdef inline bytes_t free_tail(const Region* region) noexcept nogil:
+    if region.last == NULL or region.last.state != TILE_FREE:
+        return 0
+    return region.last.block.size
+
+
+cdef inline bint refuse(Request* request) noexcept nogil:
+    return device_failed(&request.failure, OUT_OF_MEMORY, b"chunk_create")
+
+
+cdef Region* grow_plainly(Arena* arena, Request* request, bytes_t left) noexcept nogil:
+    """Fresh memory alone, behind a tail that is ready for the request, or in a region of its own."""
+    cdef Region* region
+    cdef bytes_t need, tail
+    cdef size_t i
+    for i in range(arena.region_count):
+        region = arena.regions[i]
+        tail = free_tail(region)
+        if tail > 0 and not clock_covers(arena.engine, &region.last.clock, request.shelf.stream):
+            continue
+        need = whole_granules(request.rounded - min(tail, request.rounded))
+        if need <= addresses_left(region):
+            if need > left:
+                refuse(request)
+                return NULL
+            return region if grow_by(arena, region, need, left, request) else NULL
+    need = whole_granules(request.rounded)
+    if need > left:
+        refuse(request)
+        return NULL
+    region = region_make(arena, need, request.stream, &request.failure)
+    if region == NULL or not grow_by(arena, region, need, left, request):
+        return NULL
+    return region
+
+
+cdef Region* carry_out(Arena* arena, const Plan* plan, bytes_t left, Request* request) noexcept nogil:
+    cdef Region* region = plan.region
+    cdef Pieces list
+    cdef size_t i
+    cdef bint ok = True
+    if region == NULL:
+        region = region_make(arena, plan.added, request.stream, &request.failure)
+        if region == NULL:
+            return NULL
+    list.pieces = NULL
+    list.count = list.room = 0
+    if plan.tail_of != NULL:
+        ok = add_piece(&list, plan.tail_of, plan.tail_of.size)
+    for i in range(plan.whole_count):
+        ok = ok and add_piece(&list, plan.whole[i], plan.whole[i].size)
+    if plan.create > 0:
+        ok = ok and add_new(arena, &list, plan.create, left)
+    if plan.head_of != NULL:
+        ok = ok and add_piece(&list, plan.head_of, plan.head_of.size)
+    if not ok:
+        free(list.pieces)
+        host_memory_failed(&request.failure)
+        return NULL
+    if not extend(arena, region, &list, request):
+        return NULL
+    arena.counts.stitches += plan.tail_of != NULL or plan.whole_count > 0 or plan.head_of != NULL
+    arena.counts.forced_growths += plan.beyond > 0
+    return region
+
+
+cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
+    """Step 7: the region that has grown by enough; NULL with the reason in request.failure."""
+    cdef bytes_t size = request.rounded
+    cdef bytes_t peak = max(arena.peak, in_use(arena.engine) + size)
+    cdef bytes_t left = left_to_get(arena)
+    cdef bytes_t room = room_for(arena, peak, left)
+    cdef bint pressed = is_pressed(held(arena.engine), left)
+    cdef bytes_t need, ahead, more
+    cdef Region* region
+    cdef Terms terms
+    cdef Plan plan
+    request.failure.reason = NO_FAILURE
+    if not may_wait(arena):
+        return grow_plainly(arena, request, left)
+    if arena.region_count == 0 and region_make(arena, 0, request.stream, &request.failure) == NULL:
+        return NULL
+    region = arena.regions[0]
+    need = whole_granules(size - min(size, free_tail(region)))
+    if need <= room and need <= addresses_left(region) and not last:
+        ahead = 0
+        if not pressed:
+            ahead = whole_granules(max(<bytes_t> 16 * MEBIBYTE, held(arena.engine) // 50))
+            ahead = min(ahead, room, addresses_left(region))
+        return region if grow_by(arena, region, max(need, ahead), left, request) else NULL
+    terms.size = size
+    terms.room = room
+    terms.stitches = arena.engine.tuning.dense_views > 1
+    terms.mebibyte_us = 1e9 if last else 1000.0 if pressed else 20.0 * arena.engine.tuning.dense_grain / 24
+    if not plan_cheapest(arena, &terms, &plan, &request.failure):
+        return NULL
+    if plan.price < 0:
+        refuse(request)
+        return NULL
+    if plan.beyond > 0 and not pressed and not last:
+        more = max(plan.create, whole_granules(peak // 200)) - plan.create
+        if plan.create + more <= left and (plan.region == NULL or plan.added + more <= addresses_left(plan.region)):
+            plan.create += more
+            plan.added += more
+    if plan.create > left:
+        refuse(request)
+        return NULL
+    return carry_out(arena, &plan, left, request)
+
+
+cdef Tile* find_grown(Arena* arena, Region* region, Request* request, address_t* address) noexcept nogil:
+    """A place in an arena that has grown by enough for the request."""
+    cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+    if tile == NULL and not may_wait(arena):
+        tile = region.last
+        address[0] = tile.block.address
+    elif tile == NULL:
+        tile = find_after_waiting(arena, request, address)
+    return tile
+
+
+cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* address) noexcept nogil:
+    cdef Region* region = grow(arena, request, last)
+    return find_grown(arena, region, request, address) if region != NULL else NULL
+
+
+# --- the chain ------------------------------------------------------------------------------------------------------
+
+cdef inline bint is_refused(const Request* request) noexcept nogil:
+    return request.failure.reason == FAILED_DEVICE and request.failure.status == OUT_OF_MEMORY
+
+
+cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
+    """Wait for the whole device, after which every clock is over."""
+    cdef DeviceTable* table = engine.table
+    cdef int status
+    if table.device_synchronize != NULL:
+        status = table.device_synchronize(table.self)
+        if status != OK:
+            return device_failed(failure, status, b"device_synchronize")
+    all_streams_done(engine)
+    return True
+
+
+cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address) noexcept nogil:
+    """Step 8, but for the lender."""
+    cdef Engine* engine = arena.engine
+    cdef Tile* tile
+    if may_wait(arena):
+        if engine.tuning.dense_wait_reuse >= 0:
+            tile = find_waiting(arena, request, 0, address)
+            if tile != NULL:
+                return tile
+        request.failure.reason = NO_FAILURE
+        if not wait_events(engine, NULL, request.context, &request.failure):
+            return NULL
+        tile = find(arena, request, address)
+        if tile != NULL:
+            return tile
+        if not release_unused_pools(engine, request.context, &request.failure):
+            return NULL
+        tile = grow_and_find(arena, request, True, address)
+        if tile != NULL or not is_refused(request):
+            return tile
+        engine.stats.alloc_retries += 1
+        request.failure.reason = NO_FAILURE
+        if not (synchronize(engine, &request.failure)
+                and arena_trim(arena, 0, request.context, &request.failure)):
+            return NULL
+    return grow_and_find(arena, request, True, address)
+
+
+cdef Tile* find_elsewhere(Arena* arena, Request* request, address_t* address) noexcept nogil:
+    """Steps 4 to 8."""
+    cdef Engine* engine = arena.engine
+    cdef Tile* tile = find(arena, request, address)
+    if tile == NULL and may_wait(arena) and engine.tuning.dense_wait_reuse >= 0:
+        tile = find_waiting(arena, request, engine.tuning.dense_wait_reuse, address)
+    if tile == NULL and engine.callbacks != NULL and callbacks_freed(engine):
+        tile = find(arena, request, address)
+    if tile == NULL:
+        tile = grow_and_find(arena, request, False, address)
+        if tile == NULL and is_refused(request):
+            tile = find_when_refused(arena, request, address)
+    return tile
+
+
+cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
+    cdef Arena* arena = arena_of(request)
+    cdef Pool* pool = arena.pool
+    cdef address_t address
+    cdef Tile* tile
+    cdef Block* block = NULL
+    cdef Failure refusal
+    request.segment = whole_granules(request.rounded)
+    # Whatever is released or let go on the way, the pool that is asking must still be there afterwards.
+    pool.asking += 1
+    tile = find_elsewhere(arena, request, &address)
+    pool.asking -= 1
+    if tile != NULL:
+        return deliver(arena, request, tile, address)
+    if not is_refused(request):
+        return NULL
+    if engine.lender_count > 0 and pool == &engine.defaults:
+        refusal = request.failure
+        request.failure.reason = NO_FAILURE
+        block = borrow(engine, request)
+        if block != NULL or request.failure.reason != NO_FAILURE:
+            return block
+        request.failure = refusal
+    note_out_of_memory(engine, request)
+    return NULL
+
+
+cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
+    return hit(engine, request)
+
+
+# --- taking back ----------------------------------------------------------------------------------------------------
+
+cdef inline void give_back(Engine* engine, Block* block, uint32_t context, Clock* clock) noexcept nogil:
+    """A block is free; `clock` holds what streams other than its own owe."""
+    cdef StreamRecord* stream = block.shelf.stream
+    note_free(engine, block, context)
+    engine.moment += 1
+    stream.latest = engine.moment
+    clock_note(clock, stream.index, engine.moment)
+    tile_give(<Arena*> block.shelf.rack.arena, tile_of(block), clock)
+
+
+cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    cdef Clock clock
+    clock_clear(&clock)
+    give_back(engine, block, context, &clock)
+
+
+cdef Block* take_front(Engine* engine, Block* block, bytes_t size, uint32_t context) noexcept nogil:
+    """pre: of a private pool, so there are no other views; free"""
+    cdef Tile* tile = tile_take(<Arena*> block.shelf.rack.arena, tile_of(block), block.address, size)
+    note_handed_out(engine, &tile.block, size, context)
+    return &tile.block
+
+
+# --- the arena as a whole ---------------------------------------------------------------------------------------------
+
+cdef void* create(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
+    cdef Arena* arena = arena_make(engine, pool, pool != &engine.defaults)
+    if arena == NULL:
+        host_memory_failed(failure)
+    return arena
+
+
+cdef void destroy(Engine* engine, Pool* pool) noexcept nogil:
+    arena_clear(<Arena*> pool.large.arena)
+
+
+cdef bint release(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
+    cdef Arena* arena = <Arena*> pool.large.arena
+    if arena.chunk_count == 0 and arena.leftover_count == 0:
+        return True
+    # A device under capture must not be waited for; what a capture may use is private, and not released before.
+    if engine.routes == NULL and not synchronize(engine, failure):
+        return False
+    return arena_trim(arena, keep, context, failure)
+
+
+cdef bint retire(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
+    return arena_retire(<Arena*> pool.large.arena, failure)
+
+
+cdef bint grant(Engine* engine, Pool* pool, device_t device, Failure* failure) noexcept nogil:
+    return arena_grant(<Arena*> pool.large.arena, device, failure)
+
+
+cdef bytes_t largest_free(Engine* engine, Pool* pool) noexcept nogil:
+    cdef Arena* arena = <Arena*> pool.large.arena
+    return arena.free_tiles.longest if arena.free_tiles != NULL else 0
+
+
+cdef bytes_t free_bytes(Engine* engine, Pool* pool) noexcept nogil:
+    cdef Arena* arena = <Arena*> pool.large.arena
+    return arena.reserved - arena.active
+
+
+cdef bint walk(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept nogil:
+    """Every tile in use where it is used, every free byte where it is at home."""
+    cdef Arena* arena = <Arena*> pool.large.arena
+    cdef Tile* tile
+    cdef View* view
+    cdef address_t at = 0       # behind what was shown last
+    cdef address_t low, high
+    cdef size_t i
+    for i in range(arena.region_count):
+        tile = <Tile*> arena.regions[i].range.head
+        while tile != NULL:
+            if tile.state == TILE_USED:
+                if not visit(self, &tile.block, tile.block.address, tile.block.size, at != tile.block.address):
+                    return False
+                at = tile_end(tile)
+            view = tile.view if tile.state == TILE_FREE else NULL
+            low = tile.block.address
+            while view != NULL and view.address < tile_end(tile):
+                high = min(view_end(view), tile_end(tile))
+                if view.chunk.home != view:
+                    low = high
+                # Free bytes of neighbouring homes are shown as one.
+                if view.behind == NULL or view.behind.chunk.home != view.behind or high == tile_end(tile):
+                    if high > low:
+                        if not visit(self, &tile.block, low, high - low, at != low):
+                            return False
+                        at = high
+                    low = high
+                view = view.behind
+            tile = tile_behind(tile)
+    return True
+
+
+cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
+    return check_arena(<Arena*> pool.large.arena, totals)
+
+
+cdef Placement table = Placement(
+    name=b"dense", create=create, destroy=destroy, hit=hit, miss=miss, lend=lend, take_front=take_front,
+    take_back=take_back, release=release, retire=retire, grant=grant, largest_free=largest_free,
+    free_bytes=free_bytes, walk=walk, check=check)
+
+
+cdef const Placement* dense_placement() noexcept nogil:
+    return &table
+
+
+cdef dict dense_figures(Engine* engine):
+    cdef Arena* arena
+    if engine.defaults.placement != &table:
+        return None
+    arena = <Arena*> engine.defaults.large.arena
+    return {
+        "chunks": arena.chunk_count,
+        "views": {"current": arena.counts.views, "peak": arena.counts.views_most},
+        "regions": arena.region_count,
+        "stitches": arena.counts.stitches,
+        "forced_growths": arena.counts.forced_growths,
+        "waits": arena.counts.waits,
+        "wait_reuses": arena.counts.wait_reuses,
+    }

@@ -1,0 +1,196 @@
+from libc.stddef cimport size_t
+from libc.stdlib cimport free, malloc, qsort
+
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.model.model cimport Failure
+from allotment._core.placement.dense.arena cimport addresses_left, free_ends, is_shown_in
+from allotment._core.placement.dense.plan cimport Plan, Terms
+from allotment._core.placement.dense.structures cimport (
+    GRANULE, PIECES_MOST, TILE_FREE, Arena, DenseChunk, Region, whole_granules)
+
+cdef enum:
+    TAILS_TRIED = 4
+    CHUNK_MOST = 536870912
+
+cdef double MAP_US = 2.5
+cdef double ACCESS_US = 30.0
+cdef double CREATE_US = 14.5
+
+cdef struct Stock:
+    # What there is to put side by side.
+    DenseChunk** whole          # wholly free chunks, the largest first; of one size the youngest first
+    size_t whole_count
+    DenseChunk* tails[TAILS_TRIED]      # chunks with the longest free tails
+    bytes_t tail_sizes[TAILS_TRIED]
+    size_t tail_count
+    DenseChunk** partly         # chunks that are partly in use, with the sizes of their free heads
+    bytes_t* heads
+    size_t partly_count
+    bint* taken                 # of `whole`, by the plan in the making
+    double view_us, chunk_us
+
+
+cdef int largest_first(const void* a, const void* b) noexcept nogil:
+    cdef const DenseChunk* left = (<const DenseChunk**> a)[0]
+    cdef const DenseChunk* right = (<const DenseChunk**> b)[0]
+    if left.size != right.size:
+        return -1 if left.size > right.size else 1
+    return -1 if left.number > right.number else 1
+
+
+cdef void note_tail(Stock* stock, DenseChunk* chunk, bytes_t tail) noexcept nogil:
+    """Keep the longest few, longest first; of equal ones the older chunk first."""
+    cdef size_t i = stock.tail_count
+    if stock.tail_count < TAILS_TRIED:
+        stock.tail_count += 1
+    elif tail <= stock.tail_sizes[TAILS_TRIED - 1]:
+        return
+    else:
+        i = TAILS_TRIED - 1
+    while i > 0 and stock.tail_sizes[i - 1] < tail:
+        stock.tails[i] = stock.tails[i - 1]
+        stock.tail_sizes[i] = stock.tail_sizes[i - 1]
+        i -= 1
+    stock.tails[i] = chunk
+    stock.tail_sizes[i] = tail
+
+
+cdef bint take_stock(Arena* arena, Stock* stock) noexcept nogil:
+    cdef DenseChunk* chunk = arena.first_chunk
+    cdef bytes_t head, tail
+    stock.whole_count = stock.partly_count = stock.tail_count = 0
+    stock.whole = <DenseChunk**> malloc((arena.chunk_count + 1) * sizeof(DenseChunk*))
+    stock.partly = <DenseChunk**> malloc((arena.chunk_count + 1) * sizeof(DenseChunk*))
+    stock.heads = <bytes_t*> malloc((arena.chunk_count + 1) * sizeof(bytes_t))
+    stock.taken = <bint*> malloc((arena.chunk_count + 1) * sizeof(bint))
+    if stock.whole == NULL or stock.partly == NULL or stock.heads == NULL or stock.taken == NULL:
+        return False
+    while chunk != NULL:
+        if chunk.live == 0:
+            stock.whole[stock.whole_count] = chunk
+            stock.whole_count += 1
+        elif chunk.live < chunk.size:
+            free_ends(arena, chunk, &head, &tail)
+            if tail >= GRANULE:
+                note_tail(stock, chunk, tail)
+            if head >= GRANULE:
+                stock.partly[stock.partly_count] = chunk
+                stock.heads[stock.partly_count] = head
+                stock.partly_count += 1
+        chunk = chunk.next
+    if stock.whole_count > 1:
+        qsort(stock.whole, stock.whole_count, sizeof(DenseChunk*), &largest_first)
+    stock.view_us = MAP_US + ACCESS_US * (1 + arena.engine.peer_count)
+    stock.chunk_us = stock.view_us + CREATE_US
+    return True
+
+
+cdef void stock_clear(Stock* stock) noexcept nogil:
+    free(stock.whole)
+    free(stock.partly)
+    free(stock.heads)
+    free(stock.taken)
+
+
+cdef inline bint is_there(const Plan* plan, const DenseChunk* chunk) noexcept nogil:
+    """Whether the region of a plan shows a chunk already."""
+    return chunk == plan.tail_of or (plan.region != NULL and is_shown_in(chunk, plan.region))
+
+
+cdef bint add_head(const Stock* stock, Plan* plan, bytes_t* head) noexcept nogil:
+    cdef size_t i
+    head[0] = 0
+    for i in range(stock.partly_count):
+        if stock.heads[i] > head[0] and not is_there(plan, stock.partly[i]):
+            head[0] = stock.heads[i]
+            plan.head_of = stock.partly[i]
+            plan.added = stock.partly[i].size
+    return head[0] > 0
+
+
+cdef bint add_whole(Stock* stock, Plan* plan, bytes_t need, const Terms* terms) noexcept nogil:
+    """Fill `need` bytes with wholly free chunks, and what is missing with new memory."""
+    cdef bytes_t there = 0
+    cdef bytes_t rest
+    cdef size_t i, chosen
+    for i in range(stock.whole_count):
+        stock.taken[i] = not terms.stitches or is_there(plan, stock.whole[i])
+        if not stock.taken[i]:
+            there += stock.whole[i].size
+    plan.create = need - there if need > there else 0
+    rest = need - plan.create
+    while rest > 0:
+        if rest + plan.create <= terms.room:
+            plan.create += rest
+            break
+        chosen = stock.whole_count
+        for i in range(stock.whole_count):
+            if not stock.taken[i]:
+                if stock.whole[i].size >= rest or chosen == stock.whole_count:
+                    chosen = i
+                if stock.whole[i].size < rest:
+                    break
+        if plan.whole_count == PIECES_MOST - 2:
+            return False
+        stock.taken[chosen] = True
+        plan.whole[plan.whole_count] = stock.whole[chosen]
+        plan.whole_count += 1
+        plan.added += stock.whole[chosen].size
+        rest -= min(rest, stock.whole[chosen].size)
+    plan.added += plan.create
+    return True
+
+
+cdef void consider(Stock* stock, const Terms* terms, Region* region, DenseChunk* tail_of, bytes_t have, bint with_head,
+                   Plan* best) noexcept nogil:
+    cdef Plan plan
+    cdef bytes_t rest = terms.size - min(have, terms.size)
+    cdef bytes_t head
+    cdef size_t pieces
+    plan.region = region
+    plan.tail_of = tail_of
+    plan.head_of = NULL
+    plan.whole_count = 0
+    plan.added = 0
+    if with_head:
+        if not add_head(stock, &plan, &head):
+            return
+        rest -= min(rest, head)
+    if tail_of != NULL:
+        plan.added += tail_of.size
+    if not add_whole(stock, &plan, whole_granules(rest), terms):
+        return
+    if region != NULL and plan.added > addresses_left(region):
+        return
+    pieces = plan.whole_count + (tail_of != NULL) + (plan.head_of != NULL)
+    plan.beyond = plan.create - terms.room if plan.create > terms.room else 0
+    plan.price = (pieces * stock.view_us + ((plan.create + CHUNK_MOST - 1) // CHUNK_MOST) * stock.chunk_us
+                  + <double> plan.beyond / 1048576 * terms.mebibyte_us)
+    if best.price < 0 or plan.price < best.price:
+        best[0] = plan
+
+
+cdef bint plan_cheapest(Arena* arena, const Terms* terms, Plan* best, Failure* failure) noexcept nogil:
+    """False without host memory; a price below 0: there is no plan at all."""
+    cdef Stock stock
+    cdef Region* region
+    cdef bytes_t have
+    cdef size_t i
+    cdef int with_head
+    best.price = -1
+    if not take_stock(arena, &stock):
+        stock_clear(&stock)
+        return host_memory_failed(failure)
+    for i in range(arena.region_count):
+        region = arena.regions[i]
+        have = region.last.block.size if region.last != NULL and region.last.state == TILE_FREE else 0
+        for with_head in range(2 if terms.stitches else 1):
+            consider(&stock, terms, region, NULL, have, with_head, best)
+    for with_head in range(2 if terms.stitches else 1):
+        consider(&stock, terms, NULL, NULL, 0, with_head, best)
+    for i in range(stock.tail_count if terms.stitches else 0):
+        for with_head in range(2):
+            consider(&stock, terms, NULL, stock.tails[i], stock.tail_sizes[i], with_head, best)
+    stock_clear(&stock)
+    return True

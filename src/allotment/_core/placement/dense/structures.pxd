@@ -1,0 +1,185 @@
+"""The data of dense placement, explained where it is declared. Read this file before the others of this folder.
+
+One *arena* holds all memory of a pool, for all streams and sizes. Physical memory comes in *chunks* of different
+sizes. Addresses come in *regions*, each filled from its base upwards. A *view* puts one chunk at one place of a
+region; a chunk has a home, its first view, and may have more. A region is tiled by *tiles* up to where it is filled:
+
+    region 0   | A  in use |  B  free  |in use|  C  free tail |  D  in use |       chunks A B C D at home
+    region 3   | C (shadow)| C free tail | B | head of E free | E (shadow)         the same bytes, side by side
+
+A tile is in one of these states:
+
+    TILE_FREE      nobody's; in the arena's indexes, with the clock of its last users
+    TILE_USED      handed out, or freed and still waiting for other streams
+    TILE_SHADOW    bytes that a tile of another region uses: the same chunk, another view
+    TILE_GAP       addresses whose view is gone
+
+Free neighbours are one tile, also across the borders of chunks. For each chunk all views agree: a byte is in use
+through one of them at most, and then a shadow in all others. So no two users ever share a byte.
+
+Everything is ordered by *place*: the number of the region, then the offset in it. Which addresses the driver chose
+decides nothing.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t
+from allotment._core.model.model cimport Block, Engine, Pool, Range
+from allotment._core.tools.slab cimport Slab
+
+cdef enum:
+    CLOCK_STREAMS = 4
+    OFFSET_BITS = 39            # of a place, in units of 512 bytes; one bit more is for the side of a neighbour
+    PIECES_MOST = 64            # that a request is put together from
+    GRANULE = 2097152           # what chunks and views are multiples of
+
+cdef enum TileState:
+    TILE_FREE
+    TILE_USED
+    TILE_SHADOW
+    TILE_GAP
+
+cdef struct Clock:
+    # The last free of any byte of a free tile, by stream: a moment of the engine's clock each. A stream `s` may have
+    # the memory once it is ordered after all of them. More streams than there is place for are folded into one
+    # moment that counts for everyone: that may make somebody wait in vain, but never too little.
+    int32_t count
+    uint32_t streams[CLOCK_STREAMS]     # indexes of stream records
+    uint64_t moments[CLOCK_STREAMS]
+    uint64_t everyone                   # 0 = nobody was folded
+
+cdef struct Node:
+    # Of a treap by (rank, place). `longest` is the largest `size` in the subtree, so the first node that is large
+    # enough is found on one way down. The weight is drawn, since keys of nodes change in place.
+    Node* up
+    Node* low
+    Node* high
+    uint64_t rank, place
+    bytes_t size, longest
+    Tile* tile
+    uint32_t weight
+    bint inside                 # it is in its tree
+
+cdef struct Tile:
+    Block block                 # address, size and neighbours; its `range` is the region's
+    int state
+    View* view                  # under its first byte; NULL for a gap
+    Tile* user                  # shadow: whose bytes these are. In use: the first of its shadows
+    Tile* next_shadow           # of the same user
+    Node by_place               # free tiles and gaps, each in a tree of their own
+    Node* by_size               # free, and large: by size
+    Node* beside[2]             # free, beside a large tile in use (before, behind): by that tile's size
+    Clock clock                 # free
+
+cdef struct View:
+    DenseChunk* chunk
+    Region* region
+    address_t address
+    bytes_t live                # bytes in use through this view
+    uint64_t last_use           # when it last served, by the arena's count of requests
+    View* before                # neighbours in the region; not always side by side, where a view has gone
+    View* behind
+    View* next_of_chunk
+
+cdef struct DenseChunk:
+    chunk_t handle
+    bytes_t size
+    bytes_t live                # bytes in use through any view
+    uint64_t number             # in order of creation
+    View* home                  # its first view; the others follow by `next_of_chunk`
+    uint32_t view_count
+    DenseChunk* prev
+    DenseChunk* next            # of the arena, in order of creation
+
+cdef struct Region:
+    Range range                 # so that a tile's block has one; in no list of the engine
+    uint64_t number
+    bytes_t filled              # up to here there are tiles
+    Tile* last
+    View* first_view
+    View* last_view
+    count_t leftovers           # mappings behind `filled` that the device would not take back: nothing is put there
+
+cdef struct Space:
+    # Addresses as they were reserved; regions are parts of them.
+    address_t base
+    bytes_t size, used
+
+cdef struct Leftover:
+    # What the device would not take back; it is asked again when the cache is emptied. Not counted as reserved.
+    Region* region              # NULL: not mapped any more
+    address_t address
+    chunk_t handle
+    bytes_t size
+    bint created                # the chunk was made for that growth, so it goes with the mapping
+
+cdef struct Counts:
+    count_t stitches, forced_growths, waits, wait_reuses, views, views_most
+
+cdef struct Arena:
+    Engine* engine
+    Pool* pool
+    bint is_private             # of a private pool: fresh memory or its own, one view a chunk, nothing waits
+    Slab tiles, nodes, chunks, views
+    uint32_t seed               # of the nodes' weights
+    Counts counts
+    Region** regions            # by number
+    size_t region_count, region_room
+    Space* spaces
+    size_t space_count, space_room
+    Node* free_tiles            # by place
+    Node* sizes                 # large free tiles by size
+    Node* neighbours            # free tiles by the size of a large tile in use beside them
+    Tile* loose                 # a free tile whose place among `sizes` is not up to date: see tile_index
+    DenseChunk* first_chunk
+    DenseChunk* last_chunk
+    size_t chunk_count
+    uint64_t numbered           # chunks made so far
+    Leftover* leftovers
+    size_t leftover_count, leftover_room
+    bytes_t reserved            # sum of its chunks
+    bytes_t active              # bytes of it in use
+    bytes_t peak                # the most in use at once, of all pools; no reset of statistics changes it
+    bytes_t freed               # so far, while `loading`
+    bint loading                # until something of size was freed: what comes first mostly stays
+    uint64_t requests
+
+
+cdef inline Tile* tile_of(Block* block) noexcept nogil:
+    """pre: of an arena"""
+    return <Tile*> block
+
+
+cdef inline Region* region_of(const Tile* tile) noexcept nogil:
+    return <Region*> tile.block.range
+
+
+cdef inline Tile* tile_before(const Tile* tile) noexcept nogil:
+    return <Tile*> tile.block.prev
+
+
+cdef inline Tile* tile_behind(const Tile* tile) noexcept nogil:
+    return <Tile*> tile.block.next
+
+
+cdef inline address_t tile_end(const Tile* tile) noexcept nogil:
+    return tile.block.address + tile.block.size
+
+
+cdef inline address_t view_end(const View* view) noexcept nogil:
+    return view.address + view.chunk.size
+
+
+cdef inline uint64_t place_of(const Region* region, address_t address) noexcept nogil:
+    return (region.number << OFFSET_BITS) | ((address - region.range.base) >> 9)
+
+
+cdef inline bytes_t whole_granules(bytes_t size) noexcept nogil:
+    """Rounded up."""
+    return (size + (GRANULE - 1)) & ~(<bytes_t> (GRANULE - 1))
+
+
+cdef inline bytes_t full_granules(bytes_t size) noexcept nogil:
+    """Rounded down."""
+    return size & ~(<bytes_t> (GRANULE - 1))

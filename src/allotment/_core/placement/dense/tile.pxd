@@ -1,0 +1,26 @@
+"""Tiles of a region: cut, joined, shadowed, appended. Told what to do; what can fail was reserved before.
+
+    free      |----------------------------- A ----------------------------|
+    cut       |--- A: free ---|---- new: in use ----|----- new: free ------|     either free end may be missing
+    free      |------------------------------ A ---------------------------|     joined with its free neighbours
+
+Cutting bytes out for a user cuts the same bytes out of every other view of their chunks, as shadows of that user;
+taking them back frees them everywhere.
+
+Cost: O(log n) for n free tiles, for the tile and for each other view of each chunk under it.
+"""
+
+from libc.stdint cimport uint64_t
+
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.placement.dense.structures cimport Arena, Clock, Region, Tile, View
+
+cdef Tile* tile_cut(Arena* arena, Tile* tile, address_t address, bytes_t size, int state) noexcept nogil
+cdef Tile* tile_free(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil
+cdef Tile* tile_append(Arena* arena, Region* region, bytes_t size, int state, View* view) noexcept nogil
+cdef Tile* append_free(Arena* arena, Region* region, bytes_t size, View* view, const Clock* clock) noexcept nogil
+cdef void gap_settle(Arena* arena, Tile* gap) noexcept nogil
+cdef Tile* free_tile_at(Arena* arena, Region* region, address_t address) noexcept nogil
+cdef uint64_t records_to_hand_out(const Tile* tile, address_t address, bytes_t size) noexcept nogil
+cdef Tile* tile_take(Arena* arena, Tile* tile, address_t address, bytes_t size) noexcept nogil
+cdef void tile_give(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil

@@ -1,0 +1,273 @@
+from libc.stdint cimport uint64_t
+
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.placement.dense.clocks cimport clock_clear, clock_join
+from allotment._core.placement.dense.structures cimport (
+    TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, Clock, Region, Tile, View, place_of, region_of, tile_before,
+    tile_behind, tile_end, view_end)
+from allotment._core.placement.dense.tile_index cimport node_up_to, tile_changed, tile_enter, tile_leave
+from allotment._core.tools.slab cimport slab_give, slab_take
+
+
+cdef Tile* tile_new(Arena* arena, Region* region, address_t address, bytes_t size, int state,
+                    View* view) noexcept nogil:
+    """A tile without neighbours, in no index. pre: a record is reserved"""
+    cdef Tile* tile = <Tile*> slab_take(&arena.tiles)
+    tile.block.address = address
+    tile.block.size = size
+    tile.block.requested = 0
+    tile.block.prev = tile.block.next = NULL
+    tile.block.shelf = region.range.shelf
+    tile.block.range = &region.range
+    tile.block.gc_base = 0
+    tile.block.uses = NULL
+    tile.block.event_count = 0
+    tile.block.allocated = False
+    tile.block.mapped = state != TILE_GAP
+    tile.block.releasable = False
+    tile.block.deferred = False
+    tile.block.context = tile.block.segment_context = 0
+    tile.state = state
+    tile.view = view
+    tile.user = tile.next_shadow = NULL
+    return tile
+
+
+cdef inline View* view_at(View* view, address_t address) noexcept nogil:
+    """The view under an address, from one before it or under it."""
+    while view != NULL and view_end(view) <= address:
+        view = view.behind
+    return view
+
+
+cdef inline View* view_back_at(View* view, address_t address) noexcept nogil:
+    """The view under an address, from one behind it or under it."""
+    while view.address > address:
+        view = view.before
+    return view
+
+
+cdef inline void link_behind(Tile* tile, Tile* new) noexcept nogil:
+    new.block.prev = &tile.block
+    new.block.next = tile.block.next
+    if tile.block.next != NULL:
+        tile.block.next.prev = &new.block
+    else:
+        region_of(tile).last = new
+    tile.block.next = &new.block
+
+
+cdef inline void link_before(Tile* tile, Tile* new) noexcept nogil:
+    new.block.next = &tile.block
+    new.block.prev = tile.block.prev
+    if tile.block.prev != NULL:
+        tile.block.prev.next = &new.block
+    else:
+        region_of(tile).range.head = &new.block
+    tile.block.prev = &new.block
+
+
+cdef inline void unlink(Arena* arena, Tile* tile) noexcept nogil:
+    """Out of its region; the record is given back."""
+    cdef Region* region = region_of(tile)
+    if tile.block.prev != NULL:
+        tile.block.prev.next = tile.block.next
+    else:
+        region.range.head = tile.block.next
+    if tile.block.next != NULL:
+        tile.block.next.prev = tile.block.prev
+    else:
+        region.last = <Tile*> tile.block.prev
+    slab_give(&arena.tiles, tile)
+
+
+cdef Tile* tile_cut(Arena* arena, Tile* tile, address_t address, bytes_t size, int state) noexcept nogil:
+    """Make one tile of bytes inside a free one. pre: two records are reserved"""
+    cdef Region* region = region_of(tile)
+    cdef bytes_t leading = address - tile.block.address
+    cdef bytes_t trailing = tile.block.size - leading - size
+    cdef View* view
+    cdef Tile* piece
+    cdef Tile* rest
+    if leading == 0 and trailing == 0:
+        tile_leave(arena, tile)
+        tile.state = state
+        return tile
+    if leading == 0:
+        piece = tile_new(arena, region, address, size, state, tile.view)
+        link_before(tile, piece)
+        tile.view = view_at(tile.view, address + size)
+        tile.block.address += size
+        tile.block.size = trailing
+        tile_changed(arena, tile)
+        return piece
+    if trailing == 0 and tile.block.next != NULL and (<Tile*> tile.block.next).view != NULL:
+        view = view_back_at((<Tile*> tile.block.next).view, address)
+    else:
+        view = view_at(tile.view, address)
+    piece = tile_new(arena, region, address, size, state, view)
+    tile.block.size = leading
+    link_behind(tile, piece)
+    if trailing > 0:
+        rest = tile_new(arena, region, address + size, trailing, TILE_FREE, view_at(view, address + size))
+        rest.clock = tile.clock
+        link_behind(piece, rest)
+        tile_changed(arena, tile)
+        tile_enter(arena, rest)
+    else:
+        tile_changed(arena, tile)
+    return piece
+
+
+cdef Tile* tile_free(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil:
+    """A tile is nobody's any more; what it has become, joined with its free neighbours."""
+    cdef Tile* before = tile_before(tile)
+    cdef Tile* behind = tile_behind(tile)
+    if behind != NULL and behind.state != TILE_FREE:
+        behind = NULL
+    if before != NULL and before.state == TILE_FREE:
+        clock_join(&before.clock, clock)
+        before.block.size += tile.block.size
+        unlink(arena, tile)
+        if behind != NULL:
+            clock_join(&before.clock, &behind.clock)
+            before.block.size += behind.block.size
+            tile_leave(arena, behind)
+            unlink(arena, behind)
+        tile_changed(arena, before)
+        return before
+    if behind != NULL:
+        clock_join(&behind.clock, clock)
+        behind.block.address = tile.block.address
+        behind.block.size += tile.block.size
+        behind.view = tile.view
+        unlink(arena, tile)
+        tile_changed(arena, behind)
+        return behind
+    tile.state = TILE_FREE
+    tile.user = tile.next_shadow = NULL
+    tile.clock = clock[0]
+    tile_enter(arena, tile)
+    return tile
+
+
+cdef Tile* tile_append(Arena* arena, Region* region, bytes_t size, int state, View* view) noexcept nogil:
+    """One more tile at the end of a region, in no index. pre: a record is reserved"""
+    cdef Tile* tile = tile_new(arena, region, region.range.base + region.filled, size, state, view)
+    region.filled += size
+    if region.last == NULL:
+        region.range.head = &tile.block
+        region.last = tile
+    else:
+        link_behind(region.last, tile)
+    return tile
+
+
+cdef Tile* append_free(Arena* arena, Region* region, bytes_t size, View* view, const Clock* clock) noexcept nogil:
+    """Free bytes at the end of a region. pre: a record is reserved"""
+    cdef Clock none
+    if clock == NULL:
+        clock_clear(&none)
+        clock = &none
+    return tile_free(arena, tile_append(arena, region, size, TILE_SHADOW, view), clock)
+
+
+cdef void gap_settle(Arena* arena, Tile* gap) noexcept nogil:
+    """Join a gap with the gaps beside it; at the end of a region it goes, and the region ends before it."""
+    cdef Region* region = region_of(gap)
+    cdef Tile* other = tile_behind(gap)
+    gap.view = NULL
+    gap.block.mapped = False
+    if other != NULL and other.state == TILE_GAP:
+        gap.block.size += other.block.size
+        unlink(arena, other)
+    other = tile_before(gap)
+    if other != NULL and other.state == TILE_GAP:
+        gap.block.address = other.block.address
+        gap.block.size += other.block.size
+        unlink(arena, other)
+    if gap.block.next != NULL:
+        return
+    region.filled -= gap.block.size
+    other = tile_before(gap)
+    unlink(arena, gap)
+    if other != NULL and other.state == TILE_FREE:
+        tile_changed(arena, other)
+
+
+cdef Tile* free_tile_at(Arena* arena, Region* region, address_t address) noexcept nogil:
+    """The free tile that holds an address. pre: there is one"""
+    return node_up_to(arena.free_tiles, 0, place_of(region, address)).tile
+
+
+# --- a user's bytes, in every view --------------------------------------------------------------------------------
+
+cdef uint64_t records_to_hand_out(const Tile* tile, address_t address, bytes_t size) noexcept nogil:
+    """How many tiles handing these bytes out can make at most."""
+    cdef View* view = tile.view
+    cdef uint64_t records = 2
+    if view != NULL and view.chunk.view_count == 1 and view_end(view) >= tile.block.address + size \
+            and address == tile.block.address:
+        return records
+    view = view_at(view, address)
+    while view != NULL and view.address < address + size:
+        records += 2 * (view.chunk.view_count - 1)
+        view = view.behind
+    return records
+
+
+cdef void cast_shadows(Arena* arena, Tile* tile, View* view, bytes_t offset, bytes_t size) noexcept nogil:
+    """Cut bytes of a chunk out of every view of it but the one they are used through."""
+    cdef View* other = view.chunk.home
+    cdef Tile* shadow
+    while other != NULL:
+        if other != view:
+            shadow = tile_cut(arena, free_tile_at(arena, other.region, other.address + offset),
+                              other.address + offset, size, TILE_SHADOW)
+            shadow.next_shadow = tile.user
+            shadow.user = tile
+            tile.user = shadow
+        other = other.next_of_chunk
+
+
+cdef Tile* tile_take(Arena* arena, Tile* tile, address_t address, bytes_t size) noexcept nogil:
+    """Bytes of a free tile are in use from now on. pre: `records_to_hand_out` are reserved"""
+    cdef Tile* taken = tile_cut(arena, tile, address, size, TILE_USED)
+    cdef View* view = taken.view
+    cdef address_t low, high
+    taken.user = NULL
+    arena.requests += 1
+    while view != NULL and view.address < address + size:
+        low = max(address, view.address)
+        high = min(address + size, view_end(view))
+        view.chunk.live += high - low
+        view.live += high - low
+        view.last_use = arena.requests
+        if view.chunk.view_count > 1:
+            cast_shadows(arena, taken, view, low - view.address, high - low)
+        view = view.behind
+    arena.active += size
+    return taken
+
+
+cdef void tile_give(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil:
+    """The bytes of a tile are free in every view."""
+    cdef View* view = tile.view
+    cdef address_t end = tile_end(tile)
+    cdef bytes_t part
+    cdef Tile* shadow = tile.user
+    cdef Tile* following
+    while view != NULL and view.address < end:
+        part = min(end, view_end(view)) - max(tile.block.address, view.address)
+        view.chunk.live -= part
+        view.live -= part
+        view = view.behind
+    arena.active -= tile.block.size
+    if arena.loading:
+        arena.freed += tile.block.size
+        arena.loading = arena.freed <= max(<bytes_t> 1048576, arena.peak // 32)
+    tile_free(arena, tile, clock)
+    while shadow != NULL:
+        following = shadow.next_shadow
+        tile_free(arena, shadow, clock)
+        shadow = following

@@ -1,0 +1,48 @@
+"""The free tiles of an arena, in the orders in which they are looked for. No decision is made here.
+
+    by place          the first that is large enough, from any place on
+    by size           large ones of one exact size, lowest place first
+    by neighbour      those beside a large tile in use of one exact size, lowest place first
+
+One treap serves all three. A tile that is cut or grown keeps its rank among its neighbours, so its keys change in
+place; only its size moves it in the second. The tile touched last is therefore left out of that one (`loose`), until
+somebody searches it or touches another: a block that comes and goes costs no insertion.
+
+The second and third order are an aid. Without host memory for a node a tile is simply not in them.
+
+Cost: O(log n) for n free tiles.
+"""
+
+from libc.stdint cimport uint64_t
+
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.placement.dense.structures cimport Arena, Node, Tile
+
+cdef enum:
+    LARGE_TILE = 4194304        # from here on equal sizes are kept together
+
+cdef void node_insert(Node** root, Node* node) noexcept nogil
+cdef void node_remove(Node** root, Node* node) noexcept nogil
+cdef Node* node_from(Node* root, uint64_t rank, uint64_t place) noexcept nogil
+cdef Node* node_up_to(Node* root, uint64_t rank, uint64_t place) noexcept nogil
+cdef Node* node_next(Node* node) noexcept nogil
+
+cdef Node* next_fit(Node* node, bytes_t size) noexcept nogil
+cdef void tile_enter(Arena* arena, Tile* tile) noexcept nogil
+cdef void tile_leave(Arena* arena, Tile* tile) noexcept nogil
+cdef void tile_changed(Arena* arena, Tile* tile) noexcept nogil
+cdef Node* first_of_size(Arena* arena, bytes_t size) noexcept nogil
+cdef Node* first_beside(Arena* arena, bytes_t size) noexcept nogil
+
+
+cdef inline Node* first_fit(Node* root, bytes_t size) noexcept nogil:
+    """The node of at least `size` at the lowest place, or NULL."""
+    if root == NULL or root.longest < size:
+        return NULL
+    while True:
+        if root.low != NULL and root.low.longest >= size:
+            root = root.low
+        elif root.size >= size:
+            return root
+        else:
+            root = root.high

@@ -1,0 +1,46 @@
+"""Recorded histories under dense placement: how much is reserved, what a driver is called for, what fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allotment.lab.replay.run import read_recording
+
+TRACES = Path(__file__).parents[2] / "traces"
+SNAPSHOTS = [path for path in sorted(TRACES.glob("*.default.pickle.gz")) if "graph" not in path.name]
+
+
+@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name.split(".")[0])
+def test_hardly_more_is_reserved_than_was_live(path: Path) -> None:
+    recording = read_recording(path)
+
+    dense = recording.replay("placement:dense")
+
+    assert dense.ooms == 0 and dense.placement == "dense"
+    assert dense.waste_ratio is not None and dense.waste_ratio <= 1.03
+    assert dense.peak_reserved_bytes < recording.replay("expandable_segments:True").peak_reserved_bytes
+    assert dense.driver_calls["create"] - dense.driver_calls["release"] == dense.chunks > 0
+    assert dense.views >= dense.chunks
+
+
+def test_waste_is_measured_by_what_was_live_in_the_recording() -> None:
+    """Blocks that wait for other streams are had again earlier: less is active, and that is no waste."""
+    recording = read_recording("sample")
+
+    dense = recording.replay("placement:dense")
+    torch = recording.replay("expandable_segments:True")
+
+    assert dense.waits > 0
+    assert dense.peak_active_bytes < dense.recorded_peak_active_bytes == torch.peak_active_bytes
+
+
+def test_a_device_hardly_larger_than_what_is_live_is_enough() -> None:
+    recording = read_recording(TRACES / "streams_prefetch.default.pickle.gz")
+
+    smallest = recording.fit("placement:dense")
+
+    assert smallest is not None
+    assert smallest <= 1.02 * recording.replay("placement:dense").recorded_peak_active_bytes
+    assert not recording.fits(recording.replay().peak_active_bytes // 2, "placement:dense")
