@@ -80,6 +80,26 @@ def test_a_record_survives_pickling():
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
+def test_a_record_that_was_put_together_otherwise_passes_the_gate_where_it_is_used():
+    forged = Settings()
+    object.__setattr__(forged, "large_segment_size", 32)
+    with pytest.raises(SettingsError, match="large_segment_size must be"):
+        allotment.Allocator("sim:1GiB", settings=forged)
+    with pytest.raises(SettingsError, match="large_segment_size must be"):
+        allotment.Allocator("sim:1GiB", settings=pickle.loads(pickle.dumps(forged)))
+    with pytest.raises(SettingsError, match="lack a value"):
+        allotment.Allocator("sim:1GiB", settings=Settings.__new__(Settings))
+
+
+@pytest.mark.parametrize("text", [None, 5, b"expandable_segments:True", ["expandable_segments:True"]])
+def test_what_is_neither_text_nor_record_is_refused(text):
+    with pytest.raises(TypeError, match="settings are a text or a Settings, not"):
+        Settings.parse(text)
+    if text is not None:
+        with pytest.raises(TypeError, match="settings are a text or a Settings, not"):
+            allotment.Allocator("sim:1GiB", settings=text)
+
+
 def test_what_a_snapshot_states_is_what_made_it():
     text = "max_split_size_mb:64,garbage_collection_threshold:0.5,roundup_power2_divisions:[64:8,>:2]"
     settings = Settings.parse(text)

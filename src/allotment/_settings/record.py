@@ -353,12 +353,13 @@ def parse_leniently(text: str, previous: Settings | None = None) -> tuple[Settin
 
 
 def settings_of(given: str | Settings, previous: Settings | None = None) -> Settings:
-    """A record as it is, a text as `Settings.parse` reads it. Raises TypeError for anything else."""
-    if isinstance(given, Settings):
-        return given
-    if not isinstance(given, str):
-        raise TypeError(f"settings are a text or a Settings, not {type(given).__name__}")
-    return Settings.parse(given, previous)
+    """A record, checked once more, or a text as `Settings.parse` reads it. Raises TypeError for anything else."""
+    if not isinstance(given, Settings):
+        return Settings.parse(given, previous)
+    try:
+        return replace(given)  # one that was unpickled or put together otherwise has passed no gate
+    except AttributeError as error:
+        raise SettingsError(f"the Settings lack a value: {error}; make them with Settings(...)") from None
 
 
 def settings_stated(stated: Mapping[str, Any]) -> Settings:
@@ -371,6 +372,8 @@ def settings_stated(stated: Mapping[str, Any]) -> Settings:
 
 
 def _read(text: str, previous: Settings | None, *, strict: bool) -> tuple[Settings, SettingsError | None]:
+    if not isinstance(text, str):
+        raise TypeError(f"settings are a text or a Settings, not {type(text).__name__}")
     in_force = None if previous is None else {setting: getattr(previous, setting) for setting in DEFAULTS}
     parser = Parser(KEYS, DEFAULTS, in_force, strict=strict)
     error = None

@@ -35,7 +35,11 @@ HISTORIES: dict[str, list[dict[str, Any]]] = {
     "a free of 2**64 - 1": [{**ALLOC, "action": "free_requested", "size": 2**64 - 1}],
     "a stream that is not one": [SEGMENT, {**ALLOC, "stream": 2**64 - 1}],
     "out of memory for nothing": [{**OOM, "size": 0}],
-    "more than any device has": [SEGMENT, *[{**ALLOC, "size": 1 << 45}] * 100],
+    "more than any device has": [SEGMENT, {**ALLOC, "size": 1 << 42}],
+    "more than so few requests can ask for": [SEGMENT, *[{**ALLOC, "size": 1 << 41}] * 100],
+    "more segments than a device has room for": [
+        {**SEGMENT, "addr": PLACE + number * (1 << 41), "size": 1 << 41} for number in range(3)
+    ],
 }
 SNAPSHOTS: dict[str, dict[str, Any]] = {
     **{name: {"segments": [], "device_traces": [entries]} for name, entries in HISTORIES.items()},

@@ -67,7 +67,7 @@ cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexc
     """Release the addresses of an expandable range that has no mapped block."""
     cdef status_t status
     cdef size_t page
-    for page in range(range_.size // range_.page):
+    for page in range(range_.page_end):
         if range_.views[page] != NULL:
             drop_view(engine, range_, page, failure)
             if range_.views[page] != NULL:
@@ -135,6 +135,7 @@ cdef bint back_page(Engine* engine, Range* range_, size_t page, Failure* failure
         slab_give(&engine.chunk_slab, chunk)
         return device_failed(failure, status, b"chunk_create")
     range_.views[page] = chunk
+    range_.page_end = max(range_.page_end, page + 1)
     return True
 
 
@@ -232,7 +233,7 @@ cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexce
     cdef size_t page
     while range_ != NULL:
         if range_.views != NULL:
-            for page in range(range_.size // range_.page):
+            for page in range(range_.page_end):
                 if range_.views[page] == NULL or range_.views[page].views == 0:
                     continue
                 status = engine.table.set_access(

@@ -66,7 +66,9 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     failure.limit = engine.limit
     failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
     failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
-    failure.private_free = 0
+    failure.private_free = failure.largest_free = 0
+    if engine.terse:
+        return
     pool = engine.first_pool
     while pool != NULL:
         failure.private_free += pool.placement.free_bytes(engine, pool)

@@ -233,6 +233,7 @@ cdef struct Range:
     Range* next                 # of the engine, in order of creation
     bytes_t page
     Chunk** views               # by page number; NULL = no memory there
+    size_t page_end             # behind the last page that ever had memory: what is not worth looking at from there on
     bytes_t mapped
 
 ctypedef enum FilterKind:
@@ -324,6 +325,7 @@ cdef struct Engine:
     bytes_t total_memory        # of the device
     bytes_t limit
     bint limited
+    bint terse                  # no one reads what a shortage would have to look at all pools for: a replay
     Stats stats
     Trace trace
 

@@ -51,6 +51,7 @@ cdef struct ReplayState:
     bytes_t capacity, used
     Place* places               # segments that were put somewhere here, by address
     size_t place_count, place_room
+    address_t packed_end        # up to here our own places stand side by side: no room before
     const Place* suggestions    # where the recording had its segments, in order
     size_t suggestion_count, suggestions_used
     address_t next_range        # ranges are few and large: one behind the other

@@ -90,11 +90,13 @@ cdef address_t suggested_address(ReplayState* device, bytes_t size) noexcept nog
     return place.address
 
 
-cdef address_t lowest_address(const ReplayState* device, bytes_t size) noexcept nogil:
-    cdef address_t address = OWN_SEGMENTS
+cdef address_t lowest_address(ReplayState* device, bytes_t size) noexcept nogil:
+    cdef address_t address = device.packed_end
     cdef size_t i = place_behind(device, address)
     while i < device.place_count and device.places[i].address - address < size:
         address = device.places[i].address + whole_pages(device.places[i].size)
+        if device.places[i].address == device.packed_end:
+            device.packed_end = address
         i += 1
     return address
 
@@ -121,6 +123,8 @@ cdef void unplace_segment(ReplayState* device, address_t address) noexcept nogil
     if i < device.place_count and device.places[i].address == address:
         device.place_count -= 1
         memmove(&device.places[i], &device.places[i + 1], (device.place_count - i) * sizeof(Place))
+        if OWN_SEGMENTS <= address < device.packed_end:
+            device.packed_end = address
 
 
 cdef address_t place_range(ReplayState* device, bytes_t size) noexcept nogil:
@@ -308,6 +312,7 @@ cdef class ReplayDevice(Device):
                 self.state.costs[kind].mebibytes[i] = mebibytes
                 self.state.costs[kind].microseconds[i] = microseconds
         self.state.capacity = capacity
+        self.state.packed_end = OWN_SEGMENTS
         self.state.next_range = OWN_RANGES
         self.family = "replay"
         self.name = f"replay:{capacity}"

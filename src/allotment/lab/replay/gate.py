@@ -19,11 +19,13 @@ ADDRESS_END = 1 << 57
 """Above every address that a device of a recording has."""
 STREAM_END = 1 << 63
 ALIGNMENT = 512
-FREE_BYTES = 1 << 46
+MOST_BYTES = 1 << 42
+"""More than any device has."""
 BYTES_PER_ENTRY = 1 << 30
-"""A history asks for this much a request at the most, on average, beyond `FREE_BYTES`."""
+"""What the entries of a history are about at the most, on average, beyond what fills a device once."""
 
 _OF_BLOCKS = (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
+_GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 _OF_SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 
 
@@ -39,7 +41,7 @@ def _check_history(trace: Trace) -> None:
     refused = trace.action == Action.OOM
     placed = of_blocks | of_segments
     no_place = placed & ~_is_place(trace.address, trace.size)
-    no_size = (placed | refused) & ((trace.size == 0) | (trace.size >= FREE_BYTES))
+    no_size = (placed | refused) & ((trace.size == 0) | (trace.size >= MOST_BYTES))
     no_segment = of_segments & ((trace.size % ALIGNMENT != 0) | (trace.address % ALIGNMENT != 0))
     no_stream = (placed | refused) & (trace.stream >= STREAM_END)
     for found in np.flatnonzero(no_place | no_size | no_segment | no_stream)[:1].tolist():
@@ -49,10 +51,12 @@ def _check_history(trace: Trace) -> None:
             f" at {int(trace.address[found]):#x} on stream {int(trace.stream[found]):#x}"
         )
     total = float(trace.size[placed | refused].sum(dtype=np.float64))
-    if total > FREE_BYTES + BYTES_PER_ENTRY * len(trace):
+    sign = np.where(np.isin(trace.action, _GROWTH), 1.0, np.where(of_segments, -1.0, 0.0))
+    held = float(np.cumsum(sign * trace.size).max(initial=0.0))
+    if held > MOST_BYTES or total > MOST_BYTES + BYTES_PER_ENTRY * len(trace):
         raise FormatError(
-            f"the history of device {trace.device} is about {total:.3g} bytes in {len(trace)} entries, which is more"
-            " than any device could hold"
+            f"the history of device {trace.device} is about {total:.3g} bytes in {len(trace)} entries and about"
+            f" {held:.3g} bytes at a time, which is more than any device has"
         )
 
 
@@ -72,7 +76,7 @@ def _check_segments(snapshot: Snapshot, device: int) -> None:
             f" {int(segments.address[found]):#x} on stream {int(segments.stream[found]):#x}"
         )
     total = float(segments.total_size[mine].sum(dtype=np.float64))
-    if total > FREE_BYTES + BYTES_PER_ENTRY * len(segments):
+    if total > MOST_BYTES:
         raise FormatError(f"the segments of the snapshot add up to {total:.3g} bytes, which no device has")
     wrong_block = mine[blocks.segment] & (
         ~_is_place(blocks.address, blocks.size)

@@ -117,6 +117,7 @@ cdef class Replay:
             self.engine = engine_create(&(<Device> self.device).table, &tuning, placement, &failure)
         if self.engine == NULL:
             raise failure_error(self.device, &failure)
+        self.engine.terse = True
         if limit is not None:
             self.engine.limited = True
             self.engine.limit = limit

@@ -37,6 +37,8 @@ STEP = 2 << 20
 """What a capacity is a multiple of when the smallest one is looked for."""
 ROOMY = 8 << 30
 """The least capacity of a device that is not to run out."""
+MOST_ROOMY = 1 << 44
+"""The most capacity that no one asked for: a device has records for each of its pages."""
 MOST_CAPACITY = 1 << 55
 MOST_SAMPLES = 512
 MOST_ASSUMPTIONS = 400
@@ -312,7 +314,8 @@ class Recording:
         history = self._history
         asked = int(history.size[(history.action == Action.ALLOC) | (history.action == Action.OOM)].max(initial=0))
         most = int(history.reserved.max(initial=0)) + int(self._beginning.layouts["size"].sum())
-        return min(max(ROOMY, 8 * most, 8 * asked), MOST_CAPACITY)
+        shelves = (len(np.unique(history.stream)) + len(self._pool_ids)) * 4 * self.settings.large_segment_size
+        return min(max(ROOMY, 8 * most, 8 * asked) + shelves, MOST_ROOMY)
 
     def _follower(self) -> Replay:
         """A replay that has come to the first entry, arranged as recorded, and follows the recording from there."""
