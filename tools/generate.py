@@ -251,12 +251,12 @@ def methods() -> str:
 def method(operation: Operation) -> Iterator[str]:
     parameters = ["self", *(f"{value.name}: {ROLES[value.role].python}" for value in operation.parameters)]
     yield f"    def {operation.python_name}({', '.join(parameters)}) -> {python_result(operation)}:"
-    first, *more = operation.doc.split("\n")
-    if not more:
-        yield f'        """{first}"""'
+    lines = [line for text in operation.doc.split("\n") for line in wrapped(text, "        ") or [""]]
+    lines[0] = f'        """{lines[0].strip()}'
+    if len(lines) == 1:
+        yield f'{lines[0]}"""'
     else:
-        yield f'        """{first}'
-        yield from (f"        {line}".rstrip() for line in [*more, '"""'])
+        yield from (*lines, '        """')
     yield f'        raise self._lacks("{operation.python_name}")'
 
 
