@@ -251,6 +251,16 @@ cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, Fa
     return True
 
 
+cdef bint grant_in_arenas(Engine* engine, device_t device, Failure* failure) noexcept nogil:
+    """What placements have mapped by themselves."""
+    cdef Pool* pool = &engine.defaults
+    while pool != NULL:
+        if pool.placement.grant != NULL and not pool.placement.grant(engine, pool, device, failure):
+            return False
+        pool = engine.first_pool if pool == &engine.defaults else pool.next
+    return True
+
+
 cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noexcept nogil:
     """Give another device access to what is mapped now and later."""
     cdef int peer
@@ -259,7 +269,7 @@ cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noe
             return True
     if engine.peer_count == PEERS_MOST:
         return host_memory_failed(failure)
-    if not grant_access(engine, device, failure):
+    if not (grant_access(engine, device, failure) and grant_in_arenas(engine, device, failure)):
         return False
     engine.peers[engine.peer_count] = device
     engine.peer_count += 1

@@ -30,7 +30,7 @@ class MemPool:
         # PyTorch's counter also feeds graph_pool_handle, and an id must be of one pool alone.
         self._id: PoolId = torch._C._graph_pool_handle()
         owner = allocator_of(self._device)
-        owner.create_or_incref_pool(self._id)
+        owner.create_or_incref_pool(self._id, placement="torch" if no_split else None)
         weakref.finalize(self, _give_up, self._device, self._id)
         if use_on_oom:
             owner.set_use_on_oom(self._id, True)

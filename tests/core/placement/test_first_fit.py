@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from allotment import Allocator, SettingsError
+from allotment import Allocator, PoolError, SettingsError
 from helpers.allocator_machine import SETTINGS, AllocatorMachine
 from helpers.effort import sample, some
 from helpers.engine import MIB, SEGMENT, check, empties, on_device, reserved, segment_of, states
@@ -97,6 +97,8 @@ def test_a_pool_that_hands_out_whole_segments_is_pytorchs(alloc):
     with alloc.pool(no_split=True):
         address = alloc.malloc(5 * MIB)
     assert [block["size"] for block in segment_of(alloc, address)["blocks"]] == [SEGMENT]
+    with pytest.raises(PoolError, match="only pools of placement 'torch' hand out whole segments"):
+        alloc.pool(no_split=True, placement="first_fit")
     check(alloc)
 
 

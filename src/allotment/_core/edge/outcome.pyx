@@ -5,7 +5,7 @@ from allotment._core.contract.table cimport OUT_OF_MEMORY, Device
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
     FAILED_EXPANDABLE_BASE, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FAILED_POOL_FREEABLE,
-    FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_UNKNOWN, FAILED_STILL_CAPTURING, Failure)
+    FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FAILED_STILL_CAPTURING, Failure)
 
 from allotment.errors import (
     AddressError, CaptureError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, UnsupportedError)
@@ -14,8 +14,10 @@ cdef dict POOL_TEXTS = {
     FAILED_POOL_UNKNOWN: "there is no pool with this id on this device",
     FAILED_POOL_FREEABLE:
         "the last user of this pool has released it; it cannot be used again before its memory is gone",
-    FAILED_POOL_IN_USE: "the pool exists already, so it cannot be given an allocator now",
+    FAILED_POOL_IN_USE: "the pool exists already, so it cannot be given an allocator or another placement now",
     FAILED_POOL_ID: "a pool id is (0, n) or (n, 0) with n >= 1",
+    FAILED_POOL_PLACEMENT:
+        "only pools of placement 'torch' hand out whole segments; make this one with placement='torch'",
     FAILED_ALREADY_ROUTING: "requests are being routed to this pool already (already recording to mempool_id)",
     FAILED_NOT_ROUTING: "no requests are being routed to this pool (not currently recording to mempool_id)",
 }

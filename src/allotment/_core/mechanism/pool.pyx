@@ -8,8 +8,9 @@ from allotment._core.mechanism.failure cimport device_failed
 from allotment._core.mechanism.pool cimport pool_key
 from allotment._core.model.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_HOST_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
-    FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, NO_FAILURE, Block,
-    Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Reason, Request, Route, Shelf, StreamRecord)
+    FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM,
+    FILTER_THREAD, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Reason, Request,
+    Route, Shelf, StreamRecord)
 from allotment._core.records.stats cimport LARGE, SMALL
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
@@ -186,6 +187,8 @@ cdef bint pool_set_no_split(Engine* engine, uint64_t first, uint64_t second, Fai
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
         return fail(failure, FAILED_POOL_UNKNOWN)
+    if pool.large.arena != NULL:
+        return fail(failure, FAILED_POOL_PLACEMENT)
     pool.no_split = True
     return True
 

@@ -1,10 +1,11 @@
 """The engine's data, explained where it is declared. Read this file first.
 
 One `Engine` serves one device. Its memory is a set of *ranges*; each range is tiled, without a gap, by
-*blocks*; each block belongs for life to one *shelf*, the place of one pool and one stream:
+*blocks*; each block belongs to one *shelf*, the place of one pool and one stream:
 
     Engine
       ├─ Pool (the default one, and one for each private pool)
+      │    ├─ Placement: how its memory is divided
       │    ├─ Rack small ─┐
       │    └─ Rack large ─┴─ Shelf per stream: ordered free blocks, ordered unmapped blocks
       ├─ Range ── Block ⇄ Block ⇄ Block          tiles [base, base + size)
@@ -14,13 +15,13 @@ One `Engine` serves one device. Its memory is a set of *ranges*; each range is t
 
 A block is in exactly one of these states:
 
-    free       on its shelf's ordered set of free blocks, or at its pool's hand; mapped
+    free       where its pool's placement keeps it: on its shelf's ordered set of free blocks, or at hand; mapped
     unmapped   on its shelf's ordered set of unmapped blocks; addresses without memory (expandable only)
     allocated  in the user's hands, and in the address map
     pending    freed by the user, but other streams may still use it: `event_count` > 0, or `uses` is
                not empty while it is deferred to the end of routing
 
-Free neighbours of equal `mapped` state never stand side by side: they are merged at once.
+Free neighbours of equal `mapped` state are never side by side: they are merged at once.
 All of this is guarded by the engine's lock.
 """
 
@@ -287,6 +288,7 @@ cdef enum Reason:
     FAILED_POOL_FREEABLE
     FAILED_POOL_IN_USE          # an allocator given for a pool that exists
     FAILED_POOL_ID
+    FAILED_POOL_PLACEMENT       # its placement cannot do what was asked for
     FAILED_ALREADY_ROUTING
     FAILED_NOT_ROUTING
     FAILED_STILL_CAPTURING

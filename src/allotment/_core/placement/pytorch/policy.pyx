@@ -105,7 +105,7 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
         if list.count == 0:
             break
         list_sort(&list)
-        ok = release_segments(engine, &list, request.context, &request.failure)
+        ok = release_segments(engine, &list, 0, request.context, &request.failure)
     free(list.blocks)
     return ok
 

@@ -46,10 +46,16 @@ cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failur
     return True
 
 
-cdef bint release_segments(Engine* engine, BlockList* list, uint32_t context, Failure* failure) noexcept nogil:
-    """Release the listed segments in order. pre: each block is free, plain, and all of its segment"""
+cdef bint release_segments(Engine* engine, BlockList* list, bytes_t keep, uint32_t context,
+                           Failure* failure) noexcept nogil:
+    """Release the listed segments of a pool in order, until it holds no more than `keep`.
+
+    pre: each block is free, plain, and all of its segment
+    """
     cdef size_t i
     for i in range(list.count):
+        if list.blocks[i].shelf.rack.pool.reserved_bytes <= keep:
+            break
         if not segment_release(engine, list.blocks[i], context, failure):
             return False
     return True
@@ -71,8 +77,8 @@ cdef bint collect_expandable(Rack* rack, BlockList* list) noexcept nogil:
     return True
 
 
-cdef bint release_rack(Engine* engine, Rack* rack, uint32_t context, Failure* failure) noexcept nogil:
-    """Release every plain segment that is wholly free, then unmap what is free of expandable ones."""
+cdef bint release_rack(Engine* engine, Rack* rack, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
+    """Release plain segments that are wholly free, then unmap what is free of expandable ones, down to `keep`."""
     cdef BlockList plain, growing
     cdef Block* block
     cdef size_t i
@@ -90,9 +96,9 @@ cdef bint release_rack(Engine* engine, Rack* rack, uint32_t context, Failure* fa
     else:
         list_sort(&plain)
         list_sort(&growing)
-        ok = release_segments(engine, &plain, context, failure)
+        ok = release_segments(engine, &plain, keep, context, failure)
         for i in range(growing.count):
-            if not ok:
+            if not ok or rack.pool.reserved_bytes <= keep:
                 break
             ok = (unmap_block(engine, growing.blocks[i], context, failure)
                   and give_back_if_empty(engine, growing.blocks[i], failure))
@@ -102,12 +108,11 @@ cdef bint release_rack(Engine* engine, Rack* rack, uint32_t context, Failure* fa
 
 
 cdef bint release_shelves(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """`release` of PyTorch's placement, which knows no other target than nothing."""
     if pool == &engine.defaults:
-        return (release_rack(engine, &pool.large, context, failure)
-                and release_rack(engine, &pool.small, context, failure))
-    return (release_rack(engine, &pool.small, context, failure)
-            and release_rack(engine, &pool.large, context, failure))
+        return (release_rack(engine, &pool.large, keep, context, failure)
+                and release_rack(engine, &pool.small, keep, context, failure))
+    return (release_rack(engine, &pool.small, keep, context, failure)
+            and release_rack(engine, &pool.large, keep, context, failure))
 
 
 cdef bint drop_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
