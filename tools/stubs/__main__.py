@@ -11,6 +11,8 @@ What goes into it, of each name without an underscore in front:
                             annotation or a fixed form; attributes that `.pyx` or `.pxd` declare as readonly or public.
     constants               Those with an annotation.
 
+A method with one underscore in front is there too if it has annotations: other parts of the package call it.
+
 Annotations change no code (`annotation_typing` is off), so they may name what the module does not import: a name is
 looked for in the module itself, in its imports and cimports, in Python's typing modules, and then among all classes of
 the package.
@@ -38,18 +40,19 @@ from writing import stub_text
 def package_classes() -> dict[str, set[str]]:
     """The modules that define a class, or another name for a type, by its name."""
     classes: dict[str, set[str]] = {}
+    aliases: dict[str, set[str]] = {}
     for path in sorted(SOURCE.rglob("*.py*")):
         if path.suffix not in (".py", ".pyx"):
             continue
         parts = path.relative_to(SOURCE).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text()
-        found = re.findall(r"^(?:cdef )?class (\w+)", text, re.MULTILINE)
-        if path.suffix == ".py":
-            found += re.findall(r"^([A-Z][a-z]\w*)(?:: TypeAlias)? = ", text, re.MULTILINE)
-        for name in found:
+        for name in re.findall(r"^(?:cdef )?class (\w+)", text, re.MULTILINE):
             classes.setdefault(name, set()).add(module)
-    return classes
+        if path.suffix == ".py":
+            for name in re.findall(r"^([A-Z][a-z]\w*)(?:: TypeAlias)? = ", text, re.MULTILINE):
+                aliases.setdefault(name, set()).add(module)
+    return aliases | classes
 
 
 def is_hand_written(stub: Path) -> bool:

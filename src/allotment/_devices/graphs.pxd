@@ -8,8 +8,8 @@ from allotment._core.contract.types cimport graph_t
 
 
 cdef class DeviceGraph:
-    cdef readonly Device device
-    cdef readonly graph_t handle        # 0 once destroyed
+    cdef Device device
+    cdef graph_t handle                 # 0 once destroyed
 
     cdef graph_t living(self, str operation) except 0
 

@@ -1,11 +1,18 @@
+# Made from graphs.pyx by `make stubs`: change it there.
+
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 
 class DeviceGraph:
-    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
+    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
 
+    Made by ending a capture. Safe to use from several threads.
+    """
+
+    def __init__(self) -> None: ...
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """The device it was captured on."""
     @property
     def handle(self) -> int:
         """The device's handle of it, 0 once destroyed."""

@@ -9,7 +9,11 @@ from allotment.errors import DeviceError
 
 
 cdef class DeviceGraph:
-    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
+    """DeviceGraph()\n--\n
+    Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
+
+    Made by ending a capture. Safe to use from several threads.
+    """
 
     def __init__(self):
         raise TypeError("graphs are made by ending a capture")
@@ -18,7 +22,17 @@ cdef class DeviceGraph:
     def __del__(self):
         destroy(self)
 
-    def replay(self, stream) -> None:
+    @property
+    def device(self) -> Device:
+        """The device it was captured on."""
+        return self.device
+
+    @property
+    def handle(self) -> int:
+        """The device's handle of it, 0 once destroyed."""
+        return self.handle
+
+    def replay(self, stream: Stream | int) -> None:
         """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work.
 
         Raises StreamError if the stream is not one of the graph's device, DeviceError if the graph was destroyed.
@@ -53,7 +67,7 @@ cdef status_t destroy(DeviceGraph graph) noexcept:
     return status
 
 
-def begin_capture(Device device not None, stream) -> int:
+def begin_capture(Device device not None, stream: Stream | int) -> int:
     """Identity of a new capture: from now on work given to the stream is kept, not run.
 
     Raises UnsupportedError if the device cannot capture.
@@ -69,7 +83,7 @@ def begin_capture(Device device not None, stream) -> int:
     return capture
 
 
-def end_capture(Device device not None, stream) -> DeviceGraph:
+def end_capture(Device device not None, stream: Stream | int) -> DeviceGraph:
     """The graph of what was kept.
 
     Raises DeviceError if the capture was spoilt by a forbidden call, or if a stream that joined was not joined back; it

@@ -1,3 +1,5 @@
+# Made from device.pyx by `make stubs`: change it there.
+
 from types import TracebackType
 
 from _typeshed import ReadableBuffer
@@ -12,7 +14,9 @@ class CudaDevice(Device):
     the one that PyTorch, CuPy and the CUDA runtime share.
 
     Raises DeviceError if there is no driver, none that can be used, or no such device, and in a process
-    that was forked after CUDA was initialized.
+    that was forked after CUDA was initialized. Every property and method raises DeviceError if the driver fails.
+
+    Safe to use from several threads; none needs the device to be the thread's current one.
     """
 
     def __init__(self, index: int = 0) -> None: ...
@@ -23,11 +27,14 @@ class CudaDevice(Device):
     def uuid(self) -> str:
         """ "GPU-" and the device's identity."""
     @property
-    def pci_bus_id(self) -> str: ...
+    def pci_bus_id(self) -> str:
+        """Where the device is plugged in: "0000:1b:00.0"."""
     @property
-    def total_memory(self) -> int: ...
+    def total_memory(self) -> int:
+        """Bytes of memory that the device has."""
     @property
-    def compute_capability(self) -> tuple[int, int]: ...
+    def compute_capability(self) -> tuple[int, int]:
+        """(major, minor) of the architecture that code is compiled for."""
     def attribute(self, number: int) -> int:
         """One of the driver's device attributes, by its number (CUdevice_attribute)."""
     def processes(self) -> list[tuple[int, int]]:
@@ -39,10 +46,11 @@ class CudaDevice(Device):
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work on a stream, or on the device."""
     def wait(self, stream: int, on: int) -> None:
-        """`stream` waits for what `on` has now; it joins the capture of `on`."""
+        """Let later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
     def begin_capture(self, stream: int) -> int:
-        """Capture id. Work on the stream becomes nodes of a graph from now on."""
-    def end_capture(self, stream: int) -> CudaGraph: ...
+        """Start a capture: work on the stream becomes nodes of a graph from now on. Returns the capture's id."""
+    def end_capture(self, stream: int) -> CudaGraph:
+        """End the capture that began on the stream. Raises DeviceError if it was spoilt."""
     def capture_of(self, stream: int) -> int:
         """Id of the capture that the stream is in, 0 if none."""
     def memset_async(self, address: int, value: int, size: int, stream: int = 0) -> None:
@@ -63,16 +71,18 @@ class CudaHold:
 
     @property
     def stream(self) -> int: ...
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Let the stream go on. A second call does nothing."""
     def __enter__(self) -> CudaHold: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
 class CudaGraph(DeviceGraph):
-    """A captured graph."""
+    """Work kept by a capture on a CUDA device; it may be replayed any number of times."""
 
     @property
-    def node_count(self) -> int: ...
+    def node_count(self) -> int:
+        """How many nodes the graph has."""
     def instantiate(self) -> None:
-        """Make it ready for replay; `replay` does so by itself."""
+        """Make it ready for replay; the first `replay` does so by itself, and takes much longer for it."""

@@ -1,3 +1,5 @@
+# Made from device.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,9 @@ class HostDevice(Device):
     Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
     the default stream work.
+
+    `index` is the device's number in reports: two host devices of one process are told apart by it. Safe to use from
+    several threads.
     """
 
     def __init__(self, index: int = 0) -> None: ...
@@ -31,7 +36,8 @@ class HostDevice(Device):
         """
 
 class HostGraph(DeviceGraph):
-    """Work kept by a capture on the host."""
+    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
 
     @property
-    def node_count(self) -> int: ...
+    def node_count(self) -> int:
+        """How many pieces of work it holds."""

@@ -12,6 +12,10 @@ cdef dict PLACES = {operation: place for place, operation in enumerate(OPERATION
 
 
 cdef class PythonDevice(Device):
+    """PythonDevice(*, name=None, family=None, index=0, host=False)\n--\n
+    The compiled half of `Backend`: a contract table that calls the methods of this object.
+    """
+
     def __cinit__(self, *args, **kwargs):
         self.failures = new_failures(<void*> self)
         self.family = "python"
