@@ -55,19 +55,12 @@ def package_classes() -> dict[str, set[str]]:
     return aliases | classes
 
 
-def is_hand_written(stub: Path) -> bool:
-    """A stub from before there was this program, for a module that does not yet say all itself."""
-    return stub.exists() and not stub.read_text().startswith("# Made from")
-
-
 def stubs(complaints: list[str]) -> dict[Path, str]:
     """The text of every stub, by its path. What keeps one from being made is added to the complaints."""
     classes = package_classes()
     made = {}
     for path in sorted(SOURCE.rglob("*.pyx")):
         if not re.search(r"^(def|class|cdef class|[A-Za-z]\w*: )", path.read_text(), re.MULTILINE):
-            continue
-        if is_hand_written(path.with_suffix(".pyi")):
             continue
         module = Reader(path, classes).read()
         if module.items:
@@ -84,7 +77,7 @@ def outdated() -> list[str]:
         if not path.exists() or path.read_text() != text:
             lines.append(f"{path.relative_to(SOURCE.parent)} is not up to date: run `make stubs`")
     if not lines:
-        left = [path for path in SOURCE.rglob("*.pyi") if path not in made and not is_hand_written(path)]
+        left = [path for path in SOURCE.rglob("*.pyi") if path not in made]
         lines = [f"{path.relative_to(SOURCE.parent)} has no module any more: delete it" for path in left]
     return lines
 

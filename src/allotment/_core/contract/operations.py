@@ -286,8 +286,8 @@ GROUPS = (
             ),
             Operation(
                 "graph_launch", "graph graph, stream stream", "",
-                "Give the work of a graph to a stream, as one piece of its work, as often as one likes. May be refused"
-                " while the stream is being captured.",
+                "Give the work of a graph to a stream, as one piece of its work, as often as one likes.\n\n"
+                "May be refused while the stream is being captured.",
             ),
             Operation("graph_destroy", "graph graph", "", "Give a graph up."),
         ),

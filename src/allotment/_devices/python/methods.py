@@ -140,7 +140,10 @@ class Methods:
         raise self._lacks("capture_relaxed")
 
     def graph_launch(self, graph: int, stream: int) -> None:
-        """Give the work of a graph to a stream, as one piece of its work, as often as one likes. May be refused while the stream is being captured."""
+        """Give the work of a graph to a stream, as one piece of its work, as often as one likes.
+
+        May be refused while the stream is being captured.
+        """
         raise self._lacks("graph_launch")
 
     def graph_destroy(self, graph: int) -> None:
