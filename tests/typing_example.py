@@ -31,6 +31,11 @@ def ten_lines_of_use() -> int:
     return len(buffer) + len(view)
 
 
+def one_budget() -> dict[str, dict[str, int]]:
+    assert_type(allotment.make_allocator("sim:1GiB"), allotment.Allocator | allotment.AsyncAllocator)
+    return allotment.current("cuda:0").tenants()
+
+
 def streams(allocator: allotment.Allocator) -> None:
     producer, consumer = allotment.Stream(allocator), allotment.Stream(allocator.device)
     address = allocator.malloc(1024, producer)

@@ -11,6 +11,8 @@ What goes into it, of each name without an underscore in front:
                             annotation or a fixed form; attributes that `.pyx` or `.pxd` declare as readonly or public.
     constants               Those with an annotation.
 
+A method with one underscore in front is there too if it has annotations: other parts of the package call it.
+
 Annotations change no code (`annotation_typing` is off), so they may name what the module does not import: a name is
 looked for in the module itself, in its imports and cimports, in Python's typing modules, and then among all classes of
 the package.
@@ -38,23 +40,19 @@ from writing import stub_text
 def package_classes() -> dict[str, set[str]]:
     """The modules that define a class, or another name for a type, by its name."""
     classes: dict[str, set[str]] = {}
+    aliases: dict[str, set[str]] = {}
     for path in sorted(SOURCE.rglob("*.py*")):
         if path.suffix not in (".py", ".pyx"):
             continue
         parts = path.relative_to(SOURCE).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text()
-        found = re.findall(r"^(?:cdef )?class (\w+)", text, re.MULTILINE)
-        if path.suffix == ".py":
-            found += re.findall(r"^([A-Z][a-z]\w*)(?:: TypeAlias)? = ", text, re.MULTILINE)
-        for name in found:
+        for name in re.findall(r"^(?:cdef )?class (\w+)", text, re.MULTILINE):
             classes.setdefault(name, set()).add(module)
-    return classes
-
-
-def is_hand_written(stub: Path) -> bool:
-    """A stub from before there was this program, for a module that does not yet say all itself."""
-    return stub.exists() and not stub.read_text().startswith("# Made from")
+        if path.suffix == ".py":
+            for name in re.findall(r"^([A-Z][a-z]\w*)(?:: TypeAlias)? = ", text, re.MULTILINE):
+                aliases.setdefault(name, set()).add(module)
+    return aliases | classes
 
 
 def stubs(complaints: list[str]) -> dict[Path, str]:
@@ -63,8 +61,6 @@ def stubs(complaints: list[str]) -> dict[Path, str]:
     made = {}
     for path in sorted(SOURCE.rglob("*.pyx")):
         if not re.search(r"^(def|class|cdef class|[A-Za-z]\w*: )", path.read_text(), re.MULTILINE):
-            continue
-        if is_hand_written(path.with_suffix(".pyi")):
             continue
         module = Reader(path, classes).read()
         if module.items:
@@ -81,7 +77,7 @@ def outdated() -> list[str]:
         if not path.exists() or path.read_text() != text:
             lines.append(f"{path.relative_to(SOURCE.parent)} is not up to date: run `make stubs`")
     if not lines:
-        left = [path for path in SOURCE.rglob("*.pyi") if path not in made and not is_hand_written(path)]
+        left = [path for path in SOURCE.rglob("*.pyi") if path not in made]
         lines = [f"{path.relative_to(SOURCE.parent)} has no module any more: delete it" for path in left]
     return lines
 

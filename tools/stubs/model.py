@@ -22,6 +22,7 @@ class Variable:
     name: str
     type: str | None  # None: a member of an enumeration
     doc: str | None = None
+    replaces: bool = False  # something else that a base class has under this name, maybe
 
 
 @dataclass

@@ -75,7 +75,11 @@ def annotation_of(node: Any) -> str | None:
         return None
     text = node.string.value if node.string is not None else written(node.expr)
     tree = ast.parse(text, mode="eval").body
-    return tree.value if isinstance(tree, ast.Constant) and isinstance(tree.value, str) else ast.unparse(tree)
+    return (
+        tree.value
+        if isinstance(tree, ast.Constant) and isinstance(tree.value, str)
+        else ast.unparse(tree).replace("'", '"')
+    )
 
 
 def default_of(node: Any) -> str:
@@ -116,6 +120,7 @@ class Reader:
         self.classes = classes  # of the package: name -> modules
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         self.module = Module(name, path)
+        self.makers: dict[str, str] = {}  # partial(Class, ...) under a name -> Class
         self.declared: dict[str, Any] = {}  # classes as the .pxd declares them
         header = path.with_suffix(".pxd")
         if header.exists():
@@ -128,6 +133,7 @@ class Reader:
         previous = None
         for statement in statements(parsed(self.path).body):
             self.read_import(statement)
+            self.read_maker(statement)
             item = self.read_item(statement)
             if item is not None:
                 self.module.items.append(item)
@@ -186,7 +192,7 @@ class Reader:
         return cls
 
     def read_compiled_class(self, node: Any) -> Class | None:
-        """A `cdef class`; None if there is nothing in it for Python, which then sees its type by accident."""
+        """A `cdef class`; None if there is nothing in it for Python, not even a signature: it is seen by accident."""
         declared = self.declared.get(node.class_name)
         bases = node.bases if node.bases and node.bases.args else getattr(declared, "bases", None)
         cls = Class(node.class_name, [written(base) for base in getattr(bases, "args", [])], node.doc)
@@ -197,17 +203,37 @@ class Reader:
             for statement in statements(body.body) if body is not None else ():
                 if isinstance(statement, Nodes.CVarDefNode) and statement.visibility in ("readonly", "public"):
                     cls.members += [one for one in self.read_attributes(statement) if one.name not in properties]
+        for statement in statements(node.body):
+            cls.members += self.read_made(statement)
         constructor = None
         for method in methods:
             if method.name == "__init__" or (method.name == "__cinit__" and not has_init):
                 constructor = method
             if not (method.name == "__cinit__" and has_init):
                 self.add_method(cls, method)
-        if not any(is_public(member.name) for member in cls.members):
+        if not any(is_public(member.name) for member in cls.members) and cls.doc == without_signature(cls.doc):
             return None
         self.check_signature(node, constructor)
         cls.doc = without_signature(cls.doc)
         return cls
+
+    def read_made(self, node: Any) -> list[Variable]:
+        """`name = maker(...)` in a compiled class, whose attributes cannot have annotations: it is of what makes it."""
+        if not isinstance(node, Nodes.SingleAssignmentNode) or not isinstance(node.lhs, ExprNodes.NameNode):
+            return []
+        maker = written(getattr(node.rhs, "function", None)) if hasattr(node.rhs, "function") else ""
+        kind = self.makers.get(maker, maker)
+        return (
+            [Variable(node.lhs.name, kind, replaces=True)] if is_public(node.lhs.name) and kind in self.classes else []
+        )
+
+    def read_maker(self, node: Any) -> None:
+        """`maker = partial(Class, ...)` at module level."""
+        if isinstance(node, Nodes.SingleAssignmentNode) and hasattr(node.rhs, "function"):
+            arguments = getattr(node.rhs, "args", None) or getattr(node.rhs.positional_args, "args", [])
+            if written(node.rhs.function) == "partial" and arguments:
+                made_by = written(arguments[0])
+                self.makers[node.lhs.name] = self.makers.get(made_by, made_by)
 
     def read_attributes(self, node: Any) -> Iterator[Function | Variable]:
         for declarator in node.declarators:
@@ -222,7 +248,7 @@ class Reader:
                 yield Function(name, ["self"], kind, None, ["property"])
 
     def add_method(self, cls: Class, node: Any) -> None:
-        if is_public(node.name):
+        if is_public(node.name) or (not is_special(node.name) and node.return_type_annotation):
             cls.members.append(self.read_function(node, is_method=True))
         elif is_special(node.name) and node.name not in OMITTED:
             name = RENAMED.get(node.name, node.name)
@@ -274,8 +300,11 @@ class Reader:
         if isinstance(declarator, Nodes.CPtrDeclaratorNode):
             declarator, pointer = declarator.base, True
         name = declarator.name
-        is_typed = bool(name) and annotation is None
-        name = name or argument.base_type.name
+        if not name:  # without a type, the parser takes the name for one
+            name, base_type = argument.base_type.name, None
+        else:
+            base_type = argument.base_type
+        is_typed = annotation is None and (getattr(base_type, "name", None) or is_compound(base_type))
         if is_self:
             return name
         if annotation is None and is_typed:
@@ -302,8 +331,12 @@ class Reader:
             name, _, default = part.partition(" = ")
             arguments.append(name.split(":")[0] + (f"={default}" if default else ""))
         wanted = f"{node.class_name}({', '.join(arguments)})"
-        if shown is None or shown.replace("'", '"') != wanted:
+        if shown is None or " ".join(shown.replace("'", '"').split()) != wanted:
             self.complain(node, f"the docstring of {node.class_name} should start with {wanted}\\n--\\n")
+
+
+def is_compound(base_type: Any) -> bool:
+    return base_type is not None and not isinstance(base_type, Nodes.CSimpleBaseTypeNode)
 
 
 def text_of(statement: Any) -> str | None:

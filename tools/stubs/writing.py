@@ -13,7 +13,7 @@ WIDTH = 120
 
 WELL_KNOWN = {  # names that annotations may use without an import
     "collections.abc": "Callable Collection Generator Iterable Iterator Mapping MutableMapping Sequence",
-    "typing": "Any ClassVar Final Literal NamedTuple NoReturn Protocol Self TypeAlias",
+    "typing": "Any ClassVar Final Literal NamedTuple NoReturn Protocol Self SupportsIndex TypeAlias",
     "types": "ModuleType TracebackType",
     "os": "PathLike",
     "numpy.typing": "ArrayLike DTypeLike NDArray",
@@ -65,7 +65,7 @@ def import_lines(module: Module, classes: dict[str, set[str]]) -> list[str]:
         elif name in HOMES:
             home, there = HOMES[name], name
         else:
-            homes = classes.get(name, set())
+            homes = nearest(classes.get(name, set()), module.name)
             if len(homes) != 1:
                 found = f"in several modules: {', '.join(sorted(homes))}" if homes else "nowhere"
                 module.complain(1, f"`{name}` in an annotation is defined {found}")
@@ -83,6 +83,17 @@ def import_lines(module: Module, classes: dict[str, set[str]]) -> list[str]:
         if section:
             lines += [*section, ""]
     return lines
+
+
+def nearest(homes: set[str], module: str) -> set[str]:
+    """Of modules that define one name, those that share the most folders with the module that uses it."""
+
+    def shared(home: str) -> int:
+        pairs = list(zip(home.split("."), module.split("."), strict=False))
+        return next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
+
+    most = max(map(shared, homes), default=0)
+    return {home for home in homes if shared(home) == most}
 
 
 def ordered(names: set[str]) -> list[str]:
@@ -130,6 +141,8 @@ def function_lines(function: Function, indent: str) -> list[str]:
 
 def variable_lines(variable: Variable, indent: str) -> list[str]:
     lines = [f"{indent}{variable.name} = ..." if variable.type is None else f"{indent}{variable.name}: {variable.type}"]
+    if variable.replaces:
+        lines[0] += "  # type: ignore[assignment, override]"
     return lines + (docstring_lines(variable.doc, indent) if variable.doc else [])
 
 

@@ -1,19 +1,33 @@
+# Made from base.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable
 
 from allotment._allocators.buffer import Buffer
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
-from allotment._settings import Settings
+from allotment._settings.record import Settings
 from allotment.errors import OutOfMemoryFacts
 
 class AllocatorBase:
+    """What every kind of allocator has; users hold one of the kinds."""
+
     @property
-    def device(self) -> Device: ...
+    def device(self) -> Device:
+        """The device whose memory this is: its `name`, `index` and `capabilities`."""
     @property
-    def initialized(self) -> bool: ...
+    def initialized(self) -> bool:
+        """Whether it may be in use already, so that no other can take its place: True from the start."""
     @property
-    def unsupported(self) -> dict[str, str]: ...
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer: ...
+    def unsupported(self) -> dict[str, str]:
+        """What this kind of allocator does not support: {operation: what to use instead}.
+
+        `hasattr` is False for each of them, and asking for one raises UnsupportedError with the same advice.
+        """
+    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
+        """A buffer of `size` bytes for work on `stream`; it frees itself when the last reference to it goes.
+
+        Raises what `malloc` raises. Safe to call from several threads.
+        """
     def copy(
         self,
         destination: Buffer | int,
@@ -22,20 +36,61 @@ class AllocatorBase:
         stream: Stream | int = 0,
         *,
         source_device: int | None = None,
-    ) -> None: ...
-    def enable_peer_access(self, peer: int) -> None: ...
-    def stats(self) -> dict[str, int]: ...
-    def summary(self, abbreviated: bool = False) -> str: ...
-    def memory_info(self) -> tuple[int, int]: ...
+    ) -> None:
+        """Copy `size` bytes in stream order, from `source` to `destination`: addresses or buffers.
+
+        `source_device` is the index of another device that holds the source. Returns at once; the copy is done when
+        the stream is. Raises StreamError, AddressError, SizeError, UnsupportedError if the device cannot copy,
+        DeviceError. Safe to call from several threads.
+        """
+    def enable_peer_access(self, peer: int) -> None:
+        """Let the device of index `peer` touch this allocator's memory, also what it gets later.
+
+        Raises RequestError for an index that no device has, UnsupportedError if the device has no peers, DeviceError.
+        """
+    def stats(self) -> dict[str, int]:
+        """All counters, flattened: {"allocated_bytes.all.current": 512, ...}, sorted by key.
+
+        Costs about a hundred small objects; takes the allocator's lock for a moment. Safe to call from several
+        threads.
+        """
+    def summary(self, abbreviated: bool = False) -> str:
+        """The counters as a boxed table for people; `abbreviated` leaves out the rows by size class."""
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device, as the device says.
+
+        A call to the device. Raises UnsupportedError if it cannot tell, DeviceError. Safe to call from several
+        threads.
+        """
     @property
-    def limit(self) -> int | None: ...
+    def limit(self) -> int | None:
+        """The most bytes that this allocator may hold, or None. Set it to bytes, to text such as "20GiB", or to None.
+
+        What is held already stays. Setting it raises SettingsError for what is not a size.
+        """
     @limit.setter
     def limit(self, limit: int | str | None) -> None: ...
     @property
-    def memory_fraction(self) -> float: ...
+    def memory_fraction(self) -> float:
+        """The limit as a part of the device's memory, from 0.0 to 1.0; 1.0 is no limit.
+
+        Setting it raises RequestError for what is not between them, UnsupportedError if the device cannot tell how
+        much memory it has.
+        """
     @memory_fraction.setter
     def memory_fraction(self, fraction: float) -> None: ...
     @property
-    def settings(self) -> Settings: ...
-    def configure(self, text: str, *, lenient: bool = False) -> None: ...
-    def attach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None: ...
+    def settings(self) -> Settings:
+        """The settings in force, as a `Settings` record; `configure` changes them."""
+    def configure(self, text: str, *, lenient: bool = False) -> None:
+        """Apply a settings string now: "max_split_size_mb:64,expandable_segments:True".
+
+        All or nothing; `lenient` keeps what stood before the fault, as PyTorch does, and then raises. Memory that is
+        held already stays as it is. Raises SettingsError.
+        """
+    def attach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
+        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, for good.
+
+        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises
+        goes to the caller instead. Raises TypeError for what cannot be called.
+        """

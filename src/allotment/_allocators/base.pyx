@@ -32,17 +32,17 @@ cdef class AllocatorBase:
         return f"<{type(self).__name__} {self.place()}: {self.figures()}, {limit}>"
 
     @property
-    def device(self):
+    def device(self) -> Device:
         """The device whose memory this is: its `name`, `index` and `capabilities`."""
         return self.device
 
     @property
-    def initialized(self):
+    def initialized(self) -> bool:
         """Whether it may be in use already, so that no other can take its place: True from the start."""
         return True
 
     @property
-    def unsupported(self):
+    def unsupported(self) -> dict[str, str]:
         """What this kind of allocator does not support: {operation: what to use instead}.
 
         `hasattr` is False for each of them, and asking for one raises UnsupportedError with the same advice.
@@ -51,14 +51,22 @@ cdef class AllocatorBase:
 
     # --- memory ---
 
-    def empty(self, size, stream=0):
+    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
         """A buffer of `size` bytes for work on `stream`; it frees itself when the last reference to it goes.
 
         Raises what `malloc` raises. Safe to call from several threads.
         """
         return Buffer(self, self.malloc(size, stream), size, stream)
 
-    def copy(self, destination, source, size, stream=0, *, source_device=None):
+    def copy(
+        self,
+        destination: Buffer | int,
+        source: Buffer | int,
+        size: int,
+        stream: Stream | int = 0,
+        *,
+        source_device: int | None = None,
+    ) -> None:
         """Copy `size` bytes in stream order, from `source` to `destination`: addresses or buffers.
 
         `source_device` is the index of another device that holds the source. Returns at once; the copy is done when
@@ -80,7 +88,7 @@ cdef class AllocatorBase:
         if status != OK:
             raise device_error(table, status, "copy")
 
-    def enable_peer_access(self, peer):
+    def enable_peer_access(self, peer: int) -> None:
         """Let the device of index `peer` touch this allocator's memory, also what it gets later.
 
         Raises RequestError for an index that no device has, UnsupportedError if the device has no peers, DeviceError.
@@ -114,7 +122,7 @@ cdef class AllocatorBase:
     cdef str figures(self):
         return ""
 
-    def stats(self):
+    def stats(self) -> dict[str, int]:
         """All counters, flattened: {"allocated_bytes.all.current": 512, ...}, sorted by key.
 
         Costs about a hundred small objects; takes the allocator's lock for a moment. Safe to call from several
@@ -122,11 +130,11 @@ cdef class AllocatorBase:
         """
         return stats_flat(self.nested_stats())
 
-    def summary(self, abbreviated=False):
+    def summary(self, abbreviated: bool = False) -> str:
         """The counters as a boxed table for people; `abbreviated` leaves out the rows by size class."""
         return texts.memory_summary(self.stats(), self.device.name, abbreviated=abbreviated)
 
-    def memory_info(self):
+    def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device, as the device says.
 
         A call to the device. Raises UnsupportedError if it cannot tell, DeviceError. Safe to call from several
@@ -156,7 +164,7 @@ cdef class AllocatorBase:
         return 0
 
     @property
-    def limit(self):
+    def limit(self) -> int | None:
         """The most bytes that this allocator may hold, or None. Set it to bytes, to text such as "20GiB", or to None.
 
         What is held already stays. Setting it raises SettingsError for what is not a size.
@@ -165,11 +173,11 @@ cdef class AllocatorBase:
         return most if self.find_limit(&most) else None
 
     @limit.setter
-    def limit(self, limit):
+    def limit(self, limit: int | str | None) -> None:
         self.put_limit(limit is not None, 0 if limit is None else config.parse_size(limit))
 
     @property
-    def memory_fraction(self):
+    def memory_fraction(self) -> float:
         """The limit as a part of the device's memory, from 0.0 to 1.0; 1.0 is no limit.
 
         Setting it raises RequestError for what is not between them, UnsupportedError if the device cannot tell how
@@ -181,7 +189,7 @@ cdef class AllocatorBase:
         return <double> most / <double> self.known_total()
 
     @memory_fraction.setter
-    def memory_fraction(self, fraction):
+    def memory_fraction(self, fraction: float) -> None:
         cdef double part = read_fraction(fraction)
         self.put_limit(part < 1.0, <bytes_t> (part * <double> self.known_total()))
 
@@ -194,11 +202,11 @@ cdef class AllocatorBase:
     # --- settings ---
 
     @property
-    def settings(self):
+    def settings(self) -> Settings:
         """The settings in force, as a `Settings` record; `configure` changes them."""
         return self.current_settings
 
-    def configure(self, text, *, lenient=False):
+    def configure(self, text: str, *, lenient: bool = False) -> None:
         """Apply a settings string now: "max_split_size_mb:64,expandable_segments:True".
 
         All or nothing; `lenient` keeps what stood before the fault, as PyTorch does, and then raises. Memory that is
@@ -236,7 +244,7 @@ cdef class AllocatorBase:
             segment_size=size, device_free=0, device_total=self.total_bytes(), limit=None, allocated=0, reserved=0,
             private_free=0, largest_free=0, stream=0, too_large=True)
 
-    def attach_out_of_memory_observer(self, observer):
+    def attach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
         """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, for good.
 
         It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises

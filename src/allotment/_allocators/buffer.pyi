@@ -1,20 +1,40 @@
+# Made from buffer.pyx by `make stubs`: change it there.
+
 from typing import Any
 
 from allotment._allocators.registry import DeviceAllocator
 from allotment._devices.streams import Stream
 
 class Buffer:
+    """A block of an allocator, freed when the last reference to it goes; `Allocator.empty` makes one.
+
+    Seen by others without a copy, as bytes: the buffer protocol and `numpy.asarray` (host memory), DLPack (host and
+    CUDA), `__cuda_array_interface__` (CUDA). Who got it that way keeps it alive. Its free is stream-ordered like any
+    other.
+    """
+
     def __init__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0) -> None: ...
-    @property
-    def allocator(self) -> DeviceAllocator: ...
-    @property
-    def address(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def stream(self) -> Stream | int: ...
     def __len__(self) -> int: ...
+    @property
+    def allocator(self) -> DeviceAllocator:
+        """The allocator that the block is of, and goes back to."""
+    @property
+    def address(self) -> int:
+        """Where the block starts; 0 for a buffer of 0 bytes."""
+    @property
+    def size(self) -> int:
+        """How many bytes were asked for."""
+    @property
+    def stream(self) -> Stream | int:
+        """The stream that it was asked for on, as it was given."""
+    def record_stream(self, stream: Stream | int) -> None:
+        """Declare that work on `stream` uses this memory, so that its free waits for that work.
+
+        Raises StreamError.
+        """
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(kind, index) of the device, as DLPack numbers them. Raises BufferError for one that DLPack does not know."""
     def __dlpack__(
         self,
         *,
@@ -22,8 +42,8 @@ class Buffer:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    ) -> Any:
+        """The memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
-    def record_stream(self, stream: Stream | int) -> None: ...
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory as other CUDA libraries read it; AttributeError unless it is CUDA memory."""

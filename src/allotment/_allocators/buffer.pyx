@@ -120,7 +120,7 @@ cdef class Buffer:
     cdef object stream
     cdef object __weakref__
 
-    def __cinit__(self, allocator, address, size, stream=0):
+    def __cinit__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0):
         self.allocator = allocator
         self.size = read_byte_count(size)
         self.stream = stream
@@ -130,7 +130,7 @@ cdef class Buffer:
         if self.address != 0:
             self.allocator.free(self.address)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.size
 
     def __repr__(self):
@@ -139,26 +139,26 @@ cdef class Buffer:
         return f"<Buffer of {self.size} bytes at {self.address:#x} on {device}, stream {stream}>"
 
     @property
-    def allocator(self):
+    def allocator(self) -> DeviceAllocator:
         """The allocator that the block is of, and goes back to."""
         return self.allocator
 
     @property
-    def address(self):
+    def address(self) -> int:
         """Where the block starts; 0 for a buffer of 0 bytes."""
         return self.address
 
     @property
-    def size(self):
+    def size(self) -> int:
         """How many bytes were asked for."""
         return self.size
 
     @property
-    def stream(self):
+    def stream(self) -> Stream | int:
         """The stream that it was asked for on, as it was given."""
         return self.stream
 
-    def record_stream(self, stream):
+    def record_stream(self, stream: Stream | int) -> None:
         """Declare that work on `stream` uses this memory, so that its free waits for that work.
 
         Raises StreamError.
@@ -176,7 +176,7 @@ cdef class Buffer:
             raise BufferError(f"memory of {self.allocator.device.name} cannot be read by this process directly")
         PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> tuple[int, int]:
         """(kind, index) of the device, as DLPack numbers them. Raises BufferError for one that DLPack does not know."""
         if self.is_host():
             return DL_CPU, 0
@@ -184,7 +184,14 @@ cdef class Buffer:
             return DL_CUDA, self.allocator.device.index
         raise BufferError(f"DLPack knows no device like {self.allocator.device.name}")
 
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         """The memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
         cdef Exported* exported
         cdef ExportedVersioned* versioned
@@ -211,7 +218,7 @@ cdef class Buffer:
         return PyCapsule_New(exported, b"dltensor", drop_capsule)
 
     @property
-    def __cuda_array_interface__(self):
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         """The memory as other CUDA libraries read it; AttributeError unless it is CUDA memory."""
         if not self.is_cuda():
             raise AttributeError(f"memory of {self.allocator.device.name} is not CUDA memory")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from allotment._devices import device_name
@@ -20,7 +20,8 @@ _shared: dict[str, DeviceAllocator] = {}
 _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
 
 
-def current(device: str = "host", *, settings: str | Settings | None = None) -> DeviceAllocator:
+# "| Any": to type checkers it is an Allocator, which it nearly always is, and may be used as another kind too.
+def current(device: str = "host", *, settings: str | Settings | None = None) -> Allocator | Any:
     """The shared allocator of a device: what `make_allocator` makes at first use, unless another was put in its place.
 
     `settings` are for the one that is made; what is there already keeps its own. `Allocator(device)` makes one of

@@ -8,7 +8,9 @@ from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
 
 
-def make_allocator(device="host", *, settings=None, limit=None):
+def make_allocator(
+    device: str | Device = "host", *, settings: str | Settings | None = None, limit: int | str | None = None
+) -> Allocator | AsyncAllocator:
     """An allocator of the class that the settings ask for: an `Allocator`, or an `AsyncAllocator`.
 
     "backend:cudaMallocAsync" asks for the second, everything else for the first.

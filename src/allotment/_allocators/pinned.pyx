@@ -53,7 +53,7 @@ cdef class PinnedPool:
     cdef uint64_t hits
     cdef uint64_t misses
 
-    def __init__(self, device):
+    def __init__(self, device: Device | Allocator):
         cdef Device found = getattr(device, "device", device)
         if not found.table.capabilities & CAN_PINNED:
             raise UnsupportedError(f"{found.name} has no pinned memory")
@@ -66,21 +66,21 @@ cdef class PinnedPool:
         return f"<PinnedPool of {self.device.name}: {len(self.lent)} blocks in use>"
 
     @property
-    def device(self):
+    def device(self) -> Device:
         """The device whose pinned memory this is."""
         return self.device
 
     @property
-    def hits(self):
+    def hits(self) -> int:
         """How many requests were served from memory that was kept."""
         return self.hits
 
     @property
-    def misses(self):
+    def misses(self) -> int:
         """How many requests had to ask the device."""
         return self.misses
 
-    def allocate(self, size):
+    def allocate(self, size: int) -> int:
         """Address of at least `size` bytes. Size 0 gives 0.
 
         A miss asks the device, which is slow for pinned memory. Raises SizeError, MemoryError, DeviceError.
@@ -99,7 +99,7 @@ cdef class PinnedPool:
             self.lent[address] = rounded
             return address
 
-    def free(self, address, streams=()):
+    def free(self, address: int, streams: Iterable[int] = ()) -> None:
         """Give a block back; `streams` are those whose work until now may touch it. Freeing 0 does nothing.
 
         A stream that is being captured is not waited for: what a graph copies must outlive the graph. Raises
@@ -118,14 +118,14 @@ cdef class PinnedPool:
             else:
                 self.kept.setdefault(rounded, []).append(given)
 
-    def release(self):
+    def release(self) -> None:
         """Give what nothing can touch any more back to the device. Raises DeviceError."""
         with self.lock:
             for rounded in list(self.waiting):
                 self.sort_out(rounded)
             self.give_back()
 
-    def stats(self):
+    def stats(self) -> dict[str, int]:
         """Blocks and bytes that are lent, waiting for copies and kept, and how many requests were hits and misses."""
         with self.lock:
             return {

@@ -4,7 +4,10 @@ from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 
 class DeviceGraph:
-    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
+    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
+
+    Made by ending a capture. Safe to use from several threads.
+    """
 
     def __init__(self) -> None: ...
     @property

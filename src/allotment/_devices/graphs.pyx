@@ -11,6 +11,8 @@ from allotment.errors import DeviceError
 cdef class DeviceGraph:
     """DeviceGraph()\n--\n
     Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
+
+    Made by ending a capture. Safe to use from several threads.
     """
 
     def __init__(self):

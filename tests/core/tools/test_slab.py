@@ -24,7 +24,9 @@ def test_no_record_is_given_out_twice_and_none_overlaps_another(tools, size, ste
         elif taken:
             record = sorted(taken)[choice % len(taken)]
             del taken[record]
+            spare = slab.spare
             slab.give(record)
+            assert slab.spare == spare + 1
         assert all(slab.content(record) == bytes([mark]) * size for record, mark in taken.items())
 
 

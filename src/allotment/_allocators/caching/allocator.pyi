@@ -1,26 +1,70 @@
+# Made from allocator.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.pooling_allocator import PoolingAllocator
 from allotment._allocators.caching.tenants import Tenant
-from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
-from allotment._settings import Settings
 
 class Allocator(PoolingAllocator):
-    def __init__(
-        self,
-        device: str | Device = "host",
-        *,
-        settings: str | Settings | None = None,
-        limit: int | str | None = None,
-    ) -> None: ...
-    def malloc(self, size: int, stream: Stream | int = 0) -> int: ...
-    def free(self, address: int, /) -> None: ...
-    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None: ...
-    def malloc_as(self, size: int, stream: int, thread: int) -> int: ...
-    def tenant(self, name: str) -> Tenant: ...
-    def tenants(self) -> dict[str, dict[str, int]]: ...
-    def add_free_memory_callback(self, callback: Callable[[], bool]) -> None: ...
-    def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None: ...
-    def share(self, address: int) -> tuple[int, bytes]: ...
+    """A caching allocator over one device.
+
+    `device` is "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1", or a device object (a `Backend` subclass,
+    `SimulatedDevice`, ...). `settings` is a settings string or record, by default what the environment variable
+    ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB".
+
+    Safe to use from several threads; a hit in the cache keeps the interpreter lock, anything that asks the device
+    lets it go. When the last reference goes, all memory goes back to the device, also what is still in use.
+
+    Raises SettingsError for settings that cannot be read or ask for another class (`make_allocator` chooses the
+    class), RequestError for a name that is not a device's, DeviceError.
+    """
+
+    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+        """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
+
+        A hit in the cache costs little more than the call; a miss asks the device, and before memory is
+        out the cache is given back. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from
+        several threads.
+        """
+    def free(self, address: int, /) -> None:
+        """Give a block back. If other streams were recorded for it, it is reused only when they are done.
+
+        Freeing 0 does nothing. The memory stays in the cache: `empty_cache` gives it to the device. Raises
+        AddressError for anything that is not a live block's start. Safe to call from several threads, and from a
+        callback inside the allocator, where it is done on the way out.
+        """
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
+        """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
+
+        Costs an event at the free. Recording the stream that it was allocated on, or address 0, does nothing. Raises
+        AddressError, StreamError. Safe to call from several threads.
+        """
+    def malloc_as(self, size: int, stream: int, thread: int) -> int:
+        """`malloc` as though called by thread number `thread`: for replaying recordings."""
+    def tenant(self, name: str) -> Tenant:
+        """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
+
+        A second call with the same name gives another object for the same tenant. Raises RequestError when there are
+        too many names.
+        """
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """By name, the "blocks", "allocated_bytes" and "requested_bytes" held now; "" is what has no name.
+
+        Looks at every block. Memory that was allocated while caching was off is not counted. Safe to call from several
+        threads.
+        """
+    def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
+        """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
+
+        It runs inside the allocator, on the thread that asked, and may call nothing of it but `free`. What it raises
+        is printed. Raises TypeError for what cannot be called.
+        """
+    def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
+        """Call it no more. Raises RequestError if it was not added, or is removed already."""
+    def share(self, address: int) -> tuple[int, bytes]:
+        """(offset, handle) for another process: the block lies `offset` bytes into what the handle opens.
+
+        Raises AddressError, UnsupportedError if the device cannot export memory, DeviceError.
+        """

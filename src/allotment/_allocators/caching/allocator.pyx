@@ -54,7 +54,7 @@ cdef class Allocator(PoolingAllocator):
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def malloc(self, size, stream=0):
+    def malloc(self, size: int, stream: Stream | int = 0) -> int:
         """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
 
         A hit in the cache costs little more than the call; a miss asks the device, and before memory is
@@ -65,7 +65,7 @@ cdef class Allocator(PoolingAllocator):
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def free(self, address, /):
+    def free(self, address: int, /) -> None:
         """Give a block back. If other streams were recorded for it, it is reused only when they are done.
 
         Freeing 0 does nothing. The memory stays in the cache: `empty_cache` gives it to the device. Raises
@@ -90,7 +90,7 @@ cdef class Allocator(PoolingAllocator):
         else:
             self.release_inside(value, context)
 
-    def record_stream(self, block, stream):
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
 
         Costs an event at the free. Recording the stream that it was allocated on, or address 0, does nothing. Raises
@@ -210,13 +210,13 @@ cdef class Allocator(PoolingAllocator):
             self.leave(ok, &failure)
         return 0
 
-    def malloc_as(self, size, stream, thread):
+    def malloc_as(self, size: int, stream: int, thread: int) -> int:
         """`malloc` as though called by thread number `thread`: for replaying recordings."""
         return self.allocate(size, stream, thread, 0)
 
     # --- who has what ---
 
-    def tenant(self, name):
+    def tenant(self, name: str) -> Tenant:
         """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
 
         A second call with the same name gives another object for the same tenant. Raises RequestError when there are
@@ -226,7 +226,7 @@ cdef class Allocator(PoolingAllocator):
 
         return Tenant(self, name)
 
-    def tenants(self):
+    def tenants(self) -> dict[str, dict[str, int]]:
         """By name, the "blocks", "allocated_bytes" and "requested_bytes" held now; "" is what has no name.
 
         Looks at every block. Memory that was allocated while caching was off is not counted. Safe to call from several
@@ -259,7 +259,7 @@ cdef class Allocator(PoolingAllocator):
 
     # --- when memory is short ---
 
-    def add_free_memory_callback(self, callback):
+    def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
 
         It runs inside the allocator, on the thread that asked, and may call nothing of it but `free`. What it raises
@@ -282,7 +282,7 @@ cdef class Allocator(PoolingAllocator):
         link[0] = added
         engine_leave(self.engine)
 
-    def remove_free_memory_callback(self, callback):
+    def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call it no more. Raises RequestError if it was not added, or is removed already."""
         cdef FreeMemoryCallback** link
         cdef FreeMemoryCallback* removed
@@ -300,7 +300,7 @@ cdef class Allocator(PoolingAllocator):
 
     # --- sharing ---
 
-    def share(self, address):
+    def share(self, address: int) -> tuple[int, bytes]:
         """(offset, handle) for another process: the block lies `offset` bytes into what the handle opens.
 
         Raises AddressError, UnsupportedError if the device cannot export memory, DeviceError.

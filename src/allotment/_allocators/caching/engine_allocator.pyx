@@ -34,9 +34,17 @@ cdef extern from *:
 
 @cython.no_gc_clear
 cdef class EngineAllocator(AllocatorBase):
-    """An allocator over an engine; users hold an `Allocator`."""
+    """EngineAllocator(device="host", *, settings=None, limit=None)\n--\n
+    An allocator over an engine; users hold an `Allocator`.
+    """
 
-    def __cinit__(self, device="host", *, settings=None, limit=None):
+    def __cinit__(
+        self,
+        device: str | Device = "host",
+        *,
+        settings: str | Settings | None = None,
+        limit: int | str | None = None,
+    ):
         cdef const Placement* placement
         cdef Tuning tuning
         cdef Failure failure
@@ -138,7 +146,7 @@ cdef class EngineAllocator(AllocatorBase):
         return 0
 
     @property
-    def caching(self):
+    def caching(self) -> bool:
         """Whether requests go through the cache, which they do unless it is switched off.
 
         Off, every request is a device allocation of its own, and every free a device free; what is cached stays
@@ -147,7 +155,7 @@ cdef class EngineAllocator(AllocatorBase):
         return not self.engine.uncached
 
     @caching.setter
-    def caching(self, on):
+    def caching(self, on: bool) -> None:
         self.engine.uncached = not on
 
     # --- figures ---
@@ -160,7 +168,7 @@ cdef class EngineAllocator(AllocatorBase):
         reserved = tally_now(&self.engine.stats.reserved_bytes)
         return f"{amount(live)} live, {amount(reserved)} reserved"
 
-    def nested_stats(self):
+    def nested_stats(self) -> dict[str, Any]:
         """All counters, by metric, size class and kind: stats["allocated_bytes"]["all"]["current"].
 
         `stats` has them flattened. Takes the allocator's lock for a moment. Safe to call from several threads.
@@ -173,19 +181,19 @@ cdef class EngineAllocator(AllocatorBase):
         finally:
             engine_leave(self.engine)
 
-    def reset_peak_stats(self):
+    def reset_peak_stats(self) -> None:
         """Let the peaks start anew from what is in use now. Safe to call from several threads."""
         self.enter()
         stats_reset_peak(&self.engine.stats)
         engine_leave(self.engine)
 
-    def reset_accumulated_stats(self):
+    def reset_accumulated_stats(self) -> None:
         """Let the sums of all allocations and frees start anew from 0. Safe to call from several threads."""
         self.enter()
         stats_reset_accumulated(&self.engine.stats)
         engine_leave(self.engine)
 
-    def base_allocation(self, address):
+    def base_allocation(self, address: int) -> tuple[int, int]:
         """(base, size) of the plain segment that holds the live block at `address`.
 
         Raises AddressError for what is not a live block's start, UnsupportedError for a block of an expandable
@@ -201,7 +209,7 @@ cdef class EngineAllocator(AllocatorBase):
         self.leave(ok, &failure)
         return base, size
 
-    def cache_info(self, largest=0):
+    def cache_info(self, largest: int = 0) -> int:
         """The size of the largest free block, or `largest` if that is more.
 
         With 0, the device's free memory takes its place, which is a call to the device. Looks at the largest block of
@@ -215,7 +223,7 @@ cdef class EngineAllocator(AllocatorBase):
         engine_leave(self.engine)
         return max(largest, found)
 
-    def expandable_segment_sizes(self):
+    def expandable_segment_sizes(self) -> list[tuple[int, bool, int]]:
         """(stream, is_small, mapped bytes) of each expandable segment of a stream other than 0."""
         cdef Range* range_
         cdef list sizes = []
@@ -242,7 +250,7 @@ cdef class EngineAllocator(AllocatorBase):
 
     # --- for tools and tests ---
 
-    def pending_events(self):
+    def pending_events(self) -> list[tuple[int, int, int]]:
         """(stream, event, block address) of every event waited for, in queue order.
 
         Takes no lock when called from inside the allocator, by a scripted device that is asked about an event.
@@ -264,7 +272,7 @@ cdef class EngineAllocator(AllocatorBase):
             engine_leave(self.engine)
         return events
 
-    def check_invariants(self):
+    def check_invariants(self) -> None:
         """Raise InvariantError, naming the first rule that does not hold.
 
         Looks at everything the allocator knows, with its lock held: for tests.

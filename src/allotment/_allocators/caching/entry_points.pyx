@@ -324,7 +324,7 @@ cdef object last_exception(const EntryPoints* table):
     return owner.failed(failure)
 
 
-def entry_points(allocator):
+def entry_points(allocator: Allocator | Tenant) -> Any:
     """The C functions of an `Allocator`, or of a `Tenant` of one, as a capsule named "allotment.entry_points".
 
     Their form is the struct of entry_points.pxd. Whoever has them may call them at any time and on any thread, with or
@@ -334,6 +334,6 @@ def entry_points(allocator):
     return PyCapsule_New(entry_points_of(allocator), b"allotment.entry_points", NULL)
 
 
-def entry_points_address(allocator):
+def entry_points_address(allocator: Allocator | Tenant) -> int:
     """The address of the same table, for ctypes and foreign runtimes; see `entry_points`."""
     return <size_t> entry_points_of(allocator)

@@ -1,3 +1,5 @@
+# Made from pooling_allocator.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -5,22 +7,49 @@ from allotment._allocators.caching.pools import Pool, PoolId, PoolState
 from allotment._allocators.caching.recording_allocator import RecordingAllocator
 
 class PoolingAllocator(RecordingAllocator):
+    """An engine with private pools; users hold an `Allocator`."""
+
     def pool(
-        self,
-        *,
-        use_on_oom: bool = False,
-        no_split: bool = False,
-        allocator: Any = None,
-        placement: str | None = None,
-    ) -> Pool: ...
-    def create_or_incref_pool(self, pool: PoolId, allocator: Any = None, placement: str | None = None) -> None: ...
-    def release_pool(self, pool: PoolId) -> None: ...
-    def close_pool(self, pool: PoolId) -> None: ...
-    def empty_cache(self, pool: PoolId = (0, 0)) -> None: ...
-    def pool_use_count(self, pool: PoolId) -> int: ...
-    def pool_reserved_bytes(self, pool: PoolId) -> int: ...
-    def set_use_on_oom(self, pool: PoolId, on: bool) -> None: ...
-    def set_no_split(self, pool: PoolId) -> None: ...
+        self, *, use_on_oom: bool = False, no_split: bool = False, allocator: Any = None, placement: str | None = None
+    ) -> Pool:
+        """A private pool: `with pool:` serves this thread's requests from its memory and from nowhere else.
+
+        `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
+        `allocator` is where its segments come from: an object with allocate(size, stream) and
+        free(address, size, stream), or a PluggableAllocator; `placement` is the name of another way to divide its
+        memory than the allocator's. Raises SettingsError for a placement that is not there.
+        """
+    def create_or_incref_pool(self, pool: PoolId, allocator: Any = None, placement: str | None = None) -> None:
+        """Make the pool with this id, or add a use to one that is there; `release_pool` takes the use back.
+
+        Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is
+        not there yet. Raises PoolError.
+        """
+    def release_pool(self, pool: PoolId) -> None:
+        """Take back one use of a pool. After the last, its memory goes as it becomes free and the cache is emptied.
+
+        Raises PoolError if there is no such pool or it is not in use.
+        """
+    def close_pool(self, pool: PoolId) -> None:
+        """Release a pool, which lends no more, and give back what it has cached.
+
+        Called from inside the allocator, by a collection or a callback, it is done when the allocator is entered next.
+        Raises PoolError, DeviceError.
+        """
+    def empty_cache(self, pool: PoolId = (0, 0)) -> None:
+        """Give unused cached memory back to the device: all of it, or that of one pool.
+
+        Waits for events of blocks that other streams used, and calls the device for each segment. Blocks in use stay.
+        Raises PoolError, DeviceError. Safe to call from several threads.
+        """
+    def pool_use_count(self, pool: PoolId) -> int:
+        """How many uses the pool has: by `Pool` objects, by `with` blocks, by graphs. Raises PoolError."""
+    def pool_reserved_bytes(self, pool: PoolId) -> int:
+        """Physical memory that the pool holds now; (0, 0) is the default pool. Raises PoolError."""
+    def set_use_on_oom(self, pool: PoolId, on: bool) -> None:
+        """Let the pool lend its free memory to others when memory is out, or not. Raises PoolError."""
+    def set_no_split(self, pool: PoolId) -> None:
+        """Let the pool hand out whole segments from now on. Raises PoolError."""
     def begin_allocate_to_pool(
         self,
         pool: PoolId,
@@ -29,8 +58,29 @@ class PoolingAllocator(RecordingAllocator):
         thread: int | None = None,
         capture: int | None = None,
         accepts: Callable[[int], bool] | None = None,
-    ) -> None: ...
-    def end_allocate_to_pool(self, pool: PoolId) -> None: ...
-    def check_pool_live_allocations(self, pool: PoolId, addresses: Collection[int]) -> bool: ...
-    def checkpoint_pool(self, pool: PoolId) -> PoolState: ...
-    def restore_pool(self, state: PoolState) -> tuple[list[int], list[int]]: ...
+    ) -> None:
+        """Serve matching requests from `pool` from now on; without a condition, all of them.
+
+        The condition is one of: the request's stream, the requesting thread, the id of the capture that the stream is
+        in, or a function of the stream, which runs inside the allocator at every request. The route that was begun
+        last and matches wins. Adds a use of the pool, made if it is not there. Raises RequestError for two
+        conditions, PoolError.
+        """
+    def end_allocate_to_pool(self, pool: PoolId) -> None:
+        """End the route to `pool`; the use that it added stays until `release_pool`.
+
+        Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
+        """
+    def check_pool_live_allocations(self, pool: PoolId, addresses: Collection[int]) -> bool:
+        """Whether exactly these addresses are in use in the pool. Looks at every block of it. Raises PoolError."""
+    def checkpoint_pool(self, pool: PoolId) -> PoolState:
+        """The arrangement of a pool now, as a `PoolState`, for `restore_pool`.
+
+        Looks at every block of it. Raises PoolError, CheckpointError if blocks wait for other streams.
+        """
+    def restore_pool(self, state: PoolState) -> tuple[list[int], list[int]]:
+        """Bring a pool back to `state`: (addresses freed by that, addresses in use again).
+
+        Raises CheckpointError if the state is another allocator's, or the pool has released or grown memory since;
+        DeviceError.
+        """

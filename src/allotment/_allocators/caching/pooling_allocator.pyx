@@ -33,7 +33,14 @@ cdef class PoolingAllocator(RecordingAllocator):
 
     # --- pools by id: `pool` is the convenient form ---
 
-    def pool(self, *, use_on_oom=False, no_split=False, allocator=None, placement=None):
+    def pool(
+        self,
+        *,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+        allocator: Any = None,
+        placement: str | None = None,
+    ) -> Pool:
         """A private pool: `with pool:` serves this thread's requests from its memory and from nowhere else.
 
         `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
@@ -43,7 +50,7 @@ cdef class PoolingAllocator(RecordingAllocator):
         """
         return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator, placement=placement)
 
-    def create_or_incref_pool(self, pool, allocator=None, placement=None):
+    def create_or_incref_pool(self, pool: PoolId, allocator: Any = None, placement: str | None = None) -> None:
         """Make the pool with this id, or add a use to one that is there; `release_pool` takes the use back.
 
         Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is
@@ -73,14 +80,14 @@ cdef class PoolingAllocator(RecordingAllocator):
             Py_INCREF(allocator)
         self.leave(ok, &failure)
 
-    def release_pool(self, pool):
+    def release_pool(self, pool: PoolId) -> None:
         """Take back one use of a pool. After the last, its memory goes as it becomes free and the cache is emptied.
 
         Raises PoolError if there is no such pool or it is not in use.
         """
         self.step_of_pool(pool, pool_release)
 
-    def close_pool(self, pool):
+    def close_pool(self, pool: PoolId) -> None:
         """Release a pool, which lends no more, and give back what it has cached.
 
         Called from inside the allocator, by a collection or a callback, it is done when the allocator is entered next.
@@ -101,7 +108,7 @@ cdef class PoolingAllocator(RecordingAllocator):
                 pass    # it is given up; what the device would not take goes with the cache
         return 0
 
-    def empty_cache(self, pool=(0, 0)):
+    def empty_cache(self, pool: PoolId = (0, 0)) -> None:
         """Give unused cached memory back to the device: all of it, or that of one pool.
 
         Waits for events of blocks that other streams used, and calls the device for each segment. Blocks in use stay.
@@ -141,21 +148,21 @@ cdef class PoolingAllocator(RecordingAllocator):
             engine_leave(self.engine)
             raise
 
-    def pool_use_count(self, pool):
+    def pool_use_count(self, pool: PoolId) -> int:
         """How many uses the pool has: by `Pool` objects, by `with` blocks, by graphs. Raises PoolError."""
         self.enter()
         count = self.find_pool(pool).use_count
         engine_leave(self.engine)
         return count
 
-    def pool_reserved_bytes(self, pool):
+    def pool_reserved_bytes(self, pool: PoolId) -> int:
         """Physical memory that the pool holds now; (0, 0) is the default pool. Raises PoolError."""
         self.enter()
         reserved = self.engine.defaults.reserved_bytes if pool == (0, 0) else self.find_pool(pool).reserved_bytes
         engine_leave(self.engine)
         return reserved
 
-    def set_use_on_oom(self, pool, on):
+    def set_use_on_oom(self, pool: PoolId, on: bool) -> None:
         """Let the pool lend its free memory to others when memory is out, or not. Raises PoolError."""
         cdef uint64_t first, second
         cdef bint wanted = on
@@ -166,13 +173,21 @@ cdef class PoolingAllocator(RecordingAllocator):
         ok = pool_set_use_on_oom(self.engine, first, second, wanted, &failure)
         self.leave(ok, &failure)
 
-    def set_no_split(self, pool):
+    def set_no_split(self, pool: PoolId) -> None:
         """Let the pool hand out whole segments from now on. Raises PoolError."""
         self.step_of_pool(pool, pool_set_no_split)
 
     # --- routes ---
 
-    def begin_allocate_to_pool(self, pool, *, stream=None, thread=None, capture=None, accepts=None):
+    def begin_allocate_to_pool(
+        self,
+        pool: PoolId,
+        *,
+        stream: int | None = None,
+        thread: int | None = None,
+        capture: int | None = None,
+        accepts: Callable[[int], bool] | None = None,
+    ) -> None:
         """Serve matching requests from `pool` from now on; without a condition, all of them.
 
         The condition is one of: the request's stream, the requesting thread, the id of the capture that the stream is
@@ -210,7 +225,7 @@ cdef class PoolingAllocator(RecordingAllocator):
             Py_INCREF(accepts)
         self.leave(ok, &failure)
 
-    def end_allocate_to_pool(self, pool):
+    def end_allocate_to_pool(self, pool: PoolId) -> None:
         """End the route to `pool`; the use that it added stays until `release_pool`.
 
         Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
@@ -219,7 +234,7 @@ cdef class PoolingAllocator(RecordingAllocator):
 
     # --- states ---
 
-    def check_pool_live_allocations(self, pool, addresses):
+    def check_pool_live_allocations(self, pool: PoolId, addresses: Collection[int]) -> bool:
         """Whether exactly these addresses are in use in the pool. Looks at every block of it. Raises PoolError."""
         cdef uint64_t first, second
         cdef AddressList found
@@ -237,7 +252,7 @@ cdef class PoolingAllocator(RecordingAllocator):
             raise self.failed(&failure)
         return live == set(addresses)
 
-    def checkpoint_pool(self, pool):
+    def checkpoint_pool(self, pool: PoolId) -> PoolState:
         """The arrangement of a pool now, as a `PoolState`, for `restore_pool`.
 
         Looks at every block of it. Raises PoolError, CheckpointError if blocks wait for other streams.
@@ -257,7 +272,7 @@ cdef class PoolingAllocator(RecordingAllocator):
         finally:
             arrangement_clear(&arrangement)
 
-    def restore_pool(self, state):
+    def restore_pool(self, state: PoolState) -> tuple[list[int], list[int]]:
         """Bring a pool back to `state`: (addresses freed by that, addresses in use again).
 
         Raises CheckpointError if the state is another allocator's, or the pool has released or grown memory since;

@@ -1,3 +1,5 @@
+# Made from recording_allocator.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable, Collection, Mapping
 from os import PathLike
 from typing import Any
@@ -6,7 +8,15 @@ from allotment._allocators.caching.engine_allocator import EngineAllocator
 from allotment._allocators.caching.pools import PoolId
 
 class RecordingAllocator(EngineAllocator):
-    def attach_trace_tracker(self, tracker: Callable[[str, int, int, int, PoolId], None]) -> None: ...
+    """An engine and its history; users hold an `Allocator`."""
+
+    def attach_trace_tracker(self, tracker: Callable[[str, int, int, int, PoolId], None]) -> None:
+        """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, for good.
+
+        It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
+        For "oom" the address is the device's free memory. What it raises is printed. Raises TypeError for what cannot
+        be called.
+        """
     def record_history(
         self,
         enabled: str | None = "all",
@@ -16,8 +26,34 @@ class RecordingAllocator(EngineAllocator):
         max_entries: int | None = None,
         clear_history: bool = False,
         skip_actions: Collection[str] | None = None,
-    ) -> None: ...
-    def record_annotation(self, pairs: Mapping[str, Any]) -> None: ...
-    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]: ...
-    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]: ...
-    def dump_snapshot(self, path: str | PathLike[str]) -> None: ...
+    ) -> None:
+        """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
+
+        `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
+        carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
+        nothing (None). `max_entries` is how many events are kept, the newest of them; None is all, which grows for as
+        long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python frames.
+        Raises RequestError.
+        """
+    def _resize_history_in_place(self) -> None:
+        """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
+    def record_annotation(self, pairs: Mapping[str, Any]) -> None:
+        """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
+
+        It gets the device's index and the time.         Nothing happens while no history is recorded.
+        """
+    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
+        """The segments of `snapshot` alone; (0, 0) is all of them, another id those of that pool.
+
+        Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Safe to call from several
+        threads.
+        """
+    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
+        """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
+
+        `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
+        one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
+        `dump_snapshot` does without. Safe to call from several threads.
+        """
+    def dump_snapshot(self, path: str | PathLike[str]) -> None:
+        """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""

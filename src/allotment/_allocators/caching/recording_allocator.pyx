@@ -39,7 +39,7 @@ cdef class RecordingAllocator(EngineAllocator):
 
     # --- the history ---
 
-    def attach_trace_tracker(self, tracker):
+    def attach_trace_tracker(self, tracker: Callable[[str, int, int, int, PoolId], None]) -> None:
         """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, for good.
 
         It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
@@ -53,8 +53,16 @@ cdef class RecordingAllocator(EngineAllocator):
         trace_track(&self.engine.trace, call_trackers, <void*> self.trackers)
         engine_leave(self.engine)
 
-    def record_history(self, enabled="all", context="all", *, stacks="python", max_entries=None,
-                       clear_history=False, skip_actions=None):
+    def record_history(
+        self,
+        enabled: str | None = "all",
+        context: str | None = "all",
+        *,
+        stacks: str = "python",
+        max_entries: int | None = None,
+        clear_history: bool = False,
+        skip_actions: Collection[str] | None = None,
+    ) -> None:
         """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
 
         `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
@@ -89,11 +97,11 @@ cdef class RecordingAllocator(EngineAllocator):
         self.most_annotations = most
         engine_leave(engine)
 
-    def _resize_history_in_place(self):
+    def _resize_history_in_place(self) -> None:
         """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
         self.engine.trace.in_place = True
 
-    def record_annotation(self, pairs):
+    def record_annotation(self, pairs: Mapping[str, Any]) -> None:
         """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
 
         It gets the device's index and the time.         Nothing happens while no history is recorded.
@@ -104,7 +112,7 @@ cdef class RecordingAllocator(EngineAllocator):
 
     # --- snapshots ---
 
-    def segments(self, pool=(0, 0)):
+    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
         """The segments of `snapshot` alone; (0, 0) is all of them, another id those of that pool.
 
         Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Safe to call from several
@@ -147,7 +155,7 @@ cdef class RecordingAllocator(EngineAllocator):
         finally:
             free(copies)
 
-    def snapshot(self, pool=(0, 0), include_traces=True):
+    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
         """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
 
         `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
@@ -160,7 +168,7 @@ cdef class RecordingAllocator(EngineAllocator):
         return assembled(
             self.segments(pool), {device: traces}, device + 1, self.current_settings.as_pytorch_dict(), annotations)
 
-    def dump_snapshot(self, path):
+    def dump_snapshot(self, path: str | PathLike[str]) -> None:
         """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""
         cdef size_t count = 0
         cdef TraceRecord* copies

@@ -1,17 +1,28 @@
-from typing import final
+# Made from tenants.pyx by `make stubs`: change it there.
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
 from allotment._devices.streams import Stream
 
-@final
 class Tenant:
+    """A named user of an allocator that others use too; `Allocator.tenant` makes one.
+
+    What is allocated here is reported by `Allocator.tenants`, and shown in snapshots, under this name. Everything else
+    is the allocator's: its cache, its limit, its streams. Safe to use from several threads.
+    """
+
     def __init__(self, allocator: Allocator, name: str) -> None: ...
     @property
-    def allocator(self) -> Allocator: ...
+    def allocator(self) -> Allocator:
+        """The allocator whose memory it uses."""
     @property
-    def name(self) -> str: ...
-    def malloc(self, size: int, stream: Stream | int = 0) -> int: ...
-    def free(self, address: int, /) -> None: ...
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer: ...
-    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None: ...
+    def name(self) -> str:
+        """The name that its blocks are reported under."""
+    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+        """`Allocator.malloc`, in this tenant's name."""
+    def free(self, address: int, /) -> None:
+        """`Allocator.free`; the block may be another tenant's."""
+    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
+        """`Allocator.empty`, in this tenant's name."""
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
+        """`Allocator.record_stream`."""

@@ -26,31 +26,31 @@ cdef class Tenant:
         return f"<Tenant {self.name!r} of {self.allocator!r}>"
 
     @property
-    def allocator(self):
+    def allocator(self) -> Allocator:
         """The allocator whose memory it uses."""
         return self.allocator
 
     @property
-    def name(self):
+    def name(self) -> str:
         """The name that its blocks are reported under."""
         return self.name
 
     @cython.binding(False)      # as in Allocator
     @cython.embedsignature.format("clinic")
-    def malloc(self, size, stream=0):
+    def malloc(self, size: int, stream: Stream | int = 0) -> int:
         """`Allocator.malloc`, in this tenant's name."""
         return self.allocator.allocate(size, stream, 0, self.context)
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def free(self, address, /):
+    def free(self, address: int, /) -> None:
         """`Allocator.free`; the block may be another tenant's."""
         self.allocator.free(address)
 
-    def empty(self, size, stream=0):
+    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""
         return Buffer(self.allocator, self.malloc(size, stream), size, stream)
 
-    def record_stream(self, block, stream):
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """`Allocator.record_stream`."""
         self.allocator.record_stream(block, stream)

@@ -105,7 +105,7 @@ cdef class CachingAllocator:
     cached goes back to the system; memory in use stays valid.
     """
 
-    def __cinit__(self, *, checked=False, system=None):
+    def __cinit__(self, *, checked: bool = False, system: System | None = None):
         cdef bint is_checked = checked
         cdef System* source = &aligned_memory
         if system is not None:
@@ -126,7 +126,7 @@ cdef class CachingAllocator:
         checked = "checked, " if self.checked else ""
         return f"<CachingAllocator, {checked}{self.cached_bytes} bytes cached>"
 
-    def allocate(self, size, /):
+    def allocate(self, size: SupportsIndex, /) -> int:
         """The address of `size` bytes, its contents undefined. Size 0 gives 0.
 
         If the system has no memory, everything cached here is released and it is asked once more. Raises
@@ -134,7 +134,7 @@ cdef class CachingAllocator:
         """
         return self.allocate_bytes(size)
 
-    def free(self, address, /):
+    def free(self, address: SupportsIndex, /) -> None:
         """Keep memory for the next request of its size. Memory that no caching allocator gave out goes to the system.
 
         It may have been allocated by another caching allocator; it is cached in this one. Freeing 0 does nothing.
@@ -183,29 +183,29 @@ cdef class CachingAllocator:
             raise out_of_memory(size, False) from cause
         raise DeviceError(f"cpu: allocate({size}) failed: {cause!r}", operation="allocate") from cause
 
-    def empty_cache(self):
+    def empty_cache(self) -> None:
         """Give what is cached back to the system."""
         with nogil:
             cache_release(self.cache)
 
     @property
-    def checked(self):
+    def checked(self) -> bool:
         """Whether frees are checked, as it was made."""
         return bool(self.cache.is_checked)
 
     @property
-    def cached_bytes(self):
+    def cached_bytes(self) -> int:
         """The bytes that are cached now."""
         return self.stats()["cached_bytes"]
 
-    def stats(self):
+    def stats(self) -> dict[str, int]:
         """hits, misses, retries, cached_frees, system_frees, cached_blocks, cached_bytes."""
         cdef Counters counters
         with nogil:
             counters = cache_counters(self.cache)
         return counters
 
-    def entry_points(self):
+    def entry_points(self) -> object:
         """The C functions, as a capsule named "allotment.cpu.entry_points"; its form is in host_cache/entry_points.pxd.
 
         Whoever has it may call it at any time, so the allocator then lives as long as the process.
@@ -215,7 +215,7 @@ cdef class CachingAllocator:
             Py_INCREF(self)
         return PyCapsule_New(&self.table, "allotment.cpu.entry_points", NULL)
 
-    def check_invariants(self):
+    def check_invariants(self) -> None:
         """Raise InvariantError if the free lists, the allocation map and the counters disagree."""
         cdef const char* rule
         with nogil:
@@ -236,11 +236,11 @@ cdef class Guard:
         self.cache = cache
 
     @property
-    def cache(self):
+    def cache(self) -> CachingAllocator | None:
         """The allocator that it installs; None is no caching."""
         return self.cache
 
-    def __enter__(self):
+    def __enter__(self) -> CachingAllocator | None:
         if self.is_entered:
             raise RequestError("this guard has been entered already; nest another one")
         self.is_entered = True
@@ -249,7 +249,7 @@ cdef class Guard:
         self.install(<PyObject*> self)
         return self.cache
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception) -> None:
         if innermost_guard != <PyObject*> self:
             raise RequestError("guards are left in the reverse order of entering, on the same thread")
         self.install(self.outer)
@@ -264,17 +264,17 @@ cdef class Guard:
         return 0
 
 
-def caching(CachingAllocator cache, /):
+def caching(CachingAllocator cache, /) -> Guard:
     """Let the default allocator use `cache` on this thread, for the length of a `with`; None is no caching."""
     return Guard(cache)
 
 
-def current():
+def current() -> CachingAllocator | None:
     """The allocator that this thread's innermost guard has installed."""
     return (<Guard> innermost_guard).cache if innermost_guard != NULL else None
 
 
-def allocate(size, /):
+def allocate(size: SupportsIndex, /) -> int:
     """The default allocator: memory from `current()`, or from the system if there is none."""
     cdef CachingAllocator cache = current()
     cdef bytes_t wanted
@@ -290,7 +290,7 @@ def allocate(size, /):
     return address
 
 
-def free(address, /):
+def free(address: SupportsIndex, /) -> None:
     """Free through `current()`. If there is none, the memory goes back to the system, cached once or not.
 
     Raises AddressError for memory that lies on a free list.
@@ -308,7 +308,7 @@ def free(address, /):
         raise refusal(outcome, given)
 
 
-def record_free(address, /):
+def record_free(address: SupportsIndex, /) -> None:
     """Declare that memory is being freed by other means: no caching allocator knows it any more.
 
     The memory itself is not touched. Raises AddressError for memory that lies on a checked allocator's free list.
@@ -321,7 +321,7 @@ def record_free(address, /):
         raise refusal(outcome, given)
 
 
-def recorded_size(address, /):
+def recorded_size(address: SupportsIndex, /) -> int | None:
     """How large memory is that a caching allocator gave out, in use or cached; None if none of them knows it."""
     cdef address_t given = read_address(address)
     cdef Allocation* allocation
@@ -337,12 +337,12 @@ def recorded_size(address, /):
     return size if is_recorded else None
 
 
-def entry_points():
+def entry_points() -> object:
     """The default allocator's C functions; see `CachingAllocator.entry_points`."""
     return PyCapsule_New(&default_entry_points, "allotment.cpu.entry_points", NULL)
 
 
-def set_fill(*, on_allocate=None, on_free=None):
+def set_fill(*, on_allocate: int | None = None, on_free: int | None = None) -> None:
     """For debugging: bytes (0 to 255) to write over memory new from the system, and over memory that goes back to it.
 
     None writes nothing. Memory whose size is not known when it goes back (it was never cached) is left as it is. To be

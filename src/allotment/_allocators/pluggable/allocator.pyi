@@ -1,42 +1,72 @@
-from _ctypes import CFuncPtr
+# Made from allocator.pyx by `make stubs`: change it there.
+
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.pluggable.functions import Function
 from allotment._allocators.pluggable.plugged_memory import PluggedMemory
 from allotment._allocators.unsupported import Unsupported
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 
-Function: TypeAlias = int | CFuncPtr | Callable[..., Any]
-
 class PluggableAllocator(PluggedMemory):
-    pool: Unsupported
-    create_or_incref_pool: Unsupported
-    close_pool: Unsupported
-    pool_reserved_bytes: Unsupported
-    set_use_on_oom: Unsupported
-    set_no_split: Unsupported
-    check_pool_live_allocations: Unsupported
-    checkpoint_pool: Unsupported
-    restore_pool: Unsupported
-    tenant: Unsupported
-    tenants: Unsupported
-    share: Unsupported
-    expandable_segment_sizes: Unsupported
-    record_history: Unsupported
-    record_annotation: Unsupported
-    attach_trace_tracker: Unsupported
-    add_free_memory_callback: Unsupported
-    remove_free_memory_callback: Unsupported
+    """An allocator made of two functions of yours, which find the memory; the books are kept here.
+
+        alloc(size, device, stream) -> pointer          void* alloc(size_t, int, void*)
+        free(pointer, size, device, stream)             void free(void*, size_t, int, void*)
+
+    Each function is C code, given by its address or as a ctypes function and called without the interpreter lock, or a
+    Python callable; streams and pointers are ints there. What is freed is told with the size, device and stream it was
+    asked for with. Functions are called without any lock held, from several threads at once if there are.
+
+    `device` (a name or a device object) is whose memory it is; without one there is no `copy`, no `memory_info`, no
+    view of a buffer. Where a method takes a device index, None is that device's, or 0. The optional functions, with
+    what Python's take and C's:
+
+        init(device_count)                                          void(int)
+        reset()                                                     void(void)
+        memory_fraction(fraction, device)                           void(double, int)
+        base_alloc(pointer) -> base, or (base, size)                void*(void*, size_t*)
+        record_stream(pointer, stream)                              void(void*, void*)
+        begin_allocate_to_pool(device, pool, accepts)               void(int, uint64_t, uint64_t, void*)
+        end_allocate_to_pool(device, pool)                          void(int, uint64_t, uint64_t)
+        release_pool(device, pool)                                  void(int, uint64_t, uint64_t)
+
+    Making it runs `init(device_count)`. A copy (`copy.copy`) has the same functions and books of its own. Memory that
+    is still out when the allocator goes is not freed. What two functions cannot do is listed, with what can, by
+    `unsupported`.
+
+    An alloc function that raises MemoryError means OutOfMemoryError; anything else that a function raises is a
+    DeviceError with that as its cause. C functions must not raise. Safe to use from several threads.
+    """
+
+    pool: Unsupported  # type: ignore[assignment, override]
+    create_or_incref_pool: Unsupported  # type: ignore[assignment, override]
+    close_pool: Unsupported  # type: ignore[assignment, override]
+    pool_reserved_bytes: Unsupported  # type: ignore[assignment, override]
+    set_use_on_oom: Unsupported  # type: ignore[assignment, override]
+    set_no_split: Unsupported  # type: ignore[assignment, override]
+    check_pool_live_allocations: Unsupported  # type: ignore[assignment, override]
+    checkpoint_pool: Unsupported  # type: ignore[assignment, override]
+    restore_pool: Unsupported  # type: ignore[assignment, override]
+    tenant: Unsupported  # type: ignore[assignment, override]
+    tenants: Unsupported  # type: ignore[assignment, override]
+    share: Unsupported  # type: ignore[assignment, override]
+    expandable_segment_sizes: Unsupported  # type: ignore[assignment, override]
+    record_history: Unsupported  # type: ignore[assignment, override]
+    record_annotation: Unsupported  # type: ignore[assignment, override]
+    attach_trace_tracker: Unsupported  # type: ignore[assignment, override]
+    add_free_memory_callback: Unsupported  # type: ignore[assignment, override]
+    remove_free_memory_callback: Unsupported  # type: ignore[assignment, override]
     limit: Unsupported  # type: ignore[assignment, override]
-    settings: Unsupported  # type: ignore[assignment]
-    configure: Unsupported  # type: ignore[assignment]
-    malloc_as: Unsupported
-    pending_events: Unsupported
-    check_invariants: Unsupported
+    settings: Unsupported  # type: ignore[assignment, override]
+    configure: Unsupported  # type: ignore[assignment, override]
+    malloc_as: Unsupported  # type: ignore[assignment, override]
+    pending_events: Unsupported  # type: ignore[assignment, override]
+    check_invariants: Unsupported  # type: ignore[assignment, override]
 
     def __init__(
         self,
@@ -62,38 +92,96 @@ class PluggableAllocator(PluggedMemory):
         *,
         device: str | Device | None = None,
         device_count: int = 0,
-        **hooks: Function | str,
-    ) -> PluggableAllocator: ...
+        **hooks: Any,
+    ) -> PluggableAllocator:
+        """An allocator of functions of a shared library, by name; the optional ones may be names too.
+
+        Raises RequestError if the library cannot be loaded or has no such function.
+        """
     @property
-    def name(self) -> str: ...
-    def init(self, device_count: int) -> None: ...
+    def name(self) -> str:
+        """ "pluggable": what PyTorch calls such an allocator."""
     @property
-    def caching(self) -> bool: ...
+    def caching(self) -> bool:
+        """Always True; setting it has no effect: what is cached is up to the functions."""
     @caching.setter
     def caching(self, on: bool) -> None: ...
-    def malloc(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> int: ...
-    def free(self, address: int, /) -> None: ...
-    def empty(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> Buffer: ...
-    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None: ...
-    def empty_cache(self, pool: PoolId = (0, 0)) -> None: ...
-    def base_allocation(self, address: int) -> tuple[int, int]: ...
-    def set_memory_fraction(self, fraction: float, device: int | None = None) -> None: ...
-    def get_memory_fraction(self, device: int | None = None) -> float: ...
+    def init(self, device_count: int) -> None:
+        """Run the `init` function once more, for `device_count` devices.
+
+        Raises RequestError for a number that no machine has, DeviceError if the function raises.
+        """
+    def malloc(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> int:
+        """What the alloc function gives, which may be 0. Size 0 is passed on.
+
+        A pointer that is handed out twice is remembered as it was the first time. Raises SizeError, StreamError,
+        OutOfMemoryError, DeviceError. Safe to call from several threads.
+        """
+    def free(self, address: int, /) -> None:
+        """Forget the pointer, then call the free function with what it was allocated with.
+
+        0 is a pointer like any other here. Raises AddressError for what is not out, DeviceError if the function raises
+        (the pointer is forgotten all the same). Safe to call from several threads.
+        """
+    def empty(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> Buffer:
+        """A buffer that frees itself, through this allocator.
+
+        Raises OutOfMemoryError if there is no memory for it, and what `malloc` raises.
+        """
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
+        """Run `record_stream` for a block (an address or a `Buffer`); without it, nothing happens.
+
+        Raises AddressError, StreamError, DeviceError if the function raises.
+        """
+    def empty_cache(self, pool: PoolId = (0, 0)) -> None:
+        """Run `reset`; the pool is ignored. Raises DeviceError if the function raises."""
+    def base_allocation(self, address: int) -> tuple[int, int]:
+        """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
+
+        Raises AddressError, DeviceError if the function raises or gives something else.
+        """
+    def set_memory_fraction(self, fraction: float, device: int | None = None) -> None:
+        """Run `memory_fraction`, and remember what was set; without it, nothing happens.
+
+        Raises RequestError for what is not between 0.0 and 1.0, DeviceError if the function raises.
+        """
+    def get_memory_fraction(self, device: int | None = None) -> float:
+        """What was set through this allocator. Raises UnsupportedError if nothing was, or there is no such function."""
     @property
-    def memory_fraction(self) -> float: ...
+    def memory_fraction(self) -> float:
+        """`get_memory_fraction` and `set_memory_fraction` for its own device."""
     @memory_fraction.setter
     def memory_fraction(self, fraction: float) -> None: ...
     def begin_allocate_to_pool(
         self, pool: PoolId, *, accepts: Callable[[int], bool] | None = None, device: int | None = None
-    ) -> None: ...
-    def end_allocate_to_pool(self, pool: PoolId, *, device: int | None = None) -> None: ...
-    def release_pool(self, pool: PoolId, *, device: int | None = None) -> None: ...
-    def pool_use_count(self, pool: PoolId, *, device: int | None = None) -> int: ...
-    def stats(self, device: int | None = None) -> dict[str, int]: ...
-    def nested_stats(self, device: int | None = None) -> dict[str, Any]: ...
-    def reset_peak_stats(self, device: int | None = None) -> None: ...
-    def reset_accumulated_stats(self, device: int | None = None) -> None: ...
-    def cache_info(self, largest: int = 0) -> int: ...
-    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]: ...
-    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]: ...
-    def dump_snapshot(self, path: str | PathLike[str]) -> None: ...
+    ) -> None:
+        """Run `begin_allocate_to_pool`, and count a use of the pool.
+
+        `accepts` goes to a Python function as it is; a C function gets NULL for it. Raises PoolError for what is not a
+        pool id, DeviceError if the function raises.
+        """
+    def end_allocate_to_pool(self, pool: PoolId, *, device: int | None = None) -> None:
+        """Run `end_allocate_to_pool`. Raises PoolError, DeviceError if the function raises."""
+    def release_pool(self, pool: PoolId, *, device: int | None = None) -> None:
+        """Run `release_pool`, and count one use less. Raises PoolError, DeviceError if the function raises."""
+    def pool_use_count(self, pool: PoolId, *, device: int | None = None) -> int:
+        """How often the pool was begun and not released yet. Raises PoolError for what is not a pool id."""
+    def nested_stats(self, device: int | None = None) -> dict[str, Any]:
+        """The counters of `Allocator.nested_stats`, of one device; each pointer that is out is a segment."""
+    def stats(self, device: int | None = None) -> dict[str, int]:
+        """All counters of one device, flattened and sorted by key. Safe to call from several threads."""
+    def reset_peak_stats(self, device: int | None = None) -> None:
+        """Let the peaks start anew from what is out now."""
+    def reset_accumulated_stats(self, device: int | None = None) -> None:
+        """Let the sums of all requests and frees start anew from 0."""
+    def cache_info(self, largest: int = 0) -> int:
+        """`largest`, or the device's free memory when 0: nothing is cached here.
+
+        Raises UnsupportedError without a device, DeviceError.
+        """
+    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
+        """Every pointer that is out, of all devices, as a segment of one block; of a private pool, none."""
+    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
+        """`segments` in the form that PyTorch's memory tools read, without a history."""
+    def dump_snapshot(self, path: str | PathLike[str]) -> None:
+        """Write `snapshot()` to a file that PyTorch's memory tools open."""

@@ -104,9 +104,22 @@ cdef class PluggableAllocator(PluggedMemory):
         self.pool_uses = {}
 
     @cython.embedsignature(False)    # the class has it
-    def __init__(self, alloc, free, *, device=None, device_count=0, init=None, reset=None, memory_fraction=None,
-                 base_alloc=None, record_stream=None, begin_allocate_to_pool=None, end_allocate_to_pool=None,
-                 release_pool=None):
+    def __init__(
+        self,
+        alloc: Function,
+        free: Function,
+        *,
+        device: str | Device | None = None,
+        device_count: int = 0,
+        init: Function | None = None,
+        reset: Function | None = None,
+        memory_fraction: Function | None = None,
+        base_alloc: Function | None = None,
+        record_stream: Function | None = None,
+        begin_allocate_to_pool: Function | None = None,
+        end_allocate_to_pool: Function | None = None,
+        release_pool: Function | None = None,
+    ):
         if self.initialized:
             raise RequestError("a pluggable allocator keeps the functions that it was made with; make another one")
         if device is not None:
@@ -120,7 +133,15 @@ cdef class PluggableAllocator(PluggedMemory):
         self.init(device_count)
 
     @staticmethod
-    def from_library(path, alloc_name, free_name, *, device=None, device_count=0, **hooks):
+    def from_library(
+        path: str | PathLike[str],
+        alloc_name: str,
+        free_name: str,
+        *,
+        device: str | Device | None = None,
+        device_count: int = 0,
+        **hooks,
+    ) -> PluggableAllocator:
         """An allocator of functions of a shared library, by name; the optional ones may be names too.
 
         Raises RequestError if the library cannot be loaded or has no such function.
@@ -143,20 +164,20 @@ cdef class PluggableAllocator(PluggedMemory):
         return self.__copy__()
 
     @property
-    def name(self):
+    def name(self) -> str:
         """ "pluggable": what PyTorch calls such an allocator."""
         return "pluggable"
 
     @property
-    def caching(self):
+    def caching(self) -> bool:
         """Always True; setting it has no effect: what is cached is up to the functions."""
         return True
 
     @caching.setter
-    def caching(self, on):
+    def caching(self, on: bool) -> None:
         pass    # there is no cache of ours to switch
 
-    def init(self, device_count):
+    def init(self, device_count: int) -> None:
         """Run the `init` function once more, for `device_count` devices.
 
         Raises RequestError for a number that no machine has, DeviceError if the function raises.
@@ -172,7 +193,7 @@ cdef class PluggableAllocator(PluggedMemory):
 
     # --- allocating and freeing ---
 
-    def malloc(self, size, stream=0, *, device=None):
+    def malloc(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> int:
         """What the alloc function gives, which may be 0. Size 0 is passed on.
 
         A pointer that is handed out twice is remembered as it was the first time. Raises SizeError, StreamError,
@@ -193,7 +214,7 @@ cdef class PluggableAllocator(PluggedMemory):
             self.tell_observers(self.facts(size, index, handle))
         return address
 
-    def free(self, address, /):
+    def free(self, address: int, /) -> None:
         """Forget the pointer, then call the free function with what it was allocated with.
 
         0 is a pointer like any other here. Raises AddressError for what is not out, DeviceError if the function raises
@@ -205,7 +226,7 @@ cdef class PluggableAllocator(PluggedMemory):
             raise unknown_pointer(pointer)
         self.hand_back(entry.address, entry.size, entry.device, entry.stream)
 
-    def empty(self, size, stream=0, *, device=None):
+    def empty(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> Buffer:
         """A buffer that frees itself, through this allocator.
 
         Raises OutOfMemoryError if there is no memory for it, and what `malloc` raises.
@@ -217,7 +238,7 @@ cdef class PluggableAllocator(PluggedMemory):
 
     # --- hooks ---
 
-    def record_stream(self, block, stream):
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Run `record_stream` for a block (an address or a `Buffer`); without it, nothing happens.
 
         Raises AddressError, StreamError, DeviceError if the function raises.
@@ -231,7 +252,7 @@ cdef class PluggableAllocator(PluggedMemory):
         else:
             self.call("record_stream", (address, handle))
 
-    def empty_cache(self, pool=(0, 0)):
+    def empty_cache(self, pool: PoolId = (0, 0)) -> None:
         """Run `reset`; the pool is ignored. Raises DeviceError if the function raises."""
         cdef reset_t hook = self.plug.functions.reset
         if hook != NULL:
@@ -240,7 +261,7 @@ cdef class PluggableAllocator(PluggedMemory):
         else:
             self.call("reset", ())
 
-    def base_allocation(self, address):
+    def base_allocation(self, address: int) -> tuple[int, int]:
         """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
 
         Raises AddressError, DeviceError if the function raises or gives something else.
@@ -265,7 +286,7 @@ cdef class PluggableAllocator(PluggedMemory):
                 raise failed_function("base_alloc", error) from error
         return base, size
 
-    def set_memory_fraction(self, fraction, device=None):
+    def set_memory_fraction(self, fraction: float, device: int | None = None) -> None:
         """Run `memory_fraction`, and remember what was set; without it, nothing happens.
 
         Raises RequestError for what is not between 0.0 and 1.0, DeviceError if the function raises.
@@ -282,7 +303,7 @@ cdef class PluggableAllocator(PluggedMemory):
             return
         self.fractions[index] = part
 
-    def get_memory_fraction(self, device=None):
+    def get_memory_fraction(self, device: int | None = None) -> float:
         """What was set through this allocator. Raises UnsupportedError if nothing was, or there is no such function."""
         try:
             return self.fractions[self.device_index(device)]
@@ -291,17 +312,19 @@ cdef class PluggableAllocator(PluggedMemory):
                           instead="give it a memory_fraction function and set one").error() from None
 
     @property
-    def memory_fraction(self):
+    def memory_fraction(self) -> float:
         """`get_memory_fraction` and `set_memory_fraction` for its own device."""
         return self.get_memory_fraction()
 
     @memory_fraction.setter
-    def memory_fraction(self, fraction):
+    def memory_fraction(self, fraction: float) -> None:
         self.set_memory_fraction(fraction)
 
     # --- pools that its functions make ---
 
-    def begin_allocate_to_pool(self, pool, *, accepts=None, device=None):
+    def begin_allocate_to_pool(
+        self, pool: PoolId, *, accepts: Callable[[int], bool] | None = None, device: int | None = None
+    ) -> None:
         """Run `begin_allocate_to_pool`, and count a use of the pool.
 
         `accepts` goes to a Python function as it is; a C function gets NULL for it. Raises PoolError for what is not a
@@ -319,7 +342,7 @@ cdef class PluggableAllocator(PluggedMemory):
         use = index, (first, second)
         self.pool_uses[use] = self.pool_uses.get(use, 0) + 1
 
-    def end_allocate_to_pool(self, pool, *, device=None):
+    def end_allocate_to_pool(self, pool: PoolId, *, device: int | None = None) -> None:
         """Run `end_allocate_to_pool`. Raises PoolError, DeviceError if the function raises."""
         cdef end_pool_t hook = self.plug.functions.end_allocate_to_pool
         cdef device_t index = self.device_index(device)
@@ -331,7 +354,7 @@ cdef class PluggableAllocator(PluggedMemory):
         else:
             self.call("end_allocate_to_pool", (index, (first, second)))
 
-    def release_pool(self, pool, *, device=None):
+    def release_pool(self, pool: PoolId, *, device: int | None = None) -> None:
         """Run `release_pool`, and count one use less. Raises PoolError, DeviceError if the function raises."""
         cdef end_pool_t hook = self.plug.functions.release_pool
         cdef device_t index = self.device_index(device)
@@ -347,7 +370,7 @@ cdef class PluggableAllocator(PluggedMemory):
         else:
             self.call("release_pool", (index, (first, second)))
 
-    def pool_use_count(self, pool, *, device=None):
+    def pool_use_count(self, pool: PoolId, *, device: int | None = None) -> int:
         """How often the pool was begun and not released yet. Raises PoolError for what is not a pool id."""
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
@@ -355,32 +378,32 @@ cdef class PluggableAllocator(PluggedMemory):
 
     # --- figures ---
 
-    def nested_stats(self, device=None):
+    def nested_stats(self, device: int | None = None) -> dict[str, Any]:
         """The counters of `Allocator.nested_stats`, of one device; each pointer that is out is a segment."""
         cdef Stats stats
         ledger_stats(&self.plug.ledger, self.device_index(device), &stats)
         return stats_nested(&stats)
 
-    def stats(self, device=None):
+    def stats(self, device: int | None = None) -> dict[str, int]:
         """All counters of one device, flattened and sorted by key. Safe to call from several threads."""
         return stats_flat(self.nested_stats(device))
 
-    def reset_peak_stats(self, device=None):
+    def reset_peak_stats(self, device: int | None = None) -> None:
         """Let the peaks start anew from what is out now."""
         ledger_reset_peak(&self.plug.ledger, self.device_index(device))
 
-    def reset_accumulated_stats(self, device=None):
+    def reset_accumulated_stats(self, device: int | None = None) -> None:
         """Let the sums of all requests and frees start anew from 0."""
         ledger_reset_accumulated(&self.plug.ledger, self.device_index(device))
 
-    def cache_info(self, largest=0):
+    def cache_info(self, largest: int = 0) -> int:
         """`largest`, or the device's free memory when 0: nothing is cached here.
 
         Raises UnsupportedError without a device, DeviceError.
         """
         return read_byte_count(largest) or self.memory_info()[0]
 
-    def segments(self, pool=(0, 0)):
+    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
         """Every pointer that is out, of all devices, as a segment of one block; of a private pool, none."""
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
@@ -388,13 +411,13 @@ cdef class PluggableAllocator(PluggedMemory):
             return []
         return segments_of(&self.plug.ledger)
 
-    def snapshot(self, pool=(0, 0), include_traces=True):
+    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
         """`segments` in the form that PyTorch's memory tools read, without a history."""
         segments = self.segments(pool)
         last = max([segment["device"] for segment in segments] + [self.device.table.device])
         return assembled(segments, {}, last + 1, Settings().as_pytorch_dict(), [])      # no history is kept
 
-    def dump_snapshot(self, path):
+    def dump_snapshot(self, path: str | PathLike[str]) -> None:
         """Write `snapshot()` to a file that PyTorch's memory tools open."""
         with replaced(path) as file:
             pickle.dump(self.snapshot(), file)

@@ -39,7 +39,7 @@ cdef class PluggedMemory(AllocatorBase):
         ledger_clear(&self.plug.ledger)
 
     @property
-    def initialized(self):
+    def initialized(self) -> bool:
         """Whether its `init` function has run, so that no other allocator can take its place: True from the start."""
         return self.initialized
 

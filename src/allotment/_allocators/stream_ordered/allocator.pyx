@@ -93,7 +93,13 @@ cdef class AsyncAllocator(AllocatorBase):
     share = refused("share", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
     malloc_as = refused("malloc_as", instead=f"requests are not routed by thread: {NATIVE}")
 
-    def __cinit__(self, device="host", *, settings=None, limit=None):
+    def __cinit__(
+        self,
+        device: str | Device = "host",
+        *,
+        settings: str | Settings | None = None,
+        limit: int | str | None = None,
+    ):
         cdef DeviceTable* table
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
@@ -129,7 +135,7 @@ cdef class AsyncAllocator(AllocatorBase):
             pool_clear(&self.blocks)
 
     @property
-    def name(self):
+    def name(self) -> str:
         """ "cudaMallocAsync": what PyTorch calls this backend."""
         return "cudaMallocAsync"
 
@@ -153,7 +159,7 @@ cdef class AsyncAllocator(AllocatorBase):
 
     # --- allocating and freeing ---
 
-    def malloc(self, size, stream=0):
+    def malloc(self, size: int, stream: Stream | int = 0) -> int:
         """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
 
         Every request is a call to the device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to
@@ -192,7 +198,7 @@ cdef class AsyncAllocator(AllocatorBase):
         error.__cause__ = cause
         return error
 
-    def free(self, address, /):
+    def free(self, address: int, /) -> None:
         """Give a block back, in stream order: after what its stream, and those recorded for it, have been given.
 
         Freeing 0 does nothing. During a graph capture, what was allocated before it is freed after it (one warning).
@@ -224,7 +230,7 @@ cdef class AsyncAllocator(AllocatorBase):
             f"ptr not found in ptr_info: {address:#x} is not the start of a block in use on {self.device.name}; "
             "it was never allocated here, lies inside a block, or has been freed", address)
 
-    def record_stream(self, block, stream):
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
 
         Warns, and does nothing, for the stream that it was allocated on. Raises AddressError, StreamError. Safe to
@@ -246,7 +252,7 @@ cdef class AsyncAllocator(AllocatorBase):
                 "record_stream was called with the stream that the block was allocated on; this is unnecessary and has "
                 "no effect")
 
-    def empty_cache(self, pool=(0, 0)):
+    def empty_cache(self, pool: PoolId = (0, 0)) -> None:
         """Wait for the device, then let its pool give back everything that is not in use.
 
         Nothing happens for a pool other than (0, 0): a graph's memory is the graph's own. Raises DeviceError. Safe to
@@ -276,7 +282,7 @@ cdef class AsyncAllocator(AllocatorBase):
         # What the pool reserves only a call to the device could tell.
         return f"{amount(self.blocks.used)} live, reserved by the device's own pool"
 
-    def nested_stats(self):
+    def nested_stats(self) -> dict[str, Any]:
         """The counters of `Allocator.nested_stats`; `stats` has them flattened.
 
         "allocated_bytes", "active_bytes" and "reserved_bytes" have what the device's pool says for "all", current and
@@ -296,7 +302,7 @@ cdef class AsyncAllocator(AllocatorBase):
         stats["reserved_bytes"]["all"].update(current=reserved, peak=reserved_high)
         return stats
 
-    def reset_peak_stats(self):
+    def reset_peak_stats(self) -> None:
         """Let the pool's peaks start anew from what there is now: for all that share the pool. Raises DeviceError."""
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
@@ -304,12 +310,12 @@ cdef class AsyncAllocator(AllocatorBase):
             status = table.ordered_reset_high(table.self)
         self.check_status(status, "ordered_reset_high")
 
-    def reset_accumulated_stats(self):
+    def reset_accumulated_stats(self) -> None:
         """Warns, and does nothing: the device's pool accumulates nothing."""
         warnings.warn(
             "reset_accumulated_stats has no effect with backend:cudaMallocAsync: the device's pool accumulates nothing")
 
-    def base_allocation(self, address):
+    def base_allocation(self, address: int) -> tuple[int, int]:
         """(address, size) of the live block at `address`. Raises AddressError."""
         cdef address_t wanted = read_address(address)
         cdef bytes_t size = 0
@@ -320,7 +326,7 @@ cdef class AsyncAllocator(AllocatorBase):
             raise self.unknown(wanted)
         return wanted, size
 
-    def cache_info(self, largest=0):
+    def cache_info(self, largest: int = 0) -> int:
         """The largest block that could be had, or `largest` if that is more.
 
         Found out by asking the device for one of all free memory, of half of it, and so on, which is slow. Raises
@@ -367,18 +373,26 @@ cdef class AsyncAllocator(AllocatorBase):
         return 0
 
     @property
-    def caching(self):
+    def caching(self) -> bool:
         """True: it is the device that caches. Switching it off raises UnsupportedError."""
         return True
 
     @caching.setter
-    def caching(self, on):
+    def caching(self, on: bool) -> None:
         if not on:
             raise refused("caching", instead=NATIVE).error()
 
     # --- captures ---
 
-    def begin_allocate_to_pool(self, pool, *, stream=None, thread=None, capture=None, accepts=None):
+    def begin_allocate_to_pool(
+        self,
+        pool: PoolId,
+        *,
+        stream: int | None = None,
+        thread: int | None = None,
+        capture: int | None = None,
+        accepts: Callable[[int], bool] | None = None,
+    ) -> None:
         """A capture begins: from now on requests of streams that are being captured are the graph's.
 
         Whose those are the device knows, so the other conditions are not looked at. Raises CaptureError if a capture
@@ -397,7 +411,7 @@ cdef class AsyncAllocator(AllocatorBase):
         if not begun:
             raise CaptureError("Only one capture at a time is allowed in a process.")
 
-    def join_capture(self, stream):
+    def join_capture(self, stream: Stream | int) -> None:
         """The capture of `stream` is about to end: let it wait for every stream that memory was freed on in it.
 
         Raises StreamError, DeviceError.
@@ -411,7 +425,7 @@ cdef class AsyncAllocator(AllocatorBase):
                 outcome = pool_join(&self.blocks, handle, &refusal)
         self.check(outcome, &refusal)
 
-    def end_allocate_to_pool(self, pool):
+    def end_allocate_to_pool(self, pool: PoolId) -> None:
         """The capture is over; frees that it postponed are done now. Raises PoolError if it was not begun."""
         cdef uint64_t first, second
         cdef PoolRefusal unimportant
@@ -424,7 +438,7 @@ cdef class AsyncAllocator(AllocatorBase):
         if not ended:
             raise PoolError("no requests are being routed to this pool (not currently recording to mempool_id)")
 
-    def release_pool(self, pool):
+    def release_pool(self, pool: PoolId) -> None:
         """Nothing: a graph's memory goes with the graph. Raises PoolError for what is not a pool id."""
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)     # and no more: a graph's memory is the graph's own
@@ -440,7 +454,7 @@ cdef class AsyncAllocator(AllocatorBase):
 
     # --- for tools and tests ---
 
-    def check_invariants(self):
+    def check_invariants(self) -> None:
         """Raise InvariantError if the books do not add up. For tests, while no other thread is at work."""
         cdef bytes_t total
         with nogil:

@@ -37,7 +37,7 @@ cdef class Trial:
     cdef CUdeviceptr memory         # SIZE bytes
     cdef void* pinned               # SIZE bytes
 
-    def __init__(self, report):
+    def __init__(self, report: Callable[[str, str], None]):
         self.report = report
 
     cdef bint expect(self, str function, CUresult result, bint is_right=True, str wrong="") except -1:

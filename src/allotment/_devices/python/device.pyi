@@ -1,3 +1,5 @@
+# Made from device.pyx by `make stubs`: change it there.
+
 from allotment._core.contract.table import Device
 
 class PythonDevice(Device):
