@@ -3,6 +3,7 @@
 The commands are those that a reader would type. Only the fonts of the reader's machine are used.
 """
 
+import io
 import os
 import re
 import subprocess
@@ -27,7 +28,7 @@ def printed_by(command: list[str]) -> str:
 
 
 def draw(name: str, command: list[str]) -> None:
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text.from_ansi(f"$ allotment {' '.join(command)}\n" + printed_by(command)))
     console.save_svg(str(HERE / f"{name}.svg"), title="allotment", code_format=WITHOUT_WEB_FONTS)
 
