@@ -38,7 +38,7 @@ def test_every_role_is_known_and_every_operation_explained():
 def test_every_operation_that_is_not_special_is_a_documented_method():
     for operation in OPERATIONS:
         if not operation.is_special:
-            assert getattr(Methods, operation.python_name).__doc__.startswith(operation.doc.split("\n")[0])
+            assert getattr(Methods, operation.python_name).__doc__.split() == operation.doc.split()
 
 
 def test_a_stream_is_at_fault_where_it_is_the_only_handle_of_the_users():
