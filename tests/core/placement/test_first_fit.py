@@ -136,7 +136,7 @@ def test_a_limit_holds(alloc):
 
 
 def test_an_unknown_placement_is_refused_with_the_names_of_all():
-    with pytest.raises(SettingsError, match="there is no placement 'best'; there are first_fit, torch"):
+    with pytest.raises(SettingsError, match="there is no placement 'best'; there are dense, first_fit, torch"):
         on_device(settings="placement:best")
     alloc = on_device()
     with pytest.raises(SettingsError, match="there is no placement 'best'"):
