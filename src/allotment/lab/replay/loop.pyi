@@ -52,7 +52,7 @@ class Replay:
 
         `background` calls are from before the history: no event of theirs finishes by itself.
         """
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         """The counters of the window."""
     def driver(self) -> dict[str, Any]:
         """What a driver would have been called for in the window."""

@@ -423,7 +423,7 @@ cdef class Replay:
 
     # --- what came of it -------------------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         """The counters of the window."""
         cdef const Stats* stats = &self.engine.stats
         return {
