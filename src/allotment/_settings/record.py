@@ -303,8 +303,8 @@ class Settings:
             names=("dense_views",),
             kind=WholeNumber(),
             values="a whole number from 1 to 1024",
-            does="How often a chunk is mapped at most before its oldest idle mapping is dropped; with 1 nothing is"
-            " put side by side.",
+            does="With 1 a chunk is mapped once, and nothing is put side by side. Other values allow it; mappings are"
+            " kept as long as their chunk.",
             rules=(Rule(lambda views: 1 <= views <= 1024),),
             placements=("dense",),
             torch=None,

@@ -56,6 +56,15 @@ def test_sharing_is_refused() -> None:
         allocator.share(address)
 
 
+def test_a_checkpoint_of_a_private_pool_is_refused() -> None:
+    allocator = dense()
+    pool = allocator.pool()
+    with pool:
+        allocator.malloc(MIB)
+    with pytest.raises(AllotmentError):
+        pool.checkpoint()
+
+
 def test_free_chunks_are_put_side_by_side_instead_of_growing() -> None:
     allocator = dense(more=",dense_slack:0")
     blocks = [allocator.malloc(64 * MIB) for _ in range(8)]
@@ -68,6 +77,16 @@ def test_free_chunks_are_put_side_by_side_instead_of_growing() -> None:
     stats = allocator.stats()
     assert stats["reserved_bytes.all.current"] - reserved <= 64 * MIB
     assert stats["dense.stitches"] == 1 and stats["dense.views.current"] > stats["dense.chunks"]
+    allocator.check_invariants()
+
+
+def test_a_first_amount_is_obtained_with_the_first_request() -> None:
+    allocator = dense(more=",dense_start:512MiB")
+    allocator.malloc(MIB)
+    stats = allocator.stats()
+    assert stats["reserved_bytes.all.current"] == 512 * MIB and stats["dense.chunks"] == 64
+    allocator.malloc(400 * MIB)
+    assert allocator.stats()["reserved_bytes.all.current"] == 512 * MIB
     allocator.check_invariants()
 
 

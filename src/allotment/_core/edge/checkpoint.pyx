@@ -2,6 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
+from allotment._core.contract.table cimport UNSUPPORTED
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.edge.checkpoint cimport AddressList
 from allotment._core.edge.walk cimport (
@@ -9,7 +10,7 @@ from allotment._core.edge.walk cimport (
     walk_ranges)
 from allotment._core.mechanism.address_map cimport address_reserve, address_take
 from allotment._core.mechanism.block cimport take_back
-from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.frees cimport free_at_once, free_used_block, is_freed_at_once
 from allotment._core.mechanism.pool cimport pool_find
 from allotment._core.mechanism.streams cimport defer_unprepared, flush_deferred
@@ -41,6 +42,9 @@ cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint3
     if not walk_ranges(engine, first, second, state):
         arrangement_clear(state)
         return host_memory_failed(failure)
+    if state.segment_count == 0 and pool_find(engine, first, second).reserved_bytes > 0:
+        # A placement whose memory lies in no range of the engine: nothing of it would be remembered.
+        return device_failed(failure, UNSUPPORTED, b"checkpoint")
     for i in range(state.block_count):
         if state.blocks[i].state == STATE_PENDING_FREE:
             arrangement_clear(state)

@@ -32,6 +32,7 @@ from allotment._core.tools.slab cimport slab_reserve
 cdef enum:
     PASSED_OVER = 64            # tiles that are looked at, at most, before a search gives up
     CHUNK_MOST = 536870912
+    START_CHUNKS = 64
     MEBIBYTE = 1048576
 
 
@@ -407,6 +408,23 @@ cdef Region* carry_out(Arena* arena, const Plan* plan, bytes_t left, Request* re
     return region
 
 
+cdef void start_with(Arena* arena, Region* region, bytes_t size, Request* request) noexcept nogil:
+    """Obtain a first amount in equal chunks, if the device and the limit leave it; if not, growing starts from nothing."""
+    cdef bytes_t piece = whole_granules(max(size // START_CHUNKS, <bytes_t> 1))
+    cdef Pieces list
+    cdef bint ok = True
+    list.pieces = NULL
+    list.count = list.room = 0
+    size = min(whole_granules(size), full_granules(min(left_to_get(arena), addresses_left(region))))
+    while size > 0 and ok:
+        ok = add_piece(&list, NULL, min(size, piece))
+        size -= min(size, piece)
+    if not ok:
+        list.count = 0
+    extend(arena, region, &list, request)
+    request.failure.reason = NO_FAILURE
+
+
 cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
     """Step 7: the region that has grown by enough; NULL with the reason in request.failure."""
     cdef bytes_t size = request.rounded
@@ -424,6 +442,12 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
     if arena.region_count == 0 and region_make(arena, 0, request.stream, &request.failure) == NULL:
         return NULL
     region = arena.regions[0]
+    if arena.numbered == 0 and arena.engine.tuning.dense_start > 0:
+        start_with(arena, region, arena.engine.tuning.dense_start, request)
+        if free_tail(region) >= size:
+            return region
+        left = left_to_get(arena)
+        room = room_for(arena, peak, left)
     need = whole_granules(size - min(size, free_tail(region)))
     if need <= room and need <= addresses_left(region) and not last:
         ahead = 0
@@ -579,7 +603,10 @@ cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nog
 
 cdef Block* take_front(Engine* engine, Block* block, bytes_t size, uint32_t context) noexcept nogil:
     """pre: of a private pool, so there are no other views; free"""
-    cdef Tile* tile = tile_take(<Arena*> block.shelf.rack.arena, tile_of(block), block.address, size)
+    cdef Tile* tile
+    if not slab_reserve(&(<Arena*> block.shelf.rack.arena).tiles, 2):
+        return NULL
+    tile = tile_take(<Arena*> block.shelf.rack.arena, tile_of(block), block.address, size)
     note_handed_out(engine, &tile.block, size, context)
     return &tile.block
 
