@@ -51,6 +51,14 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     },
     "a block left of nothing": {"segments": [{**LEFT, "blocks": [{**BLOCK, "size": 0}]}], "device_traces": [[OOM]]},
     "a block left of 2**63": {"segments": [{**LEFT, "blocks": [{**BLOCK, "size": 2**63}]}], "device_traces": [[OOM]]},
+    "a block at an odd place, there at first": {
+        "device_traces": [
+            [
+                {"action": "free_requested", "addr": PLACE + 1, "size": 2 << 20, "stream": 0},
+                {"action": "segment_unmap", "addr": PLACE, "size": 1 << 32, "stream": 0},
+            ]
+        ]
+    },
     "divisions of 3": {
         "device_traces": [[SEGMENT, ALLOC]],
         "allocator_settings": {"roundup_power2_divisions": {str(1 << interval): 3 for interval in range(16)}},

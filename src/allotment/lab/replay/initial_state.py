@@ -159,7 +159,7 @@ class _Cut:
 
     def add(self, block: _Block) -> None:
         end = self._life.address + self._life.size_at_first
-        if block.address < self._at or block.address + block.size > end or block.size % MIN_BLOCK:
+        if block.address < self._at or block.address + block.size > end or (block.address | block.size) % MIN_BLOCK:
             raise FormatError(
                 f"a block of {block.size} bytes at {block.address:#x} does not fit in what else the segment at"
                 f" {self._life.address:#x} held when the history began"
