@@ -409,7 +409,7 @@ cdef Region* carry_out(Arena* arena, const Plan* plan, bytes_t left, Request* re
 
 
 cdef void start_with(Arena* arena, Region* region, bytes_t size, Request* request) noexcept nogil:
-    """Obtain a first amount in equal chunks, if the device and the limit leave it; if not, growing starts from nothing."""
+    """Obtain a first amount in equal chunks, as far as the device and the limit leave it."""
     cdef bytes_t piece = whole_granules(max(size // START_CHUNKS, <bytes_t> 1))
     cdef Pieces list
     cdef bint ok = True
