@@ -127,6 +127,8 @@ def run_sequence(seed: int, steps: int) -> None:
                 pair.device.refuse("chunk_create")
                 pair.model.refusals = [True]
             pair.malloc(size, stream, pool)
+            pair.device.refuse("chunk_create", times=0)  # one that this call did not need is not kept for another
+            pair.model.refusals = []
         elif draw < 0.94 and pair.live:
             others = [other for other in range(settings.streams) if rng.random() < settings.shares]
             pair.free(rng.randrange(len(pair.live)), [other for other in others if other != stream])
