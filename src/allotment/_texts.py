@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from allotment._rules import NEWEST, rules_of
+
 if TYPE_CHECKING:
+    from allotment._rules import Rules
     from allotment.errors import OutOfMemoryFacts
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "device_neutral_out_of_memory",
     "format_size",
     "memory_summary",
+    "pytorch_exact_address",
     "pytorch_out_of_memory",
     "pytorch_processes",
 ]
@@ -49,9 +53,15 @@ _PYTORCH_ADVICE = (
     " (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
 )
 
+_PYTORCH_RESERVE_ADVICE = (
+    " expandable_segments is enabled. If instead the process is running out of virtual address space (VSZ), expandable"
+    " segments may be over-reserving VA (each segment reserves ~9/8 of device memory, times the number of streams);"
+    " reduce it via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve / expandable_segments_reserve_by_class."
+)
 
-def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "") -> str:
-    """The message PyTorch raises for these facts, to the letter.
+
+def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "", *, rules: Rules | None = None) -> str:
+    """The message PyTorch raises for these facts, to the letter; that of the newest version, or by its `rules`.
 
     `processes` says what each process holds on the device, one sentence each, every one ended by a blank;
     only a device's own management library knows, so it is not part of the facts.
@@ -60,6 +70,11 @@ def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "") -> str:
         return "CUDA out of memory. Tried to allocate more than 1EB memory."
     if facts.device_pool:
         return _pytorch_device_pool_out_of_memory(facts)
+    if facts.rejected:
+        return (
+            "CUDA out of memory. Allocation was preemptively rejected because it would exceed"
+            f" per_process_memory_fraction limit. Requested size: {format_size(facts.requested)}"
+        )
     in_pools = facts.private_free
     limit = "" if facts.limit is None else f"{format_size(facts.limit)} allowed; "
     pools = f"with {format_size(in_pools)} allocated in private pools (e.g., CUDA Graphs), " if in_pools else ""
@@ -69,8 +84,31 @@ def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "") -> str:
         f" of which {format_size(facts.device_free)} is free. {processes}{limit}"
         f"Of the allocated memory {format_size(facts.allocated + in_pools)} is allocated by PyTorch, {pools}"
         f"and {format_size(facts.reserved - facts.allocated - in_pools)} is reserved by PyTorch but unallocated."
-        f"{_PYTORCH_ADVICE}"
+        f"{_pytorch_advice(facts, rules or rules_of(NEWEST))}"
     )
+
+
+def _pytorch_advice(facts: OutOfMemoryFacts, rules: Rules) -> str:
+    if rules.out_of_memory_hint == "always" or not facts.expandable:
+        return _PYTORCH_ADVICE
+    if rules.out_of_memory_hint == "plain memory":
+        return ""
+    if facts.range_bytes is None or not facts.range_bytes < facts.segment_size <= facts.device_total:
+        return _PYTORCH_RESERVE_ADVICE
+    whose = f" for stream reserve class '{facts.range_class}'" if facts.range_class else " for this stream"
+    return (
+        f" This allocation exceeds the expandable-segment reserve of {format_size(facts.range_bytes)}{whose}, and a"
+        " single allocation cannot span expandable segments. Raise PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve"
+        " or expandable_segments_reserve_by_class (or unset it) so that a segment is at least"
+        f" {format_size(facts.segment_size)}."
+    )
+
+
+def pytorch_exact_address(address: int) -> str:
+    """What PyTorch says when it cannot allocate at an address."""
+    if address % 512:
+        return f"mallocWithAddress: addr must be aligned to kMinBlockSize (512 bytes), got {address:#x}"
+    return f"Could not allocate CUDA storage at exact address {address:#x}"
 
 
 def pytorch_processes(device: Any) -> str:
@@ -104,6 +142,13 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
             " Check how the size was computed."
         )
     limit = "no limit" if facts.limit is None else f"limit {format_size(facts.limit)}"
+    if facts.rejected:
+        return (
+            f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream} would"
+            f" take more than per_process_memory_fraction allows ({limit}, {format_size(facts.reserved)} reserved); by"
+            " throw_on_cudamalloc_oom:True the device was not asked, and nothing was released."
+            " Try: raise per_process_memory_fraction; empty the cache; free blocks that are no longer needed."
+        )
     if facts.device_pool:
         return (
             f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream}"

@@ -82,6 +82,11 @@ class OutOfMemoryFacts:
 
     `device_pool`: the device's own pool was asked (backend:cudaMallocAsync). Nothing was rounded, cached or released
     here, `limit` is of what is in use, and `reserved` is what the device's pool holds.
+
+    `expandable`: the settings ask for expandable segments. `range_bytes` is what they have one for this stream reserve,
+    None if they leave that open; `range_class` is the class that the stream was put in.
+
+    `rejected`: the settings (throw_on_cudamalloc_oom) forbade to ask the device; `limit` is the share that they grant.
     """
 
     device: str
@@ -99,6 +104,10 @@ class OutOfMemoryFacts:
     stream: int
     too_large: bool = False
     device_pool: bool = False
+    expandable: bool = False
+    range_bytes: int | None = None
+    range_class: str = ""
+    rejected: bool = False
 
 
 class OutOfMemoryError(AllotmentError, MemoryError):

@@ -186,8 +186,8 @@ cdef Block* find(Engine* engine, Request* request) noexcept nogil:
         block = borrow(engine, request)
         if block != NULL or request.failure.reason != NO_FAILURE:
             return block
-    if engine.routes == NULL:
-        if not release_everything(engine, request.context, &request.failure):
+    if not request.capturing:
+        if not release_everything(engine, False, request.context, &request.failure):
             return NULL
         engine.stats.alloc_retries += 1
         block = grow(engine, request)

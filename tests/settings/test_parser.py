@@ -301,7 +301,7 @@ def test_backend_is_chosen_at_the_start_and_cannot_change():
 
 
 def test_runtime_changeable_names_all_settings_but_those_used_once():
-    used_once = {"backend", "placement", "dense_start", "per_process_memory_fraction", "pinned_reserve_segment_size"}
+    used_once = {"backend", "compat", "placement", "dense_start", "per_process_memory_fraction", "pinned_reserve_segment_size"}
     assert {field.name for field in fields(Settings)} - {"text"} - used_once == RUNTIME_CHANGEABLE
 
 
@@ -315,7 +315,7 @@ def test_settings_cannot_be_changed_in_place():
 
 def test_pytorch_dict_equals_a_recorded_one():
     text = "max_split_size_mb:100,garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"
-    assert Settings.parse(text).as_pytorch_dict() == {
+    assert Settings.parse(text, compat="2.11").as_pytorch_dict() == {
         "PYTORCH_CUDA_ALLOC_CONF": text,
         "max_split_size": 104857600,
         "garbage_collection_threshold": 0.8,

@@ -33,6 +33,7 @@ cdef class AllocatorBase:
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef object expect_backend(self, object settings, str expected)
     cdef object too_large_facts(self, object requested)
+    cdef bytes_t limit_of(self, double part) except? 0
     cdef bytes_t known_total(self) except 0                     # raises UnsupportedError if the device does not tell
     cdef int tell_observers(self, object facts) except -1
 

@@ -191,7 +191,11 @@ cdef class AllocatorBase:
     @memory_fraction.setter
     def memory_fraction(self, fraction: float) -> None:
         cdef double part = read_fraction(fraction)
-        self.put_limit(part < 1.0, <bytes_t> (part * <double> self.known_total()))
+        self.put_limit(part < 1.0, self.limit_of(part))
+
+    cdef bytes_t limit_of(self, double part) except? 0:
+        """A part of the device's memory, in bytes."""
+        return <bytes_t> (part * <double> self.known_total())
 
     cdef bytes_t known_total(self) except 0:
         cdef bytes_t total = self.total_bytes()

@@ -73,7 +73,7 @@ class Graph:
 
 
 class capture:
-    """Keep the work given to a stream, instead of running it, until the end of the block.
+    """Keep the work given to a stream, instead of running it, until the end of the block; there it is the current stream.
 
     `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one the graph gets a pool of its
     own. `allocator` is the one whose requests are routed: by default the pool's, else the first one made on
@@ -103,11 +103,13 @@ class capture:
         except BaseException:
             self._abandon_device_capture()
             raise
+        self._stream.__enter__()
         return self._graph
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._stream.__exit__(None, None, None)
         if error is not None:
             self._abandon_device_capture()
             self._let_go_of_pool()

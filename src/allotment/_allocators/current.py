@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from allotment._devices import device_name
+from allotment._rules import NEWEST, installed_version
+from allotment._settings import from_environment, settings_of
 from allotment.errors import RequestError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -33,8 +35,14 @@ def current(device: str = "host", *, settings: str | Settings | None = None) -> 
     with _lock:
         name = shared_name(device)
         if name not in _shared:
-            _shared[name] = make_allocator(name, settings=settings)
+            _shared[name] = make_allocator(name, settings=_with_version_of_torch(settings))
         return _shared[name]
+
+
+def _with_version_of_torch(settings: str | Settings | None) -> Settings:
+    """What is asked for, by the rules of the PyTorch that is installed unless other ones are asked for too."""
+    compat = installed_version() or NEWEST
+    return from_environment(compat=compat) if settings is None else settings_of(settings, compat=compat)
 
 
 def current_caching(device: str = "host", *, settings: str | Settings | None = None) -> Allocator:

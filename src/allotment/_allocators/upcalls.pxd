@@ -9,6 +9,12 @@ from allotment._core.records.trace cimport TraceRecord
 # Prints an exception that the engine cannot carry. pre: inside an except clause
 cdef int write_unraisable(object who) except -1
 
+cdef class EntryTracker:
+    # A tracker that is called with whole entries, as a snapshot shows them by these rules.
+    cdef object tracker
+    cdef object rules
+
+
 cdef bint call_free_memory(void* callback) noexcept with gil
 cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil
 cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with gil

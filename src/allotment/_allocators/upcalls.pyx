@@ -1,6 +1,7 @@
 from cpython.ref cimport Py_DECREF
 
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.edge.snapshot cimport trace_dicts
 from allotment._core.edge.words cimport action_name
 from allotment._core.records.trace cimport TraceRecord
 from allotment._core.tools.arguments cimport read_address
@@ -30,9 +31,21 @@ cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil:
         return False
 
 
+cdef class EntryTracker:
+    def __init__(self, tracker, rules):
+        self.tracker = tracker
+        self.rules = rules
+
+    def __repr__(self):
+        return repr(self.tracker)
+
+
 cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with gil:
     for tracker in <list> trackers:
         try:
+            if isinstance(tracker, EntryTracker):
+                (<EntryTracker> tracker).tracker(trace_dicts(record, 1, (<EntryTracker> tracker).rules)[0])
+                continue
             tracker(action_name(record.action), record.address, record.size, record.stream,
                     (record.pool_first, record.pool_second))
         except BaseException:

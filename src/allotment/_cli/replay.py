@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
     from allotment.lab.replay.run import Progress, Result
 
+HOW_KNOWN = {
+    "given": "given",
+    "field": "named in the snapshot",
+    "marks": "by the snapshot's form",
+    "reproduced": "the newest that decides as recorded",
+    "assumed": "assumed: nothing tells",
+}
 LINE = 64
 """Characters of a sparkline."""
 
@@ -37,6 +44,10 @@ def command(
     capacity: Annotated[str | None, typer.Option(help='A device of this size, such as "40GiB".')] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Find the smallest device that the history fits on.")] = False,
     device: Annotated[int | None, typer.Option(help="Which device's history; the longest unless given.")] = None,
+    compat: Annotated[
+        str | None,
+        typer.Option(help='The PyTorch whose rules decide, such as "2.15"; found in the snapshot unless given.'),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run a PyTorch memory snapshot's history through the engine, on a simulated device.
@@ -45,23 +56,37 @@ def command(
     that was given; with 2 if the snapshot cannot be read.
     """
     if as_json:
-        result, smallest = _replay(snapshot, settings, capacity, fit, device, lambda what: None)
+        result, smallest = _replay(snapshot, settings, capacity, fit, device, compat, lambda what: None)
         print(json.dumps(_report(result, smallest, fit)))
     else:
-        result, smallest = _print_report(snapshot, settings, capacity, fit, device)
+        result, smallest = _print_report(snapshot, settings, capacity, fit, device, compat)
     missed = result.matches_recording is False or (capacity is not None and result.ooms > 0)
     raise typer.Exit(ExitCode.DIFFERENT if missed else ExitCode.DONE)
 
 
 def _replay(
-    snapshot: str, settings: str | None, capacity: str | None, fit: bool, device: int | None, progress: Progress
+    snapshot: str,
+    settings: str | None,
+    capacity: str | None,
+    fit: bool,
+    device: int | None,
+    compat: str | None,
+    progress: Progress,
 ) -> tuple[Result, int | None]:
+    from dataclasses import replace
+
     from allotment._settings import Settings, parse_size
     from allotment.lab.replay.run import read_recording
 
-    wanted = None if settings is None else Settings.parse(settings)
+    if settings is not None:
+        Settings.parse(settings)  # what is wrong with it is said before a long reading
+    if compat is not None:
+        compat = Settings.parse(f"compat:{compat}").compat
     size = None if capacity is None else _capacity(parse_size(capacity))
-    recording = read_recording(snapshot, device, progress)
+    recording = read_recording(snapshot, device, progress, compat)
+    wanted = None if settings is None else Settings.parse(settings, compat=compat or recording.compat)
+    if wanted is None and compat is not None:
+        wanted = replace(recording.settings, compat=compat)
     progress("replaying")
     result = recording.replay(wanted, size)
     return result, recording.fit(wanted, progress) if fit else None
@@ -80,6 +105,8 @@ def _report(result: Result, smallest: int | None, fit: bool) -> dict[str, Any]:
     difference = result.first_difference
     report: dict[str, Any] = {
         "events": result.events,
+        "compat": result.compat,
+        "compat_source": result.compat_source,
         "peak_requested_bytes": result.peak_requested_bytes,
         "peak_allocated_bytes": result.peak_allocated_bytes,
         "peak_active_bytes": result.peak_active_bytes,
@@ -110,13 +137,13 @@ def _report(result: Result, smallest: int | None, fit: bool) -> dict[str, Any]:
 
 
 def _print_report(
-    snapshot: str, settings: str | None, capacity: str | None, fit: bool, device: int | None
+    snapshot: str, settings: str | None, capacity: str | None, fit: bool, device: int | None, compat: str | None
 ) -> tuple[Result, int | None]:
     from rich.console import Console
 
     console = Console(highlight=False)
     with _progress_bar(console) as progress:
-        result, smallest = _replay(snapshot, settings, capacity, fit, device, progress)
+        result, smallest = _replay(snapshot, settings, capacity, fit, device, compat, progress)
     _print_table(console, result, smallest)
     _print_lines(console, result)
     _print_verdict(console, result)
@@ -148,6 +175,7 @@ def _print_table(console: Console, result: Result, smallest: int | None) -> None
         ("most reserved", result.peak_reserved_bytes),
     ):
         table.add_row(name, human_size(size))
+    table.add_row("rules of PyTorch", f"{result.compat} ({HOW_KNOWN[result.compat_source]})")
     table.add_row("reserved over active", "-" if result.waste_ratio is None else f"{result.waste_ratio:.3f}")
     table.add_row("driver time", f"{result.driver_ms:.1f} ms")
     table.add_row("device allocations, frees", f"{result.device_allocations:,}, {result.device_frees:,}")

@@ -23,6 +23,7 @@ from allotment._core.mechanism.pool cimport route_request, shelf_for
 from allotment._core.mechanism.streams cimport anything_waits, poll_events, stream_for
 from allotment._core.model.model cimport (
     NO_FAILURE, Block, Engine, Failure, Placement, Pool, Rack, Request, StreamRecord)
+from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
 from allotment._core.placement.pytorch.policy cimport hit_shelf
@@ -30,7 +31,7 @@ from allotment._core.placement.pytorch.shelves cimport free_to_shelf
 from allotment._core.records.trace cimport trace_hold_time
 from allotment._core.tools.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
 
-cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Placement* placement,
+cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules* rules, const Placement* placement,
                            Failure* failure) noexcept nogil
 cdef bint engine_retire(Engine* engine) noexcept nogil
 cdef bint engine_destroy(Engine* engine) noexcept nogil
@@ -50,7 +51,13 @@ cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, ui
                              Failure* failure) noexcept nogil
 cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,
                       Failure* failure) noexcept nogil
-cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
+cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
+                             Failure* failure) noexcept nogil
+cdef void engine_limit_share(Engine* engine, double share) noexcept nogil
+cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t address) noexcept nogil
+cdef bint engine_annotate(Engine* engine, address_t address, uint32_t text, uint32_t context,
+                          Failure* failure) noexcept nogil
+cdef bint engine_reserve_ranges(Engine* engine, stream_t stream, bytes_t size, Failure* failure) noexcept nogil
 cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noexcept nogil
 
 
@@ -86,20 +93,27 @@ cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:
 
 cdef inline bint asks_nobody(const Engine* engine) noexcept nogil:
     """Whether a request that hits the cache is served without a call to the device or anybody's function."""
-    return (not anything_waits(engine) or engine.routes != NULL and not engine.tuning.stream_reuse) \
-        and engine.impure_routes == 0
+    return not (anything_waits(engine) and begins_with_device(engine)) and engine.impure_routes == 0
+
+
+cdef inline bint begins_with_device(const Engine* engine) noexcept nogil:
+    """Whether a request for which something waits asks the device about it. pre: no route asks anybody"""
+    return engine.routes == NULL or engine.rules.only_captures_defer or engine.tuning.stream_reuse
+
+
+cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil
 
 
 cdef inline Pool* request_begin(Engine* engine, Request* request) noexcept nogil:
     """The pool that serves a request, rounded by now; NULL with the reason in request.failure."""
     cdef Pool* pool = &engine.defaults
     request.failure.reason = NO_FAILURE
+    request.capturing = False
     if engine.routes == NULL:
         if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
             return NULL
     else:
-        if engine.tuning.stream_reuse and not reuse_in_capture(
-                engine, request.stream, request.context, &request.failure):
+        if not begin_routed(engine, request):
             return NULL
         pool = route_request(engine, request)
     request.rounded = round_size(&engine.tuning, request.size)

@@ -1,32 +1,38 @@
+from libc.math cimport round
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.engine cimport release_address, release_block, serve
-from allotment._core.mechanism.address_map cimport block_at
+from allotment._core.engine cimport release_address, release_block, request_begin, serve
+from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
-from allotment._core.mechanism.captures cimport captures_clear, forget_capture
+from allotment._core.mechanism.captures cimport captures_clear, forget_capture, reuse_in_capture
+from allotment._core.mechanism.capturing cimport is_inside_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory
 from allotment._core.mechanism.pool cimport (
     pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
 from allotment._core.mechanism.ranges cimport grant_access
 from allotment._core.mechanism.reclaim cimport release_everything, release_one_pool
-from allotment._core.mechanism.streams cimport stream_for, streams_clear, use_record
+from allotment._core.mechanism.streams cimport (
+    anything_waits, poll_events, settle_deferred, stream_for, streams_clear, use_record)
 from allotment._core.model.model cimport (
-    FAILED_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE,
-    PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Placement, Pool,
-    Request, Route, StreamRecord, StreamUse)
-from allotment._core.model.sizes cimport Tuning
-from allotment._core.records.stats cimport stats_init
-from allotment._core.records.trace cimport trace_clear, trace_init
+    FAILED_ADDRESS, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY,
+    FILTER_CAPTURE, NO_FAILURE, PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent,
+    Placement, Pool, Rack, Request, Route, StreamRecord, StreamUse)
+from allotment._core.model.rules cimport Rules
+from allotment._core.model.sizes cimport MIN_BLOCK, Tuning
+from allotment._core.placement.pytorch.classes cimport rack_for_size
+from allotment._core.placement.pytorch.policy cimport hit_address
+from allotment._core.records.stats cimport stats_clear, stats_init
+from allotment._core.records.trace cimport ACTION_ANNOTATE, trace_clear, trace_init, trace_report, trace_set_metadata
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment._core.tools.slab cimport slab_clear, slab_init
 
 
-cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Placement* placement,
+cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules* rules, const Placement* placement,
                            Failure* failure) noexcept nogil:
     """`placement` is that of every pool for which no other is asked for."""
     cdef Engine* engine = <Engine*> calloc(1, sizeof(Engine))
@@ -37,6 +43,7 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Place
         return NULL
     engine.table = table
     engine.tuning = tuning[0]
+    engine.rules = rules[0]
     guard_forks(&engine.fork_guard, LONG_LOCK, &engine.lock)
     slab_init(&engine.block_slab, sizeof(Block))
     slab_init(&engine.use_slab, sizeof(StreamUse))
@@ -47,7 +54,7 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Place
     trace_init(&engine.trace)
     engine.placement = placement
     if not (map_init(&engine.blocks) and map_init(&engine.direct) and map_init(&engine.streams)
-            and map_init(&engine.pools)):
+            and map_init(&engine.pools) and map_init(&engine.pool_tallies)):
         host_memory_failed(failure)
         discard(engine)
         return NULL
@@ -83,6 +90,8 @@ cdef void discard(Engine* engine) noexcept nogil:
     map_clear(&engine.direct)
     map_clear(&engine.streams)
     map_clear(&engine.pools)
+    map_clear(&engine.pool_tallies)
+    stats_clear(&engine.stats)
     trace_clear(&engine.trace)
     slab_clear(&engine.block_slab)
     slab_clear(&engine.use_slab)
@@ -116,13 +125,23 @@ cdef bint engine_retire(Engine* engine) noexcept nogil:
             pool.freeable = True
             engine.freeable_count += 1
         pool = pool.next
-    if not (release_everything(engine, 0, &failure)
+    if not (release_everything(engine, False, 0, &failure)
             and engine.defaults.placement.retire(engine, &engine.defaults, &failure)):
         return False
     return engine.first_range == NULL and engine.direct.count == 0
 
 
 # --- requests ----------------------------------------------------------------------------------------------
+
+cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil:
+    """What a request does first about blocks that wait. pre: something is routed"""
+    if not is_inside_capture(engine, request.stream, &request.capturing, &request.failure):
+        return False
+    if not request.capturing:
+        return not anything_waits(engine) or poll_events(engine, request.context, &request.failure)
+    return not engine.tuning.stream_reuse or reuse_in_capture(
+        engine, request.stream, request.context, &request.failure)
+
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
     """Past the cache: a device allocation of exactly the request. No counter moves."""
@@ -141,7 +160,8 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
         request.failure.reason = FAILED_OUT_OF_MEMORY
         request.failure.requested = request.failure.rounded = request.failure.segment = request.size
         request.failure.stream = request.stream
-        request.failure.limited = False
+        request.failure.limited = request.failure.expandable = False
+        request.failure.range_bytes = 0
         request.failure.allocated = request.failure.reserved = 0
         request.failure.private_free = request.failure.largest_free = 0
         note_device_memory(engine, &request.failure)
@@ -176,6 +196,42 @@ cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, Strea
     return pool.placement.hit(engine, request)
 
 
+cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t address) noexcept nogil:
+    """A request that wants one address, which must be free in its pool and for its stream: nothing new is obtained.
+
+    Memory that another placement than PyTorch's keeps has no such requests: it is found where it is, or not at all.
+    """
+    cdef Pool* pool
+    cdef StreamRecord* stream
+    cdef Rack* rack
+    cdef Block* front = NULL
+    cdef Block* block
+    request.failure.address = address
+    if address % MIN_BLOCK != 0:
+        request.failure.reason = FAILED_EXACT_ADDRESS
+        return 0
+    pool = request_begin(engine, request)
+    if pool == NULL:
+        return 0
+    rack = rack_for_size(pool, request.rounded)
+    stream = stream_for(engine, request.stream)
+    request.shelf = shelf_for(engine, rack, stream) if stream != NULL else NULL
+    if request.shelf == NULL:
+        host_memory_failed(&request.failure)
+        return 0
+    engine.trace.exact_address = True
+    block = hit_address(engine, request, address, &front) if rack.arena == NULL else NULL
+    if front != NULL:
+        front.context = 0
+        release_block(engine, address_take(engine, front.address), 0)
+    engine.trace.exact_address = False
+    if block != NULL:
+        return block.address
+    if request.failure.reason == NO_FAILURE:
+        request.failure.reason = FAILED_EXACT_ADDRESS
+    return 0
+
+
 cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
     return release_address(engine, address, context, failure)
 
@@ -198,6 +254,7 @@ cdef bint engine_record_stream(Engine* engine, address_t address, stream_t strea
     """Declare another user of a block; memory from past the cache has no free to put off."""
     cdef Block* block
     cdef StreamRecord* record
+    cdef bint captured
     if map_get(&engine.direct, address) != NULL:
         return True
     block = allocated_at(engine, address, failure)
@@ -205,8 +262,10 @@ cdef bint engine_record_stream(Engine* engine, address_t address, stream_t strea
         return False
     if block.shelf.stream.handle == stream:
         return True
+    if not is_inside_capture(engine, 0, &captured, failure):
+        return False
     record = stream_for(engine, stream)
-    if record == NULL or not use_record(engine, block, record):
+    if record == NULL or not use_record(engine, block, record, captured):
         return host_memory_failed(failure)
     return True
 
@@ -214,10 +273,13 @@ cdef bint engine_record_stream(Engine* engine, address_t address, stream_t strea
 cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
                              Failure* failure) noexcept nogil:
     cdef Pool* pool
+    cdef bint captured
+    if not is_inside_capture(engine, 0, &captured, failure):
+        return False
     if first == 0 and second == 0:
-        return release_everything(engine, context, failure)
+        return release_everything(engine, captured, context, failure)
     pool = pool_find(engine, first, second)
-    return pool == NULL or release_one_pool(engine, pool, context, failure)
+    return pool == NULL or release_one_pool(engine, pool, captured, context, failure)
 
 
 cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,
@@ -239,13 +301,17 @@ cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_
     return True
 
 
-cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
+cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
+                             Failure* failure) noexcept nogil:
     """Stop serving requests from a pool. Its use count is the caller's to release."""
     cdef Route* route = route_find(engine, first, second)
     if route == NULL:
         failure.reason = FAILED_NOT_ROUTING
         return False
     if route.filter.kind == FILTER_CAPTURE and not forget_capture(engine, route.filter.value, failure):
+        return False
+    if engine.tuning.stream_reuse and engine.rules.end_of_routing_settles and not settle_deferred(
+            engine, route.pool, context, failure):
         return False
     route_end(engine, route)
     return True
@@ -273,4 +339,36 @@ cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noe
         return False
     engine.peers[engine.peer_count] = device
     engine.peer_count += 1
+    return True
+
+
+cdef void engine_limit_share(Engine* engine, double share) noexcept nogil:
+    """Let a part of the device's memory be reserved, and no more; all of it is no limit."""
+    cdef double most = share * <double> engine.total_memory
+    engine.limited = share < 1.0
+    engine.limit = <bytes_t> (round(most) if engine.rules.limit_is_rounded else most)
+
+
+cdef bint engine_annotate(Engine* engine, address_t address, uint32_t text, uint32_t context,
+                          Failure* failure) noexcept nogil:
+    """Note a text for a block in use, in the history."""
+    cdef Block* block = allocated_at(engine, address, failure)
+    cdef Pool* pool
+    cdef uint32_t before
+    if block == NULL:
+        return False
+    pool = block.shelf.rack.pool
+    before = trace_set_metadata(text)
+    trace_report(&engine.trace, ACTION_ANNOTATE, address, block.requested, block.shelf.stream.handle,
+                 pool.first, pool.second, context)
+    trace_set_metadata(before)
+    return True
+
+
+cdef bint engine_reserve_ranges(Engine* engine, stream_t stream, bytes_t size, Failure* failure) noexcept nogil:
+    """Have new expandable ranges for a stream reserve `size`; 0 = as the settings say for all."""
+    cdef StreamRecord* record = stream_for(engine, stream)
+    if record == NULL:
+        return host_memory_failed(failure)
+    record.range_bytes = size
     return True

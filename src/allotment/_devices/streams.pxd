@@ -9,6 +9,7 @@ cdef class Stream:
     cdef stream_t handle
     cdef bint destroyed
     cdef bint is_default            # the device's own: not ours to destroy
+    cdef bint is_foreign            # made elsewhere, and known by its handle: likewise
 
     cdef int check(self) except -1
 

@@ -1,6 +1,7 @@
 # Made from streams.pyx by `make stubs`: change it there.
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Protocol
 
 from allotment._core.contract.table import Device
@@ -28,6 +29,18 @@ class Stream:
     @staticmethod
     def default(device: Device | HasDevice) -> Stream:
         """The stream that work goes to when none is named; its handle is 0. It cannot be destroyed."""
+    @staticmethod
+    def external(device: Device | HasDevice, handle: int) -> Stream:
+        """A stream that was made elsewhere, by its handle, which is trusted. It is destroyed where it was made."""
+    def __enter__(self) -> Stream:
+        """Make it the calling thread's current stream of its device, until it is left.
+
+        Whether a request or a free is inside a graph capture is told by the current stream. Without one, a request's own
+        stream counts, else the default one.
+        """
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
     @property
     def device(self) -> Device:
         """The device that does the stream's work."""

@@ -6,6 +6,9 @@ What a device offers beyond the contract it offers as methods, and a device with
     take_exception(stream)                  what such a function raised, if nobody has been told yet
 """
 
+from libc.stdlib cimport free, malloc
+
+from allotment._core.contract.current cimport CurrentStream, current_enter, current_find, current_leave
 from allotment._core.contract.raising cimport check_status, require
 from allotment._core.contract.table cimport NOT_READY, Device, DeviceTable, status_t
 
@@ -53,6 +56,36 @@ cdef class Stream:
         stream.device = device_of(device)
         stream.is_default = True
         return stream
+
+    @staticmethod
+    def external(device: Device | HasDevice, handle: int) -> Stream:
+        """A stream that was made elsewhere, by its handle, which is trusted. It is destroyed where it was made."""
+        cdef Stream stream = Stream.__new__(Stream)
+        stream.device = device_of(device)
+        stream.handle = handle
+        stream.is_foreign = True
+        return stream
+
+    def __enter__(self) -> Stream:
+        """Make it the calling thread's current stream of its device, until it is left.
+
+        Whether a request or a free is inside a graph capture is told by the current stream. Without one, a request's own
+        stream counts, else the default one.
+        """
+        cdef CurrentStream* entered
+        self.check()
+        entered = <CurrentStream*> malloc(sizeof(CurrentStream))
+        if entered == NULL:
+            raise MemoryError("the host has no memory to remember the current stream")
+        current_enter(entered, &self.device.table, self.handle)
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        cdef CurrentStream* entered = current_find(&self.device.table, self.handle)
+        if entered == NULL:
+            raise StreamError(f"{self!r} is not current in this thread, so it cannot be left")
+        current_leave(entered)
+        free(entered)
 
     @property
     def device(self) -> Device:
@@ -146,6 +179,8 @@ cdef class Stream:
         self.check()
         if self.is_default:
             raise StreamError(f"the default stream of {self.device.name} cannot be destroyed")
+        if self.is_foreign:
+            raise StreamError(f"{self!r} was made elsewhere, so it is destroyed there")
         require(self.device, self.device.table.stream_destroy != NULL, "stream_destroy")
         with nogil:
             status = self.device.table.stream_destroy(self.device.table.self, self.handle)

@@ -5,26 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from allotment._rules import NEWEST
 from allotment._settings.record import Settings, parse_leniently
 from allotment.errors import SettingsError
 
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
+def from_environment(environ: Mapping[str, str] = os.environ, *, compat: str = NEWEST) -> Settings:
     """The settings that ALLOTMENT_CONF asks for, else the defaults. Raises SettingsError."""
     try:
-        return Settings.parse(environ.get("ALLOTMENT_CONF", ""))
+        return Settings.parse(environ.get("ALLOTMENT_CONF", ""), compat=compat)
     except SettingsError as error:
         raise SettingsError(
             f"ALLOTMENT_CONF: {error}", key=error.key, value=error.value, allowed=error.allowed
         ) from error
 
 
-def pytorch_environment(environ: Mapping[str, str] = os.environ) -> tuple[Settings, SettingsError | None]:
+def pytorch_environment(
+    environ: Mapping[str, str] = os.environ, *, compat: str = NEWEST
+) -> tuple[Settings, SettingsError | None]:
     """The settings that PyTorch's variables ask for; the first one that exists counts, alone."""
     for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if variable in environ:
-            return parse_leniently(environ[variable])
-    return Settings(), None
+            return parse_leniently(environ[variable], compat=compat)
+    return Settings(compat=compat), None
 
 
 def pytorch_caching_disabled(environ: Mapping[str, str] = os.environ) -> bool:

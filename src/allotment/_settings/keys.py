@@ -15,6 +15,7 @@ class Change(Enum):
 
     LIVE = "at once"
     ONCE = "when its part is made"
+    EMPTY = "while nothing is reserved"
     FIXED = "never: another value is refused"
 
 

@@ -16,16 +16,21 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from allotment._rules import has
 from allotment._settings.grammar import FORM, Entry, Malformed, Refusal, entries
 from allotment._settings.keys import Change, Key
 from allotment._settings.sizes import MIB
 from allotment.errors import SettingsError
 
 
+_FIRST = ("compat", "large_segment_size_mb")
+"""What counts wherever it stands: which keys there are, and what bounds the values of others."""
+
+
 class Parser:
     """Reads one settings string; `values` holds what has been applied so far, by setting.
 
-    Three passes: `large_segment_size_mb`, which bounds other values wherever it stands; the other common
+    Three passes: `compat` and `large_segment_size_mb`, on which others depend; the other common
     keys; the keys of one device family, as PyTorch calls them, and ours.
     """
 
@@ -46,7 +51,7 @@ class Parser:
             name: (setting, key)
             for setting, key in keys.items()
             for name in key.names
-            if strict or key.torch is not None
+            if strict or self._has_version(key)
         }
 
     def run(self, text: str) -> None:
@@ -60,7 +65,7 @@ class Parser:
         try:
             for entry in entries(text, strict=self._strict):
                 found.append(entry)
-                if entry.key == "large_segment_size_mb":
+                if entry.key in self._keys and entry.key in _FIRST:
                     self._apply(entry)
                     self._follow_large_segment_size()
         except Malformed as malformed:
@@ -68,7 +73,8 @@ class Parser:
         for entry in found:
             if entry.key not in self._keys:
                 self._refuse_key(entry)
-            if not self._keys[entry.key][1].family and entry.key != "large_segment_size_mb":
+            self._check_version(entry)
+            if not self._keys[entry.key][1].family and entry.key not in _FIRST:
                 self._apply(entry)
         for entry in found:
             if self._keys[entry.key][1].family:
@@ -102,6 +108,17 @@ class Parser:
     def _keep(self, setting: str, refusal: Refusal) -> None:
         if refusal.so_far is not None:
             self.values[setting] = refusal.so_far
+
+    def _has_version(self, key: Key) -> bool:
+        """Whether the PyTorch whose rules hold has this key."""
+        return key.torch is not None and has(self.values["compat"], key.torch)
+
+    def _check_version(self, entry: Entry) -> None:
+        key = self._keys[entry.key][1]
+        if key.torch is not None and not self._has_version(key):
+            compat = self.values["compat"]
+            allowed = f"left out: PyTorch has it since {key.torch}, and compat is {compat}"
+            raise SettingsError(f"{entry.key} must be {allowed}", key=entry.key, value=entry.shown, allowed=allowed)
 
     def _check_placement(self, entry: Entry) -> None:
         """A key that the chosen placement gives no meaning is a mistake; one that stays from before is not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from allotment._rules import rules_of
 from allotment._settings.values import INTERVALS
 
 if TYPE_CHECKING:
@@ -20,26 +21,38 @@ _NAMES = {
     "graph_capture_record_stream_reuse": "graph_capture_record_stream_reuse",
 }
 """What PyTorch states as it is: its name, and the setting."""
+_SIGNED_NAMES = {"max_split_size": "max_split_size"}
+"""What it states as a signed number of 64 bits, so that "no limit" is -1."""
+_SIGNED_NAMES_NEWER = {
+    "max_round_threshold": "pinned_max_round_threshold",
+    "max_cached_size": "pinned_max_cached_size",
+}
 _INTERVAL_NAMES = [str(1 << interval) for interval in range(INTERVALS)]
 
 
 def stated_by(settings: Settings) -> dict[str, Any]:
     """What PyTorch would state of `settings`."""
-    split = settings.max_split_size
+    signed = _SIGNED_NAMES
+    if rules_of(settings.compat).states_pinned_bounds:
+        signed = {**_SIGNED_NAMES, **_SIGNED_NAMES_NEWER}
     return {
         STRING: settings.text,
-        "max_split_size": split - 2**64 if split >= 2**63 else split,
+        **{name: _signed(getattr(settings, setting)) for name, setting in signed.items()},
         **{name: getattr(settings, setting) for name, setting in _NAMES.items()},
         "roundup_power2_divisions": dict(zip(_INTERVAL_NAMES, settings.roundup_power2_divisions, strict=True)),
     }
 
 
+def _signed(size: int) -> int:
+    return size - 2**64 if size >= 2**63 else size
+
+
 def values_stated(stated: Mapping[str, Any]) -> dict[str, Any]:
     """The values of settings that `stated` names one by one, whatever they are; its string is left aside."""
     values = {setting: stated[name] for name, setting in _NAMES.items() if name in stated}
-    if "max_split_size" in stated:
-        split = stated["max_split_size"]
-        values["max_split_size"] = split % 2**64 if isinstance(split, int) else split
+    for name, setting in {**_SIGNED_NAMES, **_SIGNED_NAMES_NEWER}.items():
+        if name in stated:
+            values[setting] = stated[name] % 2**64 if isinstance(stated[name], int) else stated[name]
     if "roundup_power2_divisions" in stated:
         divisions = stated["roundup_power2_divisions"]
         values["roundup_power2_divisions"] = (

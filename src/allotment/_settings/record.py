@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from allotment._rules import NEWEST, VERSIONS
 from allotment._settings import pytorch_form
 from allotment._settings.keys import Change, Key, Rule
 from allotment._settings.parser import Parser
@@ -24,7 +25,11 @@ from allotment._settings.values import (
     Mebibytes,
     Name,
     RealNumber,
+    Reserve,
+    ReserveSize,
+    ReserveSizes,
     Switch,
+    Version,
     WholeNumber,
     is_power_of_two,
 )
@@ -310,6 +315,93 @@ class Settings:
             torch=None,
         ),
     )
+    throw_on_cudamalloc_oom: bool = field(
+        default=False,
+        metadata=_key(
+            names=("throw_on_cudamalloc_oom",),
+            kind=Switch(),
+            values=_TRUE_OR_FALSE,
+            does="A request that would take more than per_process_memory_fraction of the device fails before the device"
+            " is asked: nothing is released for it and it is no `num_ooms`, but a `num_oom_rejections`.",
+            devices="those that tell how much memory they have",
+            torch="2.12",
+            family=True,
+        ),
+    )
+    pinned_free_catch_all: bool = field(
+        default=False,
+        metadata=_key(
+            names=("pinned_free_catch_all",),
+            kind=Switch(),
+            values=_TRUE_OR_FALSE,
+            does="Take errors of the device while pinned memory is freed for its end.",
+            devices=_ONLY_ACCEPTED,
+            torch="2.12",
+            family=True,
+        ),
+    )
+    pinned_max_round_threshold: int = field(
+        default=UNLIMITED,
+        metadata=_key(
+            names=("pinned_max_round_threshold_mb",),
+            kind=Mebibytes(),
+            values="a whole number of MiB",
+            does="Pinned requests above this are not rounded up to a power of two.",
+            devices=_ONLY_ACCEPTED,
+            torch="2.13",
+        ),
+    )
+    pinned_max_cached_size: int = field(
+        default=UNLIMITED,
+        metadata=_key(
+            names=("pinned_max_cached_size_mb",),
+            kind=Mebibytes(),
+            values="a whole number of MiB",
+            does="Pinned blocks above this are not kept when they are freed.",
+            devices=_ONLY_ACCEPTED,
+            torch="2.13",
+        ),
+    )
+    expandable_segments_reserve: Reserve | None = field(
+        default=None,
+        metadata=_key(
+            names=("expandable_segments_reserve",),
+            kind=ReserveSize(),
+            values="a share of the device's memory such as 0.5, or a number of GiB such as 40G",
+            does="Addresses that a new expandable segment reserves: no request larger than that can be served from it."
+            " The default, and the most, is nine eighths of the device's memory.",
+            devices="those with virtual memory",
+            placements=("torch",),
+            torch="2.15",
+            family=True,
+        ),
+    )
+    expandable_segments_reserve_by_class: tuple[tuple[str, Reserve], ...] = field(
+        default=(),
+        metadata=_key(
+            names=("expandable_segments_reserve_by_class",),
+            kind=ReserveSizes(),
+            values="a list of names and such values, [serving:0.25,side:8G]",
+            does="The same for streams of a class, which `Allocator.set_reserve_class` puts them in.",
+            devices="those with virtual memory",
+            placements=("torch",),
+            torch="2.15",
+            family=True,
+        ),
+    )
+    compat: str = field(
+        default=NEWEST,
+        metadata=_key(
+            names=("compat",),
+            kind=Version(),
+            values=f"{', '.join(VERSIONS)} or newest",
+            does="The version of PyTorch whose rules decide, and whose form statistics, histories and snapshots have."
+            " The shared allocators (`allotment.current`) and the PyTorch adapter begin with that of the PyTorch that is"
+            " installed.",
+            torch=None,
+            change=Change.EMPTY,
+        ),
+    )
     text: str = ""
     """The last settings string, verbatim."""
 
@@ -326,15 +418,16 @@ class Settings:
             raise SettingsError(f"text must be a settings string, not {type(self.text).__name__}", key="text")
 
     @classmethod
-    def parse(cls, text: str, previous: Settings | None = None) -> Settings:
+    def parse(cls, text: str, previous: Settings | None = None, *, compat: str = NEWEST) -> Settings:
         """The settings after the settings string `text`, read strictly.
 
         `previous` are the settings in force: what `text` leaves alone is kept from them, and what is fixed when an
         allocator is made cannot change any more. Without them this is the first string, on top of the defaults.
+        `compat` is the version of a first string that does not name one.
 
         Raises SettingsError, which names the key, the value and what is allowed.
         """
-        settings, error = _read(text, previous, strict=True)
+        settings, error = _read(text, previous, compat, strict=True)
         if error is not None:
             raise error
         return settings
@@ -344,38 +437,42 @@ class Settings:
         return pytorch_form.stated_by(self)
 
 
-def parse_leniently(text: str, previous: Settings | None = None) -> tuple[Settings, SettingsError | None]:
+def parse_leniently(
+    text: str, previous: Settings | None = None, *, compat: str = NEWEST
+) -> tuple[Settings, SettingsError | None]:
     """The settings after `text` as PyTorch reads it, and what it complains about, if anything.
 
-    After a complaint the settings hold what stood before the fault. `previous` is as in `Settings.parse`.
+    After a complaint the settings hold what stood before the fault. `previous` and `compat` are as in `Settings.parse`.
     """
-    return _read(text, previous, strict=False)
+    return _read(text, previous, compat, strict=False)
 
 
-def settings_of(given: str | Settings, previous: Settings | None = None) -> Settings:
+def settings_of(given: str | Settings, previous: Settings | None = None, *, compat: str = NEWEST) -> Settings:
     """A record, checked once more, or a text as `Settings.parse` reads it. Raises TypeError for anything else."""
     if not isinstance(given, Settings):
-        return Settings.parse(given, previous)
+        return Settings.parse(given, previous, compat=compat)
     try:
         return replace(given)  # one that was unpickled or put together otherwise has passed no gate
     except AttributeError as error:
         raise SettingsError(f"the Settings lack a value: {error}; make them with Settings(...)") from None
 
 
-def settings_stated(stated: Mapping[str, Any]) -> Settings:
+def settings_stated(stated: Mapping[str, Any], *, compat: str = NEWEST) -> Settings:
     """The settings that a PyTorch snapshot states: its last string, corrected by the values that it names one by one.
 
     Raises SettingsError for a value that no settings can have.
     """
-    settings, _ = parse_leniently(str(stated.get(pytorch_form.STRING) or ""))
+    settings, _ = parse_leniently(str(stated.get(pytorch_form.STRING) or ""), compat=compat)
     return replace(settings, **pytorch_form.values_stated(stated))
 
 
-def _read(text: str, previous: Settings | None, *, strict: bool) -> tuple[Settings, SettingsError | None]:
+def _read(
+    text: str, previous: Settings | None, compat: str, *, strict: bool
+) -> tuple[Settings, SettingsError | None]:
     if not isinstance(text, str):
         raise TypeError(f"settings are a text or a Settings, not {type(text).__name__}")
     in_force = None if previous is None else {setting: getattr(previous, setting) for setting in DEFAULTS}
-    parser = Parser(KEYS, DEFAULTS, in_force, strict=strict)
+    parser = Parser(KEYS, {**DEFAULTS, "compat": compat}, in_force, strict=strict)
     error = None
     try:
         parser.run(text)

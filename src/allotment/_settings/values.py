@@ -7,10 +7,13 @@ made without a string.
 
 from __future__ import annotations
 
+import math
 import re
+import warnings
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
+from allotment._rules import NEWEST, VERSIONS
 from allotment._settings.grammar import Entry, Refusal
 from allotment._settings.sizes import MIB, UNLIMITED, parse_size
 from allotment.errors import SettingsError
@@ -68,6 +71,67 @@ class Name:
 
     def admits(self, value: object) -> bool:
         return isinstance(value, str) and value.isidentifier()
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One of PyTorch's versions, or the newest that is known."""
+
+    def read(self, entry: Entry, current: object) -> str:
+        version = NEWEST if entry.word == "newest" else entry.word
+        if version not in VERSIONS:
+            raise Refusal
+        return version
+
+    def admits(self, value: object) -> bool:
+        return value in VERSIONS
+
+
+class Reserve(NamedTuple):
+    """How much an expandable segment reserves: a share of the device's memory, or a number of GiB."""
+
+    amount: float
+    unit: Literal["share", "GiB"]
+
+    def bytes_of(self, total: int) -> int:
+        """In bytes, on a device with `total` bytes of memory."""
+        return int(min(self.amount * (total if self.unit == "share" else 1 << 30), UNLIMITED))
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveSize:
+    """A `Reserve`. What PyTorch cannot read it ignores, with a warning, and so does a lenient reading."""
+
+    def read(self, entry: Entry, current: Reserve | None) -> Reserve | None:
+        found = _reserve(entry, entry.word)
+        return current if found is None else found
+
+    def admits(self, value: object) -> bool:
+        return value is None or isinstance(value, Reserve) and _is_amount(value.amount) and value.unit in _RESERVE_UNITS
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveSizes:
+    """A list of a `Reserve` for each of some classes of streams."""
+
+    def read(self, entry: Entry, current: object) -> tuple[tuple[str, Reserve], ...]:
+        if entry.word != "[":
+            raise Refusal("i < config_.size() INTERNAL ASSERT FAILED")
+        sizes: dict[str, Reserve] = {}
+        for name, word in entry.pairs():
+            if (found := _reserve(entry, word)) is not None:
+                sizes[name] = found
+        return tuple(sizes.items())
+
+    def admits(self, value: object) -> bool:
+        return isinstance(value, tuple) and all(
+            isinstance(pair, tuple)
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and pair[1] is not None
+            and ReserveSize().admits(pair[1])
+            for pair in value
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +239,27 @@ class Divisions:
             and len(value) == INTERVALS
             and all(is_whole_number(entry) and (entry == 0 or is_power_of_two(entry)) for entry in value)
         )
+
+
+_RESERVE_UNITS = ("share", "GiB")
+_AMOUNT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.IGNORECASE | re.ASCII)
+
+
+def _is_amount(amount: object) -> bool:
+    return isinstance(amount, float) and math.isfinite(amount) and amount > 0
+
+
+def _reserve(entry: Entry, word: str) -> Reserve | None:
+    """None for what a lenient reading ignores."""
+    number = word[:-1] if word[-1] in "Gg" else word
+    if _AMOUNT.fullmatch(number) and _is_amount(float(number)):
+        return Reserve(float(number), "share" if number == word else "GiB")
+    if entry.strict:
+        raise Refusal
+    warnings.warn(
+        f"{entry.key}: {word!r} is ignored; write a share of the device's memory (0.5) or a size (40G)", stacklevel=2
+    )
+    return None
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:

@@ -163,8 +163,12 @@ def record_history(
     compile_context: bool,
     global_record_annotations: bool,
     skip_actions: Collection[str],
+    record_pinned_host_memory: bool = False,
+    record_cuda: bool = True,
 ) -> None:
     """`stacks` makes no difference, frames are Python's; annotations are recorded by `Allocator.record_annotation`."""
+    if not record_cuda:
+        return
     if enabled is not None:
         _expect(enabled in ("state", "all"), "expected state to be 'state', 'all', or None")
         _expect(context in (None, "state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")

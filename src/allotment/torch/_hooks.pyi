@@ -5,8 +5,11 @@ from collections.abc import Callable
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
 
-def serve_with(function: Callable[[int], Tenant]) -> None:
-    """Who serves a device: asked once a device, when memory of it is first wanted."""
+def serve_with(function: Callable[[int], Tenant], current: Callable[[int], int] | None = None) -> None:
+    """Who serves a device: asked once a device, when memory of it is first wanted.
+
+    `current` gives the handle of the calling thread's current stream of a device; without it, that is the default one.
+    """
 
 def allocator_of(device: int) -> Allocator:
     """The allocator behind PyTorch's memory on a device."""

@@ -11,9 +11,11 @@ from libc.stdint cimport uint64_t
 from libc.stdio cimport fprintf, stderr
 from libcpp.string cimport string
 
-from allotment._allocators.caching.entry_points cimport EntryPoints, entry_points_of, last_exception
+from allotment._allocators.caching.entry_points cimport (
+    EntryPoints, entry_points_of, follow_current_stream, last_exception)
 from allotment._core.contract.types cimport stream_t
 
+from allotment._rules import rules_of
 from allotment._texts import pytorch_out_of_memory, pytorch_processes
 from allotment.errors import OutOfMemoryError
 
@@ -35,6 +37,7 @@ cdef EntryPoints* tables[DEVICES_MOST]
 cdef dict tenants = {}              # device index -> Tenant, of each table
 cdef object settle = None           # device index -> Tenant, given by `serve_with`
 cdef bint free_has_failed = False
+cdef object torch_current_stream = None     # device index -> raw stream handle, given by `serve_with`
 
 
 # --- failing -------------------------------------------------------------------------------------------------
@@ -42,7 +45,9 @@ cdef bint free_has_failed = False
 cdef object words_of(object error):
     if not isinstance(error, OutOfMemoryError):
         return str(error)
-    return pytorch_out_of_memory(error.facts, pytorch_processes(tenants[error.facts.device_index].allocator.device))
+    allocator = tenants[error.facts.device_index].allocator
+    rules = rules_of(allocator.settings.compat)
+    return pytorch_out_of_memory(error.facts, pytorch_processes(allocator.device), rules=rules)
 
 
 cdef void fail(const EntryPoints* table) noexcept nogil:
@@ -83,22 +88,34 @@ cdef EntryPoints* new_table_of(int device) noexcept nogil:
     return table
 
 
+cdef stream_t current_stream(int device) noexcept with gil:
+    try:
+        return torch_current_stream(device) if torch_current_stream is not None else 0
+    except BaseException:
+        return 0    # a stream that no graph is captured on
+
+
 cdef EntryPoints* settled_table(int device) except NULL:
     cdef EntryPoints* table
     if not 0 <= device < DEVICES_MOST:
         raise IndexError(f"devices are numbered 0 to {DEVICES_MOST - 1}")
     tenant = settle(device)
     table = entry_points_of(tenant)
+    follow_current_stream(table, current_stream)
     if tables[device] == NULL:      # another thread may have been quicker
         tenants[device] = tenant
         tables[device] = table
     return tables[device]
 
 
-def serve_with(function: Callable[[int], Tenant]) -> None:
-    """Who serves a device: asked once a device, when memory of it is first wanted."""
-    global settle
+def serve_with(function: Callable[[int], Tenant], current: Callable[[int], int] | None = None) -> None:
+    """Who serves a device: asked once a device, when memory of it is first wanted.
+
+    `current` gives the handle of the calling thread's current stream of a device; without it, that is the default one.
+    """
+    global settle, torch_current_stream
     settle = function
+    torch_current_stream = current
 
 
 def allocator_of(device: int) -> Allocator:

@@ -11,6 +11,7 @@ import torch
 from allotment import _settings as config
 from allotment._allocators.caching.pools import PoolId, leave_ids_to_others
 from allotment._allocators.current import current_caching
+from allotment._rules import nearest_version
 from allotment.errors import PoolError, RequestError, UnsupportedError
 from allotment.torch._captures import end_failed_captures
 from allotment.torch._standing import standing
@@ -99,7 +100,7 @@ def _prepare(settings: str | config.Settings | None) -> Any:
         ) from error
     _settings = standing.settings = _as_record(settings)
     _ids_before.extend(leave_ids_to_others())
-    hooks.serve_with(_tenant_on)
+    hooks.serve_with(_tenant_on, _current_stream)
     addresses = hooks.addresses()
     plug_in = torch._C._cuda_customAllocator(addresses.pop("allocate"), addresses.pop("free"))
     for setter, address in addresses.items():
@@ -115,17 +116,27 @@ def _refuse_other_settings(settings: str | config.Settings | None) -> None:
 
 def _as_record(settings: str | config.Settings | None) -> config.Settings:
     if settings is None:
-        found, error = config.pytorch_environment()
+        found, error = config.pytorch_environment(compat=_compat())
         if error is not None:
             raise error
     else:
-        found = config.settings_of(settings)
+        found = config.settings_of(settings, compat=_compat())
     if found.backend != "native":
         raise UnsupportedError(
             f"backend:{found.backend} is no cache of ours; leave PyTorch its own allocator for that",
             operation="install",
         )
     return found
+
+
+def _compat() -> str:
+    """The version whose rules PyTorch's memory follows unless settings name another: that of the PyTorch here."""
+    return nearest_version(torch.__version__)
+
+
+def _current_stream(index: int) -> int:
+    """The handle of the calling thread's current stream of a device."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
 
 
 def _tenant_on(index: int) -> Tenant:

@@ -288,7 +288,7 @@ def test_blocks_of_later_segments_may_wait():
 
 
 def test_taking_a_state_flushes_what_routing_put_off():
-    alloc = on_device()
+    alloc = on_device(settings="compat:2.11")
     pool = alloc.pool()
     with pool:
         address = alloc.malloc(MIB)

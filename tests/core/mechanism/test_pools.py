@@ -175,7 +175,7 @@ def test_emptying_the_cache_inside_a_pool_leaves_the_pool_alone():
 
 
 def test_a_pool_can_be_closed_while_requests_are_routed_to_another():
-    alloc = on_device()
+    alloc = on_device(settings="compat:2.11")
     gone, here = alloc.pool(), alloc.pool()
     with gone:
         read, idle = alloc.malloc(MIB), alloc.malloc(MIB)

@@ -215,11 +215,11 @@ def test_a_limit_lowered_below_split_blocks_gives_back_none_that_is_in_use():
     empties(alloc)
 
 
-# --- while requests are routed ---
+# --- while requests are routed, by the rules that take that for a capture ---
 
 
 def test_while_routed_nothing_is_released_for_a_request():
-    alloc = on_device(60 * MIB)
+    alloc = on_device(60 * MIB, "compat:2.11")
     cached(alloc, 40 * MIB)
     with alloc.pool(), pytest.raises(OutOfMemoryError):
         alloc.malloc(30 * MIB)
@@ -230,7 +230,7 @@ def test_while_routed_nothing_is_released_for_a_request():
 
 
 def test_while_routed_the_default_pools_keep_their_memory_and_freeable_ones_do_not():
-    alloc = on_device()
+    alloc = on_device(settings="compat:2.11")
     cached(alloc, 30 * MIB)
     gone, here = alloc.pool(), alloc.pool()
     with gone:

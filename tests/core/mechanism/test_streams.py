@@ -6,6 +6,7 @@ from allotment.errors import DeviceError, StreamError
 from helpers.engine import BUFFER, MIB, actions, check, empties, on_device, states
 
 MAIN, SIDE, THIRD = 0, 7, 9
+ROUTING_DEFERS = "compat:2.11"
 
 
 def pending(alloc):
@@ -232,11 +233,11 @@ def test_a_block_whose_reader_is_destroyed_cannot_be_freed_unseen():
     check(alloc)
 
 
-# --- while requests are routed ---
+# --- while requests are routed, by the rules that take that for a capture ---
 
 
 def test_while_requests_are_routed_no_event_is_touched():
-    alloc = on_device()
+    alloc = on_device(settings=ROUTING_DEFERS)
     before = alloc.malloc(MIB, MAIN)
     read_while_busy(alloc, before, SIDE)
     alloc.free(before)
@@ -256,7 +257,7 @@ def test_while_requests_are_routed_no_event_is_touched():
 
 
 def test_uses_declared_while_routed_need_no_event_after_it():
-    alloc = on_device()
+    alloc = on_device(settings=ROUTING_DEFERS)
     pool = alloc.pool()
     with pool:
         address = alloc.malloc(MIB, MAIN)
@@ -270,7 +271,7 @@ def test_uses_declared_while_routed_need_no_event_after_it():
 
 
 def test_uses_declared_before_routing_are_waited_for_after_it():
-    alloc = on_device()
+    alloc = on_device(settings=ROUTING_DEFERS)
     address = alloc.malloc(MIB, MAIN)
     read_while_busy(alloc, address, SIDE)
     with alloc.pool():
@@ -284,7 +285,7 @@ def test_uses_declared_before_routing_are_waited_for_after_it():
 
 def test_a_use_declared_while_routed_and_freed_after_it_is_waited_for():
     """And it is forgotten with the block: a later one in the same place owes nothing to it."""
-    alloc = on_device()
+    alloc = on_device(settings=ROUTING_DEFERS)
     with alloc.pool() as pool:
         address = alloc.malloc(MIB, MAIN)
         read_while_busy(alloc, address, SIDE)
@@ -307,7 +308,7 @@ def test_a_use_declared_while_routed_and_freed_after_it_is_waited_for():
 
 
 def test_a_block_put_off_by_routing_is_free_once_the_device_is_idle_if_its_reader_is_destroyed():
-    alloc = on_device()
+    alloc = on_device(settings=ROUTING_DEFERS)
     pool, stream = alloc.pool(), alloc.device.create_stream()
     address = alloc.malloc(MIB, MAIN)
     read_while_busy(alloc, address, stream)
@@ -324,7 +325,7 @@ def test_a_block_put_off_by_routing_is_free_once_the_device_is_idle_if_its_reade
 
 
 def test_blocks_put_off_by_routing_come_before_those_with_events():
-    alloc = on_device()
+    alloc = on_device(settings=ROUTING_DEFERS)
     alloc.record_history()
     with alloc.pool() as pool:
         first, second = alloc.malloc(MIB, MAIN), alloc.malloc(BUFFER, MAIN)

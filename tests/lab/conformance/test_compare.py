@@ -72,8 +72,13 @@ RECORDED = (
 def test_what_other_processes_hold_does_not_count(limit):
     text = RECORDED.format(limit=limit)
     start, end = text.index("Process 1160"), text.index(limit + "Of the allocated")
-    own = text[:start] + text[end:].replace("If reserved ...", "Try this.")
-    compare_oom_text(text, own)
+    compare_oom_text(text, text[:start] + text[end:])
+
+
+def test_the_advice_at_the_end_counts_too():
+    text = RECORDED.format(limit="")
+    with pytest.raises(Difference):
+        compare_oom_text(text, text.replace("If reserved ...", "Try this."))
 
 
 @pytest.mark.parametrize("figure", ["2.00 MiB", "139.80 GiB", "1.00 GiB", "1024.00 MiB", "1.00 MiB", "0 bytes"])

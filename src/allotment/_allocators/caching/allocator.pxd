@@ -10,6 +10,7 @@ cdef class Allocator(PoolingAllocator):
     cdef list callbacks         # free-memory callbacks, which the engine points at
 
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
+    cdef object allocate_at(self, object size, object address, object stream, thread_t thread)
     cdef object allocate_after_miss(self, Request* request)
     cdef object allocate_inside(self, Request* request)
     cdef bytes_t checked_size(self, object given) except? 0

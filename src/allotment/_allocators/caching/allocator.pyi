@@ -41,8 +41,14 @@ class Allocator(PoolingAllocator):
         Costs an event at the free. Recording the stream that it was allocated on, or address 0, does nothing. Raises
         AddressError, StreamError. Safe to call from several threads.
         """
-    def malloc_as(self, size: int, stream: int, thread: int) -> int:
-        """`malloc` as though called by thread number `thread`: for replaying recordings."""
+    def malloc_at(self, size: int, address: int, stream: Stream | int = 0) -> int:
+        """Allocate `size` bytes at exactly this address, out of free memory of the pool and stream that serve the request.
+
+        Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
+        no free block holds all of it; SizeError, StreamError.
+        """
+    def malloc_as(self, size: int, stream: int, thread: int, address: int | None = None) -> int:
+        """`malloc`, or `malloc_at`, as though called by thread number `thread`: for replaying recordings."""
     def tenant(self, name: str) -> Tenant:
         """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
 

@@ -10,7 +10,7 @@ from allotment._allocators.upcalls cimport call_free_memory
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.edge.sharing cimport SharedHandle, share_block
 from allotment._core.engine cimport (
-    asks_nobody, engine_allocate, engine_allocate_missed, engine_free, engine_free_at_once, engine_is_inside,
+    asks_nobody, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once, engine_is_inside,
     engine_leave, engine_record_stream, engine_try_enter, is_guarded_already, release_block,
     serve_from_cache)
 from allotment._core.mechanism.address_map cimport address_take
@@ -166,7 +166,7 @@ cdef class Allocator(PoolingAllocator):
     cdef int raise_out_of_memory(self, object error) except -1:
         """Tell the observers first, if that is what it is."""
         self.close_forgotten_pools()
-        if isinstance(error, OutOfMemoryError):
+        if isinstance(error, OutOfMemoryError) and not error.facts.rejected:
             self.tell_observers(error.facts)
         raise error
 
@@ -210,8 +210,34 @@ cdef class Allocator(PoolingAllocator):
             self.leave(ok, &failure)
         return 0
 
-    def malloc_as(self, size: int, stream: int, thread: int) -> int:
-        """`malloc` as though called by thread number `thread`: for replaying recordings."""
+    def malloc_at(self, size: int, address: int, stream: Stream | int = 0) -> int:
+        """Allocate `size` bytes at exactly this address, out of free memory of the pool and stream that serve the request.
+
+        Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
+        no free block holds all of it; SizeError, StreamError.
+        """
+        return self.allocate_at(size, address, stream, 0)
+
+    cdef object allocate_at(self, object size, object address, object stream, thread_t thread):
+        cdef Request request
+        cdef address_t wanted = read_address(address)
+        cdef address_t got
+        request.size = self.checked_size(size)
+        if request.size == 0:
+            return 0
+        request.stream = self.stream_handle(stream)
+        request.thread = thread
+        request.context = capture_stack() if self.level >= STATE else 0
+        self.enter()
+        with nogil:
+            got = engine_allocate_at(self.engine, &request, wanted)
+            self.leave(got != 0, &request.failure)
+        return got
+
+    def malloc_as(self, size: int, stream: int, thread: int, address: int | None = None) -> int:
+        """`malloc`, or `malloc_at`, as though called by thread number `thread`: for replaying recordings."""
+        if address is not None:
+            return self.allocate_at(size, address, stream, thread)
         return self.allocate(size, stream, thread, 0)
 
     # --- who has what ---

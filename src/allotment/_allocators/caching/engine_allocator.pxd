@@ -19,6 +19,8 @@ cdef class EngineAllocator(AllocatorBase):
     cdef Engine* engine
     cdef int level                      # a Level
     cdef list forgotten_pools           # closed from inside the engine: given up when it is entered next
+    cdef object rules                   # of the version that the settings name
+    cdef dict reserve_classes           # stream -> class of expandable_segments_reserve_by_class
     cdef bint shared_by_pointer         # C entry points refer to the engine: it must outlive everything
 
     cdef int enter(self) except -1
@@ -26,3 +28,4 @@ cdef class EngineAllocator(AllocatorBase):
     cdef int leave(self, bint ok, const Failure* failure) except -1 nogil
     cdef object failed(self, const Failure* failure)
     cdef int close_forgotten_pools(self) except -1
+    cdef int apply_reserves(self, object settings) except -1

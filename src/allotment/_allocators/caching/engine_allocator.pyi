@@ -12,6 +12,11 @@ class EngineAllocator(AllocatorBase):
     def __init__(
         self, device: str | Device = "host", *, settings: str | Settings | None = None, limit: int | str | None = None
     ) -> None: ...
+    def set_reserve_class(self, stream: Any, name: Any) -> None:
+        """Put a stream in a class of `expandable_segments_reserve_by_class`; "" takes it out of any.
+
+        It counts for segments that are reserved from now on. Raises TypeError for a name that is not a text.
+        """
     @property
     def caching(self) -> bool:
         """Whether requests go through the cache, which they do unless it is switched off.
@@ -42,6 +47,8 @@ class EngineAllocator(AllocatorBase):
         With 0, the device's free memory takes its place, which is a call to the device. Looks at the largest block of
         every pool and stream. Raises DeviceError.
         """
+    def expandable_ranges(self) -> tuple[int, int]:
+        """(bytes, number) of the address ranges that are reserved for expandable segments."""
     def expandable_segment_sizes(self) -> list[tuple[int, bool, int]]:
         """(stream, is_small, mapped bytes) of each expandable segment of a stream other than 0."""
     def pending_events(self) -> list[tuple[int, int, int]]:

@@ -1,24 +1,30 @@
 cimport cython
+from libc.math cimport round
+from libc.stddef cimport size_t
 
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
-from allotment._core.contract.types cimport address_t, bytes_t, device_t
+from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.edge.invariants cimport check_engine
 from allotment._core.edge.outcome cimport failure_error
 from allotment._core.engine cimport (
     engine_add_peer, engine_base, engine_create, engine_destroy, engine_enter, engine_is_inside, engine_leave,
-    engine_retire, engine_try_enter)
+    engine_reserve_ranges, engine_retire, engine_try_enter)
 from allotment._core.mechanism.shortage cimport largest_free_block
 from allotment._core.model.model cimport Engine, Failure, PendingEvent, Placement, Range, StreamRecord
+from allotment._core.model.rules cimport Rules, fill_rules
 from allotment._core.model.sizes cimport Tuning
 from allotment._core.model.tuning cimport fill_tuning
 from allotment._core.placement.dense.dense cimport dense_figures
 from allotment._core.placement.registry cimport placement_check, placement_named
 from allotment._core.records.stats cimport (
-    SMALL, stats_nested, stats_reset_accumulated, stats_reset_peak, tally_now)
+    SMALL, stats_by_rules, stats_reset_accumulated, stats_reset_peak, tally_now)
 from allotment._core.tools.arguments cimport read_address, read_byte_count
 
+from dataclasses import replace
+
 from allotment import _settings as config
-from allotment.errors import RequestError
+from allotment._rules import rules_of
+from allotment.errors import OutOfMemoryError, RequestError, SettingsError
 
 
 cdef extern from *:
@@ -47,18 +53,23 @@ cdef class EngineAllocator(AllocatorBase):
     ):
         cdef const Placement* placement
         cdef Tuning tuning
+        cdef Rules rules
         cdef Failure failure
         self.forgotten_pools = []
+        self.reserve_classes = {}
         settings = config.from_environment() if settings is None else config.settings_of(settings)
         self.current_settings = self.expect_backend(settings, "native")
         placement = placement_named(settings.placement)
         self.device = device_given(device)
         placement_check(placement, &self.device.table, self.device.name)
+        self.rules = rules_of(settings.compat)
         fill_tuning(&tuning, settings)
+        fill_rules(&rules, self.rules)
         with nogil:
-            self.engine = engine_create(&self.device.table, &tuning, placement, &failure)
+            self.engine = engine_create(&self.device.table, &tuning, &rules, placement, &failure)
         if self.engine == NULL:
             raise self.failed(&failure)
+        self.apply_reserves(settings)
         self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
         if settings.per_process_memory_fraction < 1.0:
             self.memory_fraction = settings.per_process_memory_fraction
@@ -111,7 +122,14 @@ cdef class EngineAllocator(AllocatorBase):
         return 0
 
     cdef object failed(self, const Failure* failure):
-        return failure_error(self.device, failure)
+        error = failure_error(self.device, failure)
+        if isinstance(error, OutOfMemoryError) and error.facts.range_bytes is not None:
+            name = self.reserve_classes.get(error.facts.stream, "")
+            if name:
+                told = OutOfMemoryError(replace(error.facts, range_class=name))
+                told.__cause__ = error.__cause__
+                return told
+        return error
 
     cdef int close_forgotten_pools(self) except -1:
         return 0
@@ -134,16 +152,62 @@ cdef class EngineAllocator(AllocatorBase):
     cdef bytes_t total_bytes(self) noexcept:
         return self.engine.total_memory
 
+    cdef bytes_t limit_of(self, double part) except? 0:
+        cdef double most = part * <double> self.known_total()
+        return <bytes_t> (round(most) if self.engine.rules.limit_is_rounded else most)
+
     cdef int apply_settings(self, object settings) except -1:
         cdef Tuning tuning
+        cdef Rules rules
+        chosen = rules_of(settings.compat)
         fill_tuning(&tuning, settings)
+        fill_rules(&rules, chosen)
         self.enter()
+        if chosen is not self.rules and self.engine.first_range != NULL:
+            engine_leave(self.engine)
+            raise SettingsError(
+                f"compat can change while nothing is reserved; {self.device.name} has memory placed by the rules of"
+                f" {self.rules.version}: free all of it and call empty_cache() first",
+                key="compat", value=settings.compat, allowed=self.rules.version)
+        tuning.range_bytes = self.engine.tuning.range_bytes
         self.engine.tuning = tuning
+        self.engine.rules = rules
         if tuning.release_lock:
             # From now on threads come back from the device without the interpreter lock.
             self.engine.interpreter_guards = False
         engine_leave(self.engine)
+        self.rules = chosen
+        return self.apply_reserves(settings)
+
+    cdef int apply_reserves(self, object settings) except -1:
+        """Tell the engine what the settings have ranges reserve, in bytes of this device."""
+        cdef stream_t stream
+        cdef bytes_t size
+        cdef Failure failure
+        cdef bint ok
+        total = self.engine.total_memory
+        whole = settings.expandable_segments_reserve
+        by_class = dict(settings.expandable_segments_reserve_by_class)
+        size = 0 if whole is None else whole.bytes_of(total)
+        self.enter()
+        self.engine.tuning.range_bytes = size
+        engine_leave(self.engine)
+        for stream, name in self.reserve_classes.items():
+            size = by_class[name].bytes_of(total) if name in by_class else 0
+            self.enter()
+            ok = engine_reserve_ranges(self.engine, stream, size, &failure)
+            self.leave(ok, &failure)
         return 0
+
+    def set_reserve_class(self, stream, name):
+        """Put a stream in a class of `expandable_segments_reserve_by_class`; "" takes it out of any.
+
+        It counts for segments that are reserved from now on. Raises TypeError for a name that is not a text.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a class of streams has a name, not {type(name).__name__}")
+        self.reserve_classes[self.stream_handle(stream)] = name
+        self.apply_reserves(self.current_settings)
 
     @property
     def caching(self) -> bool:
@@ -175,7 +239,7 @@ cdef class EngineAllocator(AllocatorBase):
         """
         self.enter()
         try:
-            nested = stats_nested(&self.engine.stats)
+            nested = stats_by_rules(&self.engine.stats, self.rules)
             dense = dense_figures(self.engine)
             return nested if dense is None else {**nested, "dense": dense}
         finally:
@@ -222,6 +286,21 @@ cdef class EngineAllocator(AllocatorBase):
         found = largest_free_block(self.engine)
         engine_leave(self.engine)
         return max(largest, found)
+
+    def expandable_ranges(self) -> tuple[int, int]:
+        """(bytes, number) of the address ranges that are reserved for expandable segments."""
+        cdef Range* range_
+        cdef bytes_t size = 0
+        cdef size_t count = 0
+        self.enter()
+        range_ = self.engine.first_range
+        while range_ != NULL:
+            if range_.page != 0:
+                size += range_.size
+                count += 1
+            range_ = range_.next
+        engine_leave(self.engine)
+        return size, count
 
     def expandable_segment_sizes(self) -> list[tuple[int, bool, int]]:
         """(stream, is_small, mapped bytes) of each expandable segment of a stream other than 0."""

@@ -8,6 +8,7 @@ NULL (or 0), and `last_error` has the words, per thread. Callers may or may not 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
+from allotment._core.contract.types cimport stream_t
 from allotment._core.model.model cimport drop_t, filter_t
 
 cdef enum:
@@ -34,6 +35,11 @@ cdef struct EntryPoints:
 
 # For an Allocator, or for a Tenant of one.
 cdef EntryPoints* entry_points_of(object allocator) except NULL
+
+# A framework's current stream of a device, in the calling thread. Asked for before the engine is entered, and only while
+# it decides something: while a graph may be captured.
+ctypedef stream_t (*current_t)(int device) noexcept nogil
+cdef void follow_current_stream(EntryPoints* table, current_t current) noexcept nogil
 
 # The calling thread's last failure as the exception that Python would have got.
 cdef object last_exception(const EntryPoints* table)

@@ -8,14 +8,14 @@ from libc.string cimport memcpy, memset
 
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
-from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints
-from allotment._allocators.caching.pooling_allocator cimport pool_step_t
+from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints, current_t
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.upcalls cimport write_unraisable
+from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
     allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_is_inside,
-    engine_leave, engine_record_stream, engine_try_enter, release_address, serve)
+    engine_leave, engine_limit_share, engine_record_stream, engine_try_enter, release_address, serve)
 from allotment._core.mechanism.frees cimport free_later
 from allotment._core.mechanism.pool cimport pool_release, route_begin
 from allotment._core.model.model cimport (
@@ -58,6 +58,7 @@ cdef struct Context:
     void* allocator         # the Allocator, which is never let go of
     uint32_t tenant         # as contexts carry it
     const int* level        # the allocator's: what contexts are gathered for
+    current_t current       # the framework's current stream, if it has told us how to ask; else NULL
 
 
 cdef inline Failure* last_failure() noexcept nogil:
@@ -74,6 +75,19 @@ cdef uint32_t stack_here() noexcept with gil:
 cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
     """The number of the Python stack, if one is wanted of calls like this and there can still be one."""
     return stack_here() if context.level[0] >= needed and not Py_IsFinalizing() else 0
+
+
+cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept nogil:
+    """Enter the framework's current stream where it decides anything; whether that was so. pre: not inside the engine"""
+    cdef Engine* engine = context.engine
+    if context.current == NULL or engine.impure_routes == 0 or not engine.rules.only_captures_defer:
+        return False
+    current_enter(entered, engine.table, context.current(engine.table.device))
+    return True
+
+
+cdef void follow_current_stream(EntryPoints* table, current_t current) noexcept nogil:
+    (<Context*> table.context).current = current
 
 
 cdef inline bint enter(Engine* engine) noexcept nogil:
@@ -115,6 +129,8 @@ cdef void tell_observers(Context* context, const Failure* failure) noexcept with
 cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept nogil:
     cdef Context* context = <Context*> self
     cdef Engine* engine = context.engine
+    cdef CurrentStream current
+    cdef bint took_current
     cdef Request request
     cdef Block* block
     cdef address_t address = 0
@@ -131,7 +147,10 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
         return NULL
     request.context = context.tenant | context_here(context, STATE)
     request.failure.reason = NO_FAILURE
+    took_current = not engine_is_inside(engine) and take_current(context, &current)
     if not enter(engine):
+        if took_current:
+            current_leave(&current)
         return NULL
     if engine.uncached:
         address = allocate_direct(engine, &request)
@@ -140,8 +159,10 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
         if block != NULL:
             address = block.address
     engine_leave(engine)
+    if took_current:
+        current_leave(&current)
     if address == 0:
-        if request.failure.reason == FAILED_OUT_OF_MEMORY:
+        if request.failure.reason == FAILED_OUT_OF_MEMORY:     # a rejection is none: nothing was tried
             tell_observers(context, &request.failure)
         note(&request.failure)      # after them: what they call may fail too
     return <void*> address
@@ -151,39 +172,55 @@ cdef int release(void* self, void* address, size_t size, int device, void* strea
     cdef Context* context = <Context*> self
     cdef Engine* engine = context.engine
     cdef uint32_t stack = context_here(context, EVERYTHING)
+    cdef CurrentStream current
+    cdef bint took_current
     cdef Failure failure
     cdef bint ok
     if address == NULL:
         return 1
-    if not enter(engine):
-        return free_later(engine, <address_t> address)
-    ok = release_address(engine, <address_t> address, stack, &failure)
-    engine_leave(engine)
-    return 1 if ok else note(&failure)
+    took_current = not engine_is_inside(engine) and take_current(context, &current)
+    if enter(engine):
+        ok = release_address(engine, <address_t> address, stack, &failure)
+        engine_leave(engine)
+        ok = ok or note(&failure)
+    else:
+        ok = free_later(engine, <address_t> address)
+    if took_current:
+        current_leave(&current)
+    return ok
 
 
 cdef int record_stream(void* self, void* address, void* stream) noexcept nogil:
     cdef Engine* engine = (<Context*> self).engine
+    cdef CurrentStream current
+    cdef bint took_current
     cdef Failure failure
-    cdef bint ok
+    cdef bint ok = False
     if address == NULL:
         return 1
-    if not enter(engine):
-        return 0
-    ok = engine_record_stream(engine, <address_t> address, <stream_t> stream, &failure)
-    engine_leave(engine)
-    return 1 if ok else note(&failure)
+    took_current = not engine_is_inside(engine) and take_current(<Context*> self, &current)
+    if enter(engine):
+        ok = engine_record_stream(engine, <address_t> address, <stream_t> stream, &failure)
+        engine_leave(engine)
+        ok = ok or note(&failure)
+    if took_current:
+        current_leave(&current)
+    return ok
 
 
 cdef int empty_cache(void* self) noexcept nogil:
     cdef Engine* engine = (<Context*> self).engine
+    cdef CurrentStream current
+    cdef bint took_current = not engine_is_inside(engine) and take_current(<Context*> self, &current)
     cdef Failure failure
-    cdef bint ok
-    if not enter(engine):
-        return 0
-    ok = engine_empty_cache(engine, 0, 0, 0, &failure)
-    engine_leave(engine)
-    return 1 if ok else note(&failure)
+    cdef bint ok = False
+    if enter(engine):
+        ok = engine_empty_cache(engine, 0, 0, 0, &failure)
+        engine_leave(engine)
+        ok = ok or note(&failure)
+    if took_current:
+        current_leave(&current)
+    return ok
 
 
 cdef void* base_allocation(void* self, void* address, size_t* size) noexcept nogil:
@@ -208,8 +245,7 @@ cdef int set_memory_fraction(void* self, double fraction, int device) noexcept n
     cdef Engine* engine = (<Context*> self).engine
     if not is_fraction(fraction) or not enter(engine):
         return 0
-    engine.limited = fraction < 1.0
-    engine.limit = <bytes_t> (fraction * <double> engine.total_memory)
+    engine_limit_share(engine, fraction)
     engine_leave(engine)
     return 1
 
@@ -232,23 +268,27 @@ cdef int begin_allocate_to_pool(void* self, uint64_t first, uint64_t second, fil
     return 1 if ok else note(&failure)
 
 
-cdef int step_of_pool(void* self, uint64_t first, uint64_t second, pool_step_t step) noexcept nogil:
+cdef int end_allocate_to_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
+    cdef Context* context = <Context*> self
+    cdef uint32_t stack = context_here(context, EVERYTHING)
+    cdef Failure failure
+    cdef bint ok
+    if not enter(context.engine):
+        return 0
+    ok = engine_end_routing(context.engine, first, second, stack, &failure)
+    engine_leave(context.engine)
+    return 1 if ok else note(&failure)
+
+
+cdef int release_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
     cdef Engine* engine = (<Context*> self).engine
     cdef Failure failure
     cdef bint ok
     if not enter(engine):
         return 0
-    ok = step(engine, first, second, &failure)
+    ok = pool_release(engine, first, second, &failure)
     engine_leave(engine)
     return 1 if ok else note(&failure)
-
-
-cdef int end_allocate_to_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
-    return step_of_pool(self, first, second, engine_end_routing)
-
-
-cdef int release_pool(void* self, uint64_t first, uint64_t second) noexcept nogil:
-    return step_of_pool(self, first, second, pool_release)
 
 
 cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:

@@ -230,7 +230,15 @@ cdef class PoolingAllocator(RecordingAllocator):
 
         Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
         """
-        self.step_of_pool(pool, engine_end_routing)
+        cdef uint64_t first, second
+        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        with nogil:
+            ok = engine_end_routing(self.engine, first, second, context, &failure)
+            self.leave(ok, &failure)
 
     # --- states ---
 

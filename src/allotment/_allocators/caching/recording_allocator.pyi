@@ -4,18 +4,26 @@ from collections.abc import Callable, Collection, Mapping
 from os import PathLike
 from typing import Any
 
+from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.engine_allocator import EngineAllocator
 from allotment._allocators.caching.pools import PoolId
 
 class RecordingAllocator(EngineAllocator):
     """An engine and its history; users hold an `Allocator`."""
 
-    def attach_trace_tracker(self, tracker: Callable[[str, int, int, int, PoolId], None]) -> None:
+    def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
         """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, for good.
+
+        With `entries` it is called with the entry as a snapshot shows it instead, a dictionary.
 
         It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
         For "oom" the address is the device's free memory. What it raises is printed. Raises TypeError for what cannot
         be called.
+        """
+    def annotate(self, block: Buffer | int, text: str) -> None:
+        """Note a text for a block in use, an address or a `Buffer`, as an entry of the history.
+
+        Raises AddressError if there is no such block, RequestError if the rules in force have no such entry.
         """
     def record_history(
         self,

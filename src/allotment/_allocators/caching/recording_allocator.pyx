@@ -4,15 +4,17 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from allotment._allocators.caching.engine_allocator cimport ALLOC, EVERYTHING, NEVER, STATE, EngineAllocator
-from allotment._allocators.upcalls cimport call_trackers
+from allotment._allocators.upcalls cimport EntryTracker, call_trackers
 from allotment._core.edge.snapshot cimport segment_dicts, trace_dicts
 from allotment._core.edge.snapshot_pickle cimport write_snapshot
 from allotment._core.edge.walk cimport Arrangement, arrangement_clear, walk_segments
 from allotment._core.edge.words cimport action_number
-from allotment._core.engine cimport engine_leave
-from allotment._core.model.model cimport Engine
+from allotment._core.contract.types cimport address_t
+from allotment._core.engine cimport engine_annotate, engine_leave
+from allotment._core.model.model cimport Engine, Failure
+from allotment._core.records.history cimport capture_stack, intern_name
 from allotment._core.records.trace cimport TraceRecord, trace_clear, trace_copy, trace_listen, trace_track
-from allotment._core.tools.arguments cimport read_callable, read_pool_id
+from allotment._core.tools.arguments cimport read_block, read_callable, read_pool_id
 
 import time
 
@@ -39,19 +41,46 @@ cdef class RecordingAllocator(EngineAllocator):
 
     # --- the history ---
 
-    def attach_trace_tracker(self, tracker: Callable[[str, int, int, int, PoolId], None]) -> None:
+    def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
         """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, for good.
+
+        With `entries` it is called with the entry as a snapshot shows it instead, a dictionary.
 
         It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
         For "oom" the address is the device's free memory. What it raises is printed. Raises TypeError for what cannot
         be called.
         """
         read_callable(tracker, "a tracker")
+        if entries:
+            tracker = EntryTracker(tracker, self.rules)
         self.enter()
         # The engine points at this list, which lives as long as it does; a new one leaves a running call its own.
         self.trackers.append(tracker)
         trace_track(&self.engine.trace, call_trackers, <void*> self.trackers)
         engine_leave(self.engine)
+
+    def annotate(self, block: Buffer | int, text: str) -> None:
+        """Note a text for a block in use, an address or a `Buffer`, as an entry of the history.
+
+        Raises AddressError if there is no such block, RequestError if the rules in force have no such entry.
+        """
+        cdef address_t address = read_block(block)
+        cdef uint32_t note = intern_name(text)
+        cdef uint32_t context = capture_stack() if self.level >= ALLOC else 0
+        cdef Failure failure
+        cdef bint ok
+        if not self.rules.annotates_blocks:
+            raise RequestError(f"PyTorch {self.rules.version} has no notes for blocks; set compat to a newer version")
+        self.enter()
+        ok = engine_annotate(self.engine, address, note, context, &failure)
+        self.leave(ok, &failure)
+
+    cdef int apply_settings(self, object settings) except -1:
+        EngineAllocator.apply_settings(self, settings)
+        for tracker in self.trackers:
+            if isinstance(tracker, EntryTracker):
+                (<EntryTracker> tracker).rules = self.rules
+        return 0
 
     def record_history(
         self,
@@ -151,7 +180,7 @@ cdef class RecordingAllocator(EngineAllocator):
         cdef size_t count = 0
         cdef TraceRecord* copies = self.copy_history(&count)
         try:
-            return trace_dicts(copies, count)
+            return trace_dicts(copies, count, self.rules)
         finally:
             free(copies)
 
@@ -175,6 +204,6 @@ cdef class RecordingAllocator(EngineAllocator):
         with replaced(path) as file:
             copies = self.copy_history(&count)
             try:
-                write_snapshot(file, self.snapshot(include_traces=False), copies, count)
+                write_snapshot(file, self.snapshot(include_traces=False), copies, count, self.rules)
             finally:
                 free(copies)

@@ -13,7 +13,7 @@ from allotment._core.mechanism.block cimport take_back
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.frees cimport free_at_once, free_used_block, is_freed_at_once
 from allotment._core.mechanism.pool cimport pool_find
-from allotment._core.mechanism.streams cimport defer_unprepared, flush_deferred
+from allotment._core.mechanism.streams cimport defer_unprepared, settle_deferred
 from allotment._core.model.model cimport (
     FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
     Failure, Pool, Range)
@@ -37,7 +37,7 @@ cdef Pool* find_in_use(Engine* engine, uint64_t first, uint64_t second, Failure*
 cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint32_t context, Arrangement* state,
                           Failure* failure) noexcept nogil:
     cdef size_t i
-    if find_in_use(engine, first, second, failure) == NULL or not flush_deferred(engine, context, failure):
+    if find_in_use(engine, first, second, failure) == NULL or not settle_deferred(engine, NULL, context, failure):
         return False
     if not walk_ranges(engine, first, second, state):
         arrangement_clear(state)

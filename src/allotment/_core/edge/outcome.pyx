@@ -4,8 +4,10 @@ from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport OUT_OF_MEMORY, Device
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
-    FAILED_EXPANDABLE_BASE, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY, FAILED_POOL_FREEABLE,
-    FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FAILED_STILL_CAPTURING, Failure)
+    FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY,
+    FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN,
+    FAILED_REJECTED, FAILED_STILL_CAPTURING, Failure)
+from allotment._core.model.sizes cimport MIN_BLOCK
 
 from allotment.errors import (
     AddressError, CaptureError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, UnsupportedError)
@@ -38,6 +40,9 @@ cdef object out_of_memory(Device device, const Failure* failure):
         private_free=failure.private_free,
         largest_free=failure.largest_free,
         stream=failure.stream,
+        expandable=failure.expandable,
+        range_bytes=failure.range_bytes or None,
+        rejected=failure.reason == FAILED_REJECTED,
     ))
     error.__cause__ = take_cause(&device.table, OUT_OF_MEMORY)
     return error
@@ -45,8 +50,12 @@ cdef object out_of_memory(Device device, const Failure* failure):
 
 cdef object failure_error(Device device, const Failure* failure):
     """The exception for why an operation failed; the caller raises it."""
-    if failure.reason == FAILED_OUT_OF_MEMORY:
+    if failure.reason == FAILED_OUT_OF_MEMORY or failure.reason == FAILED_REJECTED:
         return out_of_memory(device, failure)
+    if failure.reason == FAILED_EXACT_ADDRESS:
+        why = (f"no free block of this pool and stream holds all of it on {device.name}" if failure.address % MIN_BLOCK == 0
+               else f"blocks begin at multiples of {MIN_BLOCK}")
+        return AddressError(f"cannot allocate at {failure.address:#x}: {why}", failure.address)
     if failure.reason == FAILED_DEVICE:
         return device_error(&device.table, failure.status, (<bytes> failure.operation).decode())
     if failure.reason == FAILED_HOST_MEMORY:

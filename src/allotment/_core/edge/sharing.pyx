@@ -12,9 +12,9 @@ from allotment._core.mechanism.block cimport is_plain
 from allotment._core.model.model cimport FAILED_ADDRESS, Block, Engine, Failure, Range
 
 cdef enum:
-    FORM_VERSION = 2
     PREFIX = 2
-    HEADER = 24
+    HEADER = 24             # owner, page, number of pages
+    KIND = 8                # behind them, in the third version: what kind of handle a page has
     SEGMENT_HANDLE = 64
     DESCRIPTOR = 4
 
@@ -42,25 +42,29 @@ cdef bint share_pages(Engine* engine, Block* block, long pid, SharedHandle* out,
     cdef Range* range_ = block.range
     cdef size_t first = (block.address - range_.base) // range_.page
     cdef size_t end = (block.address + block.size - range_.base + range_.page - 1) // range_.page
-    cdef uint64_t header[3]
+    cdef uint64_t header[4]
+    cdef size_t header_size = HEADER
     cdef size_t page
     cdef size_t written = 0
     cdef status_t status
     if table.chunk_export == NULL:
         return device_failed(failure, UNSUPPORTED, b"chunk_export")
-    out.length = PREFIX + HEADER + DESCRIPTOR * (end - first)
+    if engine.rules.handle_version >= 3:
+        header_size += KIND
+    out.length = PREFIX + header_size + DESCRIPTOR * (end - first)
     out.bytes = <unsigned char*> calloc(1, out.length)
     if out.bytes == NULL:
         return host_memory_failed(failure)
     header[0] = <uint64_t> pid
     header[1] = range_.page
     header[2] = end - first
+    header[3] = SHARE_DESCRIPTOR
     out.bytes[1] = b'e'
-    memcpy(out.bytes + PREFIX, header, HEADER)
+    memcpy(out.bytes + PREFIX, header, header_size)
     for page in range(first, end):
         status = table.chunk_export(
             table.self, range_.views[page].handle, SHARE_DESCRIPTOR,
-            out.bytes + PREFIX + HEADER + DESCRIPTOR * (page - first), DESCRIPTOR, &written)
+            out.bytes + PREFIX + header_size + DESCRIPTOR * (page - first), DESCRIPTOR, &written)
         if status != OK:
             return device_failed(failure, status, b"chunk_export")
     out.offset = block.address - range_.base - first * range_.page
@@ -80,5 +84,5 @@ cdef bint share_block(Engine* engine, address_t address, long pid, SharedHandle*
     if not (share_plain(engine, block, out, failure) if is_plain(block)
             else share_pages(engine, block, pid, out, failure)):
         return False
-    out.bytes[0] = FORM_VERSION
+    out.bytes[0] = engine.rules.handle_version
     return True

@@ -10,8 +10,8 @@ from libc.string cimport memset
 
 from allotment._core.edge.walk cimport Arrangement, BlockCopy, SegmentCopy
 from allotment._core.edge.words cimport (
-    ACTION, ADDR, COMPILE_CONTEXT, DEVICE_FREE, FRAMES, NO_CONTEXT, POOL_ID, SIZE, STATES, STREAM, TENANT, TIME_US,
-    USER_METADATA, WORDS, action_name)
+    ACTION, ADDR, COMPILE_CONTEXT, DEVICE_FREE, FRAMES, INTERNAL_METADATA, NO_CONTEXT, POOL_ID, SIZE, STATES, STREAM,
+    TENANT, TIME_US, USER_METADATA, WORDS, action_name)
 from allotment._core.records.history cimport name_of, stack_frames
 from allotment._core.records.tenants cimport stack_of, tenant_name, tenant_of
 from allotment._core.records.trace cimport ACTION_OOM, TraceRecord
@@ -24,6 +24,7 @@ cdef extern from "Python.h":
     void PyObject_GC_UnTrack(object container)
 
 cdef tuple SEGMENT_TYPES = (word_of(SegmentType.SMALL), word_of(SegmentType.LARGE))
+cdef str EXACT_ADDRESS = "mallocWithAddress"
 
 
 def assembled(
@@ -113,7 +114,20 @@ cdef dict out_of_memory_dict(dict entry):
     return {WORDS[DEVICE_FREE] if key == WORDS[ADDR] else key: value for key, value in entry.items()}
 
 
-cdef list entry_dicts(const TraceRecord* records, size_t count):
+cdef str user_metadata(const TraceRecord* record, object rules):
+    """What the user attached; by some rules, what we note is written behind it."""
+    cdef str text = name_of(record.metadata)
+    if not record.exact_address or rules.exact_address_mark != "user":
+        return text
+    return f"{text}\n{EXACT_ADDRESS}" if text else EXACT_ADDRESS
+
+
+cdef str internal_metadata(const TraceRecord* record, object rules):
+    """What we note apart from that, if the rules want it so."""
+    return EXACT_ADDRESS if record.exact_address and rules.exact_address_mark == "internal" else ""
+
+
+cdef list entry_dicts(const TraceRecord* records, size_t count, object rules):
     # An entry is mostly like the one before it. So one dictionary runs along and takes on what differs, and each
     # entry is a copy of it: values that stay cost neither a new object nor a look-up. It begins as `last` does.
     cdef dict running, entry
@@ -123,10 +137,13 @@ cdef list entry_dicts(const TraceRecord* records, size_t count):
     cdef TraceRecord last
     cdef const TraceRecord* record
     cdef size_t i
+    cdef bint names_pools = rules.trace_names_pools
     memset(&last, 0, sizeof(TraceRecord))
     running = {
         WORDS[ACTION]: action_name(0), WORDS[ADDR]: 0, WORDS[SIZE]: 0, WORDS[STREAM]: 0, WORDS[TIME_US]: 0,
-        WORDS[COMPILE_CONTEXT]: NO_CONTEXT, WORDS[USER_METADATA]: "", WORDS[POOL_ID]: pool_id_of(&last)}
+        WORDS[COMPILE_CONTEXT]: NO_CONTEXT, WORDS[USER_METADATA]: ""}
+    if names_pools:
+        running[WORDS[POOL_ID]] = pool_id_of(&last)
     for i in range(count):
         record = &records[i]
         if record.action != last.action:
@@ -141,9 +158,9 @@ cdef list entry_dicts(const TraceRecord* records, size_t count):
             running[WORDS[TIME_US]] = record.time_us
         if record.compile_context != last.compile_context:
             running[WORDS[COMPILE_CONTEXT]] = name_of(record.compile_context) or NO_CONTEXT
-        if record.metadata != last.metadata:
-            running[WORDS[USER_METADATA]] = name_of(record.metadata)
-        if record.pool_first != last.pool_first or record.pool_second != last.pool_second:
+        if record.metadata != last.metadata or record.exact_address != last.exact_address:
+            running[WORDS[USER_METADATA]] = user_metadata(record, rules)
+        if names_pools and (record.pool_first != last.pool_first or record.pool_second != last.pool_second):
             running[WORDS[POOL_ID]] = pool_id_of(record)
         if record.stack != last.stack:
             frames = frames_of(record.stack, known)
@@ -151,15 +168,17 @@ cdef list entry_dicts(const TraceRecord* records, size_t count):
         entry = running.copy() if record.action != ACTION_OOM else out_of_memory_dict(running)
         if stack_of(record.stack) != 0:
             entry[WORDS[FRAMES]] = frames
+        if record.exact_address and internal_metadata(record, rules):
+            entry[WORDS[INTERNAL_METADATA]] = internal_metadata(record, rules)
         name_tenant(entry, record.stack)
         entries.append(entry)
     return entries
 
 
-cdef list trace_dicts(const TraceRecord* records, size_t count):
+cdef list trace_dicts(const TraceRecord* records, size_t count, object rules):
     cdef bint was_collecting = PyGC_Disable()
     try:
-        return entry_dicts(records, count)
+        return entry_dicts(records, count, rules)
     finally:
         if was_collecting:
             PyGC_Enable()

@@ -9,4 +9,4 @@ from libc.stddef cimport size_t
 
 from allotment._core.records.trace cimport TraceRecord
 
-cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, size_t count) except -1
+cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, size_t count, object rules) except -1

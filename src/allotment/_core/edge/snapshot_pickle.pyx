@@ -4,9 +4,10 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
+from allotment._core.edge.snapshot cimport internal_metadata, user_metadata
 from allotment._core.edge.words cimport (
-    ACTION, ADDR, COMPILE_CONTEXT, DEVICE_FREE, FIRST_ACTION, FRAMES, NO_CONTEXT, POOL_ID, SIZE, STREAM, TENANT,
-    TIME_US, USER_METADATA, WORD_COUNT, WORDS)
+    ACTION, ADDR, COMPILE_CONTEXT, DEVICE_FREE, FIRST_ACTION, FRAMES, INTERNAL_METADATA, NO_CONTEXT, POOL_ID, SIZE,
+    STREAM, TENANT, TIME_US, USER_METADATA, WORD_COUNT, WORDS)
 from allotment._core.records.history cimport name_of, stack_frames
 from allotment._core.records.tenants cimport stack_of, tenant_name, tenant_of
 from allotment._core.records.trace cimport ACTION_OOM, TraceRecord
@@ -185,12 +186,13 @@ cdef class PickleWriter:
         self.byte(APPENDS)
         return number
 
-    cdef int trace(self, const TraceRecord* records, size_t count) except -1:
+    cdef int trace(self, const TraceRecord* records, size_t count, object rules) except -1:
         # What is like in the entry before is not even looked up: its number is still at hand.
         cdef uint32_t compile_context = 0
         cdef uint32_t metadata = 0
         cdef uint32_t pool_id = 0
         cdef uint32_t frames = 0
+        cdef bint names_pools = rules.trace_names_pools
         cdef const TraceRecord* last = records
         cdef const TraceRecord* record
         cdef size_t i
@@ -219,21 +221,27 @@ cdef class PickleWriter:
             else:
                 compile_context = self.text(name_of(record.compile_context) or NO_CONTEXT)
             self.word(USER_METADATA)
-            if metadata != 0 and record.metadata == last.metadata:
+            if (metadata != 0 and record.metadata == last.metadata
+                    and record.exact_address == last.exact_address):
                 self.get(metadata)
             else:
-                metadata = self.text(name_of(record.metadata))
-            self.word(POOL_ID)
-            if pool_id != 0 and record.pool_first == last.pool_first and record.pool_second == last.pool_second:
-                self.get(pool_id)
-            else:
-                pool_id = self.pool_id(record.pool_first, record.pool_second)
+                metadata = self.text(user_metadata(record, rules))
+            if names_pools:
+                self.word(POOL_ID)
+                if (pool_id != 0 and record.pool_first == last.pool_first
+                        and record.pool_second == last.pool_second):
+                    self.get(pool_id)
+                else:
+                    pool_id = self.pool_id(record.pool_first, record.pool_second)
             if stack_of(record.stack) != 0:
                 self.word(FRAMES)
                 if frames != 0 and record.stack == last.stack:
                     self.get(frames)
                 else:
                     frames = self.frames(record.stack)
+            if record.exact_address and internal_metadata(record, rules):
+                self.word(INTERNAL_METADATA)
+                self.text(internal_metadata(record, rules))
             if tenant_of(record.stack) != 0:
                 self.word(TENANT)
                 self.text(tenant_name(record.stack))
@@ -243,7 +251,7 @@ cdef class PickleWriter:
         return 0
 
 
-cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, size_t count) except -1:
+cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, size_t count, object rules) except -1:
     """The pickle of `snapshot`, in which the history of the last device is empty, with these records in it."""
     cdef PickleWriter writer = PickleWriter(file)
     writer.byte(EMPTY_DICT)
@@ -251,7 +259,7 @@ cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, 
         writer.plain(key)
         if key == "device_traces":
             writer.plain(value[:len(value) - 1])
-            writer.trace(records, count)
+            writer.trace(records, count, rules)
             writer.byte(APPEND)
         else:
             writer.plain(value)

@@ -22,7 +22,6 @@ cdef struct BlockCopy:
     address_t address
     bytes_t size
     bytes_t requested
-    uint64_t gc_base
     uint32_t context
     int state
 

@@ -47,7 +47,6 @@ cdef bint append_block(Arrangement* out, const Block* block, address_t address, 
     copy.address = address
     copy.size = size
     copy.requested = block.requested
-    copy.gc_base = block.gc_base
     copy.context = block.context
     copy.state = state_of(block)
     segment.block_count += 1

@@ -7,7 +7,8 @@ in Python: the numbers of `Action` and `BlockState` are the engine's own.
 from allotment._core.records.trace cimport ACTION_COUNT
 
 cdef enum Word:         # places in WORDS
-    ACTION, ADDR, DEVICE_FREE, SIZE, STREAM, TIME_US, COMPILE_CONTEXT, USER_METADATA, POOL_ID, FRAMES, TENANT
+    ACTION, ADDR, DEVICE_FREE, SIZE, STREAM, TIME_US, COMPILE_CONTEXT, USER_METADATA, POOL_ID, FRAMES, TENANT,
+    INTERNAL_METADATA
     FIRST_ACTION        # here and on: the actions, in their order
     WORD_COUNT = FIRST_ACTION + ACTION_COUNT
 

@@ -5,7 +5,7 @@ from allotment._core.edge.words cimport FIRST_ACTION, WORD_COUNT
 from allotment._core.records.stats cimport LARGE as LARGE_CLASS
 from allotment._core.records.stats cimport SMALL as SMALL_CLASS
 from allotment._core.records.trace cimport (
-    ACTION_ALLOC, ACTION_COUNT, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, ACTION_OOM, ACTION_SEGMENT_ALLOC,
+    ACTION_ALLOC, ACTION_ANNOTATE, ACTION_COUNT, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, ACTION_OOM, ACTION_SEGMENT_ALLOC,
     ACTION_SEGMENT_FREE, ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, ACTION_SNAPSHOT)
 
 
@@ -21,6 +21,7 @@ class Action(IntEnum):
     SEGMENT_UNMAP = ACTION_SEGMENT_UNMAP
     SNAPSHOT = ACTION_SNAPSHOT
     OOM = ACTION_OOM
+    ANNOTATE = ACTION_ANNOTATE
     USER_DEFINED = ACTION_COUNT             # from here on: in files of others, never reported by an engine
     UNKNOWN = ACTION_COUNT + 1
 
@@ -52,7 +53,7 @@ def word_of(member: IntEnum) -> str:
 ACTIONS: tuple[str, ...] = tuple([word_of(Action(number)) for number in range(ACTION_COUNT)])
 ENTRY_FIELDS: tuple[str, ...] = (
     "action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata", "pool_id",
-    "frames", "tenant")
+    "frames", "tenant", "internal_metadata")
 
 WORDS = (*ENTRY_FIELDS, *ACTIONS)
 STATES = tuple([word_of(BlockState(number)) for number in range(STATE_UNMAPPED)])

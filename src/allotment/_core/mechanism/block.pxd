@@ -28,6 +28,12 @@ cdef inline bint is_idle(const Block* block) noexcept nogil:
     return not block.allocated and block.event_count == 0 and block.uses == NULL
 
 
+cdef inline void give_order(Engine* engine, Block* block) noexcept nogil:
+    """A new block's place among blocks of its size. By the rules either ranges have numbers, or blocks, or neither."""
+    engine.blocks_numbered += engine.rules.numbers_blocks
+    block.order = block.range.order + engine.blocks_numbered
+
+
 cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address,
                              bytes_t size) noexcept nogil:
     """A mapped block without neighbours. pre: a record is reserved"""
@@ -38,7 +44,7 @@ cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, addres
     block.prev = block.next = NULL
     block.shelf = shelf
     block.range = range_
-    block.gc_base = 0
+    give_order(engine, block)
     block.uses = NULL
     block.event_count = 0
     block.allocated = False

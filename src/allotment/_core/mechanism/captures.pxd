@@ -1,6 +1,6 @@
 """What a graph capture changes: no event may be touched, and no memory is asked for without saying so.
 
-A free that other streams must finish with is deferred to the end of routing (`streams`). With stream reuse it also
+A free that other streams must finish with is deferred until it can have events (`streams`). With stream reuse it also
 remembers the last nodes that the capture has on each of these streams. Once every one of them comes before what a
 stream captures next, the graph itself orders the reuse, and the free is complete at once:
 
@@ -13,7 +13,7 @@ from libc.stdint cimport uint32_t
 from allotment._core.contract.types cimport capture_t, stream_t
 from allotment._core.model.model cimport Block, Deferred, Engine, Failure
 
-cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) noexcept nogil
+cdef Deferred* deferral_prepare(Engine* engine, Block* block, bint captured, Failure* failure) noexcept nogil
 cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil
 cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) noexcept nogil
 cdef void captures_clear(Engine* engine) noexcept nogil

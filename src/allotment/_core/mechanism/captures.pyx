@@ -5,6 +5,7 @@ from libc.stdlib cimport calloc, free
 from allotment._core.contract.table cimport OK, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t, node_t, stream_t
 from allotment._core.mechanism.block cimport complete_free
+from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.streams cimport deferral_init, undefer, uses_drop
 from allotment._core.model.model cimport (
@@ -38,17 +39,6 @@ cdef bint append_nodes(Engine* engine, list_nodes_t ask, uint64_t of, NodeList* 
             return host_memory_failed(failure)
 
 
-cdef bint capture_of(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:
-    cdef status_t status
-    capture[0] = 0
-    if engine.table.capture_status == NULL:
-        return True
-    status = engine.table.capture_status(engine.table.self, stream, capture)
-    if status != OK:
-        return device_failed(failure, status, b"capture_status")
-    return True
-
-
 cdef bint markers_gather(Engine* engine, Deferred* deferred, Failure* failure) noexcept nogil:
     """What the capture has reached on every stream that uses the block; nothing if not all are in one capture."""
     cdef NodeList list
@@ -76,7 +66,7 @@ cdef bint markers_gather(Engine* engine, Deferred* deferred, Failure* failure) n
     return True
 
 
-cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) noexcept nogil:
+cdef Deferred* deferral_prepare(Engine* engine, Block* block, bint captured, Failure* failure) noexcept nogil:
     """What can fail about deferring a block, before anything has changed; NULL if it did."""
     cdef Deferred* deferred
     if not slab_reserve(&engine.deferred_slab, 1):
@@ -84,7 +74,8 @@ cdef Deferred* deferral_prepare(Engine* engine, Block* block, Failure* failure) 
         return NULL
     deferred = <Deferred*> slab_take(&engine.deferred_slab)
     deferral_init(deferred, block)
-    if engine.tuning.stream_reuse and not markers_gather(engine, deferred, failure):
+    deferred.outside = not captured
+    if captured and engine.tuning.stream_reuse and not markers_gather(engine, deferred, failure):
         slab_give(&engine.deferred_slab, deferred)
         return NULL
     return deferred

@@ -1,8 +1,12 @@
-"""The free blocks of one shelf, in order of (size, address): best fit, insert, remove. No policy.
+"""The free blocks of one shelf, in order of (size, order, address): best fit, insert, remove. No policy.
 
-    small pool:   summary ─> words ─> bins[size / 512 - 1] ─> tree by address
+    small pool:   summary ─> words ─> bins[size / 512 - 1] ─> tree by (order, address)
                   one bit     one bit   exact sizes up to 2 MiB
-    the rest:     one tree by (size, address)
+    the rest:     one tree by (size, order, address)
+
+Which of several equal blocks comes first differs between the versions of PyTorch: the one at the lowest address, of the
+oldest segment, or made first. Each block carries that as a number, `order`, given to it when it is made (see `block_new`):
+0 for all of them, the number of its segment, or one of its own. So the comparison is the same for all versions.
 
 Trees are treaps through the blocks themselves. A node's priority is a hash of its address, so it is not
 stored, and the shape depends on nothing but the content. Unmapped blocks use the same tree, ordered by
@@ -33,8 +37,11 @@ cdef Block* index_largest(Shelf* shelf) noexcept nogil
 
 
 cdef inline bint comes_before(const Block* a, const Block* b) noexcept nogil:
-    if a.mapped and a.size != b.size:
-        return a.size < b.size
+    if a.mapped:
+        if a.size != b.size:
+            return a.size < b.size
+        if a.order != b.order:
+            return a.order < b.order
     return a.address < b.address
 
 
@@ -71,7 +78,7 @@ cdef inline Block* index_first(Shelf* shelf) noexcept nogil:
 
 
 cdef inline Block* index_best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
-    """The smallest block of at least `size`, of those the one at the lowest address. pre: a multiple of 512"""
+    """The smallest block of at least `size`, of those the first in order. pre: a multiple of 512"""
     cdef Block* found
     if is_binned(shelf, size):
         found = first_bin_from(shelf, size // MIN_BLOCK - 1)

@@ -120,7 +120,7 @@ cdef Block* tree_prev(Block* block) noexcept nogil:
 
 
 cdef Block* index_next(Shelf* shelf, Block* block) noexcept nogil:
-    """The next block of the shelf in order of (size, address)."""
+    """The next block of the shelf in order of (size, order, address)."""
     cdef Block* following = tree_next(block)
     cdef uint64_t bin
     if following != NULL or not is_binned(shelf, block.size):

@@ -6,6 +6,7 @@ from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_put, address_take
 from allotment._core.mechanism.block cimport complete_free, take_back
 from allotment._core.mechanism.captures cimport deferral_prepare
+from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport device_failed
 from allotment._core.mechanism.frees cimport is_freed_at_once
 from allotment._core.mechanism.streams cimport defer, events_attach
@@ -39,14 +40,17 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
     pre: out of the address map, to which the caller returns it on failure
     """
     cdef Deferred* deferred
-    if engine.routes == NULL:
+    cdef bint captured
+    if not is_inside_capture(engine, 0, &captured, failure):
+        return False
+    if not captured and not is_used_in_capture(engine, block):
         if not events_attach(engine, block, failure):
             return False
         take_back(engine, block, context)
         if block.event_count == 0:
             complete_free(engine, block, context)
         return True
-    deferred = deferral_prepare(engine, block, failure)
+    deferred = deferral_prepare(engine, block, captured, failure)
     if deferred == NULL:
         return False
     take_back(engine, block, context)

@@ -3,7 +3,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from allotment._core.contract.table cimport OK, status_t
-from allotment._core.contract.types cimport capture_t
+from allotment._core.contract.types cimport bytes_t, capture_t, count_t
 from allotment._core.mechanism.failure cimport device_failed
 from allotment._core.mechanism.pool cimport pool_key
 from allotment._core.model.model cimport (
@@ -11,7 +11,7 @@ from allotment._core.model.model cimport (
     FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM,
     FILTER_THREAD, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Reason, Request,
     Route, Shelf, StreamRecord)
-from allotment._core.records.stats cimport LARGE, SMALL
+from allotment._core.records.stats cimport LARGE, SMALL, PoolTally, tally_move
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 
@@ -103,6 +103,34 @@ cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept n
     return <Pool*> map_get(&engine.pools, pool_key(first, second))
 
 
+cdef bint tally_for(Engine* engine, Pool* pool) noexcept nogil:
+    """Find or make the tally that a pool's id has for good; False without host memory for it."""
+    cdef uint64_t key = pool_key(pool.first, pool.second)
+    cdef PoolTally* tally = <PoolTally*> map_get(&engine.pool_tallies, key)
+    if tally == NULL:
+        tally = <PoolTally*> calloc(1, sizeof(PoolTally))
+        if tally == NULL or not map_reserve(&engine.pool_tallies):
+            free(tally)
+            return False
+        tally.first = pool.first
+        tally.second = pool.second
+        tally.next = engine.stats.pools
+        engine.stats.pools = tally
+        map_put(&engine.pool_tallies, key, tally)
+    pool.tally = tally
+    return True
+
+
+cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept nogil:
+    """Physical memory came to a pool, or went."""
+    cdef Pool* pool = rack.pool
+    pool.reserved_bytes += <bytes_t> change
+    tally_move(&engine.stats.reserved_bytes, rack.size_class, change)
+    if pool.tally != NULL:
+        pool.tally.used = True
+        tally_move(&pool.tally.reserved_bytes, rack.size_class, change)
+
+
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 const Placement* placement, Failure* failure) noexcept nogil:
     """One more user for a pool, which is made if it is not there. Takes `allocator` over on success.
@@ -125,6 +153,11 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
         free(pool)
         return fail(failure, FAILED_HOST_MEMORY)
     if not pool_init(engine, pool, first, second, placement if placement != NULL else engine.placement, failure):
+        pool_clear(engine, pool)
+        free(pool)
+        return False
+    if not tally_for(engine, pool):
+        fail(failure, FAILED_HOST_MEMORY)
         pool_clear(engine, pool)
         free(pool)
         return False

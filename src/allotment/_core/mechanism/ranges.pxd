@@ -6,9 +6,10 @@ it serves the next attempt to map that page, or goes when the cache is emptied. 
 """
 
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
-from allotment._core.model.model cimport Engine, Failure, Range, Shelf
+from allotment._core.model.model cimport Engine, Failure, Range, Shelf, StreamRecord
 
 cdef Range* range_make_plain(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noexcept nogil
+cdef void range_number(Engine* engine, Range* range_) noexcept nogil
 cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil
 cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexcept nogil
 cdef void range_forget(Engine* engine, Range* range_) noexcept nogil
@@ -18,3 +19,8 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
                       bytes_t* unmapped, Failure* failure) noexcept nogil
 cdef void drop_leftovers(Engine* engine) noexcept nogil
 cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil
+
+
+cdef inline bytes_t configured_range_bytes(const Engine* engine, const StreamRecord* stream) noexcept nogil:
+    """What the settings have expandable ranges for a stream reserve; 0 if they leave it open."""
+    return stream.range_bytes if stream.range_bytes != 0 else engine.tuning.range_bytes

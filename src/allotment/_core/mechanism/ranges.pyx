@@ -25,6 +25,12 @@ cdef Range* make(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noe
     return range_
 
 
+cdef void range_number(Engine* engine, Range* range_) noexcept nogil:
+    """Number a range as the youngest, if the rules order free blocks by segment."""
+    engine.segments_numbered += engine.rules.numbers_segments
+    range_.order = engine.segments_numbered
+
+
 cdef Range* range_make_plain(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noexcept nogil:
     """Addresses that came with their memory; NULL without host memory for the record."""
     return make(engine, shelf, base, size)
@@ -46,6 +52,7 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t si
         range_forget(engine, range_)
         device_failed(failure, status, b"range_reserve")
         return NULL
+    range_number(engine, range_)
     return range_
 
 

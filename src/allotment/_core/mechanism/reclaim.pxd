@@ -8,6 +8,7 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.model.model cimport Engine, Failure, Pool
 
-cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
+cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
-cdef bint release_one_pool(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil
+cdef bint release_one_pool(Engine* engine, Pool* pool, bint captured, uint32_t context,
+                           Failure* failure) noexcept nogil

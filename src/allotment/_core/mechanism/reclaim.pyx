@@ -20,9 +20,9 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
     return True
 
 
-cdef bint release_everything(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
-    """The default pools (unless routing is active: their events must not be touched), then the freeable ones."""
-    if engine.routes == NULL:
+cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Failure* failure) noexcept nogil:
+    """The default pools, then the freeable ones; inside a capture, where no event may be touched, the latter alone."""
+    if not captured:
         if engine.has_leftovers:
             drop_leftovers(engine)
         if not (wait_events(engine, NULL, context, failure)
@@ -43,13 +43,14 @@ cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failur
     return True
 
 
-cdef bint release_one_pool(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
-    """A pool that nobody uses any more; one in use is left alone.
+cdef bint release_one_pool(Engine* engine, Pool* pool, bint captured, uint32_t context,
+                           Failure* failure) noexcept nogil:
+    """A pool without users; one in use is left alone.
 
-    While routing is active, events cannot be waited for: blocks that wait for one then stay.
+    Inside a capture events cannot be waited for: blocks that wait for one then stay.
     """
     if not pool.freeable:
         return True
-    if engine.routes == NULL and not wait_events(engine, pool, context, failure):
+    if not captured and not wait_events(engine, pool, context, failure):
         return False
     return release_freeable(engine, pool, context, failure)

@@ -1,11 +1,12 @@
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.mechanism.block cimport block_drop, block_new
+from allotment._core.contract.types cimport address_t, bytes_t, count_t
+from allotment._core.mechanism.block cimport block_drop, block_new, give_order
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.ranges cimport range_forget, range_make_plain
+from allotment._core.mechanism.pool cimport count_reserved
+from allotment._core.mechanism.ranges cimport range_forget, range_make_plain, range_number
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request
 from allotment._core.records.stats cimport SMALL, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_FREE, trace_report
@@ -62,11 +63,12 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
         return NULL
     range_.base = block.address = address
     range_.head = block
+    range_number(engine, range_)     # only now: other threads may have been quicker meanwhile
+    give_order(engine, block)
     block.segment_context = request.context
     pool.malloc_count += 1
-    pool.reserved_bytes += size
     tally_up(&engine.stats.segment, size_class, 1)
-    tally_up(&engine.stats.reserved_bytes, size_class, size)
+    count_reserved(engine, request.shelf.rack, <count_t> size)
     if size >= engine.tuning.max_split:
         tally_up(&engine.stats.oversize_segments, SMALL, 1)
     engine.stats.device_allocs += 1
@@ -91,9 +93,8 @@ cdef bint segment_give_back(Engine* engine, Block* block, uint32_t context, Fail
     trace_report(&engine.trace, ACTION_SEGMENT_FREE, block.address, block.size, block.shelf.stream.handle,
                  pool.first, pool.second, context if context != 0 else block.segment_context)
     pool.malloc_count -= 1
-    pool.reserved_bytes -= block.size
     tally_down(&engine.stats.segment, size_class, 1)
-    tally_down(&engine.stats.reserved_bytes, size_class, block.size)
+    count_reserved(engine, block.shelf.rack, -(<count_t> block.size))
     if block.size >= engine.tuning.max_split:
         tally_down(&engine.stats.oversize_segments, SMALL, 1)
     return True

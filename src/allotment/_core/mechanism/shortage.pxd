@@ -6,8 +6,21 @@ time of the search, which fails if it is routed to already.
 
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.model cimport Block, Engine, Request
+from allotment._core.records.stats cimport tally_now
 
 cdef bint callbacks_freed(Engine* engine) noexcept nogil
 cdef Block* borrow(Engine* engine, Request* request) noexcept nogil
 cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil
+cdef void note_rejection(Engine* engine, Request* request) noexcept nogil
 cdef bytes_t largest_free_block(Engine* engine) noexcept nogil
+
+
+cdef inline bytes_t share_of_memory(const Engine* engine) noexcept nogil:
+    """What the settings' share of the device's memory comes to, whatever the limit is now."""
+    return <bytes_t> (engine.tuning.share * <double> engine.total_memory)
+
+
+cdef inline bint rejects(const Engine* engine, bytes_t segment) noexcept nogil:
+    """Whether the settings forbid to ask the device for a segment."""
+    return (engine.tuning.rejects
+            and <bytes_t> tally_now(&engine.stats.reserved_bytes) + segment > share_of_memory(engine))

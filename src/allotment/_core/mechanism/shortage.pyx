@@ -2,8 +2,10 @@ from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.failure cimport host_memory_failed, note_device_memory
 from allotment._core.mechanism.frees cimport finish_late_frees
 from allotment._core.mechanism.pool cimport pool_release, route_begin, route_end, route_find, shelf_for
+from allotment._core.mechanism.ranges cimport configured_range_bytes
+from allotment._core.mechanism.shortage cimport share_of_memory
 from allotment._core.model.model cimport (
-    FAILED_OUT_OF_MEMORY, FILTER_THREAD, Block, Engine, Failure, Filter, FreeMemoryCallback, Pool, Request, Shelf)
+    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, Block, Engine, Failure, Filter, FreeMemoryCallback, Pool, Request, Shelf)
 from allotment._core.records.stats cimport tally_now
 from allotment._core.records.trace cimport ACTION_OOM, trace_report
 
@@ -58,18 +60,38 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
                  pool.first, pool.second, request.context)
     engine.stats.ooms += 1
     failure.reason = FAILED_OUT_OF_MEMORY
+    failure.limited = engine.limited
+    failure.limit = engine.limit
+    note_facts(engine, request)
+
+
+cdef void note_rejection(Engine* engine, Request* request) noexcept nogil:
+    """The settings refuse a request: no shortage that the history shows, and nothing was tried against it."""
+    cdef Failure* failure = &request.failure
+    engine.stats.oom_rejections += 1
+    failure.reason = FAILED_REJECTED
+    failure.limited = True
+    failure.limit = share_of_memory(engine)
+    failure.device_free = 0
+    failure.device_total = engine.total_memory
+    note_facts(engine, request)
+
+
+cdef void note_facts(Engine* engine, Request* request) noexcept nogil:
+    """What the engine itself knows about why a request was not served."""
+    cdef Failure* failure = &request.failure
+    cdef Pool* pool = engine.first_pool
     failure.requested = request.size
     failure.rounded = request.rounded
     failure.segment = request.segment
     failure.stream = request.stream
-    failure.limited = engine.limited
-    failure.limit = engine.limit
+    failure.expandable = engine.tuning.expandable
+    failure.range_bytes = configured_range_bytes(engine, request.shelf.stream)
     failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
     failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
     failure.private_free = failure.largest_free = 0
     if engine.terse:
         return
-    pool = engine.first_pool
     while pool != NULL:
         failure.private_free += pool.placement.free_bytes(engine, pool)
         pool = pool.next

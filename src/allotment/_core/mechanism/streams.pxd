@@ -2,14 +2,14 @@
 
     free(block)
        ├─ no other stream used it ───────────────────────────────> free now
-       ├─ others did, no routing ──> an event on each of them ───> free when all have been seen finished
-       └─ others did, routing ─────> deferred, no event may be touched ──> flushed when routing has ended,
-                                                                          or inside the same capture, where
-                                                                          its graph proves that it is safe
+       ├─ others did ──────────────> an event on each of them ───> free when all have been seen finished
+       └─ others did, in a capture > deferred, no event may be touched ──> settled by the next request that is not
+                                                                          inside one, or inside the same capture,
+                                                                          where its graph proves that it is safe
 
-Events are polled at the start of every malloc that is not under routing, the oldest of each stream
-first; a slow one holds back those behind it on its stream, and no other stream. Everything unordered
-upstream (queues, deferred blocks) is in order of insertion here.
+Who is inside a capture is for `captures` to say. Events are polled at the start of every malloc that is not, the
+oldest of each stream first; a slow one holds back those behind it on its stream, and no other stream. Everything
+unordered upstream (queues, deferred blocks) is in order of insertion here.
 
 A step that can fail (an event that cannot be recorded) comes before the change it is for: the block is
 then where it was, and the call can be repeated.
@@ -21,7 +21,7 @@ from allotment._core.contract.types cimport event_t, stream_t
 from allotment._core.model.model cimport Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord
 
 cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil
-cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream) noexcept nogil
+cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream, bint in_capture) noexcept nogil
 cdef void uses_drop(Engine* engine, Block* block) noexcept nogil
 cdef bint event_take(Engine* engine, event_t* event, Failure* failure) noexcept nogil
 cdef void event_give(Engine* engine, event_t event) noexcept nogil
@@ -32,7 +32,7 @@ cdef void deferral_init(Deferred* deferred, Block* block) noexcept nogil
 cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil
 cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexcept nogil
 cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil
-cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
+cdef bint settle_deferred(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil
 cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil
 cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil

@@ -5,6 +5,7 @@ from libc.stdlib cimport calloc, free, realloc
 from allotment._core.contract.table cimport INVALID, NOT_READY, OK, DeviceTable, status_t
 from allotment._core.contract.types cimport event_t, stream_t
 from allotment._core.mechanism.block cimport complete_free
+from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.model.model cimport (
     FAILED_DEVICE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord, StreamUse)
@@ -32,7 +33,7 @@ cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil:
 
 # --- uses ------------------------------------------------------------------------------------------------
 
-cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream) noexcept nogil:
+cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream, bint in_capture) noexcept nogil:
     """Note that `stream` uses the block; False without host memory for it."""
     cdef StreamUse** link = &block.uses
     cdef StreamUse* use
@@ -45,10 +46,9 @@ cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream) noexcep
         use = <StreamUse*> slab_take(&engine.use_slab)
         use.next = NULL
         use.stream = stream
-        use.during_routing = False
+        use.in_capture = False
         link[0] = use
-    if engine.routes != NULL:
-        use.during_routing = True
+    use.in_capture |= in_capture
     return True
 
 
@@ -60,13 +60,13 @@ cdef void uses_drop(Engine* engine, Block* block) noexcept nogil:
         slab_give(&engine.use_slab, use)
 
 
-cdef void uses_drop_routed(Engine* engine, Block* block) noexcept nogil:
-    """Forget the uses declared while routing was active: the capture has ordered them."""
+cdef void uses_drop_captured(Engine* engine, Block* block) noexcept nogil:
+    """Forget the uses declared inside a capture, which has ordered them."""
     cdef StreamUse** link = &block.uses
     cdef StreamUse* use
     while link[0] != NULL:
         use = link[0]
-        if use.during_routing:
+        if use.in_capture:
             link[0] = use.next
             slab_give(&engine.use_slab, use)
         else:
@@ -231,12 +231,12 @@ cdef void event_done(Engine* engine, StreamRecord* stream, PendingEvent* pending
 
 
 cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
-    """Complete the frees whose streams are done. pre: no routing"""
+    """Complete the frees whose streams are done. pre: not inside a capture"""
     cdef DeviceTable* table = engine.table
     cdef StreamRecord* stream
     cdef PendingEvent* pending
     cdef status_t status = OK
-    if not flush_deferred(engine, context, failure):
+    if not settle_deferred(engine, NULL, context, failure):
         return False
     stream = engine.first_waiting
     while stream != NULL and status == OK:
@@ -258,7 +258,7 @@ cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexce
 
 
 cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil:
-    """Wait for every event (of one pool's blocks) and complete those frees. pre: no routing"""
+    """Wait for every event (of one pool's blocks) and complete those frees. pre: not inside a capture"""
     cdef DeviceTable* table = engine.table
     cdef StreamRecord* stream
     cdef PendingEvent* pending
@@ -266,7 +266,7 @@ cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* fai
     cdef PendingEvent* following
     cdef status_t status = OK
     engine.stats.sync_all_streams += 1
-    if not flush_deferred(engine, context, failure):
+    if not settle_deferred(engine, NULL, context, failure):
         return False
     stream = engine.first_waiting
     while stream != NULL and status == OK:
@@ -302,6 +302,7 @@ cdef void deferral_init(Deferred* deferred, Block* block) noexcept nogil:
     """A record that says no more than that a block waits."""
     deferred.block = block
     deferred.capture = 0
+    deferred.outside = False
     deferred.marker_count = 0
     deferred.markers = NULL
 
@@ -310,10 +311,13 @@ cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil:
     """Put a block off without asking the device for anything. pre: a record is reserved"""
     cdef Deferred* deferred = <Deferred*> slab_take(&engine.deferred_slab)
     cdef StreamUse* use = block.uses
+    cdef bint captured
+    cdef Failure failure
     deferral_init(deferred, block)
-    while use != NULL and engine.routes == NULL:
-        use.during_routing = False      # no capture orders this free, so no end of one does either
-        use = use.next
+    if is_inside_capture(engine, 0, &captured, &failure) and not captured:
+        while use != NULL:
+            use.in_capture = False      # no capture orders this free, so no end of one does either
+            use = use.next
     defer(engine, deferred)
 
 
@@ -350,20 +354,39 @@ cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcep
     return True
 
 
-cdef bint flush_deferred(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
-    """Give every deferred block its events, or free it if routing accounts for all its uses."""
+cdef bint can_settle(Engine* engine, Deferred* deferred, Pool* only) noexcept nogil:
+    cdef Block* block = deferred.block
+    if only != NULL and block.shelf.rack.pool != only or deferred.outside and is_used_in_capture(engine, block):
+        return False
+    uses_drop_captured(engine, block)
+    return not is_used_in_capture(engine, block)
+
+
+cdef bint settle_deferred(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil:
+    """Give the deferred blocks (of one pool) their events, or free those whose every use a capture has ordered.
+
+    A block that a stream still in a capture uses can have no events yet: it waits on.
+    """
+    cdef Deferred* deferred = engine.first_deferred
+    cdef Deferred* previous = NULL
+    cdef Deferred* following
     cdef Block* block
-    while engine.first_deferred != NULL:
-        block = engine.first_deferred.block
-        uses_drop_routed(engine, block)
+    while deferred != NULL:
+        following = deferred.next
+        block = deferred.block
+        if not can_settle(engine, deferred, only):
+            previous = deferred
+            deferred = following
+            continue
         if block.uses != NULL and not events_attach(engine, block, failure):
             # A stream that was destroyed can have no event, and would stand in the way of all requests for good.
             if failure.reason != FAILED_DEVICE or failure.status != INVALID or not wait_for_users(
                     engine, block, failure):
                 return False
-        undefer(engine, NULL, engine.first_deferred)
+        undefer(engine, previous, deferred)
         if block.event_count == 0:
             complete_free(engine, block, context)
+        deferred = following
     return True
 
 

@@ -19,7 +19,7 @@ A block is in exactly one of these states:
     unmapped   on its shelf's ordered set of unmapped blocks; addresses without memory (expandable only)
     allocated  in the user's hands, and in the address map
     pending    freed by the user, but other streams may still use it: `event_count` > 0, or `uses` is
-               not empty while it is deferred to the end of routing
+               not empty while it is deferred to the end of a capture
 
 Free neighbours of equal `mapped` state are never side by side: they are merged at once.
 All of this is guarded by the engine's lock.
@@ -31,8 +31,9 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from allotment._core.contract.table cimport DeviceTable, status_t
 from allotment._core.contract.types cimport (
     address_t, bytes_t, capture_t, chunk_t, count_t, device_t, event_t, node_t, stream_t, thread_t)
+from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport Tuning
-from allotment._core.records.stats cimport Stats, Totals
+from allotment._core.records.stats cimport PoolTally, Stats, Totals
 from allotment._core.records.trace cimport Trace
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._core.tools.lock cimport Lock
@@ -57,33 +58,35 @@ cdef struct Block:
     unsigned char allocated
     unsigned char mapped
     unsigned char releasable    # on the list that `older`, `newer` make
-    unsigned char deferred      # freed, and waiting for routing to end
+    unsigned char deferred      # freed, and waiting until it can have events
 
-    # While free or unmapped: a node of an ordered set, by (size, address); unmapped blocks by address alone.
+    # While free or unmapped: a node of an ordered set, by (size, order, address); unmapped blocks by address alone.
     Block* parent
     Block* left
     Block* right
     Block* older                # while free and the only block of a plain segment: in order of age
     Block* newer
-    uint64_t gc_base            # the pool's search count when it became free
+    uint64_t order              # the number of its segment or of itself, as the rules want it; else 0
     Range* range
     uint32_t context            # stack of the allocation, 0 = none
     uint32_t segment_context    # stack of the request that got the segment; stays with the block object
 
 cdef struct Deferred:
-    # A freed block that other streams used while routing was active. With stream reuse it carries the last
+    # A freed block that other streams used, and that can have no events yet: a capture is under way, or (by the
+    # older rules) requests are routed to some pool. With stream reuse it carries the last
     # nodes of every stream that used it, at the moment it was freed inside a capture. They belong to that
     # capture alone: node handles are reused by later graphs.
     Deferred* next
     Block* block
     capture_t capture
-    size_t marker_count         # 0: wait for the end of routing
+    bint outside                # freed outside of the capture that a use of it is in: that has to end first
+    size_t marker_count         # 0: wait for the end of the capture
     node_t* markers
 
 cdef struct StreamUse:
     StreamUse* next
     StreamRecord* stream
-    bint during_routing         # declared while routing was active: the capture itself orders this use
+    bint in_capture             # declared inside a capture, which itself orders this use: see `captures`
 
 cdef struct PendingEvent:
     PendingEvent* next
@@ -109,6 +112,7 @@ cdef struct StreamRecord:
     uint64_t finished           # as far as was seen
     PendingEvent* first         # events not yet seen complete, oldest first
     PendingEvent* last
+    bytes_t range_bytes         # what an expandable range for it reserves; 0 = as the settings say for all
     StreamRecord* next_waiting  # streams with such events, in order of their first one
     StreamRecord* next_known    # all of them
 
@@ -137,10 +141,10 @@ cdef struct Rack:
     bytes_t free_bytes          # on the shelves
     count_t expandable_count    # expandable ranges with blocks of this pool
     uint64_t search_count       # the clock of garbage collection
-    Block* oldest               # releasable blocks on the shelves by age: gc_base never falls along this list,
-    Block* newest               # and their number and the sum of their gc_base are kept, so the
+    Block* oldest               # releasable blocks on the shelves by age: `freed_at` never falls along this list,
+    Block* newest               # and their number and the sum of their `freed_at` are kept, so the
     count_t releasable_count    # average age is known without a walk
-    uint64_t releasable_gc_sum
+    uint64_t releasable_freed_sum
 
 ctypedef void (*drop_t)(void* self) noexcept nogil     # what `self` stood for is needed no more
 
@@ -159,6 +163,7 @@ cdef struct Pool:
     count_t use_count
     count_t malloc_count        # segments; for expandable memory +1 a growth, -1 an unmapped block
     bytes_t reserved_bytes      # physical memory this pool holds
+    PoolTally* tally            # the same over time, which outlives the pool; NULL for the default one
     count_t asking              # requests that look for memory for it; the lock may be let go meanwhile
     RawAllocator allocator      # `allocate` is NULL: the device itself
     bint no_split
@@ -229,6 +234,8 @@ cdef struct Range:
     address_t base
     bytes_t size
     Block* head                 # the block at `base`
+    uint64_t order              # its number, if the rules order free blocks by segment
+    uint64_t freed_at           # plain segments: the rack's search count when the last of it became free
     Shelf* shelf
     Range* prev
     Range* next                 # of the engine, in order of creation
@@ -280,9 +287,11 @@ cdef struct FreeMemoryCallback:
 cdef enum Reason:
     NO_FAILURE = 0
     FAILED_OUT_OF_MEMORY        # surely: everything was tried
+    FAILED_REJECTED             # out of memory by the settings, before the device was asked
     FAILED_DEVICE               # `status` of `operation`
     FAILED_HOST_MEMORY          # no memory for the engine's own records
     FAILED_ADDRESS              # not the start of an allocated block
+    FAILED_EXACT_ADDRESS        # no free block holds the memory that was asked for by its address
     FAILED_EXPANDABLE_BASE      # the base of an expandable segment was asked for
     FAILED_POOL_UNKNOWN
     FAILED_POOL_FREEABLE
@@ -304,7 +313,9 @@ cdef struct Failure:
     bytes_t requested, rounded, segment
     stream_t stream
     bint limited
+    bint expandable             # the settings ask for expandable segments
     bytes_t device_free, device_total, limit, allocated, reserved, private_free, largest_free
+    bytes_t range_bytes         # reserve of a range for the stream, if the settings have one; else 0
 
 cdef struct Request:
     # One request on its way through the engine.
@@ -314,6 +325,7 @@ cdef struct Request:
     stream_t stream
     thread_t thread             # 0: the calling one
     uint32_t context
+    bint capturing              # the caller is inside a capture
     Shelf* shelf
     bint expandable             # expandable memory may serve it
     Failure failure
@@ -324,6 +336,8 @@ cdef struct Engine:
     int outside                 # threads that wait for `lock` without the interpreter lock, against that rule
     DeviceTable* table
     Tuning tuning
+    Rules rules
+    uint64_t segments_numbered, blocks_numbered     # as far as the rules ask for numbers
     bytes_t total_memory        # of the device
     bytes_t limit
     bint limited
@@ -349,6 +363,7 @@ cdef struct Engine:
     const Placement* placement  # of pools for which none is asked for
     Pool defaults
     PointerMap pools            # see pool_key -> Pool
+    PointerMap pool_tallies     # the same -> PoolTally, also of pools that are gone
     Pool* first_pool
     Pool* last_pool
     count_t freeable_count, lender_count

@@ -35,6 +35,9 @@ cdef struct Tuning:
     bint dense_share_streams        # a stream may wait for another to have what it freed
     bytes_t dense_start             # made at the first request
     uint64_t dense_views            # of a chunk at most; 1: nothing is stitched
+    bint rejects                    # do not ask the device for more than its `share`
+    double share                    # part of the device's memory
+    bytes_t range_bytes             # what an expandable range reserves; 0 = an eighth more than the device has
 
 
 cdef inline int division_slot(bytes_t size) noexcept nogil:

@@ -27,5 +27,8 @@ cdef int fill_tuning(Tuning* tuning, object settings) except -1:
     fresh.dense_share_streams = settings.dense_share_streams
     fresh.dense_start = settings.dense_start
     fresh.dense_views = settings.dense_views
+    fresh.rejects = settings.throw_on_cudamalloc_oom
+    fresh.share = settings.per_process_memory_fraction
+    fresh.range_bytes = 0           # a part of the device's memory may be meant: for whoever knows that to say
     tuning[0] = fresh
     return 0

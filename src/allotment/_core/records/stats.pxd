@@ -12,6 +12,8 @@ Everything else follows: "all" is the sum of the classes, what was freed is what
 a reset of the accumulated figures remembers where they stood.
 """
 
+from libc.stdint cimport uint64_t
+
 from allotment._core.contract.types cimport bytes_t, count_t
 
 cdef enum:
@@ -27,11 +29,19 @@ cdef struct Tally:
     count_t total_mark[2]   # `total` at the last reset of accumulated figures
     count_t freed_mark[2]   # total - current, likewise
 
+cdef struct PoolTally:
+    # What one private pool has reserved over time. Kept when the pool is gone: its id stays in the statistics.
+    uint64_t first, second      # the id
+    bint used                   # the pool has had memory; before that nothing is shown
+    Tally reserved_bytes
+    PoolTally* next
+
 cdef struct Stats:
     Tally allocation, segment, active, inactive_split
     Tally allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes, requested_bytes
     Tally oversize_allocations, oversize_segments   # not by class: counted under SMALL
-    count_t alloc_retries, ooms, sync_all_streams, device_allocs, device_frees
+    count_t alloc_retries, ooms, oom_rejections, sync_all_streams, device_allocs, device_frees
+    PoolTally* pools        # in order of creation, newest first
     bytes_t max_split       # as it was when the allocator was made
 
 cdef struct Totals:
@@ -50,7 +60,9 @@ cdef void tally_raise(Tally* tally, int size_class) noexcept nogil
 cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil
 cdef void stats_reset_peak(Stats* stats) noexcept nogil
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil
+cdef void stats_clear(Stats* stats) noexcept nogil
 cdef dict stats_nested(const Stats* stats)
+cdef dict stats_by_rules(const Stats* stats, object rules)      # with what not all versions count
 cdef dict stats_flat(dict nested)       # "allocated_bytes.all.current", ..., sorted by key
 
 

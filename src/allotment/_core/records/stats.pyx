@@ -1,7 +1,8 @@
+from libc.stdlib cimport free
 from libc.string cimport memset
 
 from allotment._core.contract.types cimport bytes_t, count_t, int64_t
-from allotment._core.records.stats cimport ALL, LARGE, SMALL, Stats, Tally, tally_now, tally_of
+from allotment._core.records.stats cimport ALL, LARGE, SMALL, PoolTally, Stats, Tally, tally_now, tally_of
 
 
 cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil:
@@ -38,27 +39,47 @@ cdef inline Tally* nth(Stats* stats, int i) noexcept nogil:
     return &(&stats.allocation)[i]
 
 
-cdef void stats_reset_peak(Stats* stats) noexcept nogil:
-    cdef int i, size_class
-    cdef Tally* tally
+cdef void tally_reset_peak(Tally* tally) noexcept nogil:
+    cdef int size_class
+    tally.peak[ALL] = tally_now(tally)
+    for size_class in range(2):
+        tally.peak[size_class] = tally.ceiling[size_class] = tally_of(tally, size_class)
+        tally.room[size_class] = 0
+
+
+cdef void tally_reset_accumulated(Tally* tally) noexcept nogil:
+    cdef int size_class
+    for size_class in range(2):
+        tally.total_mark[size_class] = tally.total[size_class]
+        tally.freed_mark[size_class] = tally.total[size_class] - tally_of(tally, size_class)
+
+
+cdef void for_each_tally(Stats* stats, void (*reset)(Tally* tally) noexcept nogil) noexcept nogil:
+    cdef PoolTally* pool = stats.pools
+    cdef int i
     for i in range(TALLIES):
-        tally = nth(stats, i)
-        tally.peak[ALL] = tally_now(tally)
-        for size_class in range(2):
-            tally.peak[size_class] = tally.ceiling[size_class] = tally_of(tally, size_class)
-            tally.room[size_class] = 0
+        reset(nth(stats, i))
+    while pool != NULL:
+        reset(&pool.reserved_bytes)
+        pool = pool.next
+
+
+cdef void stats_reset_peak(Stats* stats) noexcept nogil:
+    for_each_tally(stats, tally_reset_peak)
 
 
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil:
-    cdef int i, size_class
-    cdef Tally* tally
-    for i in range(TALLIES):
-        tally = nth(stats, i)
-        for size_class in range(2):
-            tally.total_mark[size_class] = tally.total[size_class]
-            tally.freed_mark[size_class] = tally.total[size_class] - tally_of(tally, size_class)
-    stats.alloc_retries = stats.ooms = stats.sync_all_streams = 0
+    for_each_tally(stats, tally_reset_accumulated)
+    stats.alloc_retries = stats.ooms = stats.oom_rejections = stats.sync_all_streams = 0
     stats.device_allocs = stats.device_frees = 0
+
+
+cdef void stats_clear(Stats* stats) noexcept nogil:
+    cdef PoolTally* pool
+    while stats.pools != NULL:
+        pool = stats.pools
+        stats.pools = pool.next
+        free(pool)
 
 
 cdef dict tally_of_class(const Tally* tally, int size_class):
@@ -86,6 +107,16 @@ cdef dict tally_dict(const Tally* tally):
     }
 
 
+cdef dict pool_tallies(const Stats* stats):
+    cdef dict tallies = {}
+    cdef const PoolTally* pool = stats.pools
+    while pool != NULL:
+        if pool.used:
+            tallies[f"{pool.first}_{pool.second}"] = tally_dict(&pool.reserved_bytes)
+        pool = pool.next
+    return tallies
+
+
 cdef dict stats_nested(const Stats* stats):
     return {
         "num_alloc_retries": stats.alloc_retries,
@@ -106,6 +137,15 @@ cdef dict stats_nested(const Stats* stats):
         "oversize_allocations": tally_of_all(&stats.oversize_allocations),
         "oversize_segments": tally_of_all(&stats.oversize_segments),
     }
+
+
+cdef dict stats_by_rules(const Stats* stats, object rules):
+    cdef dict nested = stats_nested(stats)
+    if rules.counts_rejections:
+        nested["num_oom_rejections"] = stats.oom_rejections
+    if rules.counts_private_pools:
+        nested["reserved_bytes_by_private_pools"] = pool_tallies(stats)
+    return nested
 
 
 cdef int flatten(dict flat, str prefix, dict nested) except -1:

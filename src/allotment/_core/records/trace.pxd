@@ -24,10 +24,12 @@ cdef enum Action:
     ACTION_SEGMENT_UNMAP
     ACTION_SNAPSHOT
     ACTION_OOM
+    ACTION_ANNOTATE
     ACTION_COUNT
 
 cdef struct TraceRecord:
-    int action
+    unsigned short action
+    unsigned short exact_address    # a request wanted one address, and this was part of serving it
     uint32_t stack              # the context: interned stack and tenant, 0 = none
     address_t address           # OOM: the device's free memory
     bytes_t size
@@ -44,6 +46,7 @@ cdef struct Trace:
     bint in_place               # another size leaves entries where they are: PyTorch's way, for comparing with it
     bint attach_stacks          # entries carry contexts
     uint32_t skip               # bit per action that the ring leaves out
+    bint exact_address          # what is reported now is part of serving a request for one address
     int64_t moment              # not 0: the time of everything that is reported now, without asking the clock
     size_t most                 # entries kept
     TraceRecord* ring

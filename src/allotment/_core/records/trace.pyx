@@ -118,6 +118,7 @@ cdef TraceRecord* next_place(Trace* trace) noexcept nogil:
 cdef inline void fill(TraceRecord* record, const Trace* trace, int action, address_t address, bytes_t size,
                       stream_t stream, uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil:
     record.action = action
+    record.exact_address = trace.exact_address
     record.stack = stack
     record.address = address
     record.size = size

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allotment._core.edge.words import ACTIONS
+from allotment._rules import OLDEST, nearest_version
 from allotment.errors import FormatError
 
 MAX_BYTES = 32 << 20
@@ -35,6 +36,10 @@ class Entry(NamedTuple):
     address: int
     size: int
     stream: int
+    pool: tuple[int, int] | None = None
+    """Id of the pool, where the recorded version notes it."""
+    user_metadata: str = ""
+    internal_metadata: str = ""
 
 
 class StatsPoint(NamedTuple):
@@ -48,6 +53,8 @@ class StatsPoint(NamedTuple):
 class Recording:
     """The calls of one run, what each of them got, and everything the allocator did meanwhile."""
 
+    compat: str
+    """The version that was recorded, out of those whose rules are known."""
     settings: str
     limit: int
     total_memory: int
@@ -57,6 +64,8 @@ class Recording:
     stats: list[StatsPoint]
     final_segments: list[dict[str, Any]]
     final_settings: dict[str, Any]
+    waited: frozenset[int] = frozenset()
+    """Ops whose first completions were waited for, not found finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,8 @@ STATS = Kind(
 )
 
 _RECORDING: Shape = {
+    "torch": optional(TEXT),
+    "waited": optional(list_of(NUMBER)),
     "conf": TEXT,
     "limit": SIZE,
     "total_memory": whole_number("a device's memory in bytes", TOTAL_MEMORY_END, start=1),
@@ -119,8 +130,13 @@ _RECORDING: Shape = {
     "segments": OBJECTS,
     "allocator_settings": OBJECT,
 }
-_ENTRY: Shape = {"action": TEXT, "addr": ADDRESS, "size": SIZE, "stream": HANDLE}
-_OOM_ENTRY: Shape = {"action": TEXT, "device_free": SIZE, "size": SIZE, "stream": HANDLE}
+_NOTES: Shape = {
+    "pool_id": optional(POOL_ID),
+    "user_metadata": optional(TEXT),
+    "internal_metadata": optional(TEXT),
+}
+_ENTRY: Shape = {"action": TEXT, "addr": ADDRESS, "size": SIZE, "stream": HANDLE, **_NOTES}
+_OOM_ENTRY: Shape = {"action": TEXT, "device_free": SIZE, "size": SIZE, "stream": HANDLE, **_NOTES}
 _STATS_POINT: Shape = {"at": NUMBER, "stats": STATS}
 
 
@@ -138,6 +154,7 @@ def read_recording(path: Path, op_shapes: Mapping[str, Shape]) -> Recording:
     for index, op in enumerate(content["ops"]):
         _check_op(f"ops[{index}]", op, op_shapes, len(streams))
     return Recording(
+        compat=nearest_version(content["torch"]) if "torch" in content else OLDEST,
         settings=content["conf"],
         limit=content["limit"],
         total_memory=content["total_memory"],
@@ -147,6 +164,7 @@ def read_recording(path: Path, op_shapes: Mapping[str, Shape]) -> Recording:
         stats=_stats_points(content["stats"], len(content["ops"])),
         final_segments=content["segments"],
         final_settings=content["allocator_settings"],
+        waited=frozenset(content.get("waited", ())),
     )
 
 
@@ -194,7 +212,20 @@ def _entry(place: str, entry: dict[str, Any]) -> Entry:
     _check_shape(place, entry, _OOM_ENTRY if oom else _ENTRY)
     if entry["action"] not in ACTIONS:
         raise FormatError(f"{place}: unknown action {_shortened(entry['action'])}")
-    return Entry(entry["action"], entry["device_free" if oom else "addr"], entry["size"], entry["stream"])
+    return entry_of(entry)
+
+
+def entry_of(entry: Mapping[str, Any]) -> Entry:
+    """An entry of a history in the form of a snapshot."""
+    return Entry(
+        entry["action"],
+        entry["device_free" if entry["action"] == "oom" else "addr"],
+        entry["size"],
+        entry["stream"],
+        tuple(entry["pool_id"]) if "pool_id" in entry else None,
+        entry.get("user_metadata", ""),
+        entry.get("internal_metadata", ""),
+    )
 
 
 def _stats_points(points: list[dict[str, Any]], op_count: int) -> list[StatsPoint]:

@@ -6,17 +6,21 @@ is not the recorded one. The trace is not its business.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from allotment._core.records.history import set_user_metadata
-from allotment._texts import PYTORCH_SUMMARY, memory_summary, pytorch_out_of_memory
+from allotment._texts import PYTORCH_SUMMARY, memory_summary, pytorch_exact_address, pytorch_out_of_memory
 from allotment.errors import (
+    AddressError,
     AllotmentError,
+    CheckpointError,
     DeviceError,
     FormatError,
     OutOfMemoryError,
     PoolError,
+    RequestError,
     SettingsError,
     UnsupportedError,
 )
@@ -64,7 +68,7 @@ _OWN_CALL = Kind(
         and all(map(SIZE.holds, call[2:]))
     ),
 )
-_COMMON: Shape = {"error": optional(TEXT), "own": optional(list_of(_OWN_CALL))}
+_COMMON: Shape = {"error": optional(TEXT), "own": optional(list_of(_OWN_CALL)), "current": optional(STREAM)}
 
 
 def operation(**shape: Kind) -> Callable[[Operation], Operation]:
@@ -132,7 +136,7 @@ def alloc(world: World, op: Op) -> None:
     try:
         address = attempt(op, lambda: world.allocator.malloc_as(op["size"], world.stream(op), thread), PoolError)
     except OutOfMemoryError as error:
-        text = pytorch_out_of_memory(error.facts)
+        text = pytorch_out_of_memory(error.facts, rules=world.rules)
         if "oom" not in op:
             raise Difference("outcome", op.get("addr", op.get("error")), text) from None
         compare_oom_text(op["oom"], text)
@@ -147,6 +151,20 @@ def alloc(world: World, op: Op) -> None:
     compare("address", op["addr"], address)
     if op["id"] in world.live:
         raise FormatError(f"block {op['id']} is allocated twice")
+    world.blocks[op["id"]] = address
+    world.live.add(op["id"])
+
+
+@operation(id=NUMBER, size=SIZE, stream=STREAM, at=ADDRESS, addr=optional(ADDRESS))
+def alloc_at(world: World, op: Op) -> None:
+    try:
+        address = world.allocator.malloc_as(op["size"], world.stream(op), thread_number(0), op["at"])
+    except AddressError:
+        compare("outcome", op.get("error", "no error"), pytorch_exact_address(op["at"]))
+        return
+    if "addr" not in op:
+        raise Difference("outcome", op.get("error"), address)
+    compare("address", op["addr"], address)
     world.blocks[op["id"]] = address
     world.live.add(op["id"])
 
@@ -302,28 +320,35 @@ def required(op: Op, name: str) -> Any:
 @operation(graph=NUMBER, stream=STREAM, mempool_id=nullable(POOL_ID))
 def capture_begin(world: World, op: Op) -> None:
     stream = world.stream(op)
-    if not world.graphs:
-        world.generator_state = [world.allocator.malloc_as(8, stream, thread_number(0)) for _ in range(2)]
+    if world.rules.generator_blocks == "first graph" and not world.graphs:
+        world.generator_state = generator_blocks(world, stream)
     if op["mempool_id"] is None:
         world.graph_ids += 1
         pool = (world.graph_ids, 0)
     else:
         pool = pool_id(op["mempool_id"])
-    world.graphs[op["graph"]] = Graph(pool, stream)
+    graph = world.graphs[op["graph"]] = Graph(pool, stream)
     capture = world.device.begin_capture(stream)
     world.allocator.begin_allocate_to_pool(pool, capture=capture)
+    if world.rules.generator_blocks == "every capture":
+        graph.generator_state = generator_blocks(world, 0)
+
+
+def generator_blocks(world: World, stream: int) -> list[int]:
+    """What the framework's random generator asks for when it takes part in captures."""
+    return [world.allocator.malloc_as(8, stream, thread_number(0)) for _ in range(2)]
 
 
 @operation(graph=NUMBER, mempool_id=optional(POOL_ID))
 def capture_end(world: World, op: Op) -> None:
-    """Where the device fails it, nothing is ended: the routing stays, accepting no stream any more."""
+    """Where the device fails it, the oldest rules end nothing: the routing stays, accepting no stream any more."""
     graph = world.graph(op)
     attempt(op, lambda: world.device.end_capture(graph.stream), DeviceError)
-    if "error" in op:
-        return
-    compare("pool id", required(op, "mempool_id"), graph.pool)
-    world.allocator.end_allocate_to_pool(graph.pool)
-    graph.captured = True
+    if "error" not in op:
+        compare("pool id", required(op, "mempool_id"), graph.pool)
+    if "error" not in op or world.rules.failed_capture_ends_routing:
+        world.allocator.end_allocate_to_pool(graph.pool)
+    graph.captured = "error" not in op or world.rules.failed_capture_releases_pool
 
 
 @operation(stream=STREAM)
@@ -336,6 +361,8 @@ def break_capture(world: World, op: Op) -> None:
 def graph_reset(world: World, op: Op) -> None:
     graph = world.graph(op)
     del world.graphs[op["graph"]]
+    for address in reversed(graph.generator_state):
+        world.allocator.free(address)
     if graph.captured:
         world.allocator.release_pool(graph.pool)
     if not world.graphs:
@@ -347,10 +374,13 @@ def graph_reset(world: World, op: Op) -> None:
 # Checkpoints.
 
 
-@operation(pool=NUMBER, state=NUMBER, live=list_of(NUMBER))
+@operation(pool=NUMBER, state=NUMBER, live=optional(list_of(NUMBER)))
 def checkpoint(world: World, op: Op) -> None:
     pool = world.pool(op)
-    world.states[op["state"]] = world.allocator.checkpoint_pool(pool)
+    state = attempt(op, lambda: world.allocator.checkpoint_pool(pool), CheckpointError)
+    if state is None:
+        return
+    world.states[op["state"]] = state
     live = world.addresses(op["live"])
     compare("blocks in use are those recorded", True, world.allocator.check_pool_live_allocations(pool, live))
 
@@ -377,9 +407,20 @@ def check_live(world: World, op: Op) -> None:
 # Settings and limits.
 
 
+@operation(stream=STREAM, name=TEXT)
+def reserve_class(world: World, op: Op) -> None:
+    world.allocator.set_reserve_class(world.stream(op), op["name"])
+
+
+@question(value=list_of(SIZE, length=2))
+def gauges(world: World, op: Op) -> None:
+    compare("bytes and number of ranges", op["value"], list(world.allocator.expandable_ranges()))
+
+
 @operation(text=TEXT)
 def settings(world: World, op: Op) -> None:
-    attempt(op, lambda: world.allocator.configure(op["text"], lenient=True), SettingsError, same_words=True)
+    with warnings.catch_warnings(action="ignore"):  # of values that PyTorch ignores: the recording holds some
+        attempt(op, lambda: world.allocator.configure(op["text"], lenient=True), SettingsError, same_words=True)
 
 
 @operation(settings=OBJECT)
@@ -446,6 +487,11 @@ _HISTORY_CHOICES = ("enabled", "context", "stacks", "max_entries", "clear_histor
 )
 def history(world: World, op: Op) -> None:
     world.allocator.record_history(**{name: op[name] for name in _HISTORY_CHOICES if name in op})
+
+
+@operation(id=NUMBER, text=TEXT)
+def annotate_memory(world: World, op: Op) -> None:
+    attempt(op, lambda: world.allocator.annotate(world.live_block(op), op["text"]), RequestError)
 
 
 @operation(text=TEXT)

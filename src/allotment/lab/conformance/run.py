@@ -27,6 +27,8 @@ class Result:
 
     file: str
     status: Status
+    compat: str | None = None
+    """The version by whose rules it was run; None if it could not be read."""
     op: int | None = None
     """Index of the op; None where the place is not inside one."""
     trace_index: int | None = None
@@ -45,20 +47,20 @@ def check_file(path: Path, *, check_invariants: bool = False) -> Result:
         run = _Run(recording, check_invariants)
     except FormatError as error:
         return Result(str(path), "bad", what=str(error))
+    compat = recording.compat
     try:
         run.all_ops()
-    except Difference as difference:
-        where = difference.trace_index if difference.trace_index is not None else run.trace_index
-        return Result(
-            str(path), "different", run.op, where, difference.what, difference.expected, difference.got, run.noted()
-        )
+    except Difference as found:
+        where = found.trace_index if found.trace_index is not None else run.trace_index
+        what = (found.what, found.expected, found.got)
+        return Result(str(path), "different", compat, run.op, where, *what, run.noted())
     except _NotYet as error:
-        return Result(str(path), "not_yet", error.op, error.trace_index, str(error))
+        return Result(str(path), "not_yet", compat, error.op, error.trace_index, str(error))
     except FormatError as error:
-        return Result(str(path), "bad", run.op, what=f"ops[{run.op}] ({run.op_name}): {error}")
+        return Result(str(path), "bad", compat, run.op, what=f"ops[{run.op}] ({run.op_name}): {error}")
     finally:
         run.close()
-    return Result(str(path), "equal", order_dependent=run.noted())
+    return Result(str(path), "equal", compat, order_dependent=run.noted())
 
 
 class _NotYet(Exception):
@@ -106,7 +108,7 @@ class _Run:
             if op is not None:
                 self.op = index
                 try:
-                    self._one_op(op)
+                    self._one_op(index, op)
                 except _NotYet as missing:
                     if op["op"] not in QUESTIONS:
                         raise
@@ -116,13 +118,14 @@ class _Run:
         if self._unanswered is not None:
             raise self._unanswered
 
-    def _one_op(self, op: Op) -> None:
+    def _one_op(self, index: int, op: Op) -> None:
         script = self._world.script
-        script.begin_op(op)
+        script.begin_op(op, index)
         self._world.trace_order_is_free = False
         outcome: Difference | None = None
         try:
-            OPERATIONS[op["op"]](self._world, op)
+            with self._world.current_stream(op):
+                OPERATIONS[op["op"]](self._world, op)
             _compare_own_calls(op.get("own", []), script.own_calls)
         except Difference as difference:
             outcome = difference
@@ -185,4 +188,6 @@ def _in_words(entry: Entry | None) -> str:
     if entry is None:
         return "nothing"
     place = f"{entry.address} bytes free" if entry.action == "oom" else f"at {entry.address:#x}"
-    return f"{entry.action} {place}, {entry.size} bytes, stream {entry.stream}"
+    pool = "" if entry.pool is None else f", pool {entry.pool}"
+    notes = "".join(f", {note!r}" for note in (entry.user_metadata, entry.internal_metadata) if note)
+    return f"{entry.action} {place}, {entry.size} bytes, stream {entry.stream}{pool}{notes}"

@@ -9,10 +9,10 @@ stays sound and the difference shows in the comparison.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
-from allotment.lab.conformance.file import ADDRESS_END, Entry, Op
+from allotment.lab.conformance.file import ADDRESS_END, Entry, Op, entry_of
 from allotment.lab.conformance.trace import PoolId, Tape
 
 ALIGNMENT = 512
@@ -31,20 +31,24 @@ class EventQueues(Protocol):
 class GoldenScript:
     """The script of a simulated device, and the tracker of the allocator on it."""
 
-    def __init__(self, trace: Sequence[Entry], total_memory: int) -> None:
+    def __init__(self, trace: Sequence[Entry], total_memory: int, waited: Collection[int] = ()) -> None:
         self.tape = Tape(trace)
         self.allocator: EventQueues | None = None
         self.own_calls: list[list[int | str]] = []
         self._traced = bool(trace)
         self._total_memory = total_memory
+        self._waited = waited
         self._op: Op = {}
+        self._op_waits = False
+        self._pool: PoolId = (0, 0)
         self._synchronized: set[int] = set()
         self._segments: dict[int, int] = {}
         self._ranges: dict[int, _Range] = {}
         self._made_up = ADDRESS_END
 
-    def begin_op(self, op: Op) -> None:
+    def begin_op(self, op: Op, index: int = -1) -> None:
         self._op = op
+        self._op_waits = index in self._waited
         self.own_calls = []
         if self._synchronized:  # an event that is no longer waited for may be recorded anew
             self._synchronized &= {event for _, event, _ in self._pending()}
@@ -53,9 +57,13 @@ class GoldenScript:
         """The whole device is idle: every event recorded so far has finished."""
         self._synchronized = {event for _, event, _ in self._pending()}
 
+    def hear_entry(self, entry: dict[str, Any]) -> None:
+        """The allocator's trace tracker that gets entries as a snapshot shows them."""
+        self.tape.observe(entry_of(entry), self._pool)
+
     def observe(self, action: str, address: int, size: int, stream: int, pool: PoolId) -> None:
-        """The allocator's trace tracker."""
-        self.tape.observe(Entry(action, address, size, stream), pool)
+        """The allocator's trace tracker; called before `hear_entry`."""
+        self._pool = pool
         if action == "segment_alloc":
             self._segments[address] = size
         elif action == "segment_free":
@@ -105,7 +113,7 @@ class GoldenScript:
         if event in self._synchronized:
             return True
         completing = self.tape.completing_now()
-        if not completing:
+        if not completing or self._op_waits:
             return False
         queue_of = None
         for stream, queued, block in self._pending():

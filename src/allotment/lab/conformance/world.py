@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from allotment._allocators.caching.allocator import Allocator
+from allotment._core.records.history import get_user_metadata, set_user_metadata
 from allotment._devices.simulated.device import SimulatedDevice
+from allotment._devices.streams import Stream
+from allotment._rules import Rules, rules_of
 from allotment._settings import parse_leniently
 from allotment.errors import FormatError
 from allotment.lab.conformance.file import Op, Recording
@@ -23,6 +27,8 @@ class Graph:
     pool: PoolId
     stream: int
     captured: bool = False
+    generator_state: list[int] = field(default_factory=list)
+    """Two blocks of the random generator for this capture, by other rules."""
 
 
 @dataclass(slots=True)
@@ -33,6 +39,7 @@ class World:
     device: SimulatedDevice
     script: GoldenScript
     streams: list[int]
+    rules: Rules
     blocks: dict[int, int] = field(default_factory=dict)
     """Addresses by the id of their alloc. Ids stay known after their free: a restore can revive them."""
     live: set[int] = field(default_factory=set)
@@ -44,17 +51,20 @@ class World:
     graphs: dict[int, Graph] = field(default_factory=dict)
     graph_ids: int = 0
     generator_state: list[int] = field(default_factory=list)
-    """Two blocks that the framework's random generator holds while any graph is alive."""
+    """Two blocks that the framework's random generator holds while any graph is alive, by some rules."""
     trace_order_is_free: bool = False
     """Set by an op that goes through segments in an order which nobody decides."""
     peaks_depend_on_order: bool = False
     """Such an op took another order than recorded, so peaks may differ from then on."""
+    metadata_before: str = ""
+    """What this thread attached to everything before the run, and will again."""
     noted: set[str] = field(default_factory=set)
     """What differs and may."""
 
     def close(self) -> None:
         """Untie allocator, device and script, which hold each other and much memory."""
         self.script.allocator = None
+        set_user_metadata(self.metadata_before)
 
     def live_block(self, op: Op) -> int:
         if op["id"] not in self.live:
@@ -66,6 +76,12 @@ class World:
 
     def stream(self, op: Op) -> int:
         return self.streams[op["stream"]]
+
+    def current_stream(self, op: Op) -> AbstractContextManager[object]:
+        """Inside, the caller's current stream is the one that the op names, if it names one."""
+        if "current" not in op:
+            return nullcontext()
+        return Stream.external(self.device, self.streams[op["current"]])
 
     def pool(self, op: Op) -> PoolId:
         return known(self.pools, "pool", op["pool"])
@@ -82,9 +98,9 @@ def known(names: dict[int, Value], kind: str, name: int) -> Value:
 
 def world_of(recording: Recording) -> World:
     """A fresh world, set up as the recorded run was before its first op."""
-    script = GoldenScript(recording.trace, recording.total_memory)
+    script = GoldenScript(recording.trace, recording.total_memory, recording.waited)
     device = SimulatedDevice(recording.total_memory, script=script)
-    settings_in_force, fault = parse_leniently(recording.settings)
+    settings_in_force, fault = parse_leniently(recording.settings, compat=recording.compat)
     if fault:
         raise FormatError(f"'conf': {fault}")
     allocator = Allocator(device, settings=settings_in_force)
@@ -92,8 +108,11 @@ def world_of(recording: Recording) -> World:
     script.allocator = allocator
     if recording.trace:  # without one, entries are only built where the recorded run built them
         allocator.attach_trace_tracker(script.observe)
+        allocator.attach_trace_tracker(script.hear_entry, entries=True)
     if recording.limit:
         if recording.limit > recording.total_memory:
             raise FormatError("'limit' is more than 'total_memory'")
         allocator.memory_fraction = recording.limit / recording.total_memory
-    return World(allocator, device, script, recording.streams)
+    before = get_user_metadata()
+    set_user_metadata("")
+    return World(allocator, device, script, recording.streams, rules_of(recording.compat), metadata_before=before)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from allotment._core.edge.words import Action, BlockState
 from allotment._formats.torch_snapshot import Snapshot
+from allotment._rules import rules_of
 from allotment._settings import Settings
 from allotment.errors import FormatError
 from allotment.lab.replay.loop import rounded_sizes
@@ -65,7 +66,7 @@ def beginning_of(
 ) -> Beginning:
     """`settings` are those that were in force; `workload` has the calls that complete frees."""
     blocks = _blocks_at_first(history, snapshot, device, settings)
-    layouts, pieces = [], []
+    laid_out = []
     uncertain = 0
     left = sorted(blocks, key=lambda block: block.address)
     requests = []
@@ -84,13 +85,16 @@ def beginning_of(
             requests.append((block.requested, life.stream, block.number, life.pool, 0, Kind.MALLOC))
         cut.finish()
         uncertain += cut.uncertain
-        pieces.extend(cut.pieces)
-        layouts.append(
-            (life.address, life.size_at_first, life.stream, life.pool, life.small, life.expandable, len(cut.pieces))
+        layout = (
+            life.address, life.size_at_first, life.stream, life.pool, life.small, life.expandable, len(cut.pieces)
         )
+        laid_out.append((layout, cut.pieces))
+    if rules_of(settings.compat).free_order != "address":
+        # Which of them is older counts then, and a snapshot does not say. Drivers hand out falling addresses.
+        laid_out.reverse()
     return Beginning(
-        layouts=np.array(layouts, dtype=LAYOUT),
-        pieces=np.array(pieces, dtype=PIECE),
+        layouts=np.array([layout for layout, _ in laid_out], dtype=LAYOUT),
+        pieces=np.array([piece for _, pieces in laid_out for piece in pieces], dtype=PIECE),
         requests=np.array(requests, dtype=CALL),
         frees=_pending_frees(history, snapshot, blocks, workload),
         block_count=max(history.lives, 1 + max((block.number for block in blocks), default=-1)),

@@ -22,7 +22,8 @@ from allotment._core.mechanism.pool cimport (
 from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.streams cimport poll_events, stream_for
 from allotment._core.model.model cimport (
-    FAILED_OUT_OF_MEMORY, FILTER_ALL, Block, Engine, Failure, Filter, Placement, Pool, Range, Request)
+    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_ALL, Block, Engine, Failure, Filter, Placement, Pool, Range, Request)
+from allotment._core.model.rules cimport Rules, fill_rules
 from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.model.tuning cimport fill_tuning
 from allotment._core.placement.pytorch.expandable cimport grow_in_place, unmap_block
@@ -40,6 +41,7 @@ import time
 
 import numpy
 
+from allotment._rules import rules_of
 from allotment.lab.replay.driver_costs import CALLS
 
 cdef struct Until:
@@ -106,6 +108,7 @@ cdef class Replay:
     ):
         cdef const Placement* placement = placement_named(settings.placement)
         cdef Tuning tuning
+        cdef Rules rules
         cdef Failure failure
         self.device = ReplayDevice(capacity)
         self.addresses = numpy.zeros(max(block_count, 1), dtype=numpy.uint64)
@@ -113,8 +116,9 @@ cdef class Replay:
         self.pool_known = numpy.zeros(len(pools), dtype=numpy.uint8)
         fill_tuning(&tuning, settings)
         tuning.release_lock = False     # there is one thread, and the device is never waited for
+        fill_rules(&rules, rules_of(settings.compat))
         with nogil:
-            self.engine = engine_create(&(<Device> self.device).table, &tuning, placement, &failure)
+            self.engine = engine_create(&(<Device> self.device).table, &tuning, &rules, placement, &failure)
         if self.engine == NULL:
             raise failure_error(self.device, &failure)
         self.engine.terse = True
@@ -364,7 +368,7 @@ cdef class Replay:
                         release_address(engine, block.address, 0, failure)
                 else:
                     failure[0] = request.failure
-                    if failure.reason != FAILED_OUT_OF_MEMORY:
+                    if failure.reason != FAILED_OUT_OF_MEMORY and failure.reason != FAILED_REJECTED:
                         return i
                     self.refused += 1
                     if until.refusal:

@@ -8,6 +8,7 @@ request. A request that ends out of memory is counted and left out, together wit
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,15 +22,17 @@ from numpy.typing import NDArray
 from allotment import _settings as config
 from allotment._core.edge.words import Action, BlockState, word_of
 from allotment._formats.torch_snapshot import Snapshot, Trace, naming, read_snapshot
+from allotment._rules import rules_of
 from allotment._settings import Settings
 from allotment.errors import FormatError, RequestError, SettingsError
+from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
 from allotment.lab.replay.initial_state import Beginning, beginning_of
 from allotment.lab.replay.loop import Replay, rounded_sizes
 from allotment.lab.replay.placement import Placement
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
 
-__all__ = ["SAMPLE", "Difference", "Recording", "Result", "read_recording", "sample_entries_per_second"]
+__all__ = ["SAMPLE", "Difference", "Recording", "Result", "read_recording", "recording_of", "sample_entries_per_second"]
 
 SAMPLE = "sample"
 """The name that stands for the recording that comes with the package."""
@@ -105,6 +108,9 @@ class Result:
     chunks: int
     views: int
     """Chunks, and places they are mapped at, at the end."""
+    compat: str
+    """The version of PyTorch by whose rules it was replayed."""
+    compat_source: version.CompatSource
 
     @property
     def waste_ratio(self) -> float | None:
@@ -116,9 +122,14 @@ class Result:
 
 
 def read_recording(
-    source: str | os.PathLike[str] | bytes | BinaryIO, device: int | None = None, progress: Progress = lambda what: None
+    source: str | os.PathLike[str] | bytes | BinaryIO,
+    device: int | None = None,
+    progress: Progress = lambda what: None,
+    compat: str | None = None,
 ) -> Recording:
     """Read a snapshot and make a workload of one device's history: of the one with the longest, unless told which.
+
+    `compat` is the version of PyTorch that wrote it, as far as is known; see `version` for how it is found otherwise.
 
     Raises FormatError, and OSError if the file cannot be read; both name the file.
     """
@@ -127,19 +138,52 @@ def read_recording(
         source = files("allotment._samples").joinpath("graph_train.pickle.gz").read_bytes()
     snapshot = read_snapshot(source)
     with naming(source):
-        return Recording(snapshot, device, progress)
+        return recording_of(snapshot, device, progress, compat)
+
+
+def recording_of(
+    snapshot: Snapshot,
+    device: int | None = None,
+    progress: Progress = lambda what: None,
+    compat: str | None = None,
+) -> Recording:
+    """The recording in a snapshot that was read, by the rules of the version that wrote it."""
+    possible = version.possible_versions(snapshot, _choose_trace(snapshot, device))
+    if compat is not None and compat in possible:
+        return Recording(snapshot, device, progress, compat, "given")
+    if (named := version.named_version(snapshot)) is not None:
+        return Recording(snapshot, device, progress, named, "field")
+    if len(possible) == 1:
+        return Recording(snapshot, device, progress, possible[0], "marks")
+    newest = Recording(snapshot, device, progress, possible[0], "reproduced")
+    if newest.reproduces:
+        return newest
+    for other in version.that_decide_differently(possible)[1:]:
+        recording = Recording(snapshot, device, progress, other, "reproduced")
+        if recording.reproduces:
+            return recording
+    newest.compat_source = "assumed"
+    return newest
 
 
 class Recording:
     """A device's history, ready to be replayed."""
 
     def __init__(
-        self, snapshot: Snapshot, device: int | None = None, progress: Progress = lambda what: None
+        self,
+        snapshot: Snapshot,
+        device: int | None = None,
+        progress: Progress = lambda what: None,
+        compat: str | None = None,
+        compat_source: version.CompatSource = "assumed",
     ) -> None:
+        """`compat` is the version whose rules it was recorded by: without it, the oldest that can have written it."""
         trace = _choose_trace(snapshot, device)
         self.device = trace.device
         self.entries = len(trace)
-        self.settings = _recorded_settings(snapshot, trace.action)
+        self.compat = compat or version.possible_versions(snapshot, trace)[-1]
+        self.compat_source: version.CompatSource = compat_source
+        self.settings = _recorded_settings(snapshot, trace.action, self.compat)
         check_snapshot(snapshot, trace)
         self._snapshot = snapshot
         progress("working out what was asked")
@@ -250,6 +294,11 @@ class Recording:
         run.run(self._workload.calls, stop_at_difference=True)
         return run.difference
 
+    @property
+    def reproduces(self) -> bool:
+        """Whether there is a history, and every decision in it was made again."""
+        return self.entries > 0 and self._as_recorded().matches_recording is True
+
     # --- replaying -------------------------------------------------------------------------------------------------
 
     def replay(self, settings: Settings | str | None = None, capacity: int | None = None) -> Result:
@@ -265,6 +314,8 @@ class Recording:
         run.begin_window()
         samples = self._sampled(run)
         what = "other settings than the recorded ones" if settings != self.settings else "a given capacity"
+        if settings.compat != self.compat:
+            what = f"the rules of PyTorch {settings.compat}, and recorded by {self.compat}"
         reason = f"replayed under {what}: there is nothing to compare with"
         result = self._result(run, settings, samples, None, reason, None)
         return replace(result, ooms=result.ooms + refused_before)
@@ -306,7 +357,7 @@ class Recording:
     def _settings(self, settings: Settings | str | None) -> Settings:
         if settings is None:
             return self.settings
-        return config.settings_of(settings)
+        return config.settings_of(settings, compat=self.compat)
 
     @property
     def _roomy(self) -> int:
@@ -419,6 +470,8 @@ class Recording:
             blocks=run.blocks(),
             recorded_peak_active_bytes=self._peak_active(settings),
             placement=settings.placement,
+            compat=settings.compat,
+            compat_source=self.compat_source if settings.compat == self.compat else "given",
             **run.figures(),
             **run.driver(),
         )
@@ -458,11 +511,11 @@ def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
     return found[0]
 
 
-def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8]) -> Settings:
+def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8], compat: str) -> Settings:
     """The settings in force. A snapshot that does not state so had expandable segments if pages were mapped."""
     mapped = bool(np.any(actions == Action.SEGMENT_MAP))
     try:
-        return config.settings_stated({"expandable_segments": mapped, **snapshot.allocator_settings})
+        return config.settings_stated({"expandable_segments": mapped, **snapshot.allocator_settings}, compat=compat)
     except SettingsError as error:
         raise FormatError(f"allocator_settings of the snapshot: {error}") from error
 
@@ -471,7 +524,8 @@ def _limit(settings: Settings, capacity: int | None) -> int | None:
     """What the settings allow of a device whose size is known."""
     if capacity is None or settings.per_process_memory_fraction >= 1.0:
         return None
-    return int(settings.per_process_memory_fraction * capacity)
+    most = settings.per_process_memory_fraction * capacity
+    return math.floor(most + 0.5) if rules_of(settings.compat).limit_is_rounded else int(most)
 
 
 def sample_entries_per_second() -> float:

@@ -3,9 +3,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t, stream_t
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.pool cimport count_reserved
 from allotment._core.model.model cimport Engine, Failure, Pool
 from allotment._core.placement.dense.arena cimport Piece
 from allotment._core.placement.dense.structures cimport (
@@ -13,8 +14,8 @@ from allotment._core.placement.dense.structures cimport (
     place_of, tile_before, tile_behind, tile_end, view_end, whole_granules)
 from allotment._core.placement.dense.tile cimport append_free, free_tile_at, gap_settle, tile_append, tile_cut
 from allotment._core.placement.dense.tile_index cimport node_from, node_up_to
-from allotment._core.records.stats cimport LARGE, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
+from allotment._core.records.stats cimport LARGE, tally_down, tally_up
 from allotment._core.tools.arrays cimport make_room, make_room_for
 from allotment._core.tools.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
 
@@ -167,12 +168,9 @@ cdef void forget_chunk(Arena* arena, DenseChunk* chunk) noexcept nogil:
 cdef void count_memory(Arena* arena, bytes_t size, bint more) noexcept nogil:
     if more:
         arena.reserved += size
-        arena.pool.reserved_bytes += size
-        tally_up(&arena.engine.stats.reserved_bytes, LARGE, size)
     else:
         arena.reserved -= size
-        arena.pool.reserved_bytes -= size
-        tally_down(&arena.engine.stats.reserved_bytes, LARGE, size)
+    count_reserved(arena.engine, &arena.pool.large, <count_t> size if more else -(<count_t> size))
 
 
 cdef void keep_leftover(Arena* arena, Region* region, address_t address, const DenseChunk* chunk,

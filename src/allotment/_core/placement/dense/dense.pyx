@@ -156,7 +156,7 @@ cdef struct Waiting:
 cdef int freed_first(const void* a, const void* b) noexcept nogil:
     cdef const Block* left = (<const Block**> a)[0]
     cdef const Block* right = (<const Block**> b)[0]
-    return -1 if left.gc_base < right.gc_base else 1
+    return -1 if left.order < right.order else 1
 
 
 cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
@@ -179,7 +179,7 @@ cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
                 ok = make_room(<void**> &waiting.blocks, &waiting.room, waiting.count, sizeof(Block*))
                 if ok:
                     block.releasable = True
-                    block.gc_base = pending.moment
+                    block.order = pending.moment
                     waiting.blocks[waiting.count] = block
                     waiting.count += 1
                     waiting.of_stream[block.shelf.stream.index] += 1

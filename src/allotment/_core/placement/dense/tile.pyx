@@ -19,7 +19,7 @@ cdef Tile* tile_new(Arena* arena, Region* region, address_t address, bytes_t siz
     tile.block.prev = tile.block.next = NULL
     tile.block.shelf = region.range.shelf
     tile.block.range = &region.range
-    tile.block.gc_base = 0
+    tile.block.order = 0
     tile.block.uses = NULL
     tile.block.event_count = 0
     tile.block.allocated = False

@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport is_idle, is_plain, is_split
 from allotment._core.mechanism.broken cimport broken, show
-from allotment._core.mechanism.free_index cimport index_first, index_next, tree_first, tree_next
+from allotment._core.mechanism.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.model.model cimport BIN_COUNT, Block, Engine, Pool, Rack, Range, Shelf
 from allotment._core.records.stats cimport Totals
 
@@ -11,8 +11,7 @@ from allotment._core.records.stats cimport Totals
 cdef int check_node(Shelf* shelf, Block* block, Block* before, bint mapped) except -1:
     if block.shelf != shelf or not is_idle(block) or block.mapped != mapped:
         broken("shelves hold what is free", show(block))
-    if before != NULL and (before.address >= block.address if not mapped or before.size == block.size
-                           else before.size > block.size):
+    if before != NULL and not comes_before(before, block):
         broken("shelves are in order", f"{show(before)} before {show(block)}")
     if (block.left != NULL and block.left.parent != block) or (block.right != NULL and block.right.parent != block):
         broken("tree links agree", show(block))
@@ -55,17 +54,17 @@ cdef int check_releasable(Rack* rack) except -1:
     cdef Block* block = rack.oldest
     cdef Block* before = NULL
     cdef count_t count = 0
-    cdef uint64_t gc_sum = 0
+    cdef uint64_t freed_sum = 0
     while block != NULL:
         if not block.releasable or is_split(block) or not is_plain(block) or not is_idle(block):
             broken("only wholly free segments can be released", show(block))
-        if block.older != before or (before != NULL and before.gc_base > block.gc_base):
+        if block.older != before or (before != NULL and before.range.freed_at > block.range.freed_at):
             broken("releasable blocks are in order of age", show(block))
         count += 1
-        gc_sum += block.gc_base
+        freed_sum += block.range.freed_at
         before = block
         block = block.newer
-    if rack.newest != before or count != rack.releasable_count or gc_sum != rack.releasable_gc_sum:
+    if rack.newest != before or count != rack.releasable_count or freed_sum != rack.releasable_freed_sum:
         broken("the releasable list knows its length", f"{rack.releasable_count} noted, {count} found")
     return 0
 

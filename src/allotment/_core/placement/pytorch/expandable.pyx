@@ -1,16 +1,16 @@
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport OUT_OF_MEMORY
-from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.mechanism.block cimport block_drop, block_new, is_idle, link_after, link_before
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.free_index cimport tree_first, tree_insert, tree_next, tree_remove
-from allotment._core.mechanism.ranges cimport map_pages, range_give_back, range_reserve, unmap_pages
-from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf
+from allotment._core.mechanism.pool cimport count_reserved
+from allotment._core.mechanism.ranges cimport configured_range_bytes, map_pages, range_give_back, range_reserve, unmap_pages
+from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf, StreamRecord
 from allotment._core.placement.pytorch.classes cimport page_size
 from allotment._core.placement.pytorch.shelves cimport absorb_if_free, shelve, unshelve
-from allotment._core.records.stats cimport tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.tools.slab cimport slab_reserve
 
@@ -19,9 +19,12 @@ cdef void put_unmapped(Block* block) noexcept nogil:
     tree_insert(&block.shelf.unmapped, block)
 
 
-cdef bytes_t range_size(const Engine* engine, bytes_t page) noexcept nogil:
-    """What an expandable range of this page size reserves: an eighth more than the device has."""
+cdef bytes_t range_size(const Engine* engine, const StreamRecord* stream, bytes_t page) noexcept nogil:
+    """What an expandable range of this page size reserves: by default, and at most, an eighth more than the device has."""
     cdef bytes_t most = engine.total_memory + engine.total_memory // 8
+    cdef bytes_t configured = configured_range_bytes(engine, stream)
+    if configured != 0 and configured < most:
+        most = configured
     return page * ((most + page - 1) // page)
 
 
@@ -51,11 +54,11 @@ cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
 cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
     cdef Shelf* shelf = request.shelf
     cdef bytes_t page = page_size(&engine.tuning, shelf.rack)
-    cdef bytes_t size = range_size(engine, page)
+    cdef bytes_t size = range_size(engine, shelf.stream, page)
     cdef Range* range_
     cdef Block* block
     if request.rounded > size:
-        # More than the device has: no range could hold it, and reserving one would leave it behind for good.
+        # No range could hold it, and reserving one would leave it behind for good.
         device_failed(&request.failure, OUT_OF_MEMORY, b"range_reserve")
         return NULL
     if not slab_reserve(&engine.block_slab, 1):
@@ -75,7 +78,6 @@ cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
 cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context, Failure* failure) noexcept nogil:
     """Back the front of an unmapped block; it absorbs its free mapped neighbours and goes on its shelf."""
     cdef Pool* pool = block.shelf.rack.pool
-    cdef int size_class = block.shelf.rack.size_class
     cdef address_t start = block.address
     cdef bytes_t mapped
     cdef Block* tail
@@ -94,8 +96,7 @@ cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
     shelve(block)
-    pool.reserved_bytes += mapped
-    tally_up(&engine.stats.reserved_bytes, size_class, mapped)
+    count_reserved(engine, block.shelf.rack, <count_t> mapped)
     engine.stats.device_allocs += 1
     trace_report(&engine.trace, ACTION_SEGMENT_MAP, start, mapped, block.shelf.stream.handle,
                  pool.first, pool.second, context)
@@ -164,9 +165,8 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
     put_unmapped(block)
-    pool.reserved_bytes -= unmapped
     pool.malloc_count -= 1
-    tally_down(&engine.stats.reserved_bytes, block.shelf.rack.size_class, unmapped)
+    count_reserved(engine, block.shelf.rack, -(<count_t> unmapped))
     engine.stats.device_frees += 1
     trace_report(&engine.trace, ACTION_SEGMENT_UNMAP, start, unmapped, block.shelf.stream.handle,
                  pool.first, pool.second, context if context != 0 else block.segment_context)

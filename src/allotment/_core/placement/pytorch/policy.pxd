@@ -7,25 +7,27 @@ block is found:
     1  best fit among the free blocks of the request's pool and stream
     2  the free-memory callbacks, then 1 again if one of them freed something
     3  garbage collection: unused segments of at least average age, if a limit and a threshold are set
-    4  a new segment (or more pages of an expandable one)
+    4  a new segment (or more pages of an expandable one); the settings can reject that, which ends the request
     5  a free block of a private pool that lends when memory is out
     6  release of oversize blocks of the same pool and stream, then 4
-    7  release of everything cached, then 4; not while routing is active
+    7  release of everything cached, then 4; not inside a capture
     8  out of memory
 """
 
 from allotment._core.contract.table cimport CAN_VIRTUAL
-from allotment._core.contract.types cimport bytes_t
+from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.model.model cimport Block, Engine, Placement, Request, Shelf
+from allotment._core.model.model cimport Block, Engine, Placement, Pool, Request, Shelf
 from allotment._core.model.sizes cimport MIN_BLOCK, SMALL_SIZE
 from allotment._core.placement.pytorch.shelves cimport best_fit, hand_out, shelve, unshelve
 from allotment._core.records.stats cimport SMALL
 from allotment._core.tools.slab cimport slab_reserve
 
 cdef const Placement* torch_placement() noexcept nogil
+
+cdef Block* hit_address(Engine* engine, Request* request, address_t address, Block** front) noexcept nogil
 
 cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil
 cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil
@@ -83,12 +85,16 @@ cdef inline Block* deliver(Engine* engine, Request* request, Block* block) noexc
                     splits(engine, block, request.rounded, request.expandable), request.context)
 
 
+cdef inline bint grows_in_place(const Engine* engine, const Pool* pool) noexcept nogil:
+    """Whether expandable memory may serve requests for a pool."""
+    return (engine.tuning.expandable and pool.allocator.allocate == NULL
+            and engine.table.capabilities & CAN_VIRTUAL != 0 and engine.total_memory != 0)
+
+
 cdef inline Block* hit_shelf(Engine* engine, Request* request) noexcept nogil:
     """Step 1: a block from the cache, in the user's hands; NULL with NO_FAILURE if none will do."""
     cdef Block* block
-    request.expandable = (engine.tuning.expandable and request.shelf.rack.pool.allocator.allocate == NULL
-                          and engine.table.capabilities & CAN_VIRTUAL != 0
-                          and engine.total_memory != 0)
+    request.expandable = grows_in_place(engine, request.shelf.rack.pool)
     block = search(engine, request.shelf, request.rounded, request.expandable)
     if block == NULL:
         return NULL

@@ -2,23 +2,25 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from allotment._core.contract.table cimport OUT_OF_MEMORY
-from allotment._core.contract.types cimport bytes_t
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport is_plain, is_split
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.free_index cimport index_below, index_best_fit, index_largest, index_next, index_prev
 from allotment._core.mechanism.pool cimport shelf_for
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.segment cimport segment_obtain
-from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
+from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory, note_rejection, rejects
 from allotment._core.model.model cimport FAILED_DEVICE, NO_FAILURE, Block, Engine, Placement, Pool, Rack, Request, Shelf
 from allotment._core.placement.pytorch.check cimport check_shelves
 from allotment._core.placement.pytorch.classes cimport rack_for_size, segment_size
 from allotment._core.placement.pytorch.expandable cimport grow_in_place
-from allotment._core.placement.pytorch.policy cimport collects_garbage, deliver, hit_shelf, search
+from allotment._core.placement.pytorch.policy cimport collects_garbage, deliver, grows_in_place, hit_shelf, search
 from allotment._core.placement.pytorch.release cimport (
     BlockList, drop_ranges, list_append, list_sort, release_segments, release_shelves, segment_release)
 from allotment._core.placement.pytorch.shelves cimport free_to_shelf, hand_out, tidy, unshelve
 from allotment._core.records.stats cimport tally_now
+from allotment._core.tools.slab cimport slab_reserve
 
 
 # --- which block: the expandable cases --------------------------------------------------------------------------
@@ -60,6 +62,9 @@ cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil
     if engine.limited and <bytes_t> tally_now(&engine.stats.reserved_bytes) + request.segment > engine.limit:
         device_failed(&request.failure, OUT_OF_MEMORY, b"limit")
         return NULL
+    if rejects(engine, request.segment):
+        note_rejection(engine, request)
+        return NULL
     if not request.expandable:
         return segment_obtain(engine, request)
     block = grow_in_place(engine, request)
@@ -93,11 +98,11 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
     list.room = 0
     tidy(rack)
     while ok and reclaimed < reserved - threshold and rack.releasable_count > 0:
-        average_age = (<double> (<uint64_t> rack.releasable_count * rack.search_count - rack.releasable_gc_sum)
+        average_age = (<double> (<uint64_t> rack.releasable_count * rack.search_count - rack.releasable_freed_sum)
                        / <double> rack.releasable_count)
         list.count = 0
         block = rack.oldest
-        while block != NULL and <double> (rack.search_count - block.gc_base) >= average_age:
+        while block != NULL and <double> (rack.search_count - block.range.freed_at) >= average_age:
             if not list_append(&list, block):
                 break
             reclaimed += block.size
@@ -178,8 +183,8 @@ cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
             block = grow(engine, request, False)
             if block != NULL or not is_worth_another_try(request):
                 return block
-    if engine.routes == NULL:
-        if not release_everything(engine, request.context, &request.failure):
+    if not request.capturing:
+        if not release_everything(engine, False, request.context, &request.failure):
             return NULL
         block = grow(engine, request, True)
         if block != NULL or not is_worth_another_try(request):
@@ -209,6 +214,47 @@ cdef bytes_t free_on_shelves(Engine* engine, Pool* pool) noexcept nogil:
     tidy(&pool.small)
     tidy(&pool.large)
     return pool.small.free_bytes + pool.large.free_bytes
+
+
+# --- at an address ------------------------------------------------------------------------------------------
+
+cdef Block* free_block_around(Shelf* shelf, address_t address, bytes_t size) noexcept nogil:
+    """The free block of a shelf that holds [address, address + size); it stays where it is.
+
+    Free blocks are kept by size, so this looks at all that are large enough.
+    """
+    cdef Block* block
+    tidy(shelf.rack)
+    block = index_best_fit(shelf, size)
+    while block != NULL and not (block.address <= address and address + size <= block.address + block.size):
+        block = index_next(shelf, block)
+    return block
+
+
+cdef Block* hit_address(Engine* engine, Request* request, address_t address, Block** front) noexcept nogil:
+    """A block at exactly this address, in the user's hands; NULL with NO_FAILURE if it is not free.
+
+    What was in front of it in the same free block is in the user's hands too, for the caller to take back at once.
+
+        free       |------------------------- A --------------------------|
+        hand out   |---- front ----|------------------ A -----------------|
+        serve      |---- front ----|---- request ----|-------- A ---------|
+        free       |---- free -----|---- request ----|------- free -------|
+    """
+    cdef Block* block = free_block_around(request.shelf, address, request.rounded)
+    front[0] = NULL
+    if block == NULL:
+        return NULL
+    if not (slab_reserve(&engine.block_slab, 2) and address_reserve(engine, 2)):
+        host_memory_failed(&request.failure)
+        return NULL
+    request.expandable = grows_in_place(engine, request.shelf.rack.pool)
+    unshelve(block)
+    if block.address < address:
+        front[0] = hand_out(engine, block, address - block.address, address - block.address, True, request.context)
+        block = front[0].next
+        unshelve(block)
+    return deliver(engine, request, block)
 
 
 # --- for others --------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from libc.stdlib cimport free, qsort
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.mechanism.free_index cimport index_first, index_next, tree_first, tree_next
+from allotment._core.mechanism.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.mechanism.segment cimport segment_forget, segment_give_back
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Rack, Shelf
 from allotment._core.placement.pytorch.expandable cimport give_back_if_empty, unmap_block
@@ -27,9 +27,7 @@ cdef int in_free_set_order(const void* a, const void* b) noexcept nogil:
     cdef const Block* right = (<const Block**> b)[0]
     if left.shelf.stream.handle != right.shelf.stream.handle:
         return -1 if left.shelf.stream.handle < right.shelf.stream.handle else 1
-    if left.size != right.size:
-        return -1 if left.size < right.size else 1
-    return -1 if left.address < right.address else <int> (left.address > right.address)
+    return -1 if comes_before(left, right) else <int> comes_before(right, left)
 
 
 cdef void list_sort(BlockList* list) noexcept nogil:

@@ -31,7 +31,7 @@ cdef inline void tidy(Rack* rack) noexcept nogil:
 cdef inline void shelve(Block* block) noexcept nogil:
     """Keep a free, mapped block: at hand, until the next one comes."""
     cdef Rack* rack = block.shelf.rack
-    block.gc_base = rack.search_count
+    block.range.freed_at = rack.search_count
     if rack.at_hand != NULL:
         put_on_shelf(rack.at_hand)
     rack.at_hand = block
@@ -47,7 +47,7 @@ cdef inline void unshelve(Block* block) noexcept nogil:
 
 
 cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
-    """The smallest free block of at least `size`, of those the one at the lowest address; it stays where it is."""
+    """The smallest free block of at least `size`, of those the first in order; it stays where it is."""
     cdef Block* at_hand = shelf.rack.at_hand
     cdef Block* found = index_best_fit(shelf, size)
     if at_hand == NULL or at_hand.shelf != shelf or at_hand.size < size:

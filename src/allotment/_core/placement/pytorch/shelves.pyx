@@ -17,7 +17,7 @@ cdef void put_on_shelf(Block* block) noexcept nogil:
             rack.oldest = block
         rack.newest = block
         rack.releasable_count += 1
-        rack.releasable_gc_sum += block.gc_base
+        rack.releasable_freed_sum += block.range.freed_at
 
 
 cdef void take_off_shelf(Block* block) noexcept nogil:
@@ -35,4 +35,4 @@ cdef void take_off_shelf(Block* block) noexcept nogil:
         else:
             rack.newest = block.older
         rack.releasable_count -= 1
-        rack.releasable_gc_sum -= block.gc_base
+        rack.releasable_freed_sum -= block.range.freed_at

@@ -1,0 +1,53 @@
+from allotment._core.contract.current cimport CurrentStream
+from allotment._core.contract.types cimport stream_t
+
+cdef extern from *:
+    """
+    #ifdef _MSC_VER
+    static __declspec(thread) void* allotment_current_stream = 0;
+    #else
+    static __thread void* allotment_current_stream = 0;
+    #endif
+    """
+    void* innermost "allotment_current_stream"
+
+
+cdef void current_enter(CurrentStream* entered, const void* device, stream_t stream) noexcept nogil:
+    """pre: `entered` stays where it is until it is left"""
+    global innermost
+    entered.device = device
+    entered.stream = stream
+    entered.outer = <CurrentStream*> innermost
+    innermost = entered
+
+
+cdef bint current_leave(CurrentStream* entered) noexcept nogil:
+    """False if this thread has not entered it. Contexts of coroutines are not always left in order."""
+    global innermost
+    cdef CurrentStream* inner = <CurrentStream*> innermost
+    if inner == entered:
+        innermost = entered.outer
+        return True
+    while inner != NULL and inner.outer != entered:
+        inner = inner.outer
+    if inner == NULL:
+        return False
+    inner.outer = entered.outer
+    return True
+
+
+cdef CurrentStream* current_find(const void* device, stream_t stream) noexcept nogil:
+    """Where this thread last entered a stream; NULL if it has not."""
+    cdef CurrentStream* at = <CurrentStream*> innermost
+    while at != NULL and (at.device != device or at.stream != stream):
+        at = at.outer
+    return at
+
+
+cdef stream_t current_stream(const void* device, stream_t otherwise) noexcept nogil:
+    cdef CurrentStream* at = <CurrentStream*> innermost
+    while at != NULL:
+        if at.device == device:
+            return at.stream
+        at = at.outer
+    return otherwise

@@ -1,0 +1,139 @@
+"""Which PyTorch decides how: each difference between its releases is one named rule, and one table says who has it.
+
+A version is a record of rules. The defaults of the record are the oldest version; each line of the table names what
+the next one changed, so a new release is one line more (and a new rule, if it decides something in a new way). The
+engine, the texts, the statistics and the recordings read rules; none of them knows a version number.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+__all__ = ["NEWEST", "OLDEST", "VERSIONS", "Rules", "has", "installed_version", "nearest_version", "rules_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of one PyTorch release. The defaults are those of the oldest one."""
+
+    version: str
+
+    # Where a request is placed, and what may be given back.
+    free_order: Literal["address", "block", "segment"] = "address"
+    """Of free blocks of equal size the first is that at the lowest address, or the block object made first, or that of
+    the oldest segment (inside one segment, that at the lowest address)."""
+    only_captures_defer: bool = False
+    """Frees wait, and default pools are kept, only while the caller's current stream is being captured; else while any
+    request is routed to a pool."""
+    end_of_routing_settles: bool = False
+    """With stream reuse, the end of routing to a pool frees or gives events to the blocks of it that wait."""
+    limit_is_rounded: bool = False
+    """A fraction of the device's memory is rounded to the nearest byte; else cut off."""
+
+    # What is counted and shown.
+    counts_rejections: bool = False
+    """Statistics have `num_oom_rejections`."""
+    counts_private_pools: bool = False
+    """Statistics have the reserved bytes of each private pool."""
+    trace_names_pools: bool = False
+    """Entries of a history have `pool_id`."""
+    states_pinned_bounds: bool = False
+    """A snapshot's settings have the two bounds of pinned memory."""
+    annotates_blocks: bool = False
+    """A text can be noted in the history for a block in use."""
+    exact_address_mark: Literal["user", "internal"] = "user"
+    """Where the history says that a request wanted its address: at the end of the user's metadata, or apart from it."""
+    out_of_memory_hint: Literal["always", "plain memory", "by reserve"] = "always"
+    """When an out-of-memory text suggests expandable segments; the last explains their reserves instead."""
+    handle_version: int = 2
+    """The first byte of a block's handle for other processes."""
+
+    # What the framework above the allocator does; recordings hold these calls.
+    generator_blocks: Literal["first graph", "every capture", "none"] = "first graph"
+    """For what the random generator asks for two blocks."""
+    failed_capture_ends_routing: bool = False
+    failed_capture_releases_pool: bool = False
+
+
+_CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "2.11": {},
+    "2.12": {
+        "free_order": "block",
+        "end_of_routing_settles": True,
+        "counts_rejections": True,
+        "trace_names_pools": True,
+        "generator_blocks": "every capture",
+    },
+    "2.13": {
+        "free_order": "segment",
+        "only_captures_defer": True,
+        "limit_is_rounded": True,
+        "counts_private_pools": True,
+        "states_pinned_bounds": True,
+        "handle_version": 3,
+        "failed_capture_ends_routing": True,
+    },
+    "2.14": {
+        "annotates_blocks": True,
+        "out_of_memory_hint": "plain memory",
+    },
+    "2.15": {
+        "exact_address_mark": "internal",
+        "out_of_memory_hint": "by reserve",
+        "generator_blocks": "none",
+        "failed_capture_releases_pool": True,
+    },
+}
+"""The table: what each version changed. What it does not name is as in the version before."""
+
+
+def _all_rules() -> dict[str, Rules]:
+    known: dict[str, Rules] = {}
+    rules = Rules("")
+    for version, changes in _CHANGES.items():
+        rules = known[version] = replace(rules, version=version, **changes)
+    return known
+
+
+_RULES: Final = _all_rules()
+VERSIONS: Final = tuple(_RULES)
+"""The versions whose rules are known, oldest first."""
+OLDEST: Final = VERSIONS[0]
+NEWEST: Final = VERSIONS[-1]
+
+
+def rules_of(version: str) -> Rules:
+    """The rules of a version out of `VERSIONS`. Raises KeyError for another one."""
+    return _RULES[version]
+
+
+def has(version: str, since: str) -> bool:
+    """Whether a version is `since` or a later one; both out of `VERSIONS`."""
+    return VERSIONS.index(version) >= VERSIONS.index(since)
+
+
+def nearest_version(release: str) -> str:
+    """The version whose rules a release such as "2.13.0+cu130" has, as far as is known: the newest up to it."""
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    if numbers is None:
+        return NEWEST
+    found = (int(numbers[1]), int(numbers[2]))
+    return max((known for known in VERSIONS if _numbers(known) <= found), key=_numbers, default=OLDEST)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def installed_version() -> str | None:
+    """The version of the PyTorch that this Python would import, without importing it; None without one."""
+    try:
+        if importlib.util.find_spec("torch") is None:
+            return None
+        return nearest_version(importlib.metadata.version("torch"))
+    except (importlib.metadata.PackageNotFoundError, ValueError, ImportError):
+        return None

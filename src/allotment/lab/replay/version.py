@@ -1,0 +1,58 @@
+"""Which version of PyTorch a snapshot comes from.
+
+Few snapshots say. Most have marks: fields that a version added, so it is that one or a later one; and a history without
+pool ids is older than all of those. Of the versions that are left, the newest that makes every recorded decision again
+is taken. Versions that decide alike cannot be told apart by that, and need not be.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from allotment._core.edge.words import Action
+from allotment._formats.torch_snapshot import Snapshot, Trace
+from allotment._rules import OLDEST, VERSIONS, has, nearest_version, rules_of
+
+CompatSource: TypeAlias = Literal["given", "field", "marks", "reproduced", "assumed"]
+"""How it is known: it was given; a field names it; marks leave no other; it alone, or it first, made every decision
+again; nothing tells."""
+
+FIELDS = ("torch_version", "pytorch_version", "torch")
+"""Fields of a snapshot that may name the version."""
+
+
+def named_version(snapshot: Snapshot) -> str | None:
+    """The version that a field of the snapshot names."""
+    for field in FIELDS:
+        if isinstance(found := snapshot.extra.get(field), str):
+            return nearest_version(found)
+    return None
+
+
+def possible_versions(snapshot: Snapshot, trace: Trace) -> list[str]:
+    """The versions that can have written such a snapshot, newest first."""
+    if len(trace) > 0 and not trace.has_pools:
+        return [OLDEST]
+    marks = {
+        "2.12": trace.has_pools,
+        "2.13": "max_round_threshold" in snapshot.allocator_settings,
+        "2.14": "host_segments" in snapshot.extra or bool(np.any(trace.action == Action.ANNOTATE)),
+        "2.15": "internal_metadata" in trace.extra,
+    }
+    least = max((version for version, marked in marks.items() if marked), key=VERSIONS.index, default=OLDEST)
+    return [version for version in reversed(VERSIONS) if has(version, least)]
+
+
+def that_decide_differently(versions: list[str]) -> list[str]:
+    """The first of each group of versions that decide alike."""
+    seen = set()
+    kept = []
+    for version in versions:
+        rules = rules_of(version)
+        decisions = (rules.free_order, rules.only_captures_defer, rules.end_of_routing_settles, rules.limit_is_rounded)
+        if decisions not in seen:
+            seen.add(decisions)
+            kept.append(version)
+    return kept
