@@ -3,6 +3,7 @@
 import pytest
 
 import allotment
+from helpers.child import output_of
 from helpers.entry_points import table_of
 
 
@@ -84,3 +85,45 @@ def test_memory_of_the_c_functions_is_the_tenants(allocator):
 def test_a_tenant_needs_a_name(allocator):
     with pytest.raises(allotment.RequestError, match="name"):
         allocator.tenant("")
+
+
+@pytest.mark.parametrize("context", [None, "all"])
+def test_a_free_that_another_tenants_request_completes_is_told_as_its_own(context):
+    told = output_of(f"""
+        import allotment
+        allocator = allotment.Allocator("sim:1GiB")
+        allocator.record_history("all", {context!r})
+        one, other = allocator.tenant("one"), allocator.tenant("other")
+        stream = allotment.Stream(allocator)
+        address = one.malloc(1000)
+        allocator.device.launch(stream.handle)
+        allocator.record_stream(address, stream)
+        one.free(address)
+        allocator.device.finish()
+        other.malloc(1000)
+        allocator.check_invariants()
+        for entry in allocator.snapshot()["device_traces"][0]:
+            print(entry["action"], entry.get("tenant"))
+    """)
+    assert told.splitlines() == [
+        "segment_alloc one",
+        "alloc one",
+        "free_requested one",
+        "free_completed one",
+        "alloc other",
+    ]
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
+def test_memory_that_another_tenants_request_gives_back_is_told_with_one_name(allocator, settings):
+    allocator = allotment.Allocator("sim:64MiB", settings=settings)
+    allocator.record_history("all", None)
+    one, other = allocator.tenant("one"), allocator.tenant("other")
+    stream = allotment.Stream(allocator)
+    address = one.malloc(40 << 20)
+    allocator.device.launch(stream.handle)
+    allocator.record_stream(address, stream)
+    one.free(address)
+    other.malloc(44 << 20)
+    allocator.check_invariants()
+    assert {entry.get("tenant") for entry in allocator.snapshot()["device_traces"][0]} == {"one", "other"}

@@ -20,8 +20,11 @@ cdef inline uint32_t tenant_of(uint32_t context) noexcept nogil:
     return context & ~<uint32_t> STACK_MOST
 
 cdef inline uint32_t context_of_free(uint32_t freeing, uint32_t allocating) noexcept nogil:
-    """A free is told with the stack that asked for it, if known, but as the tenant's that had the block."""
-    return allocating if freeing == 0 else freeing | tenant_of(allocating)
+    """A free is told with the stack that asked for it, if known, but as the tenant's that had the block.
+
+    Who asks may be another tenant: a request of one completes what the streams of the other are done with.
+    """
+    return allocating if stack_of(freeing) == 0 else stack_of(freeing) | tenant_of(allocating)
 
 cdef uint32_t tenant_context(str name) except? 0xFFFFFFFF
 cdef str tenant_name(uint32_t context)
