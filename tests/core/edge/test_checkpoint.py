@@ -341,6 +341,11 @@ def tampered(state, change):
         lambda blocks: tuple(reversed(blocks)),
         lambda blocks: (replace(blocks[0], size=blocks[0].size + 1), *blocks[1:]),
         lambda blocks: (replace(blocks[0], size=0), *blocks[1:]),
+        lambda blocks: (  # as long as before all together, but not in steps of 512
+            replace(blocks[0], size=blocks[0].size - 256),
+            replace(blocks[1], address=blocks[1].address - 256, size=blocks[1].size + 256),
+            *blocks[2:],
+        ),
         lambda blocks: (replace(blocks[0], size=blocks[0].size + 512), *blocks[1:]),
         lambda blocks: (replace(blocks[0], address=blocks[0].address + 512), *blocks[1:]),
         lambda blocks: tuple(replace(block, in_use=False) for block in blocks),

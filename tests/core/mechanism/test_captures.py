@@ -436,3 +436,28 @@ def test_a_stream_recorded_while_routing_is_forgotten_with_its_block():
     device.finish()
     assert alloc.malloc(30 * MIB) == second
     check(alloc)
+
+
+def test_a_capture_ends_though_a_stream_that_allocated_in_it_is_destroyed():
+    fork = Fork()
+    side = fork.device.create_stream()
+    fork.device.wait(side, on=fork.main)
+    fork.device.launch(side)
+    fork.alloc.free(fork.block)
+    fork.request(side)  # from now on the engine remembers what comes before this stream in the capture
+    fork.device.wait(fork.main, on=side)
+    fork.device.destroy_stream(side)
+    fork.join()
+    fork.capture.end()
+    check(fork.alloc)
+
+
+def test_a_route_cannot_end_while_a_stream_that_allocated_in_its_capture_is_still_in_it():
+    fork = Fork()
+    fork.alloc.free(fork.block)
+    fork.request()
+    with pytest.raises(CaptureError, match="still being captured"):
+        fork.alloc.end_allocate_to_pool(fork.capture.pool)
+    fork.join()
+    fork.capture.end()
+    check(fork.alloc)

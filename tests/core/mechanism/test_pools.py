@@ -665,3 +665,20 @@ def test_a_loan_does_not_disturb_deferred_frees():
     check(alloc)
     alloc.device.finish()
     assert alloc.malloc(30 * MIB) == address
+
+
+def test_a_lender_that_goes_is_no_lender_any_more():
+    alloc = on_device(60 * MIB)
+    alloc.create_or_incref_pool((7, 0))
+    alloc.set_use_on_oom((7, 0), True)
+    alloc.begin_allocate_to_pool((7, 0))
+    alloc.free(alloc.malloc(30 * MIB))
+    alloc.end_allocate_to_pool((7, 0))
+    alloc.release_pool((7, 0))
+    alloc.release_pool((7, 0))
+    alloc.empty_cache((7, 0))
+    check(alloc)
+    with pytest.raises(PoolError):
+        alloc.pool_use_count((7, 0))
+    assert alloc.malloc(50 * MIB)
+    check(alloc)

@@ -10,6 +10,7 @@ import pytest
 from allotment._core.contract.probe import Probe, Status, StatusError
 from allotment._devices.host.cgroups import memory_groups
 from allotment._devices.host.device import HostDevice
+from helpers.child import output_of
 from helpers.forked import goes_well_in_child
 
 MIB = 1 << 20
@@ -168,3 +169,30 @@ def process_files(directory: Path, groups: str, mounts: str) -> Path:
     (process / "cgroup").write_text(groups)
     (process / "mountinfo").write_text(mounts)
     return process
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("stream", ["allotment.Stream.default(allocator)", "allotment.Stream(allocator)"])
+def test_memory_is_not_unmapped_under_work_that_was_given_before(stream):
+    assert output_of(f"""
+        import ctypes, threading
+        import allotment
+
+        allocator = allotment.Allocator("host")
+        stream = {stream}
+        gate, started = threading.Event(), threading.Event()
+        address = allocator.malloc(30 << 20, stream)
+
+        def work():
+            started.set()
+            assert gate.wait(60)
+            ctypes.memset(address, 1, 30 << 20)     # ends the process if the memory is gone
+
+        stream.submit(work)
+        assert started.wait(60)
+        allocator.free(address)
+        threading.Timer(0.2, gate.set).start()
+        allocator.empty_cache()
+        stream.synchronize()
+        print(allocator.stats()["reserved_bytes.all.current"])
+    """) == "0\n"

@@ -354,3 +354,33 @@ def test_a_chunk_that_could_not_be_released_is_released_later():
     device.faults = no_faults
     allocator.empty_cache()
     assert used(device) == 0
+
+
+def test_a_free_put_off_and_then_refused_is_done_with_the_next_call():
+    class Dropping(QueueDevice):
+        refusals = 0
+
+        def allocate(self, size, stream):
+            dying.clear()  # a free from inside the engine, put off until it is left
+            return super().allocate(size, stream)
+
+        def event_record(self, event, stream):
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError("not now")
+            super().event_record(event, stream)
+
+    dying = []
+    device = Dropping()
+    allocator = Allocator(device)
+    stream = device.stream_create()
+    for _ in range(3):
+        dying.append(allocator.empty(1000))
+        allocator.record_stream(dying[-1], stream)
+    device.refusals = 2
+    allocator.malloc(30 << 20)
+    allocator.check_invariants()
+    assert allocator.stats()["allocation.all.current"] == 1
+    allocator.empty_cache()
+    allocator.check_invariants()
+    assert len(allocator.pending_events()) == 0
