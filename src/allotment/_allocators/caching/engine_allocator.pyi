@@ -4,6 +4,7 @@ from typing import Any
 
 from allotment._allocators.base import AllocatorBase
 from allotment._core.contract.table import Device
+from allotment._devices.streams import Stream
 from allotment._settings.record import Settings
 
 class EngineAllocator(AllocatorBase):
@@ -12,7 +13,7 @@ class EngineAllocator(AllocatorBase):
     def __init__(
         self, device: str | Device = "host", *, settings: str | Settings | None = None, limit: int | str | None = None
     ) -> None: ...
-    def set_reserve_class(self, stream: Any, name: Any) -> None:
+    def set_reserve_class(self, stream: Stream | int, name: str) -> None:
         """Put a stream in a class of `expandable_segments_reserve_by_class`; "" takes it out of any.
 
         It counts for segments that are reserved from now on. Raises TypeError for a name that is not a text.

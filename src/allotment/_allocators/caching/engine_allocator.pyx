@@ -199,7 +199,7 @@ cdef class EngineAllocator(AllocatorBase):
             self.leave(ok, &failure)
         return 0
 
-    def set_reserve_class(self, stream, name):
+    def set_reserve_class(self, stream: Stream | int, name: str) -> None:
         """Put a stream in a class of `expandable_segments_reserve_by_class`; "" takes it out of any.
 
         It counts for segments that are reserved from now on. Raises TypeError for a name that is not a text.

@@ -5,11 +5,11 @@ from libc.stdlib cimport free, malloc
 
 from allotment._allocators.caching.engine_allocator cimport ALLOC, EVERYTHING, NEVER, STATE, EngineAllocator
 from allotment._allocators.upcalls cimport EntryTracker, call_trackers
+from allotment._core.contract.types cimport address_t
 from allotment._core.edge.snapshot cimport segment_dicts, trace_dicts
 from allotment._core.edge.snapshot_pickle cimport write_snapshot
 from allotment._core.edge.walk cimport Arrangement, arrangement_clear, walk_segments
 from allotment._core.edge.words cimport action_number
-from allotment._core.contract.types cimport address_t
 from allotment._core.engine cimport engine_annotate, engine_leave
 from allotment._core.model.model cimport Engine, Failure
 from allotment._core.records.history cimport capture_stack, intern_name

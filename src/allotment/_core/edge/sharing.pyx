@@ -7,8 +7,8 @@ from allotment._core.contract.table cimport OK, SHARE_DESCRIPTOR, UNSUPPORTED, D
 from allotment._core.contract.types cimport address_t
 from allotment._core.edge.sharing cimport SharedHandle
 from allotment._core.mechanism.address_map cimport block_at
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.block cimport is_plain
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.model.model cimport FAILED_ADDRESS, Block, Engine, Failure, Range
 
 cdef enum:

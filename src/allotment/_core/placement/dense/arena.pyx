@@ -14,8 +14,8 @@ from allotment._core.placement.dense.structures cimport (
     place_of, tile_before, tile_behind, tile_end, view_end, whole_granules)
 from allotment._core.placement.dense.tile cimport append_free, free_tile_at, gap_settle, tile_append, tile_cut
 from allotment._core.placement.dense.tile_index cimport node_from, node_up_to
-from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.records.stats cimport LARGE, tally_down, tally_up
+from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.tools.arrays cimport make_room, make_room_for
 from allotment._core.tools.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
 
