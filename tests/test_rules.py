@@ -50,12 +50,12 @@ def test_an_allocator_decides_as_the_newest_version_unless_its_settings_name_ano
 
 
 def test_a_version_that_is_not_known_is_refused_by_name():
-    with pytest.raises(SettingsError, match="compat must be 2.11, .* or newest; '2.10' is not"):
+    with pytest.raises(SettingsError, match=r"compat must be 2.11, .* or newest; '2.10' is not"):
         on_device(settings="compat:2.10")
 
 
 def test_a_key_of_a_later_version_is_refused_by_its_version():
-    with pytest.raises(SettingsError, match="throw_on_cudamalloc_oom must be left out: PyTorch has it since 2.12"):
+    with pytest.raises(SettingsError, match=r"throw_on_cudamalloc_oom must be left out: PyTorch has it since 2.12"):
         Settings.parse("throw_on_cudamalloc_oom:True,compat:2.11")
     settings, error = parse_leniently("throw_on_cudamalloc_oom:True", compat="2.11")
     assert str(error).startswith("Unrecognized key") and not settings.throw_on_cudamalloc_oom
@@ -118,10 +118,10 @@ def test_of_equal_pieces_the_first_made_is_taken_or_the_lowest():
         first, second, third, _ = (alloc.malloc(size) for _ in range(4))
         alloc.free(first)
         alloc.free(second)
-        low = alloc.malloc(size)                # the front of what both were: a block of its own
+        low = alloc.malloc(size)  # the front of what both were: a block of its own
         assert low == first
         alloc.free(third)
-        alloc.malloc_at(size, third)            # whole, so it is the block that it was
+        alloc.malloc_at(size, third)  # whole, so it is the block that it was
         alloc.free(low)
         alloc.malloc_at(size, low)
         alloc.malloc_at(size, second)

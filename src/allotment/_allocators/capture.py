@@ -73,7 +73,9 @@ class Graph:
 
 
 class capture:
-    """Keep the work given to a stream, instead of running it, until the end of the block; there it is the current stream.
+    """Keep the work given to a stream, instead of running it, until the end of the block.
+
+    Inside, it is the calling thread's current stream.
 
     `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one the graph gets a pool of its
     own. `allocator` is the one whose requests are routed: by default the pool's, else the first one made on

@@ -35,8 +35,8 @@ class Stream:
     def __enter__(self) -> Stream:
         """Make it the calling thread's current stream of its device, until it is left.
 
-        Whether a request or a free is inside a graph capture is told by the current stream. Without one, a request's own
-        stream counts, else the default one.
+        Whether a request or a free is inside a graph capture is told by the current stream. Without one, a request's
+        own stream counts, else the default one.
         """
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

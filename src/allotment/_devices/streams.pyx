@@ -69,8 +69,8 @@ cdef class Stream:
     def __enter__(self) -> Stream:
         """Make it the calling thread's current stream of its device, until it is left.
 
-        Whether a request or a free is inside a graph capture is told by the current stream. Without one, a request's own
-        stream counts, else the default one.
+        Whether a request or a free is inside a graph capture is told by the current stream. Without one, a request's
+        own stream counts, else the default one.
         """
         cdef CurrentStream* entered
         self.check()

@@ -22,7 +22,6 @@ from allotment._settings.keys import Change, Key
 from allotment._settings.sizes import MIB
 from allotment.errors import SettingsError
 
-
 _FIRST = ("compat", "large_segment_size_mb")
 """What counts wherever it stands: which keys there are, and what bounds the values of others."""
 

@@ -396,8 +396,8 @@ class Settings:
             kind=Version(),
             values=f"{', '.join(VERSIONS)} or newest",
             does="The version of PyTorch whose rules decide, and whose form statistics, histories and snapshots have."
-            " The shared allocators (`allotment.current`) and the PyTorch adapter begin with that of the PyTorch that is"
-            " installed.",
+            " The shared allocators (`allotment.current`) and the PyTorch adapter begin with that of the installed"
+            " PyTorch.",
             torch=None,
             change=Change.EMPTY,
         ),

@@ -107,7 +107,9 @@ class ReserveSize:
         return current if found is None else found
 
     def admits(self, value: object) -> bool:
-        return value is None or isinstance(value, Reserve) and _is_amount(value.amount) and value.unit in _RESERVE_UNITS
+        if value is None:
+            return True
+        return isinstance(value, Reserve) and _is_amount(value.amount) and value.unit in _RESERVE_UNITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,9 +251,9 @@ def _record_memory_history(enabled: Any = "all", *args: Any, **kwargs: Any) -> N
     """Keep what happens from now on, for `_snapshot`; None keeps nothing any more and forgets what was kept.
 
     The parameters are PyTorch's: enabled, context, stacks, max_entries, device, clear_history, compile_context,
-    global_record_annotations, skip_actions, record_pinned_host_memory, record_cuda. Frames are those of Python whatever `stacks` says, and what PyTorch
-    itself would note of compilation, of annotated ranges and of pinned memory is not kept. A bool as `enabled` means the former
-    parameters, as in PyTorch.
+    global_record_annotations, skip_actions, record_pinned_host_memory, record_cuda. Frames are those of Python whatever
+    `stacks` says, and what PyTorch itself would note of compilation, of annotated ranges and of pinned memory is not
+    kept. A bool as `enabled` means the former parameters, as in PyTorch.
     """
     record = _record_memory_history_legacy if isinstance(enabled, bool) else _record_memory_history_impl
     record(enabled, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Requests for one address, notes for blocks, reserves of expandable segments, rejections: what newer versions added."""
+"""What newer versions added: requests for one address, notes for blocks, reserves of segments, rejections."""
 
 import pytest
 

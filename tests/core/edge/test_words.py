@@ -31,7 +31,7 @@ def eventful_allocator() -> allotment.Allocator:
     allocator.record_stream(pending, stream)
     allocator.free(pending)
     allocator.free(small)
-    allocator.malloc(100)
+    allocator.annotate(allocator.malloc(100), "noted")
     allocator.snapshot()
     return allocator
 

@@ -290,7 +290,8 @@ def test_json_has_every_figure_and_nothing_else(capsys: pytest.CaptureFixture[st
     report = json.loads(output)
     assert code == 0
     assert set(report) == {
-        "events", "compat", "compat_source", "peak_requested_bytes", "peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes",
+        "events", "compat", "compat_source",
+        "peak_requested_bytes", "peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes",
         "waste_ratio", "device_allocations", "device_frees", "retries", "ooms", "matches_recording", "reason",
         "first_difference", "smallest_capacity_bytes", "seconds", "placement", "recorded_peak_active_bytes",
         "driver_calls", "driver_ms", "calls_last_quarter", "waits", "chunks", "views",

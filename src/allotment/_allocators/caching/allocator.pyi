@@ -42,7 +42,7 @@ class Allocator(PoolingAllocator):
         AddressError, StreamError. Safe to call from several threads.
         """
     def malloc_at(self, size: int, address: int, stream: Stream | int = 0) -> int:
-        """Allocate `size` bytes at exactly this address, out of free memory of the pool and stream that serve the request.
+        """Allocate `size` bytes at exactly this address, out of free memory of the request's pool and stream.
 
         Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
         no free block holds all of it; SizeError, StreamError.

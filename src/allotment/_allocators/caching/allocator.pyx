@@ -10,7 +10,8 @@ from allotment._allocators.upcalls cimport call_free_memory
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.edge.sharing cimport SharedHandle, share_block
 from allotment._core.engine cimport (
-    asks_nobody, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once, engine_is_inside,
+    asks_nobody, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once,
+    engine_is_inside,
     engine_leave, engine_record_stream, engine_try_enter, is_guarded_already, release_block,
     serve_from_cache)
 from allotment._core.mechanism.address_map cimport address_take
@@ -211,7 +212,7 @@ cdef class Allocator(PoolingAllocator):
         return 0
 
     def malloc_at(self, size: int, address: int, stream: Stream | int = 0) -> int:
-        """Allocate `size` bytes at exactly this address, out of free memory of the pool and stream that serve the request.
+        """Allocate `size` bytes at exactly this address, out of free memory of the request's pool and stream.
 
         Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
         no free block holds all of it; SizeError, StreamError.

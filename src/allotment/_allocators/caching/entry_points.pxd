@@ -36,8 +36,8 @@ cdef struct EntryPoints:
 # For an Allocator, or for a Tenant of one.
 cdef EntryPoints* entry_points_of(object allocator) except NULL
 
-# A framework's current stream of a device, in the calling thread. Asked for before the engine is entered, and only while
-# it decides something: while a graph may be captured.
+# A framework's current stream of a device, in the calling thread. Asked for before the engine is entered, and only
+# while it decides something: while a graph may be captured.
 ctypedef stream_t (*current_t)(int device) noexcept nogil
 cdef void follow_current_stream(EntryPoints* table, current_t current) noexcept nogil
 

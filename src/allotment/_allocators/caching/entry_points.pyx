@@ -78,7 +78,7 @@ cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
 
 
 cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept nogil:
-    """Enter the framework's current stream where it decides anything; whether that was so. pre: not inside the engine"""
+    """Enter the framework's current stream where it decides anything; whether that was so. pre: outside the engine"""
     cdef Engine* engine = context.engine
     if context.current == NULL or engine.impure_routes == 0 or not engine.rules.only_captures_defer:
         return False

@@ -53,8 +53,9 @@ cdef object failure_error(Device device, const Failure* failure):
     if failure.reason == FAILED_OUT_OF_MEMORY or failure.reason == FAILED_REJECTED:
         return out_of_memory(device, failure)
     if failure.reason == FAILED_EXACT_ADDRESS:
-        why = (f"no free block of this pool and stream holds all of it on {device.name}" if failure.address % MIN_BLOCK == 0
-               else f"blocks begin at multiples of {MIN_BLOCK}")
+        why = f"blocks begin at multiples of {MIN_BLOCK}"
+        if failure.address % MIN_BLOCK == 0:
+            why = f"no free block of this pool and stream holds all of it on {device.name}"
         return AddressError(f"cannot allocate at {failure.address:#x}: {why}", failure.address)
     if failure.reason == FAILED_DEVICE:
         return device_error(&device.table, failure.status, (<bytes> failure.operation).decode())

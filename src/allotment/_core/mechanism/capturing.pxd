@@ -1,9 +1,9 @@
 """Whether the caller is inside a graph capture.
 
-Inside a capture nothing runs: an event recorded there tells nobody when work is done, and an event of work outside must
-not be asked for. So a block that other streams used cannot be waited for, and its free is put off. Who is inside differs
-between the versions of PyTorch (`only_captures_defer` of the rules): whoever calls while anything at all is routed to a
-pool, or whoever's current stream is being captured while some route follows a capture.
+Inside a capture nothing runs: an event recorded there does not tell when work is done, and an event of work outside
+must not be asked for. So a block that other streams used cannot be waited for, and its free is put off. Who is inside
+differs between the versions of PyTorch (`only_captures_defer` of the rules): whoever calls while anything at all is
+routed to a pool, or whoever's current stream is being captured while some route follows a capture.
 
 A route that follows a capture is one that asks: by the capture's number, or by somebody's function.
 """

@@ -4,9 +4,9 @@
                   one bit     one bit   exact sizes up to 2 MiB
     the rest:     one tree by (size, order, address)
 
-Which of several equal blocks comes first differs between the versions of PyTorch: the one at the lowest address, of the
-oldest segment, or made first. Each block carries that as a number, `order`, given to it when it is made (see `block_new`):
-0 for all of them, the number of its segment, or one of its own. So the comparison is the same for all versions.
+Which of several equal blocks comes first differs between the versions of PyTorch: the one at the lowest address, of
+the oldest segment, or made first. Each block carries that as a number, `order`, given to it when it is made (see
+`block_new`): 0 for all of them, the number of its segment, or one of its own. So one comparison serves all versions.
 
 Trees are treaps through the blocks themselves. A node's priority is a hash of its address, so it is not
 stored, and the shape depends on nothing but the content. Unmapped blocks use the same tree, ordered by

@@ -5,7 +5,8 @@ from allotment._core.mechanism.pool cimport pool_release, route_begin, route_end
 from allotment._core.mechanism.ranges cimport configured_range_bytes
 from allotment._core.mechanism.shortage cimport share_of_memory
 from allotment._core.model.model cimport (
-    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, Block, Engine, Failure, Filter, FreeMemoryCallback, Pool, Request, Shelf)
+    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, Block, Engine, Failure, Filter, FreeMemoryCallback, Pool,
+    Request, Shelf)
 from allotment._core.records.stats cimport tally_now
 from allotment._core.records.trace cimport ACTION_OOM, trace_report
 

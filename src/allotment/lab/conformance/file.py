@@ -113,9 +113,7 @@ FRACTION = Kind("a fraction", lambda value: type(value) in (int, float) and math
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 OBJECTS = list_of(OBJECT)
 POOL_ID = list_of(whole_number("a pool number", 1 << 32), length=2)
-STATS = Kind(
-    "counters by name", lambda value: isinstance(value, dict) and all(map(COUNTER.holds, value.values()))
-)
+STATS = Kind("counters by name", lambda value: isinstance(value, dict) and all(map(COUNTER.holds, value.values())))
 
 _RECORDING: Shape = {
     "torch": optional(TEXT),

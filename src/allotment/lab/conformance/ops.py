@@ -128,9 +128,7 @@ def thread_number(recorded: int) -> int:
     return recorded + 1
 
 
-@operation(
-    id=NUMBER, size=SIZE, stream=STREAM, addr=optional(ADDRESS), oom=optional(TEXT), thread=optional(THREAD)
-)
+@operation(id=NUMBER, size=SIZE, stream=STREAM, addr=optional(ADDRESS), oom=optional(TEXT), thread=optional(THREAD))
 def alloc(world: World, op: Op) -> None:
     thread = thread_number(op.get("thread", 0))
     try:
@@ -505,9 +503,7 @@ def annotate(world: World, op: Op) -> None:
         world.allocator.record_annotation({"name": op["name"], "stage": stage})
 
 
-@operation(
-    trace=OBJECTS, segments=OBJECTS, annotations=OBJECTS, settings=OBJECT, keys=list_of(TEXT), devices=NUMBER
-)
+@operation(trace=OBJECTS, segments=OBJECTS, annotations=OBJECTS, settings=OBJECT, keys=list_of(TEXT), devices=NUMBER)
 def full_snapshot(world: World, op: Op) -> None:
     got = world.allocator.snapshot()
     compare("keys", op["keys"], sorted(got))

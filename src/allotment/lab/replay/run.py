@@ -439,9 +439,7 @@ class Recording:
         blocks, segments = self._snapshot.blocks, self._snapshot.segments
         mine = segments.device[blocks.segment] == self.device
         recorded = sorted(
-            zip(
-                blocks.address[mine].tolist(), blocks.size[mine].tolist(), blocks.state[mine].tolist(), strict=True
-            )
+            zip(blocks.address[mine].tolist(), blocks.size[mine].tolist(), blocks.state[mine].tolist(), strict=True)
         )
         for expected, got in zip(recorded, run.blocks(), strict=False):
             if expected != got:

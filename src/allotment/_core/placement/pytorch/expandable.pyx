@@ -7,7 +7,8 @@ from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_captu
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.free_index cimport tree_first, tree_insert, tree_next, tree_remove
 from allotment._core.mechanism.pool cimport count_reserved
-from allotment._core.mechanism.ranges cimport configured_range_bytes, map_pages, range_give_back, range_reserve, unmap_pages
+from allotment._core.mechanism.ranges cimport (
+    configured_range_bytes, map_pages, range_give_back, range_reserve, unmap_pages)
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf, StreamRecord
 from allotment._core.placement.pytorch.classes cimport page_size
 from allotment._core.placement.pytorch.shelves cimport absorb_if_free, shelve, unshelve
@@ -20,7 +21,7 @@ cdef void put_unmapped(Block* block) noexcept nogil:
 
 
 cdef bytes_t range_size(const Engine* engine, const StreamRecord* stream, bytes_t page) noexcept nogil:
-    """What an expandable range of this page size reserves: by default, and at most, an eighth more than the device has."""
+    """What an expandable range of this page size reserves: unless less is set, an eighth more than the device has."""
     cdef bytes_t most = engine.total_memory + engine.total_memory // 8
     cdef bytes_t configured = configured_range_bytes(engine, stream)
     if configured != 0 and configured < most:
