@@ -13,9 +13,10 @@ from typing import Any
 
 from sequences import Op
 
-from allotment import Allocator, OutOfMemoryError, Pool, SettingsError
+from allotment import Allocator, OutOfMemoryError, Pool, Settings, SettingsError
 from allotment._allocators.caching.pools import next_graph_pool_id
 from allotment._devices.cuda.device import CudaDevice
+from allotment._rules import nearest_version
 
 HIDDEN = 8  # bytes of each of two blocks that PyTorch's random generator takes while any graph is live
 
@@ -23,7 +24,8 @@ HIDDEN = 8  # bytes of each of two blocks that PyTorch's random generator takes 
 class OurWorld:
     def __init__(self, recording: dict[str, Any]) -> None:
         self.device = CudaDevice(0)
-        self.allocator = Allocator(self.device, settings=recording["conf"])
+        settings = Settings.parse(recording["conf"], compat=nearest_version(recording["torch"]))
+        self.allocator = Allocator(self.device, settings=settings)
         if recording["limit"]:
             self.allocator.memory_fraction = recording["limit"] / recording["total_memory"]
         self.streams = streams_in_order(self.device, recording["streams"])

@@ -131,7 +131,7 @@ def _as_record(settings: str | config.Settings | None) -> config.Settings:
 
 def _compat() -> str:
     """The version whose rules PyTorch's memory follows unless settings name another: that of the PyTorch here."""
-    return nearest_version(torch.__version__)
+    return nearest_version(getattr(torch, "__version__", ""))
 
 
 def _current_stream(index: int) -> int:

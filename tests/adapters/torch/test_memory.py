@@ -292,9 +292,16 @@ def test_recording_has_pytorchs_parameters(stand):
     parameters = inspect.signature(stand.memory._record_memory_history).parameters
     assert list(parameters) == [
         "enabled", "context", "stacks", "max_entries", "device", "clear_history", "compile_context",
-        "global_record_annotations", "skip_actions",
+        "global_record_annotations", "skip_actions", "record_pinned_host_memory", "record_cuda",
     ]  # fmt: skip
     assert parameters["max_entries"].default == sys.maxsize
+
+
+def test_recording_pinned_memory_alone_leaves_the_history_as_it_is(stand):
+    stand.memory._record_memory_history(record_pinned_host_memory=True, record_cuda=False)
+    assert not stand.memory.is_history_enabled()
+    stand.memory._record_memory_history(record_pinned_host_memory=True)
+    assert stand.memory.is_history_enabled()
 
 
 @pytest.mark.parametrize(

@@ -357,10 +357,11 @@ cdef object last_exception(const EntryPoints* table):
     cdef Failure* failure = last_failure()
     if failure.reason == NO_FAILURE:
         return RequestError("the allocator was called from inside itself; a callback may only free")
-    try:
-        owner.checked_size(failure.requested)
-    except AllotmentError as error:
-        return error
+    if failure.reason == FAILED_OUT_OF_MEMORY:      # others have not said what was requested
+        try:
+            owner.checked_size(failure.requested)
+        except AllotmentError as error:
+            return error
     return owner.failed(failure)
 
 
