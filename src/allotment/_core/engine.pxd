@@ -15,10 +15,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from allotment._core.contract.table cimport DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.mechanism.address_map cimport address_take
-from allotment._core.mechanism.block cimport complete_free, take_back
+from allotment._core.mechanism.block cimport take_back
 from allotment._core.mechanism.captures cimport reuse_in_capture
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.mechanism.frees cimport finish_late_frees, free_special, is_freed_at_once
+from allotment._core.mechanism.frees cimport finish_late_frees, free_at_once, free_special, is_freed_at_once
 from allotment._core.mechanism.pool cimport route_request, shelf_for
 from allotment._core.mechanism.streams cimport anything_waits, poll_events, stream_for
 from allotment._core.model.model cimport (
@@ -105,19 +105,16 @@ cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil
 
 
 cdef inline Pool* request_begin(Engine* engine, Request* request) noexcept nogil:
-    """The pool that serves a request, rounded by now; NULL with the reason in request.failure."""
-    cdef Pool* pool = &engine.defaults
+    """The pool that serves a request, after all that has finished; NULL with the reason in request.failure."""
     request.failure.reason = NO_FAILURE
     request.capturing = False
     if engine.routes == NULL:
         if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
             return NULL
-    else:
-        if not begin_routed(engine, request):
-            return NULL
-        pool = route_request(engine, request)
-    request.rounded = round_size(&engine.tuning, request.size)
-    return pool
+        return &engine.defaults
+    if not begin_routed(engine, request):
+        return NULL
+    return route_request(engine, request)
 
 
 cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept nogil:
@@ -127,6 +124,7 @@ cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept n
     cdef Rack* rack
     if pool == NULL:
         return NULL
+    request.rounded = round_size(&engine.tuning, request.size)
     stream = stream_for(engine, request.stream)
     if stream == NULL:
         host_memory_failed(&request.failure)
@@ -151,13 +149,13 @@ cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
 
 cdef inline void release_block(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """The user is done with a block that nobody else uses: `free_at_once`, with PyTorch's placement inlined."""
+    if block.shelf.rack.arena != NULL:
+        free_at_once(engine, block, context)
+        return
     if engine.trace.on:
         trace_hold_time(&engine.trace)
     take_back(engine, block, context)
-    if block.shelf.rack.arena == NULL:
-        free_to_shelf(engine, block, context)
-    else:
-        complete_free(engine, block, context)
+    free_to_shelf(engine, block, context)
     engine.trace.moment = 0
 
 

@@ -114,10 +114,10 @@ cdef inline bytes_t join(Engine* engine, Block* block, Block* neighbour) noexcep
     return gained
 
 
-cdef inline void note_handed_out(Engine* engine, Block* block, bytes_t requested, uint32_t context) noexcept nogil:
-    """A block is the user's from now on. pre: a place in the address map is reserved"""
+cdef inline void note_handed_out_of(Engine* engine, const Rack* rack, Block* block, bytes_t requested,
+                                    uint32_t context) noexcept nogil:
+    """`note_handed_out` for who has read block.shelf.rack already, which the compiler would read again."""
     cdef Stats* stats = &engine.stats
-    cdef Rack* rack = block.shelf.rack
     cdef int size_class = rack.size_class
     block.allocated = True
     block.requested = requested
@@ -135,17 +135,32 @@ cdef inline void note_handed_out(Engine* engine, Block* block, bytes_t requested
         tally_up(&stats.oversize_allocations, SMALL, 1)
 
 
-cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """A block is free for good, and about to be changed. pre: taken back, nothing waited for"""
-    cdef Stats* stats = &engine.stats
+cdef inline void note_handed_out(Engine* engine, Block* block, bytes_t requested, uint32_t context) noexcept nogil:
+    """A block is the user's from now on. pre: a place in the address map is reserved"""
+    note_handed_out_of(engine, block.shelf.rack, block, requested, context)
+
+
+cdef inline void trace_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The first half of `note_free`."""
     cdef Rack* rack = block.shelf.rack
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
                      rack.pool.first, rack.pool.second, context_of_free(context, block.context))
     block.context = 0
-    tally_down(&stats.active, rack.size_class, 1)
-    tally_down(&stats.active_bytes, rack.size_class, block.size)
-    tally_down(&stats.requested_bytes, rack.size_class, block.requested)
+
+
+cdef inline void count_free(Engine* engine, int size_class, bytes_t size, bytes_t requested) noexcept nogil:
+    """The second half, which can wait until the block has changed."""
+    cdef Stats* stats = &engine.stats
+    tally_down(&stats.active, size_class, 1)
+    tally_down(&stats.active_bytes, size_class, size)
+    tally_down(&stats.requested_bytes, size_class, requested)
+
+
+cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """A block is free for good, and about to be changed. pre: taken back, nothing waited for"""
+    trace_free(engine, block, context)
+    count_free(engine, block.shelf.rack.size_class, block.size, block.requested)
 
 
 cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:

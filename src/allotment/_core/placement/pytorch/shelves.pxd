@@ -8,7 +8,8 @@ Cost: O(1) beside the free index. This is the hot path, so it is inline.
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
-from allotment._core.mechanism.block cimport cut_front, is_idle, is_plain, is_split, join, note_free, note_handed_out
+from allotment._core.mechanism.block cimport (
+    count_free, cut_front, is_idle, is_plain, is_split, join, note_handed_out_of, trace_free)
 from allotment._core.mechanism.free_index cimport comes_before, index_best_fit, tree_remove
 from allotment._core.model.model cimport Block, Engine, Rack, Shelf
 from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_up
@@ -73,7 +74,8 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     pre: on no shelf, mapped; a block record and a place in the address map are reserved
     """
     cdef Stats* stats = &engine.stats
-    cdef int size_class = block.shelf.rack.size_class
+    cdef Rack* rack = block.shelf.rack
+    cdef int size_class = rack.size_class
     cdef bint already_split = is_split(block)
     cdef Block* rest
     if split:
@@ -89,7 +91,7 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     elif already_split and is_plain(block):
         tally_down(&stats.inactive_split, size_class, 1)
         tally_down(&stats.inactive_split_bytes, size_class, block.size)
-    note_handed_out(engine, block, requested, context)
+    note_handed_out_of(engine, rack, block, requested, context)
     return block
 
 
@@ -97,12 +99,13 @@ cdef inline void free_to_shelf(Engine* engine, Block* block, uint32_t context) n
     """The block is free for good: merge it with its free neighbours and shelve it."""
     cdef Stats* stats = &engine.stats
     cdef int size_class = block.shelf.rack.size_class
+    cdef bytes_t size = block.size
     cdef Block* before = block.prev
     cdef Block* behind = block.next
     cdef count_t net_blocks = 0
     cdef count_t net_bytes = 0
     cdef bytes_t gained
-    note_free(engine, block, context)
+    trace_free(engine, block, context)
     gained = absorb_if_free(engine, block, before)
     if gained != 0:
         net_blocks -= 1
@@ -118,3 +121,4 @@ cdef inline void free_to_shelf(Engine* engine, Block* block, uint32_t context) n
             net_bytes += <count_t> block.size
         tally_move(&stats.inactive_split, size_class, net_blocks)
         tally_move(&stats.inactive_split_bytes, size_class, net_bytes)
+    count_free(engine, size_class, size, block.requested)
