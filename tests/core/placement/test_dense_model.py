@@ -41,7 +41,7 @@ def drawn_settings(rng: random.Random) -> Settings:
         slack=rng.choice((0.0, 0.01, 0.01, 0.25)),
     )
     text = (
-        f"placement:dense,dense_grain:{options.grain},dense_slack:{options.slack},dense_views:{options.views}"
+        f"compat:2.11,placement:dense,dense_grain:{options.grain},dense_slack:{options.slack},dense_views:{options.views}"
         f",dense_wait_reuse:{'off' if options.wait_reuse is None else options.wait_reuse}"
         f",dense_share_streams:{options.share_streams}"
     )

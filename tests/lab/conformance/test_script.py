@@ -39,7 +39,7 @@ def test_more_than_the_device_has_is_refused():
 def test_an_address_in_use_is_replaced_by_one_that_clashes_with_nothing():
     entry = Entry("segment_alloc", 20 * MIB, 2 * MIB, 0)
     script = script_of(entry, Entry("segment_alloc", 21 * MIB, 2 * MIB, 0))
-    script.observe(*entry, pool=(0, 0))
+    script.observe(*entry[:4], pool=(0, 0))
     assert script.segment(2 * MIB, 0) >= ADDRESS_END
 
 
@@ -70,8 +70,8 @@ def test_a_range_whose_last_page_went_can_be_reserved_anew():
     unmapped = Entry("segment_unmap", 20 * MIB, 20 * MIB, 7)
     script = script_of(mapped, unmapped, mapped)
     assert script.reserve(GIB, 7) == 20 * MIB
-    script.observe(*mapped, pool=(0, 0))
-    script.observe(*unmapped, pool=(0, 0))
+    script.observe(*mapped[:4], pool=(0, 0))
+    script.observe(*unmapped[:4], pool=(0, 0))
     assert script.reserve(GIB, 7) == 20 * MIB
 
 

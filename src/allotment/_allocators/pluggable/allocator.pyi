@@ -65,6 +65,10 @@ class PluggableAllocator(PluggedMemory):
     settings: Unsupported  # type: ignore[assignment, override]
     configure: Unsupported  # type: ignore[assignment, override]
     malloc_as: Unsupported  # type: ignore[assignment, override]
+    malloc_at: Unsupported  # type: ignore[assignment, override]
+    annotate: Unsupported  # type: ignore[assignment, override]
+    expandable_ranges: Unsupported  # type: ignore[assignment, override]
+    set_reserve_class: Unsupported  # type: ignore[assignment, override]
     pending_events: Unsupported  # type: ignore[assignment, override]
     check_invariants: Unsupported  # type: ignore[assignment, override]
 

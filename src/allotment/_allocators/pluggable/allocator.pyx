@@ -95,6 +95,10 @@ cdef class PluggableAllocator(PluggedMemory):
     settings = refused("settings", instead="what could be set is up to the functions")
     configure = refused("configure", instead="what could be set is up to the functions")
     malloc_as = refused("malloc_as", instead=f"requests are not routed by thread; {OWN_POOLS}")
+    malloc_at = refused("malloc_at", instead="where memory lies its functions decide")
+    annotate = refused("annotate", instead=f"it keeps no history; {OWN_POOLS}")
+    expandable_ranges = refused("expandable_ranges", instead=f"it has no expandable segments; {OWN_POOLS}")
+    set_reserve_class = refused("set_reserve_class", instead=f"it has no expandable segments; {OWN_POOLS}")
     pending_events = refused(
         "pending_events", instead="events are up to the functions; give record_stream as one of them")
     check_invariants = refused("check_invariants", instead="nothing is arranged here; segments() shows what is out")

@@ -49,6 +49,10 @@ class AsyncAllocator(AllocatorBase):
     remove_free_memory_callback: Unsupported  # type: ignore[assignment, override]
     share: Unsupported  # type: ignore[assignment, override]
     malloc_as: Unsupported  # type: ignore[assignment, override]
+    malloc_at: Unsupported  # type: ignore[assignment, override]
+    annotate: Unsupported  # type: ignore[assignment, override]
+    expandable_ranges: Unsupported  # type: ignore[assignment, override]
+    set_reserve_class: Unsupported  # type: ignore[assignment, override]
 
     def __init__(
         self, device: str | Device = "host", *, settings: str | Settings | None = None, limit: int | str | None = None

@@ -92,6 +92,10 @@ cdef class AsyncAllocator(AllocatorBase):
     remove_free_memory_callback = refused("remove_free_memory_callback", instead=UNASKED)
     share = refused("share", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
     malloc_as = refused("malloc_as", instead=f"requests are not routed by thread: {NATIVE}")
+    malloc_at = refused("malloc_at", instead=f"where memory lies the device's pool decides: {NATIVE}")
+    annotate = refused("annotate", instead=f"it keeps no history: {NATIVE}")
+    expandable_ranges = refused("expandable_ranges", instead=f"the device's pool has no expandable segments: {NATIVE}")
+    set_reserve_class = refused("set_reserve_class", instead=f"the device's pool has no expandable segments: {NATIVE}")
 
     def __cinit__(
         self,
