@@ -22,7 +22,7 @@ from allotment._core.model.model cimport (
     FILTER_CAPTURE, NO_FAILURE, PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent,
     Placement, Pool, Rack, Request, Route, StreamRecord, StreamUse)
 from allotment._core.model.rules cimport Rules
-from allotment._core.model.sizes cimport MIN_BLOCK, Tuning
+from allotment._core.model.sizes cimport MIN_BLOCK, Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
 from allotment._core.placement.pytorch.policy cimport hit_address
 from allotment._core.records.stats cimport stats_clear, stats_init
@@ -213,6 +213,7 @@ cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t ad
     pool = request_begin(engine, request)
     if pool == NULL:
         return 0
+    request.rounded = round_size(&engine.tuning, request.size)
     rack = rack_for_size(pool, request.rounded)
     stream = stream_for(engine, request.stream)
     request.shelf = shelf_for(engine, rack, stream) if stream != NULL else NULL
