@@ -461,3 +461,19 @@ def test_a_route_cannot_end_while_a_stream_that_allocated_in_its_capture_is_stil
     fork.join()
     fork.capture.end()
     check(fork.alloc)
+
+
+def test_pages_of_a_stream_in_a_capture_stay_until_it_ends():
+    alloc = on_device(settings="expandable_segments:True")
+    stream = alloc.device.create_stream()
+    alloc.free(alloc.malloc(SEGMENT, stream))
+    held = reserved(alloc)
+    capture = Capture.begin(alloc, stream=stream)
+    capture.leave()
+    alloc.empty_cache()
+    assert reserved(alloc) == held
+    check(alloc)
+    capture.end()  # not spoilt
+    capture.reset()
+    alloc.empty_cache()
+    assert reserved(alloc) == 0

@@ -2,7 +2,8 @@ from libc.stddef cimport size_t
 from libc.stdlib cimport calloc, free
 
 from allotment._core.contract.table cimport OK, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, device_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, device_t
+from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.streams cimport wait_for_stream
 from allotment._core.model.model cimport Block, Chunk, Engine, Failure, Range, Shelf
@@ -193,15 +194,21 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
                       bytes_t* unmapped, Failure* failure) noexcept nogil:
     """Give up the whole pages inside [address, address + size), after the range's stream is done.
 
-    `unmapped` is what was: less than all of it only if the device refused, which is then a failure too.
+    `unmapped` is what was: less than all of it if the device refused, which is then a failure too, and nothing while
+    the stream is in a capture, which waiting for it would spoil.
     """
     cdef size_t first = (address - range_.base + range_.page - 1) // range_.page
     cdef size_t end = (address + size - range_.base) // range_.page
     cdef size_t page = first
     cdef bint ok = True
+    cdef capture_t capture
     start[0] = range_.base + first * range_.page
     unmapped[0] = 0
     if first >= end:
+        return True
+    if not capture_of(engine, range_.shelf.stream.handle, &capture, failure):
+        return False
+    if capture != 0:
         return True
     if not wait_for_stream(engine, range_.shelf.stream.handle, failure):
         return False
