@@ -143,18 +143,30 @@ def test_bad_requests_are_refused(pool):
         pool.free(address)
 
 
-def test_a_free_whose_stream_is_refused_leaves_the_block_lent(pool):
+class Failing(CudaLikeDevice):
+    """Cannot record an event on one of its streams."""
+
+    def event_record(self, event, stream):
+        if stream == 2:
+            raise RuntimeError("broken")
+        super().event_record(event, stream)
+
+
+def test_a_free_whose_event_is_refused_leaves_the_block_lent():
+    pool = PinnedPool(Failing())
     address = pool.allocate(100)
-    with pytest.raises(allotment.AllotmentError):
-        pool.free(address, [999])
+    with pytest.raises(allotment.DeviceError):
+        pool.free(address, [2])
     pool.free(address)
 
 
-def test_a_free_that_is_refused_keeps_its_events(device, pool, stream):
+def test_a_free_that_is_refused_keeps_its_events():
+    device = Failing()
+    pool = PinnedPool(device)
     address = pool.allocate(100)
     for _ in range(5):
-        with pytest.raises(allotment.AllotmentError):
-            pool.free(address, [stream, 999])
+        with pytest.raises(allotment.DeviceError):
+            pool.free(address, [1, 2])
     assert len(device._events) <= 2
 
 
@@ -194,3 +206,12 @@ def test_threads_never_share_a_block():
         list(threads.map(work, range(4)))
     assert pool.stats()["lent_blocks"] == 0
     assert pool.stats()["misses"] + pool.stats()["hits"] == 4 * 200 * 4
+
+
+def test_memory_of_a_destroyed_stream_is_freed_once_the_device_is_idle(device, pool, stream):
+    address = pool.allocate(1000)
+    work = device.hold(stream)
+    device.stream_destroy(stream)
+    pool.free(address, [stream])
+    assert work.is_done
+    assert pool.allocate(1000) == address

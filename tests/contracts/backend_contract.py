@@ -469,8 +469,24 @@ class BackendContract:
         assert refusal(probe.stream_query, stream) == Status.INVALID
         assert refusal(probe.stream_synchronize, stream) == Status.INVALID
         assert refusal(probe.stream_wait, stream, event) == Status.INVALID
-        assert refusal(probe.event_record, event, stream) == Status.INVALID
         assert refusal(probe.stream_destroy, stream) == Status.INVALID
+        assert probe.event_query(event)
+
+    def test_an_event_of_a_destroyed_stream_is_refused_or_done_when_its_work_is(
+        self, probe: Probe, busy: Busy, stream: int, event: int
+    ) -> None:
+        finish = busy(stream)
+        probe.event_record(event, stream)
+        probe.stream_destroy(stream)
+        was_done = probe.event_query(event)
+        try:
+            probe.event_record(event, stream)
+        except StatusError as refused:
+            assert refused.status == Status.INVALID
+        else:
+            assert probe.event_query(event) == was_done
+        finish()
+        probe.event_synchronize(event)
         assert probe.event_query(event)
 
     # Graph capture.

@@ -113,6 +113,44 @@ def test_memory_of_a_destroyed_stream_can_be_given_back(device, allocator):
     assert allocator.stats()["reserved_bytes.all.current"] == 0
 
 
+def test_a_block_is_reused_when_its_destroyed_reader_is_done_and_not_before(device, allocator):
+    reader = Stream(device)
+    address = allocator.malloc(MIB)
+    hold = device.hold(reader.handle)
+    allocator.record_stream(address, reader)
+    reader.destroy()
+    allocator.free(address)
+    allocator.check_invariants()
+    other = allocator.malloc(MIB)
+    assert other != address
+    hold.release()
+    device.synchronize()
+    assert allocator.malloc(MIB) == address
+    allocator.check_invariants()
+
+
+def test_a_capture_goes_on_while_memory_of_a_destroyed_stream_is_freed(device, allocator, streams):
+    reader, captured = Stream(device), streams[0]
+    address, large = allocator.malloc(MIB), allocator.malloc(30 * MIB)
+    device.memset_async(address, 0, 64, captured.handle)
+    device.synchronize()
+    for block in (address, large):
+        allocator.record_stream(block, reader)
+    reader.destroy()
+    with allotment.capture(captured, allocator=allocator) as graph:
+        inside = allocator.malloc(MIB, captured)
+        device.memset_async(inside, 7, 64, captured.handle)
+        allocator.free(address)
+        allocator.free(large)
+    graph.replay()
+    captured.synchronize()
+    assert device.copy_to_host(inside, 64) == bytes([7]) * 64
+    allocator.free(inside)
+    graph.reset()
+    allocator.empty_cache()
+    allocator.check_invariants()
+
+
 # Graphs.
 
 

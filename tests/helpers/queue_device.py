@@ -57,6 +57,7 @@ class QueueDevice(Backend):
         self._last_number = 0
         self._segments: dict[int, int] = {}
         self._streams = {0: Queue()}
+        self._gone: list[Queue] = []  # destroyed, with work that may not be done
         self._events: dict[int, Event] = {}
         self._predecessors: dict[int, set[int]] = {}
         self._graphs: set[int] = set()
@@ -117,7 +118,7 @@ class QueueDevice(Backend):
 
     def stream_destroy(self, stream: int) -> None:
         with self._lock:
-            self._stream(stream)
+            self._gone.append(self._stream(stream))
             del self._streams[stream]
 
     def stream_query(self, stream: int) -> bool:
@@ -139,7 +140,7 @@ class QueueDevice(Backend):
 
     def device_synchronize(self) -> None:
         with self._lock:
-            for queue in self._streams.values():
+            for queue in [*self._streams.values(), *self._gone]:
                 wait_for(queue.last)
 
     def event_create(self) -> int:

@@ -21,7 +21,7 @@ from allotment._allocators.caching.pools import Pool, PoolId, next_graph_pool_id
 from allotment._allocators.current import allocator_on
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
 from allotment._devices.graphs import DeviceGraph, begin_capture, end_capture
-from allotment.errors import AllotmentError, CaptureError, DeviceError
+from allotment.errors import AllotmentError, CaptureError, DeviceError, StreamError
 
 if TYPE_CHECKING:
     from allotment._allocators.caching.allocator import Allocator
@@ -45,11 +45,18 @@ class Graph:
     def replay(self, stream: Stream | None = None) -> None:
         """Run the captured work again, in stream order: on the stream it was captured on, or another.
 
-        Returns at once. Raises CaptureError if there is no work: the capture failed, or the graph was reset.
+        Returns at once. Raises CaptureError if there is no work: the capture failed, or the graph was reset; and
+        StreamError for a stream of another device.
         """
         if self._work is None:
             raise CaptureError("there is nothing to replay: the capture did not end well, or the graph was reset")
-        self._work.replay(stream or self.stream)
+        stream = stream or self.stream
+        if stream.device is not self.stream.device:
+            raise StreamError(
+                f"a graph captured on {self.stream.device.name} cannot be replayed on {stream!r}, "
+                "a stream of another device"
+            )
+        self._work.replay(stream)
 
     def reset(self) -> None:
         """Forget the work and give up the memory; a second time, nothing happens.
@@ -91,6 +98,10 @@ class capture:
             allocator = pool.allocator if isinstance(pool, Pool | Graph) else allocator_on(stream.device)
         if allocator is None:
             raise CaptureError(f"there is no allocator on {stream.device.name}; name one with allocator=")
+        if allocator.device is not stream.device:
+            raise CaptureError(
+                f"{stream!r} cannot be captured with the memory of {allocator!r}, which serves another device"
+            )
         if pool is None:
             pool = next_graph_pool_id()
         self._id = pool.pool if isinstance(pool, Graph) else pool.id if isinstance(pool, Pool) else pool

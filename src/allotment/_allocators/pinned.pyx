@@ -14,7 +14,8 @@ by what they have taken out of it. Device calls that may wait are made without t
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport CAN_PINNED, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t
+from allotment._core.contract.table cimport (
+    CAN_PINNED, INVALID, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
 from allotment._core.tools.arguments cimport read_address, read_size, read_stream
 
@@ -209,6 +210,7 @@ cdef class PinnedPool:
         cdef stream_t stream
         cdef capture_t capture
         cdef event_t event
+        cdef status_t status
         events = []
         if table.event_record == NULL:
             return events
@@ -216,11 +218,17 @@ cdef class PinnedPool:
             for given in streams:
                 stream, capture = read_stream(given, self.device), 0
                 if table.capture_status != NULL:
-                    self.check(table.capture_status(table.self, stream, &capture), "capture_status")
+                    status = table.capture_status(table.self, stream, &capture)
+                    if status != INVALID:       # a stream that was destroyed has left its capture
+                        self.check(status, "capture_status")
                 if capture == 0:
                     event = self.new_event()
                     events.append(event)
-                    self.check(table.event_record(table.self, event, stream), "event_record")
+                    status = table.event_record(table.self, event, stream)
+                    if status == INVALID and table.device_synchronize != NULL:
+                        with nogil:
+                            status = table.device_synchronize(table.self)
+                    self.check(status, "event_record")
         except BaseException:
             self.spare_events += events     # to be recorded anew
             raise

@@ -80,11 +80,11 @@ cdef inline void engine_leave(Engine* engine) noexcept nogil:
 cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
     """Whether the interpreter lock, which the caller holds and will keep, is guard enough for a short visit.
 
-    It is while nobody can come in without it: no C entry points, nobody inside or waiting outside of it, and
-    no function of the user's to call, which could let another thread run.
+    It is while nobody can come in without it: no C entry points, nobody inside, waiting outside of it or about to come
+    back, and no function of the user's to call, which could let another thread run.
     """
     return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_free(&engine.lock.word)
-            and engine.trace.tracker == NULL)
+            and engine.away == 0 and engine.trace.tracker == NULL)
 
 
 cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:

@@ -3,9 +3,9 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
+from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, UNSUPPORTED, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.engine cimport release_address, release_block, request_begin, serve
+from allotment._core.engine cimport engine_enter, engine_leave, release_address, release_block, request_begin, serve
 from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.captures cimport captures_clear, forget_capture, reuse_in_capture
@@ -13,14 +13,16 @@ from allotment._core.mechanism.capturing cimport is_inside_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory
 from allotment._core.mechanism.pool cimport (
     pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
-from allotment._core.mechanism.ranges cimport grant_access
+from allotment._core.mechanism.ranges cimport (
+    LEAST_ALIGNMENT, await_departure, fault_of_address, grant_access, is_anybodys)
 from allotment._core.mechanism.reclaim cimport release_everything, release_one_pool
+from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.mechanism.streams cimport (
     anything_waits, poll_events, settle_deferred, stream_for, streams_clear, use_record)
 from allotment._core.model.model cimport (
-    FAILED_ADDRESS, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY,
-    FILTER_CAPTURE, NO_FAILURE, PEERS_MOST, Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent,
-    Placement, Pool, Rack, Request, Route, StreamRecord, StreamUse)
+    FAILED_ADDRESS, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_NOT_ROUTING,
+    FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE, PEERS_MOST, Block, Chunk, Deferred, Engine, Failure,
+    FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Request, Route, StreamRecord, StreamUse)
 from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport MIN_BLOCK, Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
@@ -58,6 +60,10 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
         host_memory_failed(failure)
         discard(engine)
         return NULL
+    if table.segment_allocate == NULL or table.segment_free == NULL:
+        device_failed(failure, UNSUPPORTED, b"segment_allocate")
+        discard(engine)
+        return NULL
     # A device that cannot tell has 0: no fraction of it, and no expandable segments.
     if table.memory_info != NULL:
         status = table.memory_info(table.self, &unused, &engine.total_memory)
@@ -84,8 +90,8 @@ cdef void discard(Engine* engine) noexcept nogil:
         engine.callbacks = callback.next
         free(callback)
     captures_clear(engine)
-    streams_clear(engine)
     pool_clear(engine, &engine.defaults)
+    streams_clear(engine)
     map_clear(&engine.blocks)
     map_clear(&engine.direct)
     map_clear(&engine.streams)
@@ -99,6 +105,7 @@ cdef void discard(Engine* engine) noexcept nogil:
     slab_clear(&engine.deferred_slab)
     slab_clear(&engine.chunk_slab)
     free(engine.late_frees)
+    free(engine.by_address)
     free(engine)
 
 
@@ -107,7 +114,11 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
 
     False, and the engine stays, if somebody still has memory of it: addresses in use must not die.
     """
-    if not engine_retire(engine):
+    cdef bint empty
+    engine_enter(engine)
+    empty = engine_retire(engine)
+    engine_leave(engine)
+    if not empty:
         return False
     discard(engine)
     return True
@@ -146,15 +157,28 @@ cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil:
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
     """Past the cache: a device allocation of exactly the request. No counter moves."""
     cdef address_t address = 0
+    cdef outing_t outing
     cdef status_t status
     request.failure.reason = NO_FAILURE
-    if not map_reserve(&engine.direct):
+    if not map_reserve(&engine.direct, engine.direct_leaving + 1):
         host_memory_failed(&request.failure)
         return 0
     status = engine.table.segment_allocate(engine.table.self, request.size, request.stream, &address)
     if status == OK:
-        map_put(&engine.direct, address, <void*> <size_t> request.size)
-        return address
+        await_departure(engine, address, request.size)
+        request.failure.fault = fault_of_address(engine, address, request.size, LEAST_ALIGNMENT)
+        if request.failure.fault == NULL:
+            map_put(&engine.direct, address, <void*> <size_t> request.size)
+            return address
+        if not is_anybodys(engine, address, request.size):
+            outing = step_out(engine)
+            engine.table.segment_free(engine.table.self, address, request.size)
+            step_in(engine, outing)
+        request.failure.reason = FAILED_GIVEN_ADDRESS
+        request.failure.operation = b"segment_allocate"
+        request.failure.address = address
+        request.failure.requested = request.size
+        return 0
     device_failed(&request.failure, status, b"segment_allocate")
     if status == OUT_OF_MEMORY:
         request.failure.reason = FAILED_OUT_OF_MEMORY
@@ -314,7 +338,9 @@ cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, ui
     if engine.tuning.stream_reuse and engine.rules.end_of_routing_settles and not settle_deferred(
             engine, route.pool, context, failure):
         return False
-    route_end(engine, route)
+    route = route_find(engine, first, second)       # settling may have let others in
+    if route != NULL:
+        route_end(engine, route)
     return True
 
 

@@ -59,6 +59,10 @@ class Stream:
         the first is; the others, and one that is not asked for before the stream is destroyed or the interpreter
         ends, are reported through `sys.unraisablehook`.
 
+        It may use the allocator: ask for memory, free it, drop buffers, also while another thread waits for this stream
+        inside the allocator. It cannot wait for its own stream, and while other streams have work it cannot give memory
+        back to the system (`empty_cache`): that waits for them, and they may wait for it. That is a DeviceError.
+
         While the stream is being captured the function is kept instead, and runs when the graph is replayed.
         """
     def query(self) -> bool:

@@ -4,14 +4,19 @@ What a device offers beyond the contract it offers as methods, and a device with
 
     submit(stream, function, arguments)     run a Python function in stream order
     take_exception(stream)                  what such a function raised, if nobody has been told yet
+    _runs_by_itself                         True if work goes on whether or not somebody waits for it
 """
 
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_find, current_leave
 from allotment._core.contract.raising cimport check_status, require
 from allotment._core.contract.table cimport NOT_READY, Device, DeviceTable, status_t
+from allotment._core.tools.lock cimport allotment_lock_relax
 
+import threading
 from typing import Protocol
 
 from allotment.errors import StreamError
@@ -110,6 +115,10 @@ cdef class Stream:
         the first is; the others, and one that is not asked for before the stream is destroyed or the interpreter
         ends, are reported through `sys.unraisablehook`.
 
+        It may use the allocator: ask for memory, free it, drop buffers, also while another thread waits for this stream
+        inside the allocator. It cannot wait for its own stream, and while other streams have work it cannot give memory
+        back to the system (`empty_cache`): that waits for them, and they may wait for it. That is a DeviceError.
+
         While the stream is being captured the function is kept instead, and runs when the graph is replayed.
         """
         self.check()
@@ -138,6 +147,7 @@ cdef class Stream:
         cdef status_t status
         self.check()
         require(self.device, self.device.table.stream_synchronize != NULL, "stream_synchronize")
+        answer_signals(self.device, self.device.table.stream_query, self.handle)
         with nogil:
             status = self.device.table.stream_synchronize(self.device.table.self, self.handle)
         check_status(self.device, status, "stream_synchronize")
@@ -257,6 +267,7 @@ cdef class Event:
         """Wait for the work before it. Raises what a function submitted to the stream raised."""
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
+        answer_signals(self.device, table.event_query, self.handle)
         with nogil:
             status = table.event_synchronize(table.self, self.handle)
         check_status(self.device, status, "event_synchronize")
@@ -264,6 +275,25 @@ cdef class Event:
 
     def __repr__(self):
         return f"<Event {self.handle:#x} on {self.stream!r}>"
+
+
+ctypedef status_t (*query_t)(void* self, uint64_t handle) noexcept nogil
+
+
+cdef int answer_signals(Device device, query_t query, uint64_t handle) except -1:
+    """Wait here for what is about to be waited for, so that Ctrl-C is raised, which no device call could.
+
+    Signals are the main thread's. Devices whose work is done only when it is waited for are not asked.
+    """
+    cdef int round = 0
+    if not getattr(device, "_runs_by_itself", False) or threading.get_ident() != threading.main_thread().ident:
+        return 0
+    while query(device.table.self, handle) == NOT_READY:
+        PyErr_CheckSignals()
+        with nogil:
+            allotment_lock_relax(round)
+        round += 1
+    return 0
 
 
 cdef Event event_on(Stream stream):

@@ -2,8 +2,10 @@
 
 import pytest
 
-from allotment.errors import DeviceError, StreamError
+from allotment import Allocator
+from allotment.errors import DeviceError
 from helpers.engine import BUFFER, MIB, actions, check, empties, on_device, states
+from helpers.queue_device import QueueDevice
 
 MAIN, SIDE, THIRD = 0, 7, 9
 ROUTING_DEFERS = "compat:2.11"
@@ -221,16 +223,65 @@ def test_a_free_that_cannot_get_its_event_leaves_the_block_in_use(operation):
     empties(alloc)
 
 
-def test_a_block_whose_reader_is_destroyed_cannot_be_freed_unseen():
+def test_a_block_whose_reader_is_destroyed_can_be_freed_and_comes_back():
     alloc = on_device()
     stream = alloc.device.create_stream()
     address = alloc.malloc(MIB, MAIN)
-    read_while_busy(alloc, address, stream)
+    read_while_busy(alloc, address, stream, SIDE)
     alloc.device.destroy_stream(stream)
-    with pytest.raises(StreamError):
-        alloc.free(address)
-    assert alloc.stats()["allocation.all.current"] == 1
+    alloc.free(address)
     check(alloc)
+    assert pending(alloc) == 1
+    alloc.device.finish(SIDE)
+    assert alloc.malloc(MIB, MAIN) == address
+    assert alloc.device.calls["device_synchronize"] == 0
+    check(alloc)
+
+
+def test_a_block_whose_reader_is_destroyed_waits_for_a_device_that_has_no_event_for_it():
+    device = QueueDevice()
+    alloc = Allocator(device)
+    stream = device.stream_create()
+    address = alloc.malloc(MIB, MAIN)
+    work = device.hold(stream)
+    alloc.record_stream(address, stream)
+    device.stream_destroy(stream)
+    alloc.free(address)
+    check(alloc)
+    assert (pending(alloc), work.is_done) == (1, False)
+    assert alloc.malloc(MIB, MAIN) == address
+    assert work.is_done
+    check(alloc)
+
+
+@pytest.mark.parametrize("settings", ["", "graph_capture_record_stream_reuse:True"])
+def test_a_block_of_a_private_pool_whose_reader_is_destroyed_can_be_freed(settings):
+    alloc = on_device(settings=settings)
+    stream, other = alloc.device.create_stream(), alloc.device.create_stream()
+    pool = alloc.pool()
+    with pool:
+        inside, second = alloc.malloc(MIB, MAIN), alloc.malloc(MIB, MAIN)
+        read_while_busy(alloc, inside, stream)
+        read_while_busy(alloc, second, stream, other)
+        alloc.device.destroy_stream(stream)
+        alloc.free(inside)
+        check(alloc)
+    alloc.device.destroy_stream(other)
+    alloc.free(second)
+    check(alloc)
+    pool.close()
+    empties(alloc)
+
+
+def test_expandable_memory_of_a_destroyed_stream_is_given_back_without_waiting_for_the_device():
+    alloc = on_device(settings="expandable_segments:True")
+    stream = alloc.device.create_stream()
+    alloc.free(alloc.malloc(30 * MIB, stream))
+    alloc.device.destroy_stream(stream)
+    alloc.empty_cache()
+    check(alloc)
+    assert alloc.stats()["reserved_bytes.all.current"] == 0
+    assert alloc.device.calls["device_synchronize"] == 0
 
 
 # --- while requests are routed, by the rules that take that for a capture ---
@@ -315,12 +366,24 @@ def test_a_block_put_off_by_routing_is_free_once_the_device_is_idle_if_its_reade
     with pool:
         alloc.free(address)
     alloc.device.destroy_stream(stream)
-    alloc.device.refuse("device_synchronize", out_of_memory=False)
-    with pytest.raises(DeviceError, match="device_synchronize"):
-        alloc.malloc(MIB, MAIN)
-    check(alloc)
     assert alloc.malloc(MIB, MAIN) == address
-    assert alloc.device.calls["device_synchronize"] == 2
+    assert alloc.device.calls["device_synchronize"] == 0
+    check(alloc)
+
+
+def test_a_block_put_off_by_routing_waits_for_a_device_that_has_no_event_of_a_destroyed_stream():
+    alloc = Allocator(QueueDevice(), settings=ROUTING_DEFERS)
+    pool, stream = alloc.pool(), alloc.device.stream_create()
+    address = alloc.malloc(MIB, MAIN)
+    work = alloc.device.hold(stream)
+    alloc.record_stream(address, stream)
+    with pool:
+        alloc.free(address)
+    alloc.device.stream_destroy(stream)
+    check(alloc)
+    assert not work.is_done
+    assert alloc.malloc(MIB, MAIN) == address
+    assert work.is_done
     check(alloc)
 
 

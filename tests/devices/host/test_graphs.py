@@ -10,6 +10,7 @@ import pytest
 
 import allotment
 from allotment._allocators.caching.pools import next_graph_pool_id
+from helpers.child import output_of
 
 pytestmark = pytest.mark.threads
 
@@ -156,3 +157,30 @@ def test_the_default_stream_cannot_be_captured() -> None:
     allocator = allotment.Allocator("host")
     with pytest.raises(allotment.CaptureError, match="default stream"):
         allotment.capture(allotment.Stream.default(allocator))
+
+
+def test_a_graph_is_not_replayed_on_a_stream_of_another_device() -> None:
+    told = output_of("""
+        import allotment
+        one, other = allotment.Allocator("host"), allotment.Allocator("sim:1GiB")
+        stream, mine, theirs = allotment.Stream(one), allotment.Stream(one), allotment.Stream(other)
+        ran = []
+        with allotment.capture(stream, allocator=one) as graph:
+            stream.submit(ran.append, 1)
+        for wrong in (theirs, allotment.Stream.default(other)):
+            try:
+                graph.replay(wrong)
+            except allotment.StreamError as error:
+                print("another device" in str(error))
+        try:
+            allotment.capture(stream, allocator=other)
+        except allotment.CaptureError as error:
+            print("another device" in str(error))
+        for each in (stream, mine, allotment.Stream.default(one)):
+            each.synchronize()
+        print(ran)
+        graph.replay(mine)
+        mine.synchronize()
+        print(ran)
+    """)
+    assert told.splitlines() == ["True", "True", "True", "[]", "[1]"]

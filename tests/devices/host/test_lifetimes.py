@@ -39,6 +39,29 @@ def run(script: str, first: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", first + PRELUDE + script], capture_output=True, text=True, timeout=60)
 
 
+# Ctrl-C.
+
+
+@pytest.mark.parametrize("waiting", ["stream.synchronize()", "event.synchronize()"])
+def test_a_wait_for_a_stream_answers_ctrl_c(waiting):
+    script = f"""
+import signal, threading
+gate = threading.Event()
+stream = Stream(device)
+stream.submit(gate.wait)
+event = stream.record()
+threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+try:
+    {waiting}
+except KeyboardInterrupt:
+    print("interrupted")
+gate.set()
+stream.synchronize()
+"""
+    done = run(script)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
 # Fork.
 
 
@@ -52,7 +75,6 @@ def test_streams_of_the_parent_are_dead_in_the_child(device):
         for call in (
             lambda: probe.stream_query(stream.handle),
             lambda: probe.stream_synchronize(stream.handle),
-            lambda: probe.event_record(event, stream.handle),
             lambda: probe.stream_wait(stream.handle, event),
             lambda: probe.capture_begin(stream.handle),
         ):
@@ -60,6 +82,8 @@ def test_streams_of_the_parent_are_dead_in_the_child(device):
                 call()
             assert caught.value.status == Status.INVALID
             assert "forked" in caught.value.text
+        probe.event_record(event, stream.handle)  # nothing in this process is left to be done on it
+        assert probe.event_query(event)
         with pytest.raises(StreamError, match="forked"):
             stream.submit(int)
         with pytest.raises(StreamError, match="forked"):

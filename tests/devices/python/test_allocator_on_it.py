@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from allotment import Allocator, DeviceError, OutOfMemoryError, StreamError
+from allotment import Allocator, DeviceError, OutOfMemoryError
 from helpers.examples import load_example
 from helpers.faulty import faulty, no_faults
 from helpers.queue_device import QueueDevice
@@ -154,18 +154,6 @@ def test_a_device_that_fails_at_once_makes_no_allocator():
     device.faults = lambda number, method: OSError("not plugged in")
     with pytest.raises(DeviceError, match="memory_info failed: OSError: not plugged in"):
         Allocator(device)
-
-
-def test_a_destroyed_stream_is_the_callers_mistake():
-    device = QueueDevice()
-    allocator = Allocator(device)
-    stream = device.stream_create()
-    address = allocator.malloc(1000)
-    allocator.record_stream(address, stream)
-    device.stream_destroy(stream)
-    with pytest.raises(StreamError, match=f"there is no stream {stream}"):
-        allocator.free(address)
-    allocator.check_invariants()
 
 
 # Streams.

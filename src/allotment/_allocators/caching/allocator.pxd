@@ -8,6 +8,7 @@ from allotment._core.model.model cimport Block, Request
 
 cdef class Allocator(PoolingAllocator):
     cdef list callbacks         # free-memory callbacks, which the engine points at
+    cdef list removed_callbacks     # that a thread may be in the middle of
 
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
     cdef object allocate_at(self, object size, object address, object stream, thread_t thread)

@@ -64,8 +64,9 @@ class Allocator(PoolingAllocator):
     def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
 
-        It runs inside the allocator, on the thread that asked, and may call nothing of it but `free`. What it raises
-        is printed. Raises TypeError for what cannot be called.
+        It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
+        for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
+        raises is printed. Raises TypeError for what cannot be called.
         """
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call it no more. Raises RequestError if it was not added, or is removed already."""

@@ -1,7 +1,7 @@
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
@@ -16,7 +16,8 @@ from allotment._core.engine cimport (
     serve_from_cache)
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
-from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, FreeMemoryCallback, Range, Request
+from allotment._core.mechanism.shortage cimport callback_add, callback_remove
+from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Range, Request
 from allotment._core.records.history cimport capture_stack
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_block, read_callable, read_size
@@ -47,6 +48,7 @@ cdef class Allocator(PoolingAllocator):
 
     def __cinit__(self, *args, **kwargs):
         self.callbacks = []
+        self.removed_callbacks = []
         note_allocator(self)
 
     # --- allocating and freeing ---
@@ -289,41 +291,36 @@ cdef class Allocator(PoolingAllocator):
     def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
 
-        It runs inside the allocator, on the thread that asked, and may call nothing of it but `free`. What it raises
-        is printed. Raises TypeError for what cannot be called.
+        It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
+        for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
+        raises is printed. Raises TypeError for what cannot be called.
         """
-        cdef FreeMemoryCallback* added
-        cdef FreeMemoryCallback** link
+        cdef bint ok
         read_callable(callback, "a free-memory callback")
-        added = <FreeMemoryCallback*> malloc(sizeof(FreeMemoryCallback))
-        if added == NULL:
-            raise MemoryError("the host has no memory for the allocator's own records")
-        added.run = call_free_memory
-        added.self = <void*> callback
-        added.next = NULL
-        self.callbacks.append(callback)
         self.enter()
-        link = &self.engine.callbacks
-        while link[0] != NULL:
-            link = &link[0].next
-        link[0] = added
+        ok = callback_add(self.engine, call_free_memory, <void*> callback)
+        if ok:
+            self.callbacks.append(callback)
         engine_leave(self.engine)
+        if not ok:
+            raise MemoryError("the host has no memory for the allocator's own records")
 
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call it no more. Raises RequestError if it was not added, or is removed already."""
-        cdef FreeMemoryCallback** link
-        cdef FreeMemoryCallback* removed
+        cdef bint busy
         if callback not in self.callbacks:
             raise RequestError(f"{callback!r} is not among the free-memory callbacks")
-        callback = self.callbacks.pop(self.callbacks.index(callback))
+        callback = self.callbacks[self.callbacks.index(callback)]
         self.enter()
-        link = &self.engine.callbacks
-        while link[0].self != <void*> callback:
-            link = &link[0].next
-        removed = link[0]
-        link[0] = removed.next
+        callback_remove(self.engine, <void*> callback)
+        busy = self.engine.callback_runs != NULL
         engine_leave(self.engine)
-        free(removed)
+        # A thread in the middle of it still needs the object.
+        self.removed_callbacks = [*self.removed_callbacks, callback] if busy else []
+        for at, kept in enumerate(self.callbacks):
+            if kept is callback:
+                del self.callbacks[at]
+                break
 
     # --- sharing ---
 

@@ -101,7 +101,8 @@ cdef class EngineAllocator(AllocatorBase):
         if engine_try_enter(engine):
             return 0
         if engine_is_inside(engine):
-            raise RequestError("the allocator was called from inside itself; a callback may only free")
+            raise RequestError(
+                "the allocator was called from inside itself; a tracker, a filter and its device may only free")
         self.wait_outside()
         return 0
 

@@ -356,7 +356,8 @@ cdef object last_exception(const EntryPoints* table):
     cdef Allocator owner = <Allocator> (<Context*> table.context).allocator
     cdef Failure* failure = last_failure()
     if failure.reason == NO_FAILURE:
-        return RequestError("the allocator was called from inside itself; a callback may only free")
+        return RequestError(
+            "the allocator was called from inside itself; a tracker, a filter and its device may only free")
     if failure.reason == FAILED_OUT_OF_MEMORY:      # others have not said what was requested
         try:
             owner.checked_size(failure.requested)

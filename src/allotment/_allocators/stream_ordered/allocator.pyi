@@ -132,4 +132,4 @@ class AsyncAllocator(AllocatorBase):
     def release_pool(self, pool: PoolId) -> None:
         """Nothing: a graph's memory goes with the graph. Raises PoolError for what is not a pool id."""
     def check_invariants(self) -> None:
-        """Raise InvariantError if the books do not add up. For tests, while no other thread is at work."""
+        """Raise InvariantError if the books do not add up. For tests."""

@@ -11,8 +11,8 @@ from libc.string cimport memset
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.stream_ordered.device_pool cimport (
     POOL_DONE, POOL_DONE_LATE, POOL_FULL, POOL_NO_HOST_MEMORY, POOL_NO_SUCH_BLOCK, POOL_OWN_STREAM, POOL_POSTPONED,
-    POOL_REFUSED, DevicePool, PoolOutcome, PoolRefusal, pool_catch_up, pool_clear, pool_give, pool_join, pool_open,
-    pool_retire, pool_size_of, pool_sum, pool_take, pool_use, routing_begin, routing_end)
+    POOL_REFUSED, POOL_TAKEN, DevicePool, PoolOutcome, PoolRefusal, pool_adds_up, pool_catch_up, pool_clear, pool_give,
+    pool_join, pool_open, pool_retire, pool_size_of, pool_take, pool_use, routing_begin, routing_end)
 from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport (
     CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, DeviceTable, status_t)
@@ -27,8 +27,8 @@ from allotment import _settings as config
 from allotment._allocators.current import note_allocator
 from allotment._allocators.unsupported import Unsupported
 from allotment.errors import (
-    AddressError, CaptureError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, PoolError, RequestError,
-    UnsupportedError)
+    AddressError, CaptureError, DeviceError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, PoolError,
+    RequestError, UnsupportedError)
 
 cdef bytes_t NO_LIMIT = ~(<bytes_t> 0)
 
@@ -184,6 +184,10 @@ cdef class AsyncAllocator(AllocatorBase):
             outcome = pool_take(&self.blocks, wanted, handle, &address, &refusal)
         if outcome == POOL_FULL:
             raise self.out_of_memory(wanted, handle)
+        if outcome == POOL_TAKEN:
+            raise DeviceError(
+                f"{self.device.name}: ordered_allocate returned {address:#x} for {wanted} bytes, where a block in use "
+                "is", operation="ordered_allocate")
         self.check(outcome, &refusal)
         return address
 
@@ -459,11 +463,10 @@ cdef class AsyncAllocator(AllocatorBase):
     # --- for tools and tests ---
 
     def check_invariants(self) -> None:
-        """Raise InvariantError if the books do not add up. For tests, while no other thread is at work."""
-        cdef bytes_t total
+        """Raise InvariantError if the books do not add up. For tests."""
+        cdef bytes_t used, found
+        cdef bint right
         with nogil:
-            total = pool_sum(&self.blocks)
-        if total != self.blocks.used:
-            raise InvariantError("used bytes", f"{self.blocks.used} are counted, the blocks have {total}")
-        if self.blocks.under_way != 0:
-            raise InvariantError("blocks under way", f"{self.blocks.under_way}, and no call is")
+            right = pool_adds_up(&self.blocks, &used, &found)
+        if not right:
+            raise InvariantError("used bytes", f"{used} are counted, the blocks have {found}")

@@ -43,7 +43,7 @@ cdef struct DevicePool:
     Lock lock
     PointerMap blocks       # address -> PoolBlock in use
     Slab records
-    size_t under_way        # blocks that may yet come into the map: a place is reserved for each
+    size_t under_way        # threads whose blocks are in no record just now: a place in the map is reserved for each
     bytes_t used            # sizes of all blocks that are in use, postponed or under way
     bytes_t limit           # the most that may be used
     stream_t unifying
@@ -60,6 +60,7 @@ cdef enum PoolOutcome:
     POOL_FULL               # over the limit, or the device is out of memory
     POOL_NO_HOST_MEMORY
     POOL_REFUSED            # the device said no: see PoolRefusal
+    POOL_TAKEN              # the device gave an address that a block in use has
 
 cdef struct PoolRefusal:
     status_t status
@@ -88,5 +89,5 @@ cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refus
 cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil
 cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil
 
-# The sizes of all blocks, recomputed: equal to `used` unless a thread is in the middle of something.
-cdef bytes_t pool_sum(DevicePool* pool) noexcept nogil
+# Whether the sizes of all blocks, summed up anew, are what is used; less may be found while threads are at work.
+cdef bint pool_adds_up(DevicePool* pool, bytes_t* used, bytes_t* found) noexcept nogil

@@ -111,10 +111,11 @@ cdef void pool_clear(DevicePool* pool) noexcept nogil:
     slab_clear(&pool.records)
 
 
-cdef bytes_t pool_sum(DevicePool* pool) noexcept nogil:
+cdef bint pool_adds_up(DevicePool* pool, bytes_t* used, bytes_t* found) noexcept nogil:
     cdef PoolBlock* block
     cdef bytes_t total = 0
     cdef size_t i
+    cdef bint right
     enter(&pool.lock)
     for i in range(pool.blocks.mask + 1):
         if pool.blocks.slots[i].key != 0:
@@ -123,8 +124,10 @@ cdef bytes_t pool_sum(DevicePool* pool) noexcept nogil:
     while block != NULL:
         total += block.size
         block = block.next
+    right = total == pool.used if pool.under_way == 0 else total <= pool.used
+    used[0], found[0] = pool.used, total
     lock_give(&pool.lock)
-    return total
+    return right
 
 
 # --- taking --------------------------------------------------------------------------------------------------
@@ -137,6 +140,7 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
     cdef uint64_t capture = present_capture()
     cdef capture_t joined = 0
     cdef bint relaxed
+    cdef PoolOutcome outcome
     cdef status_t status = OK
     pool_catch_up(pool, &unimportant)
     if capture != 0 and device.capture_status != NULL:
@@ -170,12 +174,18 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
 
     enter(&pool.lock)
     pool.under_way -= 1
+    outcome = POOL_DONE
     if status == OK:
         address[0] = block.address
-        map_put(&pool.blocks, block.address, block)
-    else:
+        if map_get(&pool.blocks, block.address) == NULL:
+            map_put(&pool.blocks, block.address, block)
+        else:
+            outcome = POOL_TAKEN        # it is somebody's, so it cannot go back either
+    if status != OK or outcome == POOL_TAKEN:
         forget(pool, block)
     lock_give(&pool.lock)
+    if outcome == POOL_TAKEN:
+        return outcome
     if status == OUT_OF_MEMORY:
         return POOL_FULL
     return POOL_DONE if status == OK else refused(refusal, status, b"ordered_allocate")
@@ -325,6 +335,8 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
     enter(&pool.lock)
     rest = pool.postponed
     pool.postponed = NULL
+    if rest != NULL:
+        pool.under_way += 1
     lock_give(&pool.lock)
     while rest != NULL:
         block = rest
@@ -337,6 +349,8 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
             outcome = POOL_REFUSED
             enter(&pool.lock)
             postpone(pool, block)
+        if rest == NULL:
+            pool.under_way -= 1
         lock_give(&pool.lock)
     return outcome
 
@@ -387,7 +401,7 @@ cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refus
             continue
         capture = 0
         status = device.capture_status(device.self, other, &capture)
-        if status != OK:
+        if status != OK and status != INVALID:      # a stream that was destroyed has left the capture
             outcome = refused(refusal, status, b"capture_status")
         elif capture != 0:
             outcome = let_wait(device, stream, other, refusal)

@@ -45,6 +45,7 @@ class Capability(enum.IntFlag):
     PINNED = 64
     HOST = 128  # addresses can be read and written by this process
     STREAM_ORDERED = 256  # has a pool of its own, which gives and takes memory in stream order
+    RECORDED = 512  # addresses are a recording's: ranges may overlap, since their lengths are not recorded
 
 
 class Share(enum.IntEnum):
@@ -162,7 +163,8 @@ GROUPS = (
             Operation(
                 "segment_allocate", "bytes size, stream stream", "address address",
                 "Address of `size` new bytes. `stream` is where they are first wanted.\n\n"
-                "Blocks are cut from them at multiples of 512, so what you align these to is what blocks get.",
+                "A multiple of 16 below 2**63. Blocks are cut from them at multiples of 512, so what you align these\n"
+                "to is what blocks get.",
                 method="allocate", finds_memory=True,
             ),
             Operation(
@@ -212,14 +214,17 @@ GROUPS = (
     ),
     Group(
         "Making streams",
-        "stream_destroy makes the handle INVALID for every later call.",
+        "stream_destroy makes the handle INVALID for every later call. event_record alone may still take it: the event "
+        "is then done when what the stream was given is. Memory that such a stream uses can so be freed without "
+        "waiting; with a device that refuses, the whole device is waited for.",
         "streams made through the allocator",
         "streams come from elsewhere, as numbers",
         (
             Operation("stream_create", "", "stream stream", "Handle of a new stream."),
             Operation(
                 "stream_destroy", "stream stream", "",
-                "From now on the handle gets StreamError from every method that takes it.",
+                "From now on the handle gets StreamError from every method that takes it. `event_record` may still\n"
+                "take it, for an event that is done when what the stream was given is.",
             ),
         ),
     ),

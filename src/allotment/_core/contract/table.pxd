@@ -5,7 +5,9 @@ whatever fills one in: the driver of a GPU, host memory, a simulation, or a clas
 
 What callers guarantee
     - `self` is the table's own `self`, sizes are > 0, addresses and handles came from this table.
-    - Calls may come from any thread, several at once, without the interpreter lock.
+    - Calls may come from any thread, several at once, without the interpreter lock. Those that may wait (segment_free
+      and what is called synchronize) are made without any lock of the engine's; the others must not wait for work, nor
+      for a thread that may be in the engine.
     - Ranges, chunks and pages are multiples of `granularity`; only whole chunks are mapped.
 
 What a device guarantees
@@ -48,6 +50,7 @@ cdef enum:                  # capabilities
     CAN_PINNED = 64
     IS_HOST = 128           # addresses can be read and written by this process
     CAN_STREAM_ORDERED = 256  # has a pool of its own, which gives and takes memory in stream order
+    IS_RECORDED = 512       # addresses are a recording's: ranges may overlap, since their lengths are not recorded
 
 ctypedef enum share_t:      # how a piece of memory travels to another process
     SHARE_IPC = 0           # opaque 64 bytes, made from a plain segment
@@ -87,7 +90,9 @@ cdef struct DeviceTable:
     status_t (*set_access)(void* self, address_t address, bytes_t size, device_t device) noexcept nogil
     status_t (*granularity)(void* self, bytes_t* size) noexcept nogil
 
-    # Making streams. stream_destroy makes the handle INVALID for every later call.
+    # Making streams. stream_destroy makes the handle INVALID for every later call. event_record alone may still take
+    # it: the event is then done when what the stream was given is. Memory that such a stream uses can so be freed
+    # without waiting; with a device that refuses, the whole device is waited for.
     status_t (*stream_create)(void* self, stream_t* stream) noexcept nogil
     status_t (*stream_destroy)(void* self, stream_t stream) noexcept nogil
 

@@ -37,7 +37,7 @@ cdef Pool* find_in_use(Engine* engine, uint64_t first, uint64_t second, Failure*
 cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint32_t context, Arrangement* state,
                           Failure* failure) noexcept nogil:
     cdef size_t i
-    if find_in_use(engine, first, second, failure) == NULL or not settle_deferred(engine, NULL, context, failure):
+    if not settle_deferred(engine, NULL, context, failure) or find_in_use(engine, first, second, failure) == NULL:
         return False
     if not walk_ranges(engine, first, second, state):
         arrangement_clear(state)
@@ -116,7 +116,7 @@ cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCop
 cdef bint nothing_waits_in(const Range* range_) noexcept nogil:
     cdef Block* block = range_.head
     while block != NULL:
-        if block.uses != NULL or block.event_count != 0:
+        if block.uses != NULL or block.event_count != 0 or block.deferred:
             return False
         block = block.next
     return True

@@ -1,12 +1,13 @@
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
+from allotment._core.contract.table cimport IS_RECORDED
 from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.mechanism.address_map cimport address_count, block_at
 from allotment._core.mechanism.block cimport is_idle
 from allotment._core.mechanism.broken cimport broken, show
 from allotment._core.mechanism.pool cimport pool_find
-from allotment._core.model.model cimport Block, Deferred, Engine, PendingEvent, Pool, Range, StreamRecord
+from allotment._core.model.model cimport LEAVING, Block, Deferred, Engine, PendingEvent, Pool, Range, StreamRecord
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, Totals, tally_of
 
@@ -93,9 +94,32 @@ cdef int check_counted(const Counting* counting) except -1:
     return 0
 
 
+cdef int check_order(Engine* engine) except -1:
+    """Ranges in order of address, without an overlap, and all that have one."""
+    cdef Range* range_ = engine.first_range
+    cdef Range* before
+    cdef size_t count = 0
+    cdef size_t placed = 0
+    cdef size_t i
+    while range_ != NULL:
+        count += 1
+        placed += range_.base != 0
+        range_ = range_.next
+    if count != engine.range_count or placed != engine.placed_count:
+        broken("all ranges are found by address", f"{engine.placed_count} of {engine.range_count} noted, "
+               f"{placed} of {count} found")
+    for i in range(1, placed):
+        before = engine.by_address[i - 1]
+        if engine.by_address[i].base < before.base + (
+                before.size if engine.table.capabilities & IS_RECORDED == 0 else 0):
+            broken("ranges do not overlap", f"{before.base:#x}+{before.size} and {engine.by_address[i].base:#x}")
+    return 0
+
+
 cdef int check_ranges(Engine* engine, Totals* totals) except -1:
     cdef Range* range_ = engine.first_range
     cdef Counting counting = Counting(engine, totals, 0, NULL)
+    check_order(engine)
     while range_ != NULL:
         if range_.head != NULL:
             check_tiling(range_)
@@ -193,6 +217,7 @@ cdef int check_waiting(Engine* engine) except -1:
     cdef Range* range_ = engine.first_range
     cdef dict events = {}
     cdef set deferred = set()
+    cdef bint put_off_now
     while stream != NULL:
         if stream.first == NULL:
             broken("streams in the queue wait for something", f"stream {stream.handle}")
@@ -212,8 +237,9 @@ cdef int check_waiting(Engine* engine) except -1:
         while block != NULL:
             if block.event_count != events.get(<uint64_t> block, 0):
                 broken("a block counts the events it waits for", show(block))
-            if block.deferred != (<uint64_t> block in deferred) or not block.allocated and (
-                    block.uses != NULL) != block.deferred:
+            put_off_now = block.deferred != 0 and block.deferred != LEAVING
+            if put_off_now != (<uint64_t> block in deferred) or not block.allocated and (
+                    block.uses != NULL) != put_off_now:
                 broken("freed blocks with recorded streams are deferred", show(block))
             block = block.next
         range_ = range_.next

@@ -4,13 +4,14 @@ from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport OUT_OF_MEMORY, Device
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
-    FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING, FAILED_OUT_OF_MEMORY,
-    FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN,
-    FAILED_REJECTED, FAILED_STILL_CAPTURING, Failure)
+    FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING,
+    FAILED_OUT_OF_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT,
+    FAILED_POOL_UNKNOWN, FAILED_REJECTED, FAILED_STILL_CAPTURING, Failure)
 from allotment._core.model.sizes cimport MIN_BLOCK
 
 from allotment.errors import (
-    AddressError, CaptureError, CheckpointError, OutOfMemoryError, OutOfMemoryFacts, PoolError, UnsupportedError)
+    AddressError, CaptureError, CheckpointError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, PoolError,
+    UnsupportedError)
 
 cdef dict POOL_TEXTS = {
     FAILED_POOL_UNKNOWN: "there is no pool with this id on this device",
@@ -65,6 +66,13 @@ cdef object failure_error(Device device, const Failure* failure):
         return AddressError(
             f"invalid device pointer: {failure.address:#x} is not the start of a block in use on {device.name}; "
             "it was never allocated here, lies inside a block, or has been freed", failure.address)
+    if failure.reason == FAILED_GIVEN_ADDRESS:
+        operation = (<bytes> failure.operation).decode()
+        # Classes that users write call it by a shorter name.
+        method = "allocate" if operation == "segment_allocate" and hasattr(device, "allocate") else operation
+        return DeviceError(
+            f"{device.name}: {method} returned {failure.address:#x} for {failure.requested} bytes, "
+            f"{(<bytes> failure.fault).decode()}", operation=operation)
     if failure.reason == FAILED_EXPANDABLE_BASE:
         return UnsupportedError(
             "memory of an expandable segment has no base allocation of its own; "

@@ -15,7 +15,7 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_put
-from allotment._core.model.model cimport Block, Engine, Rack, Range, Shelf
+from allotment._core.model.model cimport LEAVING, Block, Engine, Rack, Range, Shelf
 from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_up
 from allotment._core.records.tenants cimport context_of_free
 from allotment._core.records.trace cimport (
@@ -26,6 +26,11 @@ from allotment._core.tools.slab cimport slab_give, slab_take
 cdef inline bint is_idle(const Block* block) noexcept nogil:
     """Nobody has it and nothing is waited for: free or unmapped."""
     return not block.allocated and block.event_count == 0 and block.uses == NULL
+
+
+cdef inline bint is_within_reach(const Block* block) noexcept nogil:
+    """Idle, and not on its way back to the device."""
+    return is_idle(block) and block.deferred != LEAVING
 
 
 cdef inline void give_order(Engine* engine, Block* block) noexcept nogil:

@@ -163,7 +163,7 @@ cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Fa
     while deferred != NULL:
         following = deferred.next
         block = deferred.block
-        if (deferred.capture == capture and block.shelf.stream.handle == stream
+        if (deferred.capture == capture and not deferred.awaited and block.shelf.stream.handle == stream
                 and all_visited(visited, deferred)):
             undefer(engine, previous, deferred)
             uses_drop(engine, block)

@@ -9,11 +9,13 @@ from allotment._core.mechanism.captures cimport deferral_prepare
 from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport device_failed
 from allotment._core.mechanism.frees cimport is_freed_at_once
-from allotment._core.mechanism.streams cimport defer, events_attach
+from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.streams cimport defer, defer_unprepared, events_attach, is_destroyed_stream
 from allotment._core.model.model cimport FAILED_ADDRESS, Block, Deferred, Engine, Failure
 from allotment._core.records.trace cimport trace_hold_time
 from allotment._core.tools.arrays cimport make_room
-from allotment._core.tools.pointer_map cimport map_get, map_pop
+from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put
+from allotment._core.tools.slab cimport slab_reserve
 
 
 cdef bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
@@ -45,7 +47,11 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
         return False
     if not captured and not is_used_in_capture(engine, block):
         if not events_attach(engine, block, failure):
-            return False
+            if not is_destroyed_stream(failure) or not slab_reserve(&engine.deferred_slab, 1):
+                return False
+            take_back(engine, block, context)
+            defer_unprepared(engine, block)     # what is left of the stream's work is waited for later
+            return True
         take_back(engine, block, context)
         if block.event_count == 0:
             complete_free(engine, block, context)
@@ -61,15 +67,21 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
 cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexcept nogil:
     """Free what was allocated past the cache."""
     cdef void* size = map_get(&engine.direct, address)
+    cdef outing_t outing
     cdef status_t status
     if size == NULL:
         failure.reason = FAILED_ADDRESS
         failure.address = address
         return False
+    map_pop(&engine.direct, address)    # before the device can give the address to somebody else
+    engine.direct_leaving += 1
+    outing = step_out(engine)
     status = engine.table.segment_free(engine.table.self, address, <bytes_t> <size_t> size)
+    step_in(engine, outing)
+    engine.direct_leaving -= 1
     if status != OK:
+        map_put(&engine.direct, address, size)
         return device_failed(failure, status, b"segment_free")
-    map_pop(&engine.direct, address)
     return True
 
 
@@ -98,9 +110,13 @@ cdef void finish_late_frees(Engine* engine) noexcept nogil:
     cdef size_t done = 0
     cdef size_t kept = 0
     cdef Failure failure
+    if engine.frees_late:       # a thread is at it, and a free of its has let go of the lock: it does them all
+        return
+    engine.frees_late = True
     while done < engine.late_free_count:
         if not free_address(engine, engine.late_frees[done], 0, &failure) and failure.reason != FAILED_ADDRESS:
             engine.late_frees[kept] = engine.late_frees[done]
             kept += 1
         done += 1
     engine.late_free_count = kept
+    engine.frees_late = False

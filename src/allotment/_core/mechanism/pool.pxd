@@ -18,6 +18,7 @@ cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second,
 cdef void pool_clear(Engine* engine, Pool* pool) noexcept nogil
 cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil
 
+cdef void drop_idle_shelves(Pool* pool) noexcept nogil
 cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept nogil
 cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,

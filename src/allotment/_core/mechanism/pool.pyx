@@ -34,10 +34,11 @@ cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcep
         if rack.size_class == SMALL:
             shelf.bins = <Block**> calloc(BIN_COUNT, sizeof(Block*))
             if shelf.bins == NULL:
-                shelf_free(shelf)
+                free(shelf)
                 return NULL
         shelf.rack = rack
         shelf.stream = stream
+        stream.users += 1
         shelf.next = rack.shelves
         rack.shelves = shelf
         map_put(&rack.by_stream, stream.handle + 1, shelf)
@@ -46,8 +47,30 @@ cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcep
 
 
 cdef void shelf_free(Shelf* shelf) noexcept nogil:
+    shelf.stream.users -= 1
     free(shelf.bins)
     free(shelf)
+
+
+cdef void drop_idle_shelves(Pool* pool) noexcept nogil:
+    """Forget the streams that the pool has no memory for. What is asked for meanwhile keeps all of its pool's."""
+    if pool.asking == 0 and pool.large.arena == NULL:
+        drop_idle_of(&pool.small)
+        drop_idle_of(&pool.large)
+
+
+cdef void drop_idle_of(Rack* rack) noexcept nogil:
+    cdef Shelf** link = &rack.shelves
+    cdef Shelf* shelf
+    rack.recent = NULL
+    while link[0] != NULL:
+        shelf = link[0]
+        if shelf.ranges == 0:
+            link[0] = shelf.next
+            map_pop(&rack.by_stream, shelf.stream.handle + 1)
+            shelf_free(shelf)
+        else:
+            link = &shelf.next
 
 
 cdef bint rack_init(Rack* rack, Pool* pool, int size_class) noexcept nogil:

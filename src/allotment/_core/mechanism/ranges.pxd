@@ -3,12 +3,23 @@
 Every function here that asks the device for several things in a row leaves the range as it was when one
 of them is refused. If even the undoing is refused, the chunk stays in its place in `views` as a leftover:
 it serves the next attempt to map that page, or goes when the cache is emptied. Nothing is lost track of.
+
+An address that comes from a device, or from a pool's own allocator, is looked at before it becomes a range's: the maps
+go by addresses, and one that is given twice would be found out only when somebody's data is overwritten.
 """
 
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.model.model cimport Engine, Failure, Range, Shelf, StreamRecord
 
-cdef Range* range_make_plain(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noexcept nogil
+cdef enum:
+    LEAST_ALIGNMENT = 16        # of plain segments: what any element type needs
+
+cdef Range* range_make_plain(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil
+cdef bint range_place(Engine* engine, Range* range_, address_t base, const char* operation,
+                      Failure* failure) noexcept nogil
+cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept nogil
+cdef const char* fault_of_address(Engine* engine, address_t base, bytes_t size, bytes_t alignment) noexcept nogil
+cdef bint is_anybodys(Engine* engine, address_t base, bytes_t size) noexcept nogil
 cdef void range_number(Engine* engine, Range* range_) noexcept nogil
 cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil
 cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexcept nogil

@@ -1,20 +1,29 @@
 from libc.stddef cimport size_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memmove
 
-from allotment._core.contract.table cimport OK, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, capture_t, device_t
-from allotment._core.mechanism.capturing cimport capture_of
+from allotment._core.contract.table cimport IS_RECORDED, OK, DeviceTable, status_t
+from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.streams cimport wait_for_stream
-from allotment._core.model.model cimport Block, Chunk, Engine, Failure, Range, Shelf
+from allotment._core.mechanism.ranges cimport LEAST_ALIGNMENT
+from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.model.model cimport FAILED_GIVEN_ADDRESS, Block, Chunk, Engine, Failure, Range, Shelf
+from allotment._core.tools.arrays cimport make_room_for
+from allotment._core.tools.lock cimport allotment_lock_relax, this_thread
+from allotment._core.tools.pointer_map cimport map_get
 from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
 
 
-cdef Range* make(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noexcept nogil:
-    cdef Range* range_ = <Range*> calloc(1, sizeof(Range))
+cdef Range* make(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil:
+    cdef Range* range_
+    # A place by address is made before the address is known, so that taking it cannot fail.
+    if not make_room_for(<void**> &engine.by_address, &engine.placed_room, engine.range_count + 1, sizeof(Range*)):
+        return NULL
+    range_ = <Range*> calloc(1, sizeof(Range))
     if range_ == NULL:
         return NULL
-    range_.base = base
+    engine.range_count += 1
+    shelf.ranges += 1
     range_.size = size
     range_.shelf = shelf
     range_.prev = engine.last_range
@@ -32,15 +41,100 @@ cdef void range_number(Engine* engine, Range* range_) noexcept nogil:
     range_.order = engine.segments_numbered
 
 
-cdef Range* range_make_plain(Engine* engine, Shelf* shelf, address_t base, bytes_t size) noexcept nogil:
-    """Addresses that came with their memory; NULL without host memory for the record."""
-    return make(engine, shelf, base, size)
+cdef Range* range_make_plain(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil:
+    """Addresses that come with their memory, to be placed; NULL without host memory for the record."""
+    return make(engine, shelf, size)
+
+
+cdef size_t first_behind(Engine* engine, address_t address) noexcept nogil:
+    """How many ranges begin at `address` or before it."""
+    cdef size_t low = 0
+    cdef size_t high = engine.placed_count
+    cdef size_t middle
+    while low < high:
+        middle = (low + high) // 2
+        if engine.by_address[middle].base <= address:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef Range* overlapping(Engine* engine, address_t base, bytes_t size) noexcept nogil:
+    """A range that has some of these addresses, or NULL."""
+    cdef size_t place = first_behind(engine, base)
+    cdef Range* before = engine.by_address[place - 1] if place > 0 else NULL
+    if engine.table.capabilities & IS_RECORDED != 0:
+        return NULL
+    if before != NULL and base - before.base < before.size:
+        return before
+    if place < engine.placed_count and engine.by_address[place].base - base < size:
+        return engine.by_address[place]
+    return NULL
+
+
+cdef bint is_anybodys(Engine* engine, address_t base, bytes_t size) noexcept nogil:
+    """Whether some of these addresses are in use already."""
+    return overlapping(engine, base, size) != NULL or map_get(&engine.direct, base) != NULL
+
+
+cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept nogil:
+    """Let others come to note that a segment has gone whose address the device gives anew.
+
+    They have only to come in again. Steps out.
+    """
+    cdef outing_t outing
+    cdef Range* range_ = overlapping(engine, base, size)
+    cdef int round = 0
+    while range_ != NULL and range_.leaving != 0 and range_.leaving != this_thread():
+        outing = step_out(engine)
+        allotment_lock_relax(round)
+        step_in(engine, outing)
+        round += 1
+        range_ = overlapping(engine, base, size)
+
+
+cdef const char* fault_of_address(Engine* engine, address_t base, bytes_t size, bytes_t alignment) noexcept nogil:
+    """Why this cannot be the address of new memory; NULL if it can. What is anybody's cannot be given back either."""
+    if base == 0 or base >> 63 != 0 or (base + size - 1) >> 63 != 0:
+        return b"which is not from 1 to 2**63 - 1"
+    if is_anybodys(engine, base, size):
+        return b"where memory is that it gave before"
+    if base % alignment != 0:
+        return b"which is not aligned as it has to be"
+    return NULL
+
+
+cdef bint range_place(Engine* engine, Range* range_, address_t base, const char* operation,
+                      Failure* failure) noexcept nogil:
+    """Give a range the address that a device gave, if it can be one."""
+    cdef bytes_t alignment = LEAST_ALIGNMENT
+    cdef size_t place
+    if range_.page != 0 and engine.table.granularity != NULL and engine.table.granularity(
+            engine.table.self, &alignment) != OK:
+        alignment = LEAST_ALIGNMENT
+    await_departure(engine, base, range_.size)
+    failure.fault = fault_of_address(engine, base, range_.size, max(alignment, <bytes_t> 1))
+    if failure.fault != NULL:
+        failure.reason = FAILED_GIVEN_ADDRESS
+        failure.operation = operation
+        failure.address = base
+        failure.requested = range_.size
+        return False
+    place = first_behind(engine, base)
+    memmove(&engine.by_address[place + 1], &engine.by_address[place],
+            (engine.placed_count - place) * sizeof(Range*))
+    engine.by_address[place] = range_
+    engine.placed_count += 1
+    range_.base = base
+    return True
 
 
 cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil:
     """Addresses, none of them backed yet. pre: `size` is a whole number of pages"""
     cdef Chunk** views = <Chunk**> calloc(size // page, sizeof(Chunk*))
-    cdef Range* range_ = make(engine, shelf, 0, size) if views != NULL else NULL
+    cdef Range* range_ = make(engine, shelf, size) if views != NULL else NULL
+    cdef address_t base = 0
     cdef status_t status
     if range_ == NULL:
         free(views)
@@ -48,10 +142,15 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t si
         return NULL
     range_.page = page
     range_.views = views
-    status = engine.table.range_reserve(engine.table.self, size, shelf.stream.handle, &range_.base)
+    status = engine.table.range_reserve(engine.table.self, size, shelf.stream.handle, &base)
     if status != OK:
         range_forget(engine, range_)
         device_failed(failure, status, b"range_reserve")
+        return NULL
+    if not range_place(engine, range_, base, b"range_reserve", failure):
+        if not is_anybodys(engine, base, size):
+            engine.table.range_release(engine.table.self, base, size)
+        range_forget(engine, range_)
         return NULL
     range_number(engine, range_)
     return range_
@@ -59,6 +158,16 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t si
 
 cdef void range_forget(Engine* engine, Range* range_) noexcept nogil:
     """Drop the record alone."""
+    cdef size_t place
+    if range_.base != 0:
+        place = first_behind(engine, range_.base)
+        while engine.by_address[place - 1] != range_:
+            place -= 1
+        memmove(&engine.by_address[place - 1], &engine.by_address[place],
+                (engine.placed_count - place) * sizeof(Range*))
+        engine.placed_count -= 1
+    engine.range_count -= 1
+    range_.shelf.ranges -= 1
     if range_.prev != NULL:
         range_.prev.next = range_.next
     else:
@@ -192,26 +301,18 @@ cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t si
 
 cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t size, address_t* start,
                       bytes_t* unmapped, Failure* failure) noexcept nogil:
-    """Give up the whole pages inside [address, address + size), after the range's stream is done.
+    """Give up the whole pages inside [address, address + size). pre: all work on them is done (`wait_for_stream`)
 
-    `unmapped` is what was: less than all of it if the device refused, which is then a failure too, and nothing while
-    the stream is in a capture, which waiting for it would spoil.
+    `unmapped` is what was: less than all of it only if the device refused, which is then a failure too.
     """
     cdef size_t first = (address - range_.base + range_.page - 1) // range_.page
     cdef size_t end = (address + size - range_.base) // range_.page
     cdef size_t page = first
     cdef bint ok = True
-    cdef capture_t capture
     start[0] = range_.base + first * range_.page
     unmapped[0] = 0
     if first >= end:
         return True
-    if not capture_of(engine, range_.shelf.stream.handle, &capture, failure):
-        return False
-    if capture != 0:
-        return True
-    if not wait_for_stream(engine, range_.shelf.stream.handle, failure):
-        return False
     while page < end:
         ok = drop_view(engine, range_, page, failure)
         if not ok:

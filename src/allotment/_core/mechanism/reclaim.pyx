@@ -1,14 +1,18 @@
 from libc.stdint cimport uint32_t
 
-from allotment._core.mechanism.pool cimport pool_delete, route_find
+from allotment._core.mechanism.pool cimport drop_idle_shelves, pool_delete, route_find
 from allotment._core.mechanism.ranges cimport drop_leftovers
-from allotment._core.mechanism.streams cimport wait_events
+from allotment._core.mechanism.streams cimport forget_idle_streams, wait_events
 from allotment._core.model.model cimport Engine, Failure, Pool
 
 
 cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
-    """Release what a freeable pool can spare, and the pool itself once it owes nothing."""
-    if not pool.placement.release(engine, pool, 0, context, failure):
+    """Release what a freeable pool can spare, and the pool itself once it owes nothing. Steps out."""
+    cdef bint ok
+    pool.asking += 1        # others may find it empty meanwhile, and must leave it to us
+    ok = pool.placement.release(engine, pool, 0, context, failure)
+    pool.asking -= 1
+    if not ok:
         return False
     if pool.malloc_count > 0 or pool.reserved_bytes > 0 or pool.asking > 0:
         return True
@@ -28,16 +32,42 @@ cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Fa
         if not (wait_events(engine, NULL, context, failure)
                 and engine.defaults.placement.release(engine, &engine.defaults, 0, context, failure)):
             return False
-    return release_unused_pools(engine, context, failure)
+    if not release_unused_pools(engine, context, failure):
+        return False
+    forget_idle(engine)
+    return True
+
+
+cdef void forget_idle(Engine* engine) noexcept nogil:
+    """Forget streams that no pool has memory for, and nothing waits for: a program may make any number of them.
+
+    Not where a pool keeps clocks of all streams.
+    """
+    cdef Pool* pool = engine.first_pool
+    cdef bint clocks = engine.defaults.large.arena != NULL
+    drop_idle_shelves(&engine.defaults)
+    while pool != NULL:
+        clocks = clocks or pool.large.arena != NULL
+        drop_idle_shelves(pool)
+        pool = pool.next
+    if not clocks:
+        forget_idle_streams(engine)
 
 
 cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
     """Those that nobody uses any more."""
     cdef Pool* pool = engine.first_pool if engine.freeable_count > 0 else NULL
     cdef Pool* following
+    cdef bint ok
     while pool != NULL:
+        # The next one is pinned, so that it is there to go on with.
         following = pool.next
-        if pool.freeable and not release_freeable(engine, pool, context, failure):
+        if following != NULL:
+            following.asking += 1
+        ok = not pool.freeable or release_freeable(engine, pool, context, failure)
+        if following != NULL:
+            following.asking -= 1
+        if not ok:
             return False
         pool = following
     return True
@@ -49,8 +79,10 @@ cdef bint release_one_pool(Engine* engine, Pool* pool, bint captured, uint32_t c
 
     Inside a capture events cannot be waited for: blocks that wait for one then stay.
     """
+    cdef bint ok
     if not pool.freeable:
         return True
-    if not captured and not wait_events(engine, pool, context, failure):
-        return False
-    return release_freeable(engine, pool, context, failure)
+    pool.asking += 1
+    ok = captured or wait_events(engine, pool, context, failure)
+    pool.asking -= 1
+    return ok and release_freeable(engine, pool, context, failure)

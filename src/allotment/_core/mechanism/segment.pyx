@@ -1,16 +1,17 @@
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, count_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t, stream_t
 from allotment._core.mechanism.block cimport block_drop, block_new, give_order
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.pool cimport count_reserved
-from allotment._core.mechanism.ranges cimport range_forget, range_make_plain, range_number
+from allotment._core.mechanism.ranges cimport is_anybodys, range_forget, range_make_plain, range_number, range_place
+from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request
 from allotment._core.records.stats cimport SMALL, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_FREE, trace_report
-from allotment._core.tools.lock cimport lock_give, lock_wait
+from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.slab cimport slab_reserve
 
 
@@ -26,15 +27,29 @@ cdef status_t ask_device(Engine* engine, bytes_t size, Request* request, address
 
 cdef status_t obtain(Engine* engine, Pool* pool, bytes_t size, Request* request,
                      address_t* address) noexcept nogil:
+    cdef outing_t outing
     cdef status_t status
-    if pool.allocator.allocate != NULL:
-        address[0] = pool.allocator.allocate(pool.allocator.self, size, request.stream)
-        return OK if address[0] != 0 else OUT_OF_MEMORY
-    if not engine.tuning.release_lock:
+    if pool.allocator.allocate == NULL and not engine.tuning.release_lock:
         return ask_device(engine, size, request, address)
-    lock_give(&engine.lock)
-    status = ask_device(engine, size, request, address)
-    lock_wait(&engine.lock)
+    outing = step_out(engine)
+    if pool.allocator.allocate == NULL:
+        status = ask_device(engine, size, request, address)
+    else:
+        address[0] = pool.allocator.allocate(pool.allocator.self, size, request.stream)
+        status = OK if address[0] != 0 else OUT_OF_MEMORY
+    step_in(engine, outing)
+    return status
+
+
+cdef status_t hand_back(Engine* engine, Pool* pool, address_t address, bytes_t size, stream_t stream) noexcept nogil:
+    """Give memory back to whom `obtain` had it from. Steps out; the pool stays as long as this memory is counted."""
+    cdef status_t status = OK
+    cdef outing_t outing = step_out(engine)
+    if pool.allocator.free == NULL:
+        status = engine.table.segment_free(engine.table.self, address, size)
+    else:
+        pool.allocator.free(pool.allocator.self, address, size, stream)
+    step_in(engine, outing)
     return status
 
 
@@ -50,7 +65,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     if not slab_reserve(&engine.block_slab, 1):
         host_memory_failed(&request.failure)
         return NULL
-    range_ = range_make_plain(engine, request.shelf, 0, size)
+    range_ = range_make_plain(engine, request.shelf, size)
     if range_ == NULL:
         host_memory_failed(&request.failure)
         return NULL
@@ -61,7 +76,13 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
         block_drop(engine, block)
         device_failed(&request.failure, status, b"segment_allocate")
         return NULL
-    range_.base = block.address = address
+    if not range_place(engine, range_, address, b"segment_allocate", &request.failure):
+        if not is_anybodys(engine, address, size):
+            hand_back(engine, pool, address, size, request.stream)
+        range_forget(engine, range_)
+        block_drop(engine, block)
+        return NULL
+    block.address = address
     range_.head = block
     range_number(engine, range_)     # only now: other threads may have been quicker meanwhile
     give_order(engine, block)
@@ -78,17 +99,18 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef bint segment_give_back(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Give a segment back to the device; its block is to be forgotten next. pre: free, plain, all of its segment"""
-    cdef DeviceTable* table = engine.table
+    """Give a segment back to the device; its block is to be forgotten next.
+
+    Steps out. pre: free, plain, all of its segment, and out of everybody's reach
+    """
     cdef Pool* pool = block.shelf.rack.pool
     cdef int size_class = block.shelf.rack.size_class
     cdef status_t status
-    if pool.allocator.free != NULL:
-        pool.allocator.free(pool.allocator.self, block.address, block.size, block.shelf.stream.handle)
-    else:
-        status = table.segment_free(table.self, block.address, block.size)
-        if status != OK:
-            return device_failed(failure, status, b"segment_free")
+    block.range.leaving = this_thread()
+    status = hand_back(engine, pool, block.address, block.size, block.shelf.stream.handle)
+    block.range.leaving = 0
+    if status != OK:
+        return device_failed(failure, status, b"segment_free")
     engine.stats.device_frees += 1
     trace_report(&engine.trace, ACTION_SEGMENT_FREE, block.address, block.size, block.shelf.stream.handle,
                  pool.first, pool.second, context if context != 0 else block.segment_context)

@@ -1,26 +1,96 @@
-from allotment._core.contract.types cimport bytes_t
+from libc.stdlib cimport calloc, free
+
+from allotment._core.contract.types cimport bytes_t, thread_t
 from allotment._core.mechanism.failure cimport host_memory_failed, note_device_memory
 from allotment._core.mechanism.frees cimport finish_late_frees
 from allotment._core.mechanism.pool cimport pool_release, route_begin, route_end, route_find, shelf_for
 from allotment._core.mechanism.ranges cimport configured_range_bytes
 from allotment._core.mechanism.shortage cimport share_of_memory
+from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.model.model cimport (
-    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, Block, Engine, Failure, Filter, FreeMemoryCallback, Pool,
-    Request, Shelf)
+    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, Block, CallbackRun, Engine, Failure, Filter,
+    FreeMemoryCallback, Pool, Request, Shelf, free_memory_t)
 from allotment._core.records.stats cimport tally_now
 from allotment._core.records.trace cimport ACTION_OOM, trace_report
+from allotment._core.tools.lock cimport this_thread
 
 
 cdef bint callbacks_freed(Engine* engine) noexcept nogil:
-    """Run the free-memory callbacks; whether one of them freed something, which is done by now."""
+    """Run the free-memory callbacks; whether one of them freed something, which is done by now. Steps out."""
+    cdef outing_t outing
     cdef FreeMemoryCallback* callback = engine.callbacks
+    cdef FreeMemoryCallback* following
+    cdef CallbackRun run
     cdef bint freed = False
+    if runs_callbacks(engine, this_thread()):
+        return False
+    run.thread = this_thread()
+    run.next = engine.callback_runs
+    engine.callback_runs = &run
     while callback != NULL:
-        freed |= callback.run(callback.self)
-        callback = callback.next
+        if not callback.removed:
+            callback.running += 1
+            outing = step_out(engine)
+            freed |= callback.run(callback.self)
+            step_in(engine, outing)
+            callback.running -= 1
+        following = callback.next
+        if callback.removed and callback.running == 0:
+            forget_callback(engine, callback)
+        callback = following
+    end_run(engine, &run)
     if freed:
         finish_late_frees(engine)
     return freed
+
+
+cdef bint runs_callbacks(const Engine* engine, thread_t thread) noexcept nogil:
+    """Whether the thread is in the middle of them: what they ask for is not reason to run them anew."""
+    cdef CallbackRun* run = engine.callback_runs
+    while run != NULL and run.thread != thread:
+        run = run.next
+    return run != NULL
+
+
+cdef void end_run(Engine* engine, CallbackRun* run) noexcept nogil:
+    cdef CallbackRun** link = &engine.callback_runs
+    while link[0] != run:
+        link = &link[0].next
+    link[0] = run.next
+
+
+cdef void forget_callback(Engine* engine, FreeMemoryCallback* callback) noexcept nogil:
+    cdef FreeMemoryCallback** link = &engine.callbacks
+    while link[0] != callback:
+        link = &link[0].next
+    link[0] = callback.next
+    free(callback)
+
+
+cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept nogil:
+    """Behind the others; False without host memory for it."""
+    cdef FreeMemoryCallback** link = &engine.callbacks
+    cdef FreeMemoryCallback* added = <FreeMemoryCallback*> calloc(1, sizeof(FreeMemoryCallback))
+    if added == NULL:
+        return False
+    added.run = run
+    added.self = self
+    while link[0] != NULL:
+        link = &link[0].next
+    link[0] = added
+    return True
+
+
+cdef void callback_remove(Engine* engine, void* self) noexcept nogil:
+    """Not called again from now on. Who is in the middle of it needs `self` until `callback_runs` is NULL again."""
+    cdef FreeMemoryCallback* callback = engine.callbacks
+    while callback != NULL and (callback.removed or callback.self != self):
+        callback = callback.next
+    if callback == NULL:
+        return
+    callback.removed = True
+    if callback.running == 0:
+        forget_callback(engine, callback)
 
 
 cdef Block* borrow(Engine* engine, Request* request) noexcept nogil:

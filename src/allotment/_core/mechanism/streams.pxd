@@ -17,8 +17,10 @@ then where it was, and the call can be repeated.
 
 from libc.stdint cimport uint32_t
 
+from allotment._core.contract.table cimport INVALID
 from allotment._core.contract.types cimport event_t, stream_t
-from allotment._core.model.model cimport Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord
+from allotment._core.model.model cimport (
+    FAILED_DEVICE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord)
 
 cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil
 cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream, bint in_capture) noexcept nogil
@@ -36,6 +38,7 @@ cdef bint settle_deferred(Engine* engine, Pool* only, uint32_t context, Failure*
 cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil
 cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil
+cdef void forget_idle_streams(Engine* engine) noexcept nogil
 cdef void streams_clear(Engine* engine) noexcept nogil
 
 
@@ -44,6 +47,11 @@ cdef inline StreamRecord* stream_for(Engine* engine, stream_t handle) noexcept n
     if engine.recent_stream != NULL and engine.recent_stream.handle == handle:
         return engine.recent_stream
     return stream_make(engine, handle)
+
+
+cdef inline bint is_destroyed_stream(const Failure* failure) noexcept nogil:
+    """Whether an event was refused because its stream is no more. Then there is nothing left but to wait for it."""
+    return failure.reason == FAILED_DEVICE and failure.status == INVALID
 
 
 cdef inline bint anything_waits(const Engine* engine) noexcept nogil:

@@ -1,5 +1,5 @@
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
 from allotment._core.contract.table cimport INVALID, NOT_READY, OK, DeviceTable, status_t
@@ -7,9 +7,10 @@ from allotment._core.contract.types cimport event_t, stream_t
 from allotment._core.mechanism.block cimport complete_free
 from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.model.model cimport (
-    FAILED_DEVICE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord, StreamUse)
-from allotment._core.tools.pointer_map cimport map_get, map_put, map_reserve
+    NO_FAILURE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord, StreamUse)
+from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put, map_reserve
 from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
 
 
@@ -46,6 +47,7 @@ cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream, bint in
         use = <StreamUse*> slab_take(&engine.use_slab)
         use.next = NULL
         use.stream = stream
+        stream.users += 1
         use.in_capture = False
         link[0] = use
     use.in_capture |= in_capture
@@ -57,6 +59,7 @@ cdef void uses_drop(Engine* engine, Block* block) noexcept nogil:
     while block.uses != NULL:
         use = block.uses
         block.uses = use.next
+        use.stream.users -= 1
         slab_give(&engine.use_slab, use)
 
 
@@ -68,6 +71,7 @@ cdef void uses_drop_captured(Engine* engine, Block* block) noexcept nogil:
         use = link[0]
         if use.in_capture:
             link[0] = use.next
+            use.stream.users -= 1
             slab_give(&engine.use_slab, use)
         else:
             link = &use.next
@@ -259,28 +263,45 @@ cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexce
 
 cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil:
     """Wait for every event (of one pool's blocks) and complete those frees. pre: not inside a capture"""
-    cdef DeviceTable* table = engine.table
     cdef StreamRecord* stream
     cdef PendingEvent* pending
-    cdef PendingEvent* previous
-    cdef PendingEvent* following
-    cdef status_t status = OK
     engine.stats.sync_all_streams += 1
     if not settle_deferred(engine, NULL, context, failure):
         return False
     stream = engine.first_waiting
-    while stream != NULL and status == OK:
+    while stream != NULL:
+        stream.awaited = stream.recorded        # what comes later, while somebody is waited for, is for later
+        stream = stream.next_waiting
+    while True:
+        pending = complete_until_unfinished(engine, only, context, &stream)
+        drop_empty_queues(engine)
+        if pending == NULL:
+            return True
+        if not wait_for_event(engine, stream, pending, failure):
+            return False
+
+
+cdef PendingEvent* complete_until_unfinished(Engine* engine, Pool* only, uint32_t context,
+                                             StreamRecord** on) noexcept nogil:
+    """Complete frees (of one pool's blocks), stream by stream, up to one whose event was not seen finished yet.
+
+    NULL when none of those is left that are to be waited for.
+    """
+    cdef StreamRecord* stream = engine.first_waiting
+    cdef PendingEvent* pending
+    cdef PendingEvent* previous
+    cdef PendingEvent* following
+    while stream != NULL:
         previous = NULL
         pending = stream.first
-        while pending != NULL:
+        while pending != NULL and pending.tick <= stream.awaited:
             following = pending.next
             if only != NULL and pending.block.shelf.rack.pool != only:
                 previous = pending
+            elif pending.tick > stream.finished:
+                on[0] = stream
+                return pending
             else:
-                if pending.tick > stream.finished:
-                    status = table.event_synchronize(table.self, pending.event)
-                    if status != OK:
-                        break
                 if previous != NULL:
                     previous.next = following
                 else:
@@ -290,9 +311,26 @@ cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* fai
                 event_done(engine, stream, pending, context)
             pending = following
         stream = stream.next_waiting
-    drop_empty_queues(engine)
+    return NULL
+
+
+cdef bint wait_for_event(Engine* engine, StreamRecord* stream, PendingEvent* pending,
+                         Failure* failure) noexcept nogil:
+    """Wait, and note how far the stream has come. Steps out."""
+    cdef outing_t outing
+    cdef uint64_t tick = pending.tick
+    cdef event_t event = pending.event
+    cdef status_t status
+    stream.users += 1
+    outing = step_out(engine)
+    status = engine.table.event_synchronize(engine.table.self, event)
+    step_in(engine, outing)
+    stream.users -= 1
     if status != OK:
         return device_failed(failure, status, b"event_synchronize")
+    # If the event serves another block by now, then it was seen finished before.
+    if tick > stream.finished:
+        stream.finished = tick
     return True
 
 
@@ -301,6 +339,7 @@ cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* fai
 cdef void deferral_init(Deferred* deferred, Block* block) noexcept nogil:
     """A record that says no more than that a block waits."""
     deferred.block = block
+    deferred.awaited = False
     deferred.capture = 0
     deferred.outside = False
     deferred.marker_count = 0
@@ -344,7 +383,7 @@ cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexce
 
 
 cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcept nogil:
-    """Wait for every stream that uses a block, which then nobody does."""
+    """Wait for every stream that uses a block, which then nobody does. Steps out."""
     cdef StreamUse* use = block.uses
     while use != NULL:
         if not wait_for_stream(engine, use.stream.handle, failure):
@@ -352,6 +391,16 @@ cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcep
         use = use.next
     uses_drop(engine, block)
     return True
+
+
+cdef Deferred* before(Engine* engine, const Deferred* deferred) noexcept nogil:
+    """Which one stands before it in the list; NULL before the first."""
+    cdef Deferred* previous = NULL
+    cdef Deferred* other = engine.first_deferred
+    while other != deferred:
+        previous = other
+        other = other.next
+    return previous
 
 
 cdef bint can_settle(Engine* engine, Deferred* deferred, Pool* only) noexcept nogil:
@@ -365,44 +414,93 @@ cdef bint can_settle(Engine* engine, Deferred* deferred, Pool* only) noexcept no
 cdef bint settle_deferred(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil:
     """Give the deferred blocks (of one pool) their events, or free those whose every use a capture has ordered.
 
-    A block that a stream still in a capture uses can have no events yet: it waits on.
+    A block that a stream still in a capture uses can have no events yet: it waits on. Steps out where a stream was
+    destroyed that has to be waited for; another thread that comes by leaves that block to us.
     """
     cdef Deferred* deferred = engine.first_deferred
     cdef Deferred* previous = NULL
-    cdef Deferred* following
     cdef Block* block
+    cdef bint ok
     while deferred != NULL:
-        following = deferred.next
         block = deferred.block
-        if not can_settle(engine, deferred, only):
+        if deferred.awaited or not can_settle(engine, deferred, only):
             previous = deferred
-            deferred = following
+            deferred = deferred.next
             continue
         if block.uses != NULL and not events_attach(engine, block, failure):
-            # A stream that was destroyed can have no event, and would stand in the way of all requests for good.
-            if failure.reason != FAILED_DEVICE or failure.status != INVALID or not wait_for_users(
-                    engine, block, failure):
+            if not is_destroyed_stream(failure):
                 return False
+            deferred.awaited = True
+            ok = wait_for_users(engine, block, failure)
+            deferred.awaited = False
+            if not ok:
+                return False
+            failure.reason = NO_FAILURE
+            previous = before(engine, deferred)
         undefer(engine, previous, deferred)
+        deferred = previous.next if previous != NULL else engine.first_deferred
         if block.event_count == 0:
             complete_free(engine, block, context)
-        deferred = following
     return True
 
 
 cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil:
-    """Wait for all work of a stream; of one that was destroyed, whose work may still run, with everybody else's."""
+    """Wait for all work of a stream; of one that was destroyed, whose work may still run, with everybody else's.
+
+    Steps out.
+    """
+    cdef outing_t outing
     cdef DeviceTable* table = engine.table
     cdef status_t status
     if table.stream_synchronize == NULL:
         return True
+    outing = step_out(engine)
     status = table.stream_synchronize(table.self, stream)
+    step_in(engine, outing)
     if status == OK:
         return True
+    if status == INVALID and wait_for_work_left(engine, stream):
+        return True
     if status == INVALID and table.device_synchronize != NULL:
+        outing = step_out(engine)
         status = table.device_synchronize(table.self)
+        step_in(engine, outing)
         return True if status == OK else device_failed(failure, status, b"device_synchronize")
     return device_failed(failure, status, b"stream_synchronize")
+
+
+cdef bint wait_for_work_left(Engine* engine, stream_t stream) noexcept nogil:
+    """Wait for what a destroyed stream still does, if the device has events for that: others' captures go on then."""
+    cdef outing_t outing
+    cdef DeviceTable* table = engine.table
+    cdef Failure failure
+    cdef event_t event
+    cdef bint done
+    if table.event_record == NULL or not event_take(engine, &event, &failure):
+        return False
+    done = table.event_record(table.self, event, stream) == OK
+    if done:
+        outing = step_out(engine)
+        done = table.event_synchronize(table.self, event) == OK
+        step_in(engine, outing)
+    event_give(engine, event)
+    return done
+
+
+cdef void forget_idle_streams(Engine* engine) noexcept nogil:
+    """Drop the records of streams that nothing refers to any more."""
+    cdef StreamRecord** link = &engine.known_streams
+    cdef StreamRecord* stream
+    engine.recent_stream = NULL
+    while link[0] != NULL:
+        stream = link[0]
+        if stream.users == 0 and stream.first == NULL and stream.range_bytes == 0:
+            link[0] = stream.next_known
+            map_pop(&engine.streams, stream.handle + 1)
+            free(stream.synced)
+            free(stream)
+        else:
+            link = &stream.next_known
 
 
 cdef void streams_clear(Engine* engine) noexcept nogil:

@@ -22,7 +22,10 @@ A block is in exactly one of these states:
                not empty while it is deferred to the end of a capture
 
 Free neighbours of equal `mapped` state are never side by side: they are merged at once.
-All of this is guarded by the engine's lock.
+All of this is guarded by the engine's lock. An operation that has to wait, or to call somebody else's function, steps
+out in the middle (see `stepping_out`). What it has in hand then is out of everybody's reach: a free block whose memory
+is on its way back to the device is on no shelf, and merges with no neighbour, until that is settled. It is LEAVING, and
+to counters and snapshots still a free block.
 """
 
 from libc.stddef cimport size_t
@@ -44,6 +47,7 @@ cdef enum:
     BIN_COUNT = 4096            # exact sizes 512 .. 2 MiB
     WORD_COUNT = 64             # of 64 bins each
     PEERS_MOST = 64
+    LEAVING = 2                 # in Block.deferred: its memory is on its way back to the device
 
 cdef struct Block:
     # Two cache lines. The first is all that a look-up, a neighbour's merge or a split reads.
@@ -58,7 +62,7 @@ cdef struct Block:
     unsigned char allocated
     unsigned char mapped
     unsigned char releasable    # on the list that `older`, `newer` make
-    unsigned char deferred      # freed, and waiting until it can have events
+    unsigned char deferred      # freed, and waiting until it can have events; or LEAVING
 
     # While free or unmapped: a node of an ordered set, by (size, order, address); unmapped blocks by address alone.
     Block* parent
@@ -78,6 +82,7 @@ cdef struct Deferred:
     # capture alone: node handles are reused by later graphs.
     Deferred* next
     Block* block
+    bint awaited                # a thread waits for its streams, and frees it then
     capture_t capture
     bint outside                # freed outside of the capture that a use of it is in: that has to end first
     size_t marker_count         # 0: wait for the end of the capture
@@ -110,6 +115,8 @@ cdef struct StreamRecord:
     size_t synced_room
     uint64_t recorded           # the clock
     uint64_t finished           # as far as was seen
+    uint64_t awaited            # as far as somebody waits for all events
+    count_t users               # shelves, uses of blocks, threads that wait for it: it stays as long as there are any
     PendingEvent* first         # events not yet seen complete, oldest first
     PendingEvent* last
     bytes_t range_bytes         # what an expandable range for it reserves; 0 = as the settings say for all
@@ -123,6 +130,7 @@ cdef struct Shelf:
     Rack* rack
     StreamRecord* stream
     Shelf* next                 # of the pool
+    count_t ranges              # whose memory is its; without any it may go
     Block* tree
     Block* unmapped             # tree by address
     uint64_t summary            # bit per word of `words` that is not 0
@@ -239,6 +247,7 @@ cdef struct Range:
     Shelf* shelf
     Range* prev
     Range* next                 # of the engine, in order of creation
+    thread_t leaving            # who is giving a plain segment back to the device, 0: nobody
     bytes_t page
     Chunk** views               # by page number; NULL = no memory there
     size_t page_end             # behind the last page that ever had memory: what is not worth looking at from there on
@@ -282,7 +291,14 @@ ctypedef bint (*free_memory_t)(void* self) noexcept nogil
 cdef struct FreeMemoryCallback:
     free_memory_t run           # whether it freed anything
     void* self
+    count_t running             # how many threads are in it
+    bint removed                # it goes when nobody is in it any more
     FreeMemoryCallback* next
+
+cdef struct CallbackRun:
+    # A thread that runs the callbacks. What it asks for meanwhile is served without them.
+    thread_t thread
+    CallbackRun* next
 
 cdef enum Reason:
     NO_FAILURE = 0
@@ -291,6 +307,7 @@ cdef enum Reason:
     FAILED_DEVICE               # `status` of `operation`
     FAILED_HOST_MEMORY          # no memory for the engine's own records
     FAILED_ADDRESS              # not the start of an allocated block
+    FAILED_GIVEN_ADDRESS        # the device's `operation` gave `address` for `requested` bytes; `fault` is why not
     FAILED_EXACT_ADDRESS        # no free block holds the memory that was asked for by its address
     FAILED_EXPANDABLE_BASE      # the base of an expandable segment was asked for
     FAILED_POOL_UNKNOWN
@@ -309,6 +326,7 @@ cdef struct Failure:
     Reason reason
     status_t status
     const char* operation
+    const char* fault
     address_t address
     bytes_t requested, rounded, segment
     stream_t stream
@@ -334,6 +352,7 @@ cdef struct Engine:
     Lock lock
     bint interpreter_guards     # whoever is inside holds `lock`, or the interpreter lock throughout
     int outside                 # threads that wait for `lock` without the interpreter lock, against that rule
+    count_t away                # threads that stepped out in the middle of an operation, and will be back
     DeviceTable* table
     Tuning tuning
     Rules rules
@@ -349,6 +368,7 @@ cdef struct Engine:
     Block* latest               # allocated last, and not in `blocks` yet: see address_map
     PointerMap blocks           # address -> allocated Block
     PointerMap direct           # address -> size, of what was allocated while caching was off
+    size_t direct_leaving       # of those, how many are on their way back and may return into the map
     PointerMap streams          # handle + 1 -> StreamRecord
     StreamRecord* recent_stream
     StreamRecord* known_streams
@@ -372,15 +392,20 @@ cdef struct Engine:
 
     Range* first_range
     Range* last_range
+    Range** by_address          # those that have an address, in order of it
+    size_t placed_count, placed_room
+    size_t range_count          # all of them
     bint has_leftovers          # pages with memory, but no block: the device refused to take it back
     device_t peers[PEERS_MOST]
     int peer_count
 
     FreeMemoryCallback* callbacks
+    CallbackRun* callback_runs
     event_t* spare_events
     size_t spare_event_count, spare_event_room
     address_t* late_frees       # asked for from inside the engine; done when it is left
     size_t late_free_count, late_free_room
+    bint frees_late             # somebody is doing them
 
     Slab block_slab, use_slab, pending_slab, deferred_slab, chunk_slab
     ForkGuard fork_guard

@@ -54,6 +54,8 @@ cdef class CudaDevice(Device):
     Safe to use from several threads; none needs the device to be the thread's current one.
     """
 
+    _runs_by_itself = True      # see allotment/_devices/streams.pyx
+
     def __cinit__(self, int index=0):
         self.family = "cuda"
         self.name = f"cuda:{index}"

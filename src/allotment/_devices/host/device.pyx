@@ -39,6 +39,8 @@ cdef class HostDevice(Device):
     several threads.
     """
 
+    _runs_by_itself = True      # see allotment/_devices/streams.pyx
+
     def __cinit__(self, device_t index=0):
         self.host = <Host*> calloc(1, sizeof(Host))
         if self.host == NULL:
@@ -177,7 +179,9 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
     # As a driver's free does: work that was queued when its memory was freed may still be to come.
-    host_streams.await_everything((<Host*> self).scheduler)
+    cdef status_t status = host_streams.await_everything((<Host*> self).scheduler)
+    if status != OK:
+        return status
     return host_memory.segment_free(&(<Host*> self).memory, address, size)
 
 

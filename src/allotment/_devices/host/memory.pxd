@@ -10,6 +10,8 @@ promises more memory than there is and ends a process that takes it at its word;
 refused instead, segments and chunks together never exceed `total`.
 """
 
+from libc.stddef cimport size_t
+
 from allotment._core.contract.table cimport status_t
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.tools.forks cimport ForkGuard
@@ -31,6 +33,7 @@ cdef struct HostMemory:
     bytes_t used                    # atomic; bytes of segments and chunks that exist
     pthread_mutex_t mutex           # guards `segments`
     PointerMap segments             # address -> size, as a pointer
+    size_t leaving                  # segments on their way back to the system, which may come back into the map
     ForkGuard fork_guard
     int group_count
     LimitFiles[MAX_GROUPS] groups

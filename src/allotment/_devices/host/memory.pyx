@@ -11,7 +11,7 @@ from posix.mman cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap)
 from posix.unistd cimport _SC_PAGESIZE, close, read, sysconf
 
-from allotment._core.contract.table cimport INVALID, OK, OUT_OF_MEMORY
+from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY
 from allotment._core.tools.forks cimport SHORT_MUTEX, guard_forks, unguard_forks
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 from allotment._devices.shared.posix cimport (
@@ -143,7 +143,7 @@ cdef status_t segment_allocate(HostMemory* memory, bytes_t size, address_t* addr
     if status != OK:
         return status
     pthread_mutex_lock(&memory.mutex)
-    if not map_reserve(&memory.segments):
+    if not map_reserve(&memory.segments, memory.leaving + 1):
         status = refuse(OUT_OF_MEMORY, b"no memory to remember a segment")
     else:
         place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
@@ -160,13 +160,24 @@ cdef status_t segment_allocate(HostMemory* memory, bytes_t size, address_t* addr
 
 cdef status_t segment_free(HostMemory* memory, address_t address, bytes_t size) noexcept nogil:
     cdef bytes_t known
+    cdef status_t status = OK
     pthread_mutex_lock(&memory.mutex)
     known = <bytes_t> map_get(&memory.segments, address) if address != 0 else 0
     if known == 0 or (size != 0 and size != known):
         pthread_mutex_unlock(&memory.mutex)
         return refuse_number(INVALID, b"%#llx is not a segment of this size, or no longer", address)
     map_pop(&memory.segments, address)
+    memory.leaving += 1
     pthread_mutex_unlock(&memory.mutex)
-    munmap(<void*> address, known)
-    memory_return(memory, known)
-    return OK
+    # Neighbours are one mapping to the system; taking one out of the middle makes two, and can be one too many.
+    if munmap(<void*> address, known) != 0:
+        refuse_system(b"munmap (see vm.max_map_count)", errno.errno)
+        status = DEVICE_ERROR
+    pthread_mutex_lock(&memory.mutex)
+    memory.leaving -= 1
+    if status != OK:
+        map_put(&memory.segments, address, <void*> known)
+    pthread_mutex_unlock(&memory.mutex)
+    if status == OK:
+        memory_return(memory, known)
+    return status

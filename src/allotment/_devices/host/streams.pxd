@@ -21,7 +21,7 @@ cdef status_t stream_destroy(Scheduler* scheduler, stream_t stream) noexcept nog
 cdef status_t stream_query(Scheduler* scheduler, stream_t stream) noexcept nogil
 cdef status_t stream_synchronize(Scheduler* scheduler, stream_t stream) noexcept nogil
 cdef status_t stream_wait(Scheduler* scheduler, stream_t stream, event_t event) noexcept nogil
-cdef void await_everything(Scheduler* scheduler) noexcept nogil
+cdef status_t await_everything(Scheduler* scheduler) noexcept nogil
 cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil
 
 # On OK the task is the stream's.

@@ -14,7 +14,7 @@ from allotment._devices.host.queue cimport (
 from allotment._devices.host.work cimport Node, graph_drop, report_exception
 from allotment._devices.host.workers cimport is_own_worker, queue_await, queue_end, queue_open, queue_put
 from allotment._devices.shared.handles cimport (
-    handle_of, handles_new, handles_recycle, handles_retire, record_at, record_of)
+    former_record_of, handle_of, handles_new, handles_recycle, handles_retire, record_at, record_of)
 from allotment._devices.shared.posix cimport (
     ACQUIRE, RELEASE, atomic_load, atomic_store, pthread_mutex_lock, pthread_mutex_unlock)
 from allotment._devices.shared.refusal cimport refuse, refuse_number
@@ -143,19 +143,36 @@ cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil:
     return status
 
 
-cdef void await_everything(Scheduler* scheduler) noexcept nogil:
-    """Wait for all that was submitted so far, but for what the calling function itself is part of.
+cdef status_t await_everything(Scheduler* scheduler) noexcept nogil:
+    """Wait for all that was submitted so far. Captures go on: what they keep is not submitted.
 
-    Captures go on: what they keep is not submitted.
+    A function that runs on a stream cannot: others may wait for it, or do the same. It is refused if there is work.
     """
-    cdef uint64_t index = 1
+    cdef uint64_t index = 0
+    cdef Queue* queue
+    cdef bint is_worker = False
+    cdef bint is_idle = True
     pthread_mutex_lock(&scheduler.mutex)
-    await_position(&scheduler.default_queue, scheduler.default_queue.submitted)
     while index <= scheduler.queues.count:
-        await_position(<Queue*> record_at(&scheduler.queues, index),
-                       (<Queue*> record_at(&scheduler.queues, index)).submitted)
+        queue = queue_at(scheduler, index)
+        if is_own_worker(queue):
+            is_worker = True
+        elif queue.completed < queue.submitted:
+            is_idle = False
+        index += 1
+    index = 0
+    while not is_worker and index <= scheduler.queues.count:
+        queue_await(queue_at(scheduler, index), queue_at(scheduler, index).submitted)
         index += 1
     pthread_mutex_unlock(&scheduler.mutex)
+    if is_worker and not is_idle:
+        return refuse(DEVICE_ERROR, b"a function on a stream cannot give memory back while other streams have work, "
+                      b"which may wait for it")
+    return OK
+
+
+cdef inline Queue* queue_at(Scheduler* scheduler, uint64_t index) noexcept nogil:
+    return &scheduler.default_queue if index == 0 else <Queue*> record_at(&scheduler.queues, index)
 
 
 cdef status_t stream_submit(Scheduler* scheduler, stream_t stream, const Task* task) noexcept nogil:
@@ -250,13 +267,32 @@ cdef status_t event_destroy(Scheduler* scheduler, event_t event) noexcept nogil:
     return OK if found != NULL else not_an_event(event)
 
 
+# What a stream that is no more still has to do. Its queue may serve another stream by now, and then that one's work is
+# waited for too: later than need be, never too early. 0, which is done, for streams of the process that forked this
+# one. False if there never was such a stream. pre: the mutex is held
+cdef bint work_left(Scheduler* scheduler, stream_t stream, ticket_t* ticket) noexcept nogil:
+    cdef Queue* queue = <Queue*> record_of(&scheduler.queues, stream)
+    ticket[0] = 0
+    if queue != NULL:
+        return queue.inherited
+    queue = <Queue*> former_record_of(&scheduler.queues, stream)
+    if queue != NULL:
+        ticket[0] = ticket_for(queue, queue.submitted)
+    return queue != NULL
+
+
 cdef status_t event_record(Scheduler* scheduler, event_t event, stream_t stream) noexcept nogil:
     cdef Queue* queue
     cdef Event* found
+    cdef ticket_t ticket = 0
     cdef status_t status = OK
     pthread_mutex_lock(&scheduler.mutex)
-    queue = find_queue(scheduler, stream)
     found = <Event*> record_of(&scheduler.events, event)
+    if found != NULL and stream != 0 and work_left(scheduler, stream, &ticket):
+        atomic_store(&found.ticket, ticket, RELEASE)
+        pthread_mutex_unlock(&scheduler.mutex)
+        return OK
+    queue = find_queue(scheduler, stream)
     if queue == NULL:
         status = INVALID
     elif found == NULL:

@@ -8,7 +8,7 @@ from posix.mman cimport (
     mmap, mprotect, munmap)
 from posix.unistd cimport close, ftruncate
 
-from allotment._core.contract.table cimport INVALID, OK, OUT_OF_MEMORY
+from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.forks cimport SHORT_MUTEX, guard_forks, unguard_forks
 from allotment._devices.host.memory cimport memory_return, memory_take
@@ -96,11 +96,14 @@ cdef status_t range_release(Arena* arena, address_t address, bytes_t size) noexc
     if found.views != 0:
         pthread_mutex_unlock(&arena.mutex)
         return refuse_number(INVALID, b"the range still has %llu chunks mapped in it", found.views)
+    if munmap(<void*> address, size) != 0:
+        pthread_mutex_unlock(&arena.mutex)
+        refuse_system(b"munmap (see vm.max_map_count)", errno.errno)
+        return DEVICE_ERROR
     arena.range_count -= 1
     memmove(&arena.ranges[at - 1], &arena.ranges[at], (arena.range_count - (at - 1)) * sizeof(Range))
     pthread_mutex_unlock(&arena.mutex)
     munmap(found.view_at, table_size(arena, size))
-    munmap(<void*> address, size)
     return OK
 
 

@@ -23,7 +23,8 @@ class Methods:
     def allocate(self, size: int, stream: int) -> int:
         """Address of `size` new bytes. `stream` is where they are first wanted.
 
-        Blocks are cut from them at multiples of 512, so what you align these to is what blocks get.
+        A multiple of 16 below 2**63. Blocks are cut from them at multiples of 512, so what you align these
+        to is what blocks get.
         """
         raise self._lacks("allocate")
 
@@ -72,7 +73,9 @@ class Methods:
         raise self._lacks("stream_create")
 
     def stream_destroy(self, stream: int) -> None:
-        """From now on the handle gets StreamError from every method that takes it."""
+        """From now on the handle gets StreamError from every method that takes it. `event_record` may still
+        take it, for an event that is done when what the stream was given is.
+        """
         raise self._lacks("stream_destroy")
 
     # Streams and events: without them all work counts as finished when it was submitted (all or none).

@@ -60,6 +60,17 @@ cdef inline void* record_at(const Handles* handles, uint64_t index) noexcept nog
     return handles.blocks[bit - FIRST_BLOCK_BITS] + (place - (<uint64_t> 1 << bit)) * handles.record_size
 
 
+# The record that a handle stood for, which may have another user by now; NULL if it stands for one still, or never did.
+cdef inline void* former_record_of(const Handles* handles, uint64_t handle) noexcept nogil:
+    cdef uint64_t index = handle & <uint64_t> 0xFFFF_FFFF
+    if index == 0 or index > atomic_load(&handles.count, ACQUIRE):
+        return NULL
+    cdef Handle* record = <Handle*> record_at(handles, index)
+    cdef uint64_t generation = handle >> 32
+    cdef uint64_t age = (atomic_load(&record.generation, ACQUIRE) - generation) & <uint64_t> 0xFFFF_FFFF
+    return record if generation & 1 == 1 and 0 < age < <uint64_t> 0x8000_0000 else NULL
+
+
 # The record that a handle stands for; NULL if it is stale or was never given out.
 cdef inline void* record_of(const Handles* handles, uint64_t handle) noexcept nogil:
     cdef uint64_t index = handle & <uint64_t> 0xFFFF_FFFF

@@ -47,6 +47,7 @@ cdef struct SimCapture:
     capture_t id
     uint64_t origin         # stream handle
     bint broken
+    NodeSet made            # its nodes, which go with it
     SimCapture* next
 
 cdef struct SimEvent:

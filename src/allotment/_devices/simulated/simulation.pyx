@@ -106,12 +106,16 @@ cdef void set_clear(NodeSet* set) noexcept nogil:
 cdef node_t add_node(Simulation* device, SimStream* stream) noexcept nogil:
     cdef NodeSet* before = <NodeSet*> calloc(1, sizeof(NodeSet))
     cdef node_t node
-    if before == NULL or not map_reserve(&device.nodes):
+    cdef NodeSet* made = &stream.capture.made
+    if before == NULL or not map_reserve(&device.nodes) or not make_room_for(
+            <void**> &made.nodes, &made.room, made.count + 1, sizeof(node_t)):
         free(before)
         return 0
     before[0] = stream.terminals
     memset(&stream.terminals, 0, sizeof(NodeSet))
     node = new_handle(device)
     map_put(&device.nodes, node, before)
+    made.nodes[made.count] = node
+    made.count += 1
     set_add(&stream.terminals, &node, 1)
     return node

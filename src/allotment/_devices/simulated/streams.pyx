@@ -164,14 +164,21 @@ cdef status_t event_destroy(void* self, event_t handle) noexcept nogil:
 
 cdef status_t event_record(void* self, event_t handle, stream_t on) noexcept nogil:
     cdef Simulation* device = <Simulation*> self
-    cdef SimStream* stream = NULL
-    cdef status_t status = enter_on(device, EVENT_RECORD, on, &stream)
+    cdef SimStream* stream
+    cdef status_t status = enter(device, EVENT_RECORD)
     cdef SimEvent* event
     if status != OK:
         return status
     event = <SimEvent*> map_get(&device.events, handle)
     if event == NULL:
         return leave(device, INVALID)
+    stream = stream_at(device, on)
+    if stream == NULL:
+        if map_get(&device.streams, on + 1) == NULL:
+            return leave(device, OUT_OF_MEMORY)
+        event.stream = NULL     # all that a destroyed stream had to do is done
+        event.capture = NULL
+        return leave(device, OK)
     event.stream = stream
     event.tick = stream.launched
     event.capture = stream.capture
@@ -288,9 +295,16 @@ cdef status_t capture_begin(void* self, stream_t handle, capture_t* capture) noe
 
 cdef void forget_capture(Simulation* device, SimCapture* capture) noexcept nogil:
     cdef SimCapture** place = &device.first_capture
+    cdef NodeSet* before
+    cdef size_t i
     while place[0] != capture:
         place = &place[0].next
     place[0] = capture.next
+    for i in range(capture.made.count):
+        before = <NodeSet*> map_pop(&device.nodes, capture.made.nodes[i])
+        set_clear(before)
+        free(before)
+    set_clear(&capture.made)
     free(capture)
 
 

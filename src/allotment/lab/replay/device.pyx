@@ -4,7 +4,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset, strlen
 
 from allotment._core.contract.table cimport (
-    CAN_EVENTS, CAN_VIRTUAL, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
+    CAN_EVENTS, CAN_VIRTUAL, IS_RECORDED, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, device_t, event_t, stream_t
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.trace cimport ACTION_OOM, ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_MAP
@@ -317,7 +317,7 @@ cdef class ReplayDevice(Device):
         self.family = "replay"
         self.name = f"replay:{capacity}"
         table.self = &self.state
-        table.capabilities = CAN_VIRTUAL | CAN_EVENTS
+        table.capabilities = CAN_VIRTUAL | CAN_EVENTS | IS_RECORDED
         table.segment_allocate = segment_allocate
         table.segment_free = segment_free
         table.range_reserve = range_reserve

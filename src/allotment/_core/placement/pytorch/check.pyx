@@ -1,7 +1,7 @@
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
-from allotment._core.mechanism.block cimport is_idle, is_plain, is_split
+from allotment._core.mechanism.block cimport is_idle, is_plain, is_split, is_within_reach
 from allotment._core.mechanism.broken cimport broken, show
 from allotment._core.mechanism.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.model.model cimport BIN_COUNT, Block, Engine, Pool, Rack, Range, Shelf
@@ -9,7 +9,7 @@ from allotment._core.records.stats cimport Totals
 
 
 cdef int check_node(Shelf* shelf, Block* block, Block* before, bint mapped) except -1:
-    if block.shelf != shelf or not is_idle(block) or block.mapped != mapped:
+    if block.shelf != shelf or not is_within_reach(block) or block.mapped != mapped:
         broken("shelves hold what is free", show(block))
     if before != NULL and not comes_before(before, block):
         broken("shelves are in order", f"{show(before)} before {show(block)}")
@@ -56,7 +56,7 @@ cdef int check_releasable(Rack* rack) except -1:
     cdef count_t count = 0
     cdef uint64_t freed_sum = 0
     while block != NULL:
-        if not block.releasable or is_split(block) or not is_plain(block) or not is_idle(block):
+        if not block.releasable or is_split(block) or not is_plain(block) or not is_within_reach(block):
             broken("only wholly free segments can be released", show(block))
         if block.older != before or (before != NULL and before.range.freed_at > block.range.freed_at):
             broken("releasable blocks are in order of age", show(block))
@@ -71,14 +71,15 @@ cdef int check_releasable(Rack* rack) except -1:
 
 cdef int check_at_hand(Rack* rack) except -1:
     cdef Block* block = rack.at_hand
-    if block != NULL and (block.shelf.rack != rack or not is_idle(block) or not block.mapped or block.releasable):
+    if block != NULL and (block.shelf.rack != rack or not is_within_reach(block) or not block.mapped
+                          or block.releasable):
         broken("what is at hand is free, and on no shelf", show(block))
     return 0
 
 
 cdef int check_block(const Range* range_, const Block* block) except -1:
     cdef Block* before = block.prev
-    if before != NULL and is_idle(before) and is_idle(block) and before.mapped == block.mapped:
+    if before != NULL and is_within_reach(before) and is_within_reach(block) and before.mapped == block.mapped:
         broken("free neighbours are merged", f"{show(before)} and {show(block)}")
     if block.shelf != range_.shelf:
         broken("blocks stay on the shelf of their range", show(block))
@@ -115,7 +116,7 @@ cdef int check_rack(Engine* engine, Rack* rack, Totals* totals) except -1:
             if is_idle(block) and is_plain(block) and is_split(block):
                 totals.inactive_split[rack.size_class] += 1
                 totals.inactive_split_bytes[rack.size_class] += block.size
-            if is_idle(block) and block != rack.at_hand:
+            if is_within_reach(block) and block != rack.at_hand:
                 if block.mapped:
                     free_blocks -= 1
                     if is_plain(block) and not is_split(block):

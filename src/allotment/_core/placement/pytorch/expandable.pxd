@@ -20,4 +20,5 @@ from allotment._core.model.model cimport Block, Engine, Failure, Range, Request
 
 cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil
 cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
+cdef void free_again(Engine* engine, Block* block) noexcept nogil
 cdef bint give_back_if_empty(Engine* engine, Block* block, Failure* failure) noexcept nogil

@@ -1,17 +1,19 @@
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport OUT_OF_MEMORY
-from allotment._core.contract.types cimport address_t, bytes_t, count_t
-from allotment._core.mechanism.block cimport block_drop, block_new, is_idle, link_after, link_before
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, count_t
+from allotment._core.mechanism.block cimport block_drop, block_new, is_within_reach, link_after, link_before
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
+from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.free_index cimport tree_first, tree_insert, tree_next, tree_remove
 from allotment._core.mechanism.pool cimport count_reserved
 from allotment._core.mechanism.ranges cimport (
     configured_range_bytes, map_pages, range_give_back, range_reserve, unmap_pages)
+from allotment._core.mechanism.streams cimport wait_for_stream
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf, StreamRecord
 from allotment._core.placement.pytorch.classes cimport page_size
-from allotment._core.placement.pytorch.shelves cimport absorb_if_free, shelve, unshelve
+from allotment._core.placement.pytorch.shelves cimport absorb_if_free, claim, shelve, unshelve
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.tools.slab cimport slab_reserve
 
@@ -39,11 +41,11 @@ cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
     hole = tree_first(shelf.unmapped) if shelf.unmapped != NULL else NULL
     while hole != NULL:
         start = hole
-        if hole.prev != NULL and is_idle(hole.prev):
+        if hole.prev != NULL and is_within_reach(hole.prev):
             start = hole.prev
         room = 0
         block = start
-        while block != NULL and is_idle(block):
+        while block != NULL and is_within_reach(block):
             room += block.size
             if room >= request.rounded:
                 return start
@@ -136,20 +138,45 @@ cdef Block* map_place(Engine* engine, Request* request, Block* block) noexcept n
     return block
 
 
+cdef bint holds_a_page(const Block* block) noexcept nogil:
+    """Whether some page lies wholly inside."""
+    cdef bytes_t page = block.range.page
+    cdef bytes_t offset = block.address - block.range.base
+    return (offset + page - 1) // page < (offset + block.size) // page
+
+
+cdef void free_again(Engine* engine, Block* block) noexcept nogil:
+    """Shelve a mapped block that was out of reach: its neighbours may have become free meanwhile."""
+    absorb_if_free(engine, block, block.prev)
+    absorb_if_free(engine, block, block.next)
+    shelve(block)
+
+
 cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Give up the whole pages inside a free block; what is left of it at either end stays free."""
+    """Give up the whole pages inside a free block, after its stream is done; what is left at either end stays free.
+
+    While the stream is in a capture, which waiting for it would spoil, all of them stay. Steps out.
+    """
     cdef Pool* pool = block.shelf.rack.pool
     cdef address_t start
     cdef bytes_t unmapped
     cdef bytes_t leading, trailing
     cdef Block* part
-    cdef bint ok
-    if not slab_reserve(&engine.block_slab, 2):
-        return host_memory_failed(failure)
-    ok = unmap_pages(engine, block.range, block.address, block.size, &start, &unmapped, failure)
+    cdef capture_t capture = 0
+    cdef bint ok = True
+    claim(block)
+    if holds_a_page(block):
+        ok = (capture_of(engine, block.shelf.stream.handle, &capture, failure)
+              and (capture != 0 or wait_for_stream(engine, block.shelf.stream.handle, failure)))
+    if ok and not slab_reserve(&engine.block_slab, 2):
+        ok = host_memory_failed(failure)
+    unmapped = 0
+    if ok and capture == 0:
+        ok = unmap_pages(engine, block.range, block.address, block.size, &start, &unmapped, failure)
+    block.deferred = False
     if unmapped == 0:
+        free_again(engine, block)
         return ok
-    unshelve(block)
     leading = start - block.address
     trailing = block.size - leading - unmapped
     block.address = start
@@ -158,11 +185,11 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
     if leading > 0:
         part = block_new(engine, block.shelf, block.range, start - leading, leading)
         link_before(block, part)
-        shelve(part)
+        free_again(engine, part)
     if trailing > 0:
         part = block_new(engine, block.shelf, block.range, start + unmapped, trailing)
         link_after(block, part)
-        shelve(part)
+        free_again(engine, part)
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
     put_unmapped(block)

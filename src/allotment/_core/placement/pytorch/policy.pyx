@@ -120,26 +120,29 @@ cdef bint release_oversize(Engine* engine, Request* request, bint* enough) noexc
     cdef Shelf* shelf = request.shelf
     cdef bytes_t wanted = max(request.rounded, engine.tuning.max_split)
     cdef bytes_t released = 0
-    cdef bytes_t size
+    cdef BlockList list
     cdef Block* block
-    cdef Block* smaller
+    cdef bint ok = True
     enough[0] = False
     tidy(shelf.rack)
     block = index_best_fit(shelf, wanted)
     if block != NULL and is_plain(block) and not is_split(block):
         enough[0] = segment_release(engine, block, request.context, &request.failure)
         return enough[0]
+    list.blocks = NULL
+    list.count = list.room = 0
     block = index_prev(shelf, block) if block != NULL else index_below(shelf, wanted)
-    while block != NULL and released < wanted and block.size >= engine.tuning.max_split:
-        smaller = index_prev(shelf, block)
-        size = block.size
+    while ok and block != NULL and released < wanted and block.size >= engine.tuning.max_split:
         if is_plain(block) and not is_split(block):
-            if not segment_release(engine, block, request.context, &request.failure):
-                return False
-            released += size
-        block = smaller
-    enough[0] = released >= wanted
-    return True
+            released += block.size
+            ok = list_append(&list, block)
+        block = index_prev(shelf, block)
+    if not ok:
+        host_memory_failed(&request.failure)
+    ok = ok and release_segments(engine, &list, 0, request.context, &request.failure)
+    free(list.blocks)
+    enough[0] = ok and released >= wanted
+    return ok
 
 
 # --- the chain ---------------------------------------------------------------------------------------------

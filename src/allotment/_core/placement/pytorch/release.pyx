@@ -8,9 +8,9 @@ from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.mechanism.segment cimport segment_forget, segment_give_back
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Rack, Shelf
-from allotment._core.placement.pytorch.expandable cimport give_back_if_empty, unmap_block
+from allotment._core.placement.pytorch.expandable cimport free_again, give_back_if_empty, unmap_block
 from allotment._core.placement.pytorch.release cimport BlockList
-from allotment._core.placement.pytorch.shelves cimport tidy, unshelve
+from allotment._core.placement.pytorch.shelves cimport claim, return_to_shelf, tidy
 from allotment._core.tools.arrays cimport make_room
 
 
@@ -36,27 +36,55 @@ cdef void list_sort(BlockList* list) noexcept nogil:
 
 
 cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Give a segment back. pre: `block` is free, plain, and all of its segment"""
+    """Give a segment back. Steps out. pre: `block` is free, plain, and all of its segment"""
+    claim(block)
     if not segment_give_back(engine, block, context, failure):
+        return_to_shelf(block)
         return False
-    unshelve(block)
     segment_forget(engine, block)
     return True
 
 
 cdef bint release_segments(Engine* engine, BlockList* list, bytes_t keep, uint32_t context,
                            Failure* failure) noexcept nogil:
-    """Release the listed segments of a pool in order, until it holds no more than `keep`.
+    """Release the listed segments of a pool in order, until it holds no more than `keep`. Steps out.
 
     pre: each block is free, plain, and all of its segment
     """
     cdef size_t i
+    cdef bint ok = True
+    claim_all(list)
     for i in range(list.count):
-        if list.blocks[i].shelf.rack.pool.reserved_bytes <= keep:
-            break
-        if not segment_release(engine, list.blocks[i], context, failure):
-            return False
-    return True
+        if ok and list.blocks[i].shelf.rack.pool.reserved_bytes > keep:
+            ok = segment_release(engine, list.blocks[i], context, failure)
+        else:
+            return_to_shelf(list.blocks[i])
+    return ok
+
+
+cdef void claim_all(BlockList* list) noexcept nogil:
+    """While one of them is given back, nobody else must have the others."""
+    cdef size_t i
+    for i in range(list.count):
+        claim(list.blocks[i])
+
+
+cdef bint unmap_blocks(Engine* engine, BlockList* list, bytes_t keep, bint ok, uint32_t context,
+                       Failure* failure) noexcept nogil:
+    """Unmap the listed blocks of a pool in order, until it holds no more than `keep`. Steps out. pre: claimed
+
+    Ranges that are empty then go too. All that comes behind a refusal is where it was, and everything if the first is
+    not to go (`ok` is False).
+    """
+    cdef size_t i
+    for i in range(list.count):
+        if ok and list.blocks[i].shelf.rack.pool.reserved_bytes > keep:
+            ok = (unmap_block(engine, list.blocks[i], context, failure)
+                  and give_back_if_empty(engine, list.blocks[i], failure))
+        else:
+            list.blocks[i].deferred = False
+            free_again(engine, list.blocks[i])
+    return ok
 
 
 cdef bint collect_expandable(Rack* rack, BlockList* list) noexcept nogil:
@@ -76,10 +104,12 @@ cdef bint collect_expandable(Rack* rack, BlockList* list) noexcept nogil:
 
 
 cdef bint release_rack(Engine* engine, Rack* rack, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Release plain segments that are wholly free, then unmap what is free of expandable ones, down to `keep`."""
+    """Release plain segments that are wholly free, then unmap what is free of expandable ones, down to `keep`.
+
+    Steps out.
+    """
     cdef BlockList plain, growing
     cdef Block* block
-    cdef size_t i
     cdef bint ok = True
     tidy(rack)
     block = rack.oldest
@@ -94,12 +124,9 @@ cdef bint release_rack(Engine* engine, Rack* rack, bytes_t keep, uint32_t contex
     else:
         list_sort(&plain)
         list_sort(&growing)
+        claim_all(&growing)
         ok = release_segments(engine, &plain, keep, context, failure)
-        for i in range(growing.count):
-            if not ok or rack.pool.reserved_bytes <= keep:
-                break
-            ok = (unmap_block(engine, growing.blocks[i], context, failure)
-                  and give_back_if_empty(engine, growing.blocks[i], failure))
+        ok = unmap_blocks(engine, &growing, keep, ok, context, failure)
     free(plain.blocks)
     free(growing.blocks)
     return ok

@@ -9,9 +9,9 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport (
-    count_free, cut_front, is_idle, is_plain, is_split, join, note_handed_out_of, trace_free)
+    count_free, cut_front, is_plain, is_split, is_within_reach, join, note_handed_out_of, trace_free)
 from allotment._core.mechanism.free_index cimport comes_before, index_best_fit, tree_remove
-from allotment._core.model.model cimport Block, Engine, Rack, Shelf
+from allotment._core.model.model cimport LEAVING, Block, Engine, Rack, Shelf
 from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_up
 
 # A block that has just become free is likely to be the next one asked for, or to be merged with the next one
@@ -20,6 +20,7 @@ from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_
 
 cdef void put_on_shelf(Block* block) noexcept nogil
 cdef void take_off_shelf(Block* block) noexcept nogil
+cdef void return_to_shelf(Block* block) noexcept nogil
 
 
 cdef inline void tidy(Rack* rack) noexcept nogil:
@@ -47,6 +48,13 @@ cdef inline void unshelve(Block* block) noexcept nogil:
         take_off_shelf(block)
 
 
+cdef inline void claim(Block* block) noexcept nogil:
+    """Take a free block out of everybody's reach, to give its memory back. A second time nothing happens."""
+    if block.deferred != LEAVING:
+        unshelve(block)
+        block.deferred = LEAVING
+
+
 cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
     """The smallest free block of at least `size`, of those the first in order; it stays where it is."""
     cdef Block* at_hand = shelf.rack.at_hand
@@ -58,7 +66,7 @@ cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
 
 cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
     """Merge a neighbour into a block that is in no set, if it is idle and of the same kind; bytes gained."""
-    if neighbour == NULL or not is_idle(neighbour) or neighbour.mapped != block.mapped:
+    if neighbour == NULL or not is_within_reach(neighbour) or neighbour.mapped != block.mapped:
         return 0
     if neighbour.mapped:
         unshelve(neighbour)

@@ -20,6 +20,30 @@ cdef void put_on_shelf(Block* block) noexcept nogil:
         rack.releasable_freed_sum += block.range.freed_at
 
 
+cdef void return_to_shelf(Block* block) noexcept nogil:
+    """Put back a plain segment that was claimed and could not go, with the age it had."""
+    cdef Rack* rack = block.shelf.rack
+    cdef Block* newer = rack.oldest
+    block.deferred = False
+    rack.free_bytes += block.size
+    index_insert(block.shelf, block)
+    while newer != NULL and newer.range.freed_at <= block.range.freed_at:
+        newer = newer.newer
+    block.releasable = True
+    block.newer = newer
+    block.older = newer.older if newer != NULL else rack.newest
+    if block.older != NULL:
+        block.older.newer = block
+    else:
+        rack.oldest = block
+    if newer != NULL:
+        newer.older = block
+    else:
+        rack.newest = block
+    rack.releasable_count += 1
+    rack.releasable_freed_sum += block.range.freed_at
+
+
 cdef void take_off_shelf(Block* block) noexcept nogil:
     cdef Rack* rack = block.shelf.rack
     rack.free_bytes -= block.size
