@@ -5,7 +5,7 @@
 Prints, for each workload: peak reserved over the most live in the recording, driver time and its ratio to that of
 PyTorch's default in the same run, driver calls about memory in the last quarter, and with --fit the smallest device
 over the most live. Then geometric means; workloads whose names begin with graph_train (private pools hold memory that
-nobody uses) or fsdp (dense placement has less live than was recorded) are left out of them and shown apart.
+nothing uses) or fsdp (dense placement has less live than was recorded) are left out of them and shown apart.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ An `.ops` file is int64 records: kind (0 allocate, 1 free asked for and still wa
 3 a stream's private pool is released, 4 empty_cache), block, size, stream index, microseconds. It has no addresses.
 So each block gets addresses of its own, in one segment for each stream that is as large as all its blocks together:
 a replay under any settings but the recorded ones asks for the same sizes in the same order and looks at nothing else.
-The settings that the snapshot states are ones that nobody asks for. Private pools are not told: their blocks become
+The settings that the snapshot states are ones that are never looked up. Private pools are not told: their blocks become
 blocks of their stream.
 """
 

@@ -116,7 +116,7 @@ def explained(theirs: Decisions, ours: Decisions, index: int, expected: str, got
 
 
 def in_fixed_order(entries: list[Decision]) -> Iterable[Decision]:
-    """Completions in one run, and releases in one run, have an order that nobody decides."""
+    """Completions in one run, and releases in one run, have no defined order."""
 
     def kind(entry: Decision) -> Any:
         return "release" if entry.action in RELEASES else entry.action

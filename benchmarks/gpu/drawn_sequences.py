@@ -1,4 +1,4 @@
-"""Sequences of which everything is drawn: family, settings and limit too. They find what nobody thought of.
+"""Sequences of which everything is drawn: family, settings and limit too. They find what was not thought of.
 
 Beside the families of sequences.py:
 

@@ -179,7 +179,7 @@ def main() -> int:
     processes = [start(allocator, SETTINGS[name]) for _, (allocator, name) in turns]
     for process in processes:
         assert process.stdout is not None
-        process.stdout.readline()  # nobody trains before all are ready
+        process.stdout.readline()  # none trains before all are ready
     for (turn, (allocator, name)), process in zip(turns, processes, strict=True):
         told = run(process)
         runs[allocator, name].append(told)

@@ -3,7 +3,7 @@
     compute-sanitizer --tool memcheck --report-api-errors no --show-backtrace no python benchmarks/gpu/torch_smoke.py
 
 The checker would report the allocation that is meant to be refused; and for its backtraces it keeps Python's frames,
-and with them tensors that nobody else has any more. An argument is taken as settings.
+and with them tensors without other references. An argument is taken as settings.
 
 Tensors on several streams, freed while they are read elsewhere; a training step, eager and captured; a pool; an
 allocation that is refused; everything given back. Ends with 1 if a value is not what it should be.

@@ -14,7 +14,7 @@ AllotmentError
 │   └── UnsupportedError    this device or allocator cannot do that at all
 │       └── UnsupportedOperationError   also an AttributeError: this kind of allocator has no such operation
 ├── FormatError             also a ValueError: a file that is not what it should be
-└── InvariantError          a bug in Allotment: the rule that broke; nobody should catch this
+└── InvariantError          a bug in Allotment: the rule that broke; not to be caught
 
 Facts are attributes; the message is built from them and says what to try.
 """

@@ -107,7 +107,7 @@ def test_a_block_is_found_in_whichever_allocator_it_came_from(allocator):
     allocator.free(first)
 
 
-def test_memory_of_nobody_is_refused(allocator):
+def test_unknown_memory_is_refused(allocator):
     tenants = DeviceTenants("cupy", allocator)
     with pytest.raises(AddressError, match="0x1234"):
         DeviceTenants.record_stream("cupy", 0, 0x1234, 0)
@@ -121,7 +121,7 @@ def test_another_frameworks_memory_is_not_touched(allocator):
         DeviceTenants.record_stream("cupy", 0, address, 0)
 
 
-def test_tenants_that_nobody_holds_are_forgotten(allocator):
+def test_unreferenced_tenants_are_forgotten(allocator):
     before = len(DeviceTenants._living)
     tenants = DeviceTenants("cupy", allocator)
     assert len(DeviceTenants._living) == before + 1

@@ -44,7 +44,7 @@ def test_numpy_sees_host_memory_without_a_copy_and_keeps_it_alive(view) -> None:
     assert live_blocks(allocator) == 0
 
 
-def test_a_dlpack_capsule_that_nobody_takes_gives_its_hold_up() -> None:
+def test_a_dlpack_capsule_that_is_never_taken_gives_its_hold_up() -> None:
     allocator = allotment.Allocator("host")
     capsule = allocator.empty(64).__dlpack__()
     assert live_blocks(allocator) == 1

@@ -18,7 +18,7 @@ _indices = itertools.count(1000)
 
 @pytest.fixture
 def device():
-    """A device that nobody has used: the table of allocators is the process's."""
+    """A device that was never used: the table of allocators is the process's."""
     return f"sim:1GiB#{next(_indices)}"
 
 
@@ -108,7 +108,7 @@ def test_an_allocator_on_another_device_is_refused(device):
 
 
 @pytest.mark.parametrize("name", ["cdua", "sim", "host:1", "cuda:x", ""])
-def test_a_device_that_nobody_knows_is_refused(plug, name):
+def test_an_unknown_device_is_refused(plug, name):
     for call in (allotment.current, allotment.get_device_allocator):
         with pytest.raises(RequestError, match="names no device"):
             call(name)

@@ -75,7 +75,7 @@ def test_a_stream_in_a_capture_is_not_waited_for(device, pool, stream):
     device.capture_end(stream)
 
 
-def test_release_gives_back_what_nobody_can_touch(device, pool, stream):
+def test_release_frees_what_is_not_in_use(device, pool, stream):
     kept, waiting, lent = (pool.allocate(1000) for _ in range(3))
     copy = device.hold(stream)
     pool.free(kept)

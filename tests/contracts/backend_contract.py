@@ -45,7 +45,7 @@ for group in GROUPS:
 class BackendContract:
     segment_size = 2 << 20
     exact_memory_info = False
-    """Whether nobody else uses the device, and its free memory moves by exactly what is allocated and created."""
+    """Whether no other process uses the device, and its free memory moves by exactly what is allocated and created."""
     notices_empty_unmaps = True
     """Whether the device refuses to unmap where nothing is mapped; a driver may find that there is nothing to do."""
 
@@ -729,7 +729,7 @@ class BackendContract:
         probe.ordered_reset_high()
         assert probe.ordered_usage()[1] == used
 
-    def test_the_pool_gives_back_what_nobody_uses(self, probe: Probe, stream: int) -> None:
+    def test_the_pool_releases_what_is_unused(self, probe: Probe, stream: int) -> None:
         need(probe, Capability.STREAM_ORDERED)
         kept, given = (probe.ordered_allocate(16 * self.segment_size, stream) for _ in range(2))
         held = probe.ordered_usage()[2]

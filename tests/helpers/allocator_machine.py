@@ -170,7 +170,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.freed)
     @rule(data=st.data())
     def malloc_again(self, data: st.DataObject) -> None:
-        """As a block that was freed before: its memory fits, once nobody reads it any more."""
+        """As a block that was freed before: its memory fits, once no stream reads it any more."""
         self.malloc(*data.draw(st.sampled_from(self.freed[-8:])))
 
     @rule(sizes=st.lists(SMALL | LARGE | BOUNDARY, min_size=2, max_size=6), stream=STREAM)
@@ -201,7 +201,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         if size == 0:
             assert address == 0
             return
-        self.check_nobody_reads(address, size)
+        self.check_no_stream_reads(address, size)
         assert not any(b.address < address + size and address < b.address + b.size for b in self.blocks.values())
         self.blocks[address] = Block(address, size, stream, pool if self.alloc.caching else None)
         if self.alloc.caching:
@@ -229,7 +229,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             fewest_divisions = 4
             assert given["size"] - block.size < max(512, block.size / fewest_divisions + 512) or block.size > 512 * KIB
 
-    def check_nobody_reads(self, address: int, size: int) -> None:
+    def check_no_stream_reads(self, address: int, size: int) -> None:
         for reader in [r for r in self.readers if r.start < address + size and address < r.end]:
             assert self.probe.event_query(reader.event), "a block was handed out while another stream reads it"
             self.readers.remove(reader)

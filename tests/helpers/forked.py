@@ -14,7 +14,7 @@ def fork_past_python() -> int:
     """As a library in C does it: Python's hooks are not called.
 
     Python is not made for that: if another thread has asked for the interpreter, the child waits for ever to hand it
-    over. So who has asked gets it first, and at the moment of the fork nobody asks.
+    over. So who has asked gets it first, and at the moment of the fork none asks.
     """
     fork = ctypes.PyDLL(None).fork
     interval = sys.getswitchinterval()

@@ -78,7 +78,7 @@ class Graph:
     def capture_begin(self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global") -> None:
         if self.world.stream == 0:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        assert pool is not None, "PyTorch would choose one that nobody else knows"
+        assert pool is not None, "PyTorch would choose one that is known nowhere else"
         self.begun_with = pool
         self.world.allocator.begin_allocate_to_pool(pool)
         if self.world.refuses_captures:
@@ -237,7 +237,7 @@ def pretend() -> World:
     return world
 
 
-ADAPTER = ("standing", "answers", "pool", "cudnn", "patching", "memory", "captures")
+ADAPTER = ("process_state", "replacements", "pool", "cudnn", "patching", "memory", "captures")
 """The adapter's modules that are not compiled, in order of import."""
 
 

@@ -4,7 +4,7 @@
 
 Each thread allocates, fills with a pattern of its own, hands blocks to other threads, records streams, frees, and
 now and then empties the cache, captures a graph into a pool of its own or uses a private pool. Whoever frees a
-block checks that nobody wrote into it. Ends with 0 if there was no error.
+block checks that no one wrote into it. Ends with 0 if there was no error.
 """
 
 from __future__ import annotations

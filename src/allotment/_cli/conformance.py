@@ -107,7 +107,7 @@ def _detail(result: Result) -> str:
     if result.status == "equal" and result.order_dependent:
         first, *others = result.order_dependent
         more = f" and {len(others)} more" if others else ""
-        return f"apart from what depends on an order that nobody decides ({first}{more})"
+        return f"apart from what depends on an undefined order ({first}{more})"
     return result.what
 
 

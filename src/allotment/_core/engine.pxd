@@ -80,7 +80,7 @@ cdef inline void engine_leave(Engine* engine) noexcept nogil:
 cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
     """Whether the interpreter lock, which the caller holds and will keep, is guard enough for a short visit.
 
-    It is while nobody can come in without it: no C entry points, nobody inside, waiting outside of it or about to come
+    It is while no thread can enter without it: no C entry points, no thread inside, waiting outside of it or about to come
     back, and no function of the user's to call, which could let another thread run.
     """
     return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_free(&engine.lock.word)
@@ -91,7 +91,7 @@ cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:
     return lock_is_mine(&engine.lock)
 
 
-cdef inline bint asks_nobody(const Engine* engine) noexcept nogil:
+cdef inline bint needs_no_calls(const Engine* engine) noexcept nogil:
     """Whether a request that hits the cache is served without a call to the device or anybody's function."""
     return not (anything_waits(engine) and begins_with_device(engine)) and engine.impure_routes == 0
 
@@ -148,7 +148,7 @@ cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef inline void release_block(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The user is done with a block that nobody else uses: `free_at_once`, with PyTorch's placement inlined."""
+    """The user is done with a block that no other stream uses: `free_at_once`, with PyTorch's placement inlined."""
     if block.shelf.rack.arena != NULL:
         free_at_once(engine, block, context)
         return

@@ -125,7 +125,7 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
 
 
 cdef bint engine_retire(Engine* engine) noexcept nogil:
-    """Give back all that nobody has; whether that was everything. The engine itself stays usable."""
+    """Give back all free memory; whether that was everything. The engine itself stays usable."""
     cdef Pool* pool = engine.first_pool
     cdef Failure failure
     while engine.routes != NULL:

@@ -3,7 +3,7 @@
 What a device offers beyond the contract it offers as methods, and a device without them is no worse a device:
 
     submit(stream, function, arguments)     run a Python function in stream order
-    take_exception(stream)                  what such a function raised, if nobody has been told yet
+    take_exception(stream)                  what such a function raised, if not raised yet
     _runs_by_itself                         True if work goes on whether or not somebody waits for it
 """
 

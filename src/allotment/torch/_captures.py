@@ -17,7 +17,7 @@ import torch  # type: ignore[import-not-found]
 
 from allotment._allocators.caching.pools import PoolId
 from allotment.errors import PoolError
-from allotment.torch._answers import allocator_of
+from allotment.torch._replacements import allocator_of
 
 
 @dataclass(frozen=True, slots=True)

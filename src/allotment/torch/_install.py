@@ -14,7 +14,7 @@ from allotment._allocators.current import current_caching
 from allotment._rules import nearest_version
 from allotment.errors import PoolError, RequestError, UnsupportedError
 from allotment.torch._captures import end_failed_captures
-from allotment.torch._standing import standing
+from allotment.torch._process_state import process_state
 
 if TYPE_CHECKING:
     from allotment._allocators.caching.allocator import Allocator
@@ -98,7 +98,7 @@ def _prepare(settings: str | config.Settings | None) -> Any:
             f" build it again ({error})",
             operation="install",
         ) from error
-    _settings = standing.settings = _as_record(settings)
+    _settings = process_state.settings = _as_record(settings)
     _ids_before.extend(leave_ids_to_others())
     hooks.serve_with(_tenant_on, _current_stream)
     addresses = hooks.addresses()
@@ -141,9 +141,9 @@ def _current_stream(index: int) -> int:
 
 def _tenant_on(index: int) -> Tenant:
     """PyTorch as a tenant of the allocator that everybody on the device shares."""
-    allocator = current_caching(f"cuda:{index}", settings=standing.settings)
+    allocator = current_caching(f"cuda:{index}", settings=process_state.settings)
     _refuse_pools_of_before(allocator)
-    if allocator.settings != standing.settings:
+    if allocator.settings != process_state.settings:
         warnings.warn(
             f"{allocator.device.name} has a shared allocator already, which keeps its settings; call"
             " allotment.torch.install() before others use it, or configure() it",
@@ -151,7 +151,7 @@ def _tenant_on(index: int) -> Tenant:
         )
     if config.pytorch_caching_disabled():
         allocator.caching = False
-    standing.tell(allocator)
+    process_state.tell(allocator)
     return allocator.tenant(TENANT)
 
 

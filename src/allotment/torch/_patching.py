@@ -1,4 +1,4 @@
-"""Our answers under PyTorch's own names.
+"""Our replacements under PyTorch's own names.
 
 What is replaced are the functions of `torch._C` that `torch.cuda.memory` and `torch.accelerator` call, so that those
 modules' functions work as they are: with their own parameters and messages, and also for whoever imported them before.
@@ -15,7 +15,7 @@ import torch  # type: ignore[import-not-found]
 import torch.cuda.memory  # type: ignore[import-not-found]
 
 from allotment.torch import _cudnn as cudnn
-from allotment.torch._answers import REPLACEMENTS
+from allotment.torch._replacements import REPLACEMENTS
 from allotment.torch._pool import MemPool
 
 _lock = threading.Lock()

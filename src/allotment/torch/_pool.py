@@ -9,7 +9,7 @@ import torch  # type: ignore[import-not-found]
 
 from allotment._allocators.caching.pools import PoolId
 from allotment.errors import UnsupportedError
-from allotment.torch._answers import allocator_of, memory_snapshot, used_devices
+from allotment.torch._replacements import allocator_of, memory_snapshot, used_devices
 
 
 class MemPool:

@@ -39,8 +39,8 @@ from torch.cuda.memory import (  # type: ignore[import-not-found]
 from allotment import _texts as texts
 from allotment._allocators.caching.pools import PoolId
 from allotment._core.records.history import get_user_metadata, set_user_metadata
-from allotment.torch import _answers as answers
-from allotment.torch._answers import is_history_enabled
+from allotment.torch import _replacements as replacements
+from allotment.torch._replacements import is_history_enabled
 from allotment.torch._patching import is_patched, patch, unpatch
 from allotment.torch._pool import MemPool
 
@@ -113,7 +113,7 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
     """All counters of a device; nothing before PyTorch is initialized."""
     if not torch.cuda.is_initialized():
         return {}
-    return answers.nested_stats(_index(device))
+    return replacements.nested_stats(_index(device))
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -159,12 +159,12 @@ _RENAMED = "`torch.cuda.{}` has been renamed to `torch.cuda.{}`"
 
 def reset_accumulated_memory_stats(device: Device = None) -> None:
     """Start the counts of what was ever allocated and freed, of retries and of failures, again at 0."""
-    answers.reset_accumulated_stats(_index(device))
+    replacements.reset_accumulated_stats(_index(device))
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
     """Start every peak again at what is the case now."""
-    answers.reset_peak_stats(_index(device))
+    replacements.reset_peak_stats(_index(device))
 
 
 def reset_max_memory_allocated(device: Device = None) -> None:
@@ -199,13 +199,13 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
         raise TypeError("Invalid type for fraction argument, must be `float`")
     if fraction < 0 or fraction > 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-    answers.set_memory_fraction(fraction, index)
+    replacements.set_memory_fraction(fraction, index)
 
 
 def get_per_process_memory_fraction(device: Device = None) -> float:
     """The part of the device's memory that the allocator may hold."""
     torch.cuda.init()
-    return answers.memory_fraction(_named_index(device))
+    return replacements.memory_fraction(_named_index(device))
 
 
 def _named_index(device: Device) -> int:
@@ -216,13 +216,13 @@ def _named_index(device: Device) -> int:
 def caching_allocator_enable(value: bool = True) -> None:
     """Whether requests go through the cache. Off: each is a device allocation of its own."""
     if torch.cuda.is_initialized():
-        answers.enable_caching(value)
+        replacements.enable_caching(value)
 
 
 @contextmanager
 def caching_allocator_disabled() -> Iterator[None]:
     """Inside the block, each request is a device allocation of its own."""
-    before = answers.is_caching()
+    before = replacements.is_caching()
     caching_allocator_enable(False)
     try:
         yield
@@ -232,7 +232,7 @@ def caching_allocator_disabled() -> Iterator[None]:
 
 def get_allocator_backend() -> str:
     """ "allotment"."""
-    return answers.allocator_backend()
+    return replacements.allocator_backend()
 
 
 def _set_allocator_settings(env: str) -> None:
@@ -241,7 +241,7 @@ def _set_allocator_settings(env: str) -> None:
         FutureWarning,
         stacklevel=2,
     )
-    answers.set_allocator_settings(env)
+    replacements.set_allocator_settings(env)
 
 
 # -- History and snapshots -------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def _record_memory_history_impl(
 ) -> None:
     if not record_cuda:  # pinned memory alone is wanted, which is not ours
         return
-    answers.record_history(
+    replacements.record_history(
         enabled,
         context,
         stacks,
@@ -298,7 +298,7 @@ def _record_memory_history_legacy(
     global_record_annotations: bool = False,
     skip_actions: Collection[str] | None = None,
 ) -> None:
-    answers.record_history_legacy(
+    replacements.record_history_legacy(
         enabled,
         record_context,
         trace_alloc_max_entries,
@@ -318,13 +318,13 @@ record_history = _record_memory_history
 def memory_snapshot(mempool_id: PoolId | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
     """The segments of all devices, or those of one pool."""
     first, second = (0, 0) if mempool_id is None else (mempool_id[0], mempool_id[1])
-    segments: list[dict[str, Any]] = answers.memory_snapshot((first, second, include_traces))["segments"]
+    segments: list[dict[str, Any]] = replacements.memory_snapshot((first, second, include_traces))["segments"]
     return segments
 
 
 def _snapshot(device: Device = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
     """Segments, history and settings of all devices, in the form that PyTorch's memory tools read."""
-    snapshot = answers.memory_snapshot(None)
+    snapshot = replacements.memory_snapshot(None)
     if augment_with_fx_traces:
         from torch._utils import _augment_memory_snapshot_stack_traces  # type: ignore[import-not-found]
 
@@ -342,8 +342,8 @@ def _dump_snapshot(
 
 
 def _allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
-    """The frames of whoever allocated the block that starts there; None if it is no live block, or nobody recorded."""
-    return answers.allocation_traceback(data_ptr)
+    """The frames of whoever allocated the block that starts there; None if there is no live block, or nothing recorded."""
+    return replacements.allocation_traceback(data_ptr)
 
 
 def _set_memory_metadata(metadata: str) -> None:

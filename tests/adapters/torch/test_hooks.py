@@ -153,7 +153,7 @@ def test_a_recorded_stream_holds_the_block_back(torch_side):
     assert [(stream, block) for stream, _, block in torch_side.allocator.pending_events()] == [(7, address)]
 
 
-def test_a_stream_recorded_for_nobodys_memory_is_an_error(torch_side):
+def test_a_stream_recorded_for_unknown_memory_is_an_error(torch_side):
     outcome, text, _ = torch_side.record_stream(0x1234, 7)
     assert outcome == FAILED
     assert "invalid device pointer" in text

@@ -191,13 +191,13 @@ def test_caching_that_pytorchs_variable_forbids_stays_off(stand, monkeypatch):
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     stand.memory.caching_allocator_enable(True)
     assert not stand.allocators[0].caching
-    assert not stand.answers.is_caching()
+    assert not stand.replacements.is_caching()
 
 
 def test_before_pytorch_is_initialized_caching_is_left_alone(stand):
     stand.world.initialized = False
     stand.memory.caching_allocator_enable(False)
-    assert stand.answers.is_caching()
+    assert stand.replacements.is_caching()
 
 
 def test_settings_go_to_the_allocator_and_to_pytorch(stand):
@@ -210,21 +210,21 @@ def test_settings_go_to_the_allocator_and_to_pytorch(stand):
 def test_a_fault_in_settings_is_pytorchs_complaint_and_what_stood_before_it_is_applied(stand):
     stand.world.complaint = ValueError("Unrecognized key")
     with pytest.raises(ValueError, match="Unrecognized key"):
-        stand.answers.set_allocator_settings("garbage_collection_threshold:0.5,no_such_key:1")
+        stand.replacements.set_allocator_settings("garbage_collection_threshold:0.5,no_such_key:1")
     assert stand.allocators[0].settings.garbage_collection_threshold == 0.5
 
 
 def test_settings_that_are_no_text_are_refused(stand):
     with pytest.raises(TypeError, match="settings are a text, not int"):
-        stand.answers.set_allocator_settings(5)
+        stand.replacements.set_allocator_settings(5)
 
 
 def test_settings_are_kept_for_devices_that_are_used_later(stand):
     stand.world.initialized = False
-    stand.answers.set_allocator_settings("expandable_segments:True")
-    stand.answers.set_allocator_settings("garbage_collection_threshold:0.5")
-    assert stand.standing.standing.settings.expandable_segments
-    assert stand.standing.standing.settings.garbage_collection_threshold == 0.5
+    stand.replacements.set_allocator_settings("expandable_segments:True")
+    stand.replacements.set_allocator_settings("garbage_collection_threshold:0.5")
+    assert stand.process_state.process_state.settings.expandable_segments
+    assert stand.process_state.process_state.settings.garbage_collection_threshold == 0.5
     assert stand.memory._snapshot()["allocator_settings"]["expandable_segments"]
 
 
@@ -233,10 +233,10 @@ def test_a_device_that_is_used_later_is_told_what_the_others_were(stand):
     stand.memory.record_history(context=None)
     later = stand.allocators[1]
     assert later.caching
-    stand.standing.standing.tell(later)
+    stand.process_state.process_state.tell(later)
     assert not later.caching
     later.caching = True
-    stand.standing.standing.tell(later)
+    stand.process_state.process_state.tell(later)
     assert later.caching, "it was told once"
     later.malloc(MIB)
     assert [entry["action"] for entry in later.snapshot()["device_traces"][-1]] == ["segment_alloc", "alloc"]
@@ -251,8 +251,8 @@ def test_the_backend_has_a_name_of_its_own(stand):
 
 def test_an_observer_is_called_with_pytorchs_four_numbers(stand):
     calls = []
-    stand.answers.attach_out_of_memory_observer(lambda *numbers: calls.append(numbers))
-    stand.standing.standing.tell(stand.allocators[1])
+    stand.replacements.attach_out_of_memory_observer(lambda *numbers: calls.append(numbers))
+    stand.process_state.process_state.tell(stand.allocators[1])
     with pytest.raises(MemoryError):
         stand.allocators[0].malloc(1025 * MIB)
     stand.allocators[1].limit = 64 * MIB
@@ -416,10 +416,10 @@ def test_a_pool_over_another_allocator_is_refused(stand):
 
 def test_live_allocations_of_a_pool_are_compared(stand):
     pool = stand.memory.MemPool()
-    assert stand.answers.check_pool_live_allocations(0, pool.id, set())
-    assert not stand.answers.check_pool_live_allocations(0, pool.id, {512})
+    assert stand.replacements.check_pool_live_allocations(0, pool.id, set())
+    assert not stand.replacements.check_pool_live_allocations(0, pool.id, {512})
     with pytest.raises(RuntimeError, match="Could not find pool of id"):
-        stand.answers.check_pool_live_allocations(0, (0, 99), set())
+        stand.replacements.check_pool_live_allocations(0, (0, 99), set())
 
 
 # Under PyTorch's own names.
@@ -445,10 +445,10 @@ def test_pytorchs_functions_raise_without_the_patch_and_answer_with_it(stand):
 
 
 def test_the_patch_answers_everything_that_was_refused(stand):
-    assert set(REFUSED) <= set(stand.answers.REPLACEMENTS)
+    assert set(REFUSED) <= set(stand.replacements.REPLACEMENTS)
     stand.patching.patch()
     assert stand.patching.is_patched()
-    for name, replacement in stand.answers.REPLACEMENTS.items():
+    for name, replacement in stand.replacements.REPLACEMENTS.items():
         assert getattr(stand.torch._C, name) is replacement
     assert stand.torch.cuda.MemPool is stand.torch.cuda.memory.MemPool is stand.memory.MemPool
 

@@ -81,7 +81,7 @@ def test_only_caching_allocators_have_a_table(what):
         entry_points_address(what)
 
 
-def test_an_address_of_nobodys_is_refused(table):
+def test_an_unknown_address_is_refused(table):
     assert table.free(0x1234) == 0
     assert table.last_error() == "invalid device pointer: 0x1234"
 

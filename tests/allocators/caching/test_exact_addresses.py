@@ -63,7 +63,7 @@ def test_a_request_larger_than_the_reserve_of_its_stream_fails_and_says_so():
     check(alloc)
 
 
-def test_a_rejected_request_releases_nothing_and_tells_nobody():
+def test_a_rejected_request_releases_nothing_and_tells_no_one():
     alloc = on_device(settings="throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5")
     alloc.memory_fraction = 1.0
     told = []

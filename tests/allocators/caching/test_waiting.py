@@ -1,4 +1,4 @@
-"""Nobody is waited for, and nobody else's function runs, under a lock of the allocator's.
+"""No wait for others' work, and no function of others, happens under a lock of the allocator's.
 
 Each program deadlocked when that was not so.
 """
@@ -153,7 +153,7 @@ def test_a_function_on_a_stream_is_refused_what_others_would_have_to_wait_for():
         stream.synchronize()
         gate.set()
         other.synchronize()
-        stream.submit(allocator.empty_cache)        # nobody else has work now
+        stream.submit(allocator.empty_cache)        # no other stream has work now
         stream.synchronize()
         print(allocator.stats()["reserved_bytes.all.current"])
     """) == "True\n0\n"
@@ -177,7 +177,7 @@ class Freeing(Backend):
         del self.segments[address]
 
 
-def test_what_is_on_its_way_back_is_seen_as_free_and_handed_to_nobody():
+def test_what_is_on_its_way_back_is_seen_as_free_and_handed_to_no_one():
     seen = []
 
     def meanwhile(address):

@@ -500,7 +500,7 @@ def test_a_memory_fraction_can_be_read_once_somebody_heard_it(memory):
     assert (plug.memory_fraction, plug.get_memory_fraction(3)) == (0.5, 0.25)
 
 
-def test_a_memory_fraction_that_nobody_heard_is_not_in_force(plug):
+def test_a_memory_fraction_that_was_not_passed_on_is_not_in_force(plug):
     plug.memory_fraction = 0.5
     with pytest.raises(UnsupportedError, match="give it a memory_fraction function"):
         _ = plug.memory_fraction
@@ -745,7 +745,7 @@ def test_a_buffer_of_no_memory_is_out_of_memory(plug, memory):
         plug.empty(10)
 
 
-def test_figures_of_a_device_that_nobody_gave_are_not_told():
+def test_figures_of_a_device_that_were_not_given_are_not_told():
     plug = PluggableAllocator(lambda *request: 0, print)
     with pytest.raises(OutOfMemoryError, match=r"was needed\. Allocator: 0 bytes reserved"):
         plug.empty(10)

@@ -687,7 +687,7 @@ def test_streams_that_freed_in_a_capture_are_joined_at_its_end(alloc):
         made_on_side = alloc.malloc(MIB, SIDE)
         device.wait(MAIN, SIDE)
         alloc.record_stream(used_on_side, SIDE)
-        alloc.free(used_on_side)  # on the allocator's own stream, which nobody else can join
+        alloc.free(used_on_side)  # on the allocator's own stream, which nothing else can join
         alloc.free(made_on_side)
     assert device.capture_of(SIDE) == device.capture_of(MAIN) == 0
 

@@ -171,7 +171,7 @@ def test_an_interrupt_that_was_raised_is_not_named_again():
     assert in_clean_up.__context__ is None
 
 
-def test_a_refusal_that_was_overcome_is_nobodys_cause():
+def test_a_refusal_that_was_overcome_is_no_cause():
     device = Failing()
     status = fail(device, MemoryError("first"))
     device.allocate_raises = None
@@ -200,7 +200,7 @@ def test_nothing_of_a_taken_exception_is_kept_alive():
     assert alive() is None
 
 
-def test_an_exception_that_nobody_took_goes_with_its_device():
+def test_an_exception_that_was_not_taken_goes_with_its_device():
     device = Failing()
     alive = weakref.ref(device)
     fail(device, OSError("gone"))

@@ -164,7 +164,7 @@ def test_other_pools_are_not_touched(alloc, pool):
 # --- what cannot be ---
 
 
-def test_a_pool_that_nobody_uses_has_no_state():
+def test_a_pool_without_users_has_no_state():
     alloc = on_device()
     pool = alloc.pool()
     address = served(alloc, pool, MIB)[0]
@@ -323,7 +323,7 @@ def test_a_device_without_an_event_to_give_does_not_stop_a_restore(failing):
     pool.close()
 
 
-# --- states that nobody took ---
+# --- states that were never taken ---
 
 
 def tampered(state, change):

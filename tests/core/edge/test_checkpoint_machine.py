@@ -169,7 +169,7 @@ class CheckpointMachine(RuleBasedStateMachine):
             for block in segment.blocks:
                 if block.mapped:
                     assert now.pop(block.address) == (block.size, "active_allocated" if block.in_use else "inactive")
-        assert all(left != "active_allocated" for _, left in now.values()), "what came later is nobody's"
+        assert all(left != "active_allocated" for _, left in now.values()), "what came later is free"
 
     # --- what must hold ---
 

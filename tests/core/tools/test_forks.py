@@ -116,7 +116,7 @@ def test_allocators_come_and_go_between_forks():
         assert goes_well_in_child(lambda: allocators[0].malloc(MIB))  # noqa: B023 - done before the next round
 
 
-def test_a_fork_past_python_waits_for_nobody_inside_and_leaves_all_others_free(alarm):
+def test_a_fork_past_python_waits_for_no_thread_inside_and_leaves_all_others_free(alarm):
     device = SlowDevice()
     busy, others = Allocator(device), [Allocator("sim:1GiB"), Allocator("host")]
     inside = threading.Thread(target=busy.malloc, args=(MIB,))

@@ -15,7 +15,7 @@ SIZE = 1 << 16
 
 
 def array_at(address: int, size: int = SIZE) -> np.ndarray:
-    """Memory at an address, owned by nobody: only the allocator's rules protect it."""
+    """Memory at an address, without an owner: only the allocator's rules protect it."""
     return np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
 
 

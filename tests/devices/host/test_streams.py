@@ -146,7 +146,7 @@ def test_even_an_interrupt_in_a_function_is_the_callers_to_handle(device):
         stream.synchronize()
 
 
-def test_an_exception_nobody_can_ask_for_any_more_is_reported(device, gate, unraisable):
+def test_an_exception_that_cannot_be_asked_for_any_more_is_reported(device, gate, unraisable):
     before, after = Stream(device), Stream(device)
     before.submit(fail, "before")
     Probe(device).device_synchronize()

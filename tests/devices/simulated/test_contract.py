@@ -37,10 +37,10 @@ class TestSimulatedContract(BackendContract):
     # What it leaves out on purpose.
 
     def test_sharing_is_of_segments_or_of_chunks_or_of_both(self):
-        pytest.skip("what it exports nobody can open: there is nothing behind it")
+        pytest.skip("what it exports cannot be opened: there is nothing behind it")
 
     def test_a_chunk_imported_by_descriptor_is_the_same_memory(self):
-        pytest.skip("what it exports nobody can open: there is nothing behind it")
+        pytest.skip("what it exports cannot be opened: there is nothing behind it")
 
     def test_a_stream_waits_for_an_event_of_another(self):
         pytest.skip("when a stream's own work is done is left to who finishes it")

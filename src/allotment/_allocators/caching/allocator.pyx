@@ -10,7 +10,7 @@ from allotment._allocators.upcalls cimport call_free_memory
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.edge.sharing cimport SharedHandle, share_block
 from allotment._core.engine cimport (
-    asks_nobody, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once,
+    needs_no_calls, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once,
     engine_is_inside,
     engine_leave, engine_record_stream, engine_try_enter, is_guarded_already, release_block,
     serve_from_cache)
@@ -125,7 +125,7 @@ cdef class Allocator(PoolingAllocator):
         request.stream = <stream_t> handle
         request.thread = thread
         request.context = tenant | capture_stack() if self.level >= STATE else tenant
-        if is_guarded_already(engine) and asks_nobody(engine) and not engine.uncached:
+        if is_guarded_already(engine) and needs_no_calls(engine) and not engine.uncached:
             # The hot path: a hit is served under the interpreter lock alone.
             block = serve_from_cache(engine, &request)
             if block != NULL:

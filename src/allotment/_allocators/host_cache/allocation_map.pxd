@@ -35,7 +35,7 @@ cdef enum Outcome:
 # Memory that came from a system. Free lists give it back once, however often it was freed into them:
 #
 #     in the map, times_cached 0      in use
-#     in the map, times_cached 1      on a free list; above 1 only if a free was repeated and nobody checked
+#     in the map, times_cached 1      on a free list; above 1 only if a free was repeated and checks are off
 #     not in the map, times_cached>0  declared as freed outside, or its other allocator is gone; still on a list
 #
 # When neither holds any more, the record is recycled.

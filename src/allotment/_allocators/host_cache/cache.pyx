@@ -3,7 +3,7 @@
 The lock story. One lock serves the whole process (see core/allocation_map.pxd): under it is C data alone, no
 system call and no Python, so it is held for nanoseconds and never while waiting for anything. A request that
 hits the cache, and a free that is cached, keep the interpreter lock and only *try* the other; if somebody has
-it, the interpreter is let go first and the whole step is done without it. Nobody ever waits for the interpreter
+it, the interpreter is let go first and the whole step is done without it. No thread ever waits for the interpreter
 while holding the lock, so C callers and the handlers around a fork may wait for the lock whatever they hold.
 System calls, also those of memory written in Python, are made with neither. The guard is thread-local and
 needs no lock.

@@ -51,7 +51,7 @@ cdef struct Cache:
 # NULL: no memory. `system` must live forever.
 cdef Cache* cache_create(System* system, bint is_checked) noexcept nogil
 
-# pre: nobody uses it any more. Releases what it keeps.
+# pre: it is not in use any more. Releases what it keeps.
 cdef void cache_destroy(Cache* cache) noexcept nogil
 
 # These take the lock themselves, waiting for it if need be; pre: the calling thread does not hold it.

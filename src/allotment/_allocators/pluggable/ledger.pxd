@@ -9,7 +9,7 @@ Two functions give and take memory and tell us nothing. What can be known is wha
     - The null pointer is entered like any other, for whoever frees it, but counts as no memory: only as a request
       that was refused, if anything was requested.
 
-The lock guards C data alone: nothing of the user's is called under it and nobody under it wants the interpreter
+The lock guards C data alone: nothing of the user's is called under it and no thread under it wants the interpreter
 lock. So it is held for nanoseconds, and may be waited for with the interpreter lock held.
 """
 

@@ -9,7 +9,7 @@ unifying stream, after it was told to wait for all of them:
     unifying                       wait  free
 
 The lock guards the records and is never held while the device is called; a block that is on its way to the device
-or back is in nobody's records, so nobody else can touch it.
+or back is in no record, so no other thread can touch it.
 
 While a capture is under way (anywhere in the process: there is one at a time) what was allocated outside it cannot
 be freed. Such frees are postponed, and done by the first request or free after it. What the capture itself

@@ -17,7 +17,7 @@ cdef class Failures:
     """What the methods of one device raised, until it is raised as the cause of ours.
 
     The device owns it: an exception leads to its traceback, that to the frame of the method, and that to
-    the device, a circle which a collection can only untie if nobody outside holds a part of it.
+    the device, a circle which a collection can only untie if nothing outside holds a part of it.
     """
     cdef void* device
     cdef bint is_finalized
@@ -38,7 +38,7 @@ cdef int check_status(Device device, status_t status, str operation) except -1
 cdef int require(Device device, bint is_there, str operation) except -1
 
 # The exception that stands behind this thread's last failure with this status on this device; without one, an
-# interrupt that nobody was told of yet; else None. A second call gives None.
+# interrupt that was not raised yet; else None. A second call gives None.
 cdef object take_cause(DeviceTable* table, status_t status)
 
 # The device's own words on this thread's last failure; "" if it has none.

@@ -40,7 +40,7 @@ cdef class Failures:
 
 # Of what is collected together, the collector first finalizes everything, then looks once more at what leads
 # where, and only then takes anything apart. A finalizer may well call the device, for instance to give memory back;
-# the second look is the moment after which nobody may, and no other is told to us.
+# the second look is the moment after which none may, and no other is told to us.
 cdef traverseproc traverse_members = (<PyTypeObject*> Failures).tp_traverse
 
 cdef int traverse(PyObject* self, visitproc visit, void* argument) except -1:
@@ -109,7 +109,7 @@ cdef int keep_failure(void* device, status_t status, object exception) except -1
     replaced = failures.exceptions.get((thread, status))
     failures.exceptions[thread, status] = exception
     if is_interrupt(replaced):
-        # Nobody has raised it yet, and a user's Ctrl-C must not vanish under the failure of a clean-up.
+        # It was not raised yet, and a user's Ctrl-C must not vanish under the failure of a clean-up.
         put_under(exception, replaced)
     return 0
 

@@ -83,7 +83,7 @@ cdef int count_range(Counting* counting, const Range* range_) except -1:
         if block.mapped:
             count_part(counting, block, block.address, block.size, False)
         elif block.allocated:
-            broken("unmapped memory is nobody's", show(block))
+            broken("unmapped memory is free", show(block))
         block = block.next
     return 0
 
@@ -197,7 +197,7 @@ cdef int check_pools(Engine* engine, Totals* totals) except -1:
         if pool_find(engine, pool.first, pool.second) != pool:
             broken("pools are found by their id", f"({pool.first}, {pool.second})")
         if pool.freeable != (pool.use_count == 0):
-            broken("a pool is freeable when nobody uses it", f"({pool.first}, {pool.second})")
+            broken("a pool is freeable when it has no user", f"({pool.first}, {pool.second})")
         freeable += pool.freeable
         lenders += pool.use_on_oom
         pool = pool.next

@@ -24,7 +24,7 @@ from allotment._core.tools.slab cimport slab_give, slab_take
 
 
 cdef inline bint is_idle(const Block* block) noexcept nogil:
-    """Nobody has it and nothing is waited for: free or unmapped."""
+    """Free or unmapped: not allocated, and nothing is waited for."""
     return not block.allocated and block.event_count == 0 and block.uses == NULL
 
 

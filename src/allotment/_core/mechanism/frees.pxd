@@ -20,5 +20,5 @@ cdef void finish_late_frees(Engine* engine) noexcept nogil
 
 
 cdef inline bint is_freed_at_once(const Block* block) noexcept nogil:
-    """Whether freeing what was found at an address asks nobody."""
+    """Whether freeing what was found at an address needs no device call."""
     return block != NULL and block.uses == NULL

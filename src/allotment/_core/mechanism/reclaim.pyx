@@ -55,7 +55,7 @@ cdef void forget_idle(Engine* engine) noexcept nogil:
 
 
 cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
-    """Those that nobody uses any more."""
+    """Those without users."""
     cdef Pool* pool = engine.first_pool if engine.freeable_count > 0 else NULL
     cdef Pool* following
     cdef bint ok

@@ -1,4 +1,4 @@
-"""Stepping out: nobody is waited for, and nobody else's function runs, under the engine's lock.
+"""Stepping out: no wait for others' work, and no function of others, under the engine's lock.
 
 Work that is waited for may itself want the allocator: a function on a host stream that allocates, drops a buffer or
 merely sets off a collection. A callback may do what it likes, also with another allocator, whose callbacks empty

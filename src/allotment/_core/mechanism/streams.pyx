@@ -383,7 +383,7 @@ cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexce
 
 
 cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcept nogil:
-    """Wait for every stream that uses a block, which then nobody does. Steps out."""
+    """Wait for every stream that uses a block, and drop the uses. Steps out."""
     cdef StreamUse* use = block.uses
     while use != NULL:
         if not wait_for_stream(engine, use.stream.handle, failure):

@@ -176,7 +176,7 @@ cdef struct Pool:
     RawAllocator allocator      # `allocate` is NULL: the device itself
     bint no_split
     bint use_on_oom
-    bint freeable               # nobody uses it any more; goes when its memory has
+    bint freeable               # has no user any more; goes when its memory has
     Pool* prev
     Pool* next                  # private pools in order of creation
 
@@ -247,7 +247,7 @@ cdef struct Range:
     Shelf* shelf
     Range* prev
     Range* next                 # of the engine, in order of creation
-    thread_t leaving            # who is giving a plain segment back to the device, 0: nobody
+    thread_t leaving            # the thread that is giving a plain segment back to the device, or 0
     bytes_t page
     Chunk** views               # by page number; NULL = no memory there
     size_t page_end             # behind the last page that ever had memory: what is not worth looking at from there on
@@ -292,7 +292,7 @@ cdef struct FreeMemoryCallback:
     free_memory_t run           # whether it freed anything
     void* self
     count_t running             # how many threads are in it
-    bint removed                # it goes when nobody is in it any more
+    bint removed                # it goes when no thread is in it any more
     FreeMemoryCallback* next
 
 cdef struct CallbackRun:

@@ -1,7 +1,7 @@
 """Tenants: the named users that share an allocator, such as the frameworks of one process.
 
 Whose a block is travels in the upper bits of the context it was asked for with (see `history`), so that blocks and
-records of the history know it without a field of their own, and a free needs nobody's name. 0 is "nobody in
+records of the history know it without a field of their own, and a free needs no name. 0 is "no one in
 particular". Names are the process's, at most 255 of them.
 """
 

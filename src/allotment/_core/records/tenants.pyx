@@ -20,5 +20,5 @@ cdef uint32_t tenant_context(str name) except? 0xFFFFFFFF:
 
 
 cdef str tenant_name(uint32_t context):
-    """None if it is nobody's."""
+    """None if it belongs to no tenant."""
     return names[context >> TENANT_SHIFT]

@@ -1,6 +1,6 @@
 """What happened, as fixed-size records in a ring.
 
-The engine reports each fact once, by `trace_report`. The hot path asks `on` first: with nobody listening a
+The engine reports each fact once, by `trace_report`. The hot path asks `on` first: with no listener a
 fact costs one comparison.
 Listeners are the ring (history) and one tracker function. A record holds numbers only: stacks,
 compile contexts and user metadata are interned elsewhere and appear here by their number, 0 = none.

@@ -7,7 +7,7 @@ from allotment._core.contract.table cimport DEVICE_ERROR, OK, status_t
 from allotment._core.contract.types cimport device_t
 from allotment._core.tools.pointer_map cimport map_init
 from allotment._devices.cuda.driver cimport (
-    CUDA_ERROR_INVALID_DEVICE, CUDA_SUCCESS, CUcontext, CUresult, driver, is_forked, last_words, open_driver,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_SUCCESS, CUcontext, CUresult, driver, is_forked, last_error_text, open_driver,
     refuse, status_of)
 
 from allotment.errors import DeviceError
@@ -58,7 +58,7 @@ cdef int list_devices() except -1:
 cdef int raise_result(str what, const char* function, CUresult result) except -1:
     cdef char[256] words
     status_of(result, function)
-    cdef size_t length = last_words(words, sizeof(words))
+    cdef size_t length = last_error_text(words, sizeof(words))
     raise DeviceError(f"{what}: {words[:min(length, sizeof(words))].decode()}",
                       operation=function.decode(), status=result)
 

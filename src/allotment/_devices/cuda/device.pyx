@@ -12,7 +12,7 @@ from allotment._devices.cuda.context cimport CudaContext, Visit, enter, leave, o
 from allotment._devices.cuda.driver cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_STREAM_WAIT_VALUE_GEQ, CUdevice_attribute, CUresult, CUstream, CUuuid, driver, forget_words, is_forked,
-    last_words, status_of)
+    last_error_text, status_of)
 from allotment._devices.cuda.memory cimport fill_memory
 from allotment._devices.cuda.pool cimport fill_pool
 from allotment._devices.cuda.streams cimport fill_streams, is_parked, refuse_parked
@@ -38,7 +38,7 @@ cdef status_t clear_error(void* self) noexcept nogil:
 
 
 cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
-    return last_words(text, capacity)
+    return last_error_text(text, capacity)
 
 
 cdef class CudaDevice(Device):

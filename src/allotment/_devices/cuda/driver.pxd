@@ -241,8 +241,8 @@ cdef int open_driver() except -1
 # Whether this process was forked off one that had opened the driver: then no function of it may be called.
 cdef bint is_forked() noexcept nogil
 
-# The status that stands for a result. A failure's own words are kept for `last_words` of this thread.
+# The status that stands for a result. A failure's own words are kept for `last_error_text` of this thread.
 cdef status_t status_of(CUresult result, const char* function) noexcept nogil
 cdef status_t refuse(status_t status, const char* reason) noexcept nogil
-cdef size_t last_words(char* text, size_t capacity) noexcept nogil
+cdef size_t last_error_text(char* text, size_t capacity) noexcept nogil
 cdef void forget_words() noexcept nogil

@@ -153,7 +153,7 @@ cdef status_t refuse(status_t status, const char* reason) noexcept nogil:
     return status
 
 
-cdef size_t last_words(char* text, size_t capacity) noexcept nogil:
+cdef size_t last_error_text(char* text, size_t capacity) noexcept nogil:
     cdef size_t length = strlen(words)
     memcpy(text, words, min(length, capacity))
     return length

@@ -2,7 +2,7 @@
 
 The driver does not check stream handles: a destroyed one crashes the process, and its number may come back
 as somebody else's stream. So a stream that is given back is parked, never destroyed. While it is parked, its
-handle is known to be dead and nobody else can have it; the next request for a stream takes an idle parked
+handle is known to be dead and cannot be in use elsewhere; the next request for a stream takes an idle parked
 one. There are never more streams than were alive at once.
 
 Stream 0 is the legacy default stream; streams made here do not wait for it.
@@ -20,6 +20,6 @@ cdef inline bint is_legacy(stream_t stream) noexcept nogil:
 
 cdef void fill_streams(DeviceTable* table) noexcept
 
-# Whether a stream was given back and is nobody's now; what to answer if it is.
+# Whether a stream was destroyed by its user and is parked; the status to return if it is.
 cdef bint is_parked(CudaContext* context, stream_t stream) noexcept nogil
 cdef status_t refuse_parked() noexcept nogil

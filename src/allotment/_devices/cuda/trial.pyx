@@ -21,7 +21,7 @@ from allotment._devices.cuda.driver cimport (
     CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_SUCCESS, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
     CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemoryPool, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
-    cuuint64_t, driver, last_words, open_driver, status_of)
+    cuuint64_t, driver, last_error_text, open_driver, status_of)
 
 cdef enum:
     SIZE = 1 << 20
@@ -47,7 +47,7 @@ cdef class Trial:
         cdef bytes name = function.encode()
         if result != CUDA_SUCCESS:
             status_of(result, name)
-            length = last_words(words, sizeof(words))
+            length = last_error_text(words, sizeof(words))
             wrong = words[:min(length, sizeof(words))].decode() if result != CUDA_ERROR_NOT_READY else "not ready"
         elif is_right:
             wrong = ""

@@ -62,7 +62,7 @@ cdef struct Queue:
     bint initialised                # the conditions are
     bint destroyed                  # the stream is gone; the worker does what is left and ends
     bint inherited                  # the stream is one of the process that forked this one
-    PyObject* exception             # the first that a function raised and nobody has been told of
+    PyObject* exception             # the first that a function raised, until it is raised to a caller
     Capture* capture
     NodeSet last_nodes
     Queue* next_member              # of the same capture
@@ -93,7 +93,7 @@ cdef struct Scheduler:
     uint64_t last_capture
     bint orphaned                   # the device is gone
     ForkGuard fork_guard
-    uint64_t references             # the device and each worker; this and what follows is guarded by the crew's mutex
+    uint64_t references             # the device and each worker; this and what follows is guarded by the thread pool's mutex
     bint is_finishing               # somebody waits for its work at exit
     Scheduler* next                 # of all schedulers
 

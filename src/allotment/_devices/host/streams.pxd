@@ -13,7 +13,7 @@ from allotment._core.contract.types cimport capture_t, event_t, node_t, stream_t
 from allotment._devices.host.queue cimport Scheduler
 from allotment._devices.host.work cimport Graph, Task
 
-# The device is going: captures that nobody has ended are given up.
+# The device is going: captures that were not ended are abandoned.
 cdef void captures_give_up(Scheduler* scheduler) noexcept nogil
 
 cdef status_t stream_create(Scheduler* scheduler, stream_t* stream) noexcept nogil

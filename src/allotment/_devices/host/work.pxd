@@ -54,7 +54,7 @@ cdef PyObject* task_run(const Task* task) noexcept nogil
 # Lets go of what the task owns.
 cdef void task_drop(Task* task) noexcept nogil
 
-# An exception that nobody will raise any more is shown as Python shows those of destructors; the reference is taken.
+# An exception that will not be raised any more is shown as Python shows those of destructors; the reference is taken.
 cdef void report_exception(PyObject* exception) noexcept nogil
 
 cdef Graph* graph_new() noexcept nogil

@@ -1,7 +1,7 @@
 """The threads behind host streams: when they start and end, what they do in between.
 
 A queue has a worker from its first item until the worker has had nothing to do for a second; the next item starts
-another. So a stream that nobody destroys costs a record, not a thread.
+another. So a stream that is never destroyed costs a record, not a thread.
 
 At exit, after the functions that were registered later, everything submitted is finished, then all workers are
 joined and streams take no more work. Ctrl-C gives up waiting. When a device is collected its workers finish what

@@ -43,7 +43,7 @@ cdef struct Worker:
     Worker* next
 
 # All workers of the process. Its mutex may be taken under a scheduler's, never the other way round.
-cdef struct Crew:
+cdef struct ThreadPool:
     pthread_mutex_t mutex
     pthread_cond_t ended
     uint64_t working                # workers that have not ended
@@ -54,7 +54,7 @@ cdef struct Crew:
     Lock python_states              # held while one is made
     ForkGuard python_states_guard
 
-cdef Crew crew
+cdef ThreadPool thread_pool
 
 
 # The life of a scheduler
@@ -72,11 +72,11 @@ cdef Scheduler* scheduler_new() noexcept nogil:
     scheduler.fork_guard.start_anew = leave_parent
     scheduler.fork_guard.owner = scheduler
     guard_forks(&scheduler.fork_guard, SHORT_MUTEX, &scheduler.mutex)
-    pthread_mutex_lock(&crew.mutex)
-    scheduler.closed = crew.is_leaving
-    scheduler.next = crew.schedulers
-    crew.schedulers = scheduler
-    pthread_mutex_unlock(&crew.mutex)
+    pthread_mutex_lock(&thread_pool.mutex)
+    scheduler.closed = thread_pool.is_leaving
+    scheduler.next = thread_pool.schedulers
+    thread_pool.schedulers = scheduler
+    pthread_mutex_unlock(&thread_pool.mutex)
     return scheduler
 
 
@@ -100,15 +100,15 @@ cdef void close_scheduler(Scheduler* scheduler) noexcept nogil:
 
 cdef void drop_scheduler(Scheduler* scheduler) noexcept nogil:
     cdef bint is_last
-    cdef Scheduler** link = &crew.schedulers
-    pthread_mutex_lock(&crew.mutex)
+    cdef Scheduler** link = &thread_pool.schedulers
+    pthread_mutex_lock(&thread_pool.mutex)
     scheduler.references -= 1
     is_last = scheduler.references == 0
     if is_last:
         while link[0] != scheduler:
             link = &link[0].next
         link[0] = scheduler.next
-    pthread_mutex_unlock(&crew.mutex)
+    pthread_mutex_unlock(&thread_pool.mutex)
     if is_last:
         free_scheduler(scheduler)
 
@@ -195,16 +195,16 @@ cdef status_t start_worker(Queue* queue) noexcept nogil:
     if worker == NULL:
         return refuse(OUT_OF_MEMORY, b"no memory to start a stream's worker")
     worker.queue = queue
-    pthread_mutex_lock(&crew.mutex)
+    pthread_mutex_lock(&thread_pool.mutex)
     worker.fork_depth = fork_depth()
     # The thread's first step is to take the scheduler's mutex, which we hold: it finds what is written here.
     error = pthread_create(&worker.thread, NULL, work, worker)
     if error == 0:
-        crew.working += 1
+        thread_pool.working += 1
         queue.scheduler.references += 1
         queue.worker = worker.thread
         queue.running = True
-    pthread_mutex_unlock(&crew.mutex)
+    pthread_mutex_unlock(&thread_pool.mutex)
     join_ended()
     if error != 0:
         free(worker)
@@ -257,12 +257,12 @@ cdef void* work(void* argument) noexcept nogil:
         PyThreadState_Clear(python)
         PyThreadState_DeleteCurrent()
     drop_scheduler(scheduler)
-    pthread_mutex_lock(&crew.mutex)
-    worker.next = crew.to_join
-    crew.to_join = worker
-    crew.working -= 1
-    pthread_cond_broadcast(&crew.ended)
-    pthread_mutex_unlock(&crew.mutex)
+    pthread_mutex_lock(&thread_pool.mutex)
+    worker.next = thread_pool.to_join
+    thread_pool.to_join = worker
+    thread_pool.working -= 1
+    pthread_cond_broadcast(&thread_pool.ended)
+    pthread_mutex_unlock(&thread_pool.mutex)
     return NULL
 
 
@@ -272,9 +272,9 @@ cdef void* work(void* argument) noexcept nogil:
 # list when they fork, and who makes a state waits for it.
 cdef PyThreadState* new_python_state() noexcept nogil:
     cdef PyThreadState* state
-    lock_wait(&crew.python_states)
+    lock_wait(&thread_pool.python_states)
     state = PyThreadState_New(PyInterpreterState_Main())
-    lock_give(&crew.python_states)
+    lock_give(&thread_pool.python_states)
     return state
 
 
@@ -337,10 +337,10 @@ cdef void report_kept_exception(Scheduler* scheduler, Queue* queue) noexcept nog
 cdef void join_ended() noexcept nogil:
     cdef Worker* worker
     cdef Worker* next
-    pthread_mutex_lock(&crew.mutex)
-    worker = crew.to_join
-    crew.to_join = NULL
-    pthread_mutex_unlock(&crew.mutex)
+    pthread_mutex_lock(&thread_pool.mutex)
+    worker = thread_pool.to_join
+    thread_pool.to_join = NULL
+    pthread_mutex_unlock(&thread_pool.mutex)
     while worker != NULL:
         next = worker.next
         pthread_join(worker.thread, NULL)
@@ -365,22 +365,22 @@ def _finish_at_exit() -> None:
 
 
 cdef void leave() noexcept nogil:
-    pthread_mutex_lock(&crew.mutex)
-    crew.is_leaving = True
-    pthread_mutex_unlock(&crew.mutex)
+    pthread_mutex_lock(&thread_pool.mutex)
+    thread_pool.is_leaving = True
+    pthread_mutex_unlock(&thread_pool.mutex)
 
 
 # With a reference for the caller.
 cdef Scheduler* next_unfinished() noexcept nogil:
     cdef Scheduler* scheduler
-    pthread_mutex_lock(&crew.mutex)
-    scheduler = crew.schedulers
+    pthread_mutex_lock(&thread_pool.mutex)
+    scheduler = thread_pool.schedulers
     while scheduler != NULL and scheduler.is_finishing:
         scheduler = scheduler.next
     if scheduler != NULL:
         scheduler.is_finishing = True
         scheduler.references += 1
-    pthread_mutex_unlock(&crew.mutex)
+    pthread_mutex_unlock(&thread_pool.mutex)
     return scheduler
 
 
@@ -408,11 +408,11 @@ cdef bint all_have_ended() noexcept:
     cdef bint have_ended
     with nogil:
         milliseconds_from_now(&deadline, EXIT_MILLISECONDS)
-        pthread_mutex_lock(&crew.mutex)
-        if crew.working != 0:
-            pthread_cond_timedwait(&crew.ended, &crew.mutex, &deadline)
-        have_ended = crew.working == 0
-        pthread_mutex_unlock(&crew.mutex)
+        pthread_mutex_lock(&thread_pool.mutex)
+        if thread_pool.working != 0:
+            pthread_cond_timedwait(&thread_pool.ended, &thread_pool.mutex, &deadline)
+        have_ended = thread_pool.working == 0
+        pthread_mutex_unlock(&thread_pool.mutex)
         join_ended()
     return have_ended
 
@@ -447,10 +447,10 @@ cdef void queue_leave_parent(Queue* queue) noexcept nogil:
     queue.last_nodes.count = 0
 
 
-cdef void crew_is_gone(void* owner) noexcept nogil:
-    condition_init(&crew.ended)
-    crew.working = 0
-    crew.to_join = NULL
+cdef void thread_pool_is_gone(void* owner) noexcept nogil:
+    condition_init(&thread_pool.ended)
+    thread_pool.working = 0
+    thread_pool.to_join = NULL
 
 
 # Conditions and time
@@ -472,9 +472,9 @@ cdef void milliseconds_from_now(timespec* deadline, long milliseconds) noexcept 
         deadline.tv_nsec -= 1_000_000_000
 
 
-pthread_mutex_init(&crew.mutex, NULL)
-condition_init(&crew.ended)
-crew.fork_guard.start_anew = crew_is_gone
-guard_forks(&crew.fork_guard, SHORT_MUTEX, &crew.mutex)
-guard_forks(&crew.python_states_guard, LONG_LOCK, &crew.python_states)
+pthread_mutex_init(&thread_pool.mutex, NULL)
+condition_init(&thread_pool.ended)
+thread_pool.fork_guard.start_anew = thread_pool_is_gone
+guard_forks(&thread_pool.fork_guard, SHORT_MUTEX, &thread_pool.mutex)
+guard_forks(&thread_pool.python_states_guard, LONG_LOCK, &thread_pool.python_states)
 atexit.register(_finish_at_exit)

@@ -1,7 +1,7 @@
 """Why the calling thread's last call was refused, in words: what `describe` of the contract gives.
 
 A function of the contract ends with one of these when it cannot do what it was asked. The text is kept per
-thread, so nobody reads another thread's reason and no lock is taken.
+thread, so no thread reads another's reason and no lock is taken.
 """
 
 from libc.stddef cimport size_t

@@ -239,7 +239,7 @@ cdef status_t granularity(void* self, bytes_t* size) noexcept nogil:
 
 cdef status_t segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil:
-    """Handles have the driver's form; nobody can open one, since there is nothing behind it."""
+    """Handles have the driver's form; they cannot be opened, since there is nothing behind it."""
     cdef Simulation* device = <Simulation*> self
     cdef status_t status = enter(device, SEGMENT_EXPORT)
     if status != OK:

@@ -328,7 +328,7 @@ cdef bint comes_before(Simulation* device, NodeSet* later, node_t node) noexcept
 
 
 cdef status_t capture_end(void* self, stream_t handle, graph_t* graph) noexcept nogil:
-    """Ends the capture also where it fails: broken, or a stream that joined has work nobody waited for."""
+    """Ends the capture also where it fails: broken, or a stream that joined has work that was not waited for."""
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* origin = NULL
     cdef status_t status = enter_on(device, CAPTURE_END, handle, &origin)

@@ -1,6 +1,6 @@
 """Whether what came out is what was recorded, and where not.
 
-Every function here raises Difference at the first place that differs. What nobody decides (spec of the
+Every function here raises Difference at the first place that differs. What is undefined (spec of the
 recordings: the order inside a run of completions, and what follows from it) is returned, to be reported.
 """
 
@@ -42,7 +42,7 @@ def compare(what: str, expected: Any, got: Any) -> None:
 
 
 def compare_stats(expected: dict[str, int], got: Mapping[str, int], peaks_depend_on_order: bool) -> set[str]:
-    """Names of counters that differ and may, because they depend on an order that nobody decides."""
+    """Names of counters that differ and may, because they depend on an undefined order."""
     if expected.keys() != got.keys():
         raise Difference("names of the counters", sorted(expected.keys() - got.keys()), sorted(got.keys() - expected))
     tolerated = set()

@@ -4,7 +4,7 @@
                           ^ start of the op under way
     observed                e  f            `upcoming` is g
 
-An op's entries are compared when it ends. Two kinds of unbroken runs have an order that nobody decides:
+An op's entries are compared when it ends. Two kinds of unbroken runs have no defined order:
 completions of frees, and releases of different pools. Such a run must hold the same entries, and those
 of one address or one pool in the same order.
 """

@@ -53,7 +53,7 @@ class World:
     generator_state: list[int] = field(default_factory=list)
     """Two blocks that the framework's random generator holds while any graph is alive, by some rules."""
     trace_order_is_free: bool = False
-    """Set by an op that goes through segments in an order which nobody decides."""
+    """Set by an op that goes through segments in an undefined order."""
     peaks_depend_on_order: bool = False
     """Such an op took another order than recorded, so peaks may differ from then on."""
     metadata_before: str = ""

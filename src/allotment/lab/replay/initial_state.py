@@ -26,7 +26,7 @@ from allotment.lab.replay.placement import PAGE, Placement, SegmentLife
 from allotment.lab.replay.records import CALL, LAYOUT, PIECE, Kind, PieceKind
 from allotment.lab.replay.workload import NEVER, History, Workload, due_calls, lanes
 
-__all__ = ["Beginning", "beginning_of"]
+__all__ = ["InitialState", "initial_state_of"]
 
 MOST_EXCESS = 1 << 20
 MIN_BLOCK = 512
@@ -42,7 +42,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class InitialState:
     """What was there before the first entry, as a layout to restore and as calls to make."""
 
     layouts: NDArray[np.void]
@@ -61,9 +61,9 @@ class Beginning:
         return len(self.layouts) == 0 and len(self.requests) == 0
 
 
-def beginning_of(
+def initial_state_of(
     history: History, placement: Placement, snapshot: Snapshot, device: int, settings: Settings, workload: Workload
-) -> Beginning:
+) -> InitialState:
     """`settings` are those that were in force; `workload` has the calls that complete frees."""
     blocks = _blocks_at_first(history, snapshot, device, settings)
     laid_out = []
@@ -92,7 +92,7 @@ def beginning_of(
     if rules_of(settings.compat).free_order != "address":
         # Which of them is older counts then, and a snapshot does not say. Drivers hand out falling addresses.
         laid_out.reverse()
-    return Beginning(
+    return InitialState(
         layouts=np.array([layout for layout, _ in laid_out], dtype=LAYOUT),
         pieces=np.array([piece for _, pieces in laid_out for piece in pieces], dtype=PIECE),
         requests=np.array(requests, dtype=CALL),

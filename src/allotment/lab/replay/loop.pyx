@@ -203,7 +203,7 @@ cdef class Replay:
             piece += (<Layout*> &layout_bytes[0])[i].pieces
 
     cdef bint lay_out(self, const Layout* layout, const Piece* pieces, Failure* failure) noexcept nogil:
-        """One segment, cut into its pieces from front to back; then the pieces nobody used are let go.
+        """One segment, cut into its pieces from front to back; then the unused pieces are freed.
 
         pre: the pieces add up to the segment, or to less than its last page
         """
@@ -364,7 +364,7 @@ cdef class Replay:
                     if call.block >= 0:
                         addresses[call.block] = block.address
                     else:
-                        # Recorded as out of memory: nobody knows how long it would have been kept.
+                        # Recorded as out of memory: how long it would have been kept is unknown.
                         release_address(engine, block.address, 0, failure)
                 else:
                     failure[0] = request.failure
@@ -389,7 +389,7 @@ cdef class Replay:
         return count
 
     cdef Block* serve_privately(self, int32_t pool, Request* request) noexcept nogil:
-        """From a private pool; from the default one if that pool can serve nobody any more, which no recording does."""
+        """From a private pool; from the default one if that pool is closed, which happens in no real recording."""
         cdef Block* block
         if not self.route_to(pool, &request.failure):
             if self.tape.following:

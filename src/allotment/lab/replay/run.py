@@ -27,7 +27,7 @@ from allotment._settings import Settings
 from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
-from allotment.lab.replay.initial_state import Beginning, beginning_of
+from allotment.lab.replay.initial_state import InitialState, initial_state_of
 from allotment.lab.replay.loop import Replay, rounded_sizes
 from allotment.lab.replay.placement import Placement
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
@@ -211,7 +211,7 @@ class Recording:
         entry_pools = pool_of_life[placement.of_entry]
         entry_pools[list(self._refused_pools)] = list(self._refused_pools.values())
         self._workload: Workload = calls_of(history, pools, entry_pools, self._retries)
-        self._beginning: Beginning = beginning_of(
+        self._initial: InitialState = initial_state_of(
             history, placement, self._snapshot, self.device, self.settings, self._workload
         )
         self._pool_ids = np.array(placement.pool_ids, dtype=np.uint64).reshape(-1, 2)
@@ -364,27 +364,27 @@ class Recording:
         """A capacity that no replay of this history meets."""
         history = self._history
         asked = int(history.size[(history.action == Action.ALLOC) | (history.action == Action.OOM)].max(initial=0))
-        most = int(history.reserved.max(initial=0)) + int(self._beginning.layouts["size"].sum())
+        most = int(history.reserved.max(initial=0)) + int(self._initial.layouts["size"].sum())
         shelves = (len(np.unique(history.stream)) + len(self._pool_ids)) * 4 * self.settings.large_segment_size
         return min(max(ROOMY, 8 * most, 8 * asked) + shelves, MOST_ROOMY)
 
     def _follower(self) -> Replay:
         """A replay that has come to the first entry, arranged as recorded, and follows the recording from there."""
-        history, beginning = self._history, self._beginning
-        run = Replay(self.settings, self._roomy, beginning.block_count, self._pool_ids)
-        run.restore(beginning.layouts, beginning.pieces)
-        run.run(beginning.frees, background=True)
+        history, initial = self._history, self._initial
+        run = Replay(self.settings, self._roomy, initial.block_count, self._pool_ids)
+        run.restore(initial.layouts, initial.pieces)
+        run.run(initial.frees, background=True)
         run.begin_window()
         run.follow(history.action.copy(), history.address.copy(), history.size.copy(), history.stream.copy())
         return run
 
     def _prepared(self, settings: Settings, capacity: int | None) -> Replay:
         """A replay that has come to the first entry, with the blocks that were there before wherever they were put."""
-        beginning, history = self._beginning, self._history
+        initial, history = self._initial, self._history
         limit = _limit(settings, capacity)
-        run = Replay(settings, capacity or self._roomy, beginning.block_count, self._pool_ids, limit)
-        run.run(beginning.requests, background=True)
-        run.run(beginning.frees, background=True)
+        run = Replay(settings, capacity or self._roomy, initial.block_count, self._pool_ids, limit)
+        run.run(initial.requests, background=True)
+        run.run(initial.frees, background=True)
         if settings == self.settings:
             obtained = history.action == Action.SEGMENT_ALLOC
             run.suggest(np.stack([history.address[obtained], history.size[obtained]], axis=1))
@@ -407,18 +407,18 @@ class Recording:
         return self._result(run, self.settings, samples, matches, reason, difference)
 
     def _verdict(self, difference: Difference | None) -> tuple[bool | None, str | None]:
-        history, beginning = self._history, self._beginning
+        history, initial = self._history, self._initial
         if len(history.broken) > 0:
             entry = int(history.kept[history.broken[0]])
             return None, f"entries are missing from the history: entry {entry} cannot follow what came before it"
-        if difference is not None and not beginning.is_empty and beginning.uncertain > 0:
+        if difference is not None and not initial.is_empty and initial.uncertain > 0:
             return None, (
                 "the history begins in mid-run, and what was there before is not certain:"
-                f" the sizes of {beginning.uncertain} blocks can be up to 1 MiB larger than was assumed"
+                f" the sizes of {initial.uncertain} blocks can be up to 1 MiB larger than was assumed"
             )
-        if difference is None and not beginning.is_empty:
+        if difference is None and not initial.is_empty:
             return True, (
-                f"the history begins in mid-run: {len(beginning.layouts)} segments and {len(beginning.requests)} blocks"
+                f"the history begins in mid-run: {len(initial.layouts)} segments and {len(initial.requests)} blocks"
                 " were there before; peaks and device calls are those since then"
             )
         return difference is None, None
@@ -477,9 +477,9 @@ class Recording:
     def _peak_active(self, settings: Settings) -> int:
         """The most active at once, as recorded, in the sizes that requests have under `settings`."""
         return peak_active(
-            np.concatenate([self._beginning.requests, self._beginning.frees, self._workload.calls]),
+            np.concatenate([self._initial.requests, self._initial.frees, self._workload.calls]),
             lambda sizes: rounded_sizes(settings, sizes),
-            background=len(self._beginning.requests) + len(self._beginning.frees),
+            background=len(self._initial.requests) + len(self._initial.frees),
         )
 
 

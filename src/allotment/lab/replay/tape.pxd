@@ -15,7 +15,7 @@ from allotment._core.records.trace cimport (
 
 cdef struct Tape:
     uint8_t* action             # the columns of the history; entries of a run are swapped where their order
-    uint64_t* address           # is nobody's decision
+    uint64_t* address           # is left open by PyTorch
     uint64_t* size
     uint64_t* stream
     int64_t count

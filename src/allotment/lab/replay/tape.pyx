@@ -18,7 +18,7 @@ cdef inline bint is_release(int action) noexcept nogil:
 cdef inline bint may_come_later(const Tape* tape, int64_t i, const TraceRecord* record) noexcept nogil:
     """Whether entry i is of the run in which `record` may stand anywhere.
 
-    Frees that wait for different streams complete in no defined order, and neither do private pools that nobody
+    Frees that wait for different streams complete in no defined order, and neither do private pools that nothing
     uses any more go in one.
     """
     if record.action == ACTION_FREE_COMPLETED:

@@ -11,7 +11,7 @@ until it has its bytes. `s` is its stream; memory is *ready* for s if s comes af
               s has waited for its events; then 1 to 4
            6  the free-memory callbacks, then 1 to 5 if one of them freed something
            7  grow: new memory while that stays within a hundredth of the most ever in use, else the cheapest plan
-           8  refused: 5 with every waiting block; wait for all events; release pools that nobody uses; the plan with
+           8  refused: 5 with every waiting block; wait for all events; release pools without users; the plan with
               the least new memory; give everything free back and grow; a lender; out of memory
 
 While routing is active nothing may be waited for: 4, 5 and the plans are left out, and growing takes fresh memory.

@@ -9,7 +9,7 @@ region; a chunk has a home, its first view, and may have more. A region is tiled
 
 A tile is in one of these states:
 
-    TILE_FREE      nobody's; in the arena's indexes, with the clock of its last users
+    TILE_FREE      free; in the arena's indexes, with the clock of its last users
     TILE_USED      handed out, or freed and still waiting for other streams
     TILE_SHADOW    bytes that a tile of another region uses: the same chunk, another view
     TILE_GAP       addresses whose view is gone
@@ -47,7 +47,7 @@ cdef struct Clock:
     int32_t count
     uint32_t streams[CLOCK_STREAMS]     # indexes of stream records
     uint64_t moments[CLOCK_STREAMS]
-    uint64_t everyone                   # 0 = nobody was folded
+    uint64_t everyone                   # 0 = none was folded
 
 cdef struct Node:
     # Of a treap by (rank, place). `longest` is the largest `size` in the subtree, so the first node that is large

@@ -120,7 +120,7 @@ cdef Tile* tile_cut(Arena* arena, Tile* tile, address_t address, bytes_t size, i
 
 
 cdef Tile* tile_free(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil:
-    """A tile is nobody's any more; what it has become, joined with its free neighbours."""
+    """A tile becomes free; what it has become, joined with its free neighbours."""
     cdef Tile* before = tile_before(tile)
     cdef Tile* behind = tile_behind(tile)
     if behind != NULL and behind.state != TILE_FREE:

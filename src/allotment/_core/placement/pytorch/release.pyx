@@ -63,7 +63,7 @@ cdef bint release_segments(Engine* engine, BlockList* list, bytes_t keep, uint32
 
 
 cdef void claim_all(BlockList* list) noexcept nogil:
-    """While one of them is given back, nobody else must have the others."""
+    """While one of them is given back, no other thread must take the others."""
     cdef size_t i
     for i in range(list.count):
         claim(list.blocks[i])

@@ -1,4 +1,4 @@
-"""What PyTorch asks of its caching allocator, answered by ours.
+"""The functions that PyTorch asks of its caching allocator, done by ours.
 
 A pluggable allocator is handed eight kinds of calls; whatever else PyTorch's own allocator can do, it refuses to do
 with another. The functions here stand for those refused: each has the arguments, the result and the errors of the
@@ -23,7 +23,7 @@ from allotment._core.edge.words import BlockState, word_of
 from allotment._core.records.history import get_user_metadata, set_user_metadata
 from allotment._settings import parse_leniently, pytorch_caching_disabled
 from allotment.errors import OutOfMemoryFacts, PoolError, SettingsError
-from allotment.torch._standing import standing
+from allotment.torch._process_state import process_state
 
 BACKEND = "allotment"
 """What `torch.cuda.get_allocator_backend` says."""
@@ -105,15 +105,15 @@ def set_memory_fraction(fraction: float, device: int) -> None:
 
 
 def enable_caching(value: bool) -> None:
-    with standing.lock:
-        standing.caching = value
+    with process_state.lock:
+        process_state.caching = value
         for device in used_devices():
             allocator_of(device).caching = is_caching()
 
 
 def is_caching() -> bool:
     """PyTorch's variable has the last word."""
-    return standing.caching and not pytorch_caching_disabled()
+    return process_state.caching and not pytorch_caching_disabled()
 
 
 def allocator_backend() -> str:
@@ -127,11 +127,11 @@ def set_allocator_settings(env: str) -> None:
     try:
         _set_settings_of_torch(env)
     finally:
-        with standing.lock:
+        with process_state.lock:
             for device in used_devices():
                 with suppress(SettingsError):
                     allocator_of(device).configure(env, lenient=True)
-            standing.settings, _ = parse_leniently(env, standing.settings)
+            process_state.settings, _ = parse_leniently(env, process_state.settings)
 
 
 # -- Out of memory ---------------------------------------------------------------------------------------------------
@@ -145,10 +145,10 @@ def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], objec
         observer(facts.device_index, facts.segment_size, most, facts.device_free)
 
     torch.cuda.init()
-    with standing.lock:
+    with process_state.lock:
         for device in used_devices():
             allocator_of(device).attach_out_of_memory_observer(tell)
-        standing.observers.append(tell)
+        process_state.observers.append(tell)
 
 
 # -- History and snapshots -------------------------------------------------------------------------------------------
@@ -208,15 +208,15 @@ def _record(
         "skip_actions": SKIPPABLE.intersection(skip_actions),
     }
     torch.cuda.init()
-    with standing.lock:
+    with process_state.lock:
         for device in used_devices():
             allocator_of(device).record_history(**wish)
-        standing.history = wish if enabled is not None else None
+        process_state.history = wish if enabled is not None else None
 
 
 def is_history_enabled() -> bool:
     """Whether events are recorded now."""
-    return standing.history is not None
+    return process_state.history is not None
 
 
 def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
@@ -236,7 +236,7 @@ def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dic
     parts = [allocator_of(device).snapshot((first, second), include_traces) for device in devices]
     traces = dict(zip(devices, (part["device_traces"][-1] for part in parts), strict=True))
     count = torch.cuda.device_count() if devices else 0
-    settings = parts[0]["allocator_settings"] if parts else standing.settings.as_pytorch_dict()
+    settings = parts[0]["allocator_settings"] if parts else process_state.settings.as_pytorch_dict()
     annotations = [annotation for part in parts for annotation in part["external_annotations"]]
     segments = [segment for part in parts for segment in part["segments"]]
     return assembled(segments, traces, count, settings, sorted(annotations, key=lambda found: found["time_us"]))

@@ -18,7 +18,7 @@ from allotment.errors import OutOfMemoryFacts
 Observer = Callable[[OutOfMemoryFacts], None]
 
 
-class Standing:
+class ProcessState:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a device may be first used by what is done under it
         self.settings = Settings()
@@ -42,4 +42,4 @@ class Standing:
                 allocator.attach_out_of_memory_observer(observer)
 
 
-standing = Standing()
+process_state = ProcessState()
