@@ -22,6 +22,7 @@ test: $(VENV)/built ## all tests that need no GPU
 
 lint: $(VENV)/built ## style of Python and Cython, and types
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/python tools/stubs --check
 	PATH="$(BIN):$$PATH" cython-lint src tests/extensions
 	$(BIN)/mypy

@@ -96,8 +96,9 @@ def fields() -> Iterator[str]:
         yield ""
         yield from wrapped(f"{group.title}. {group.contract}".strip(), "    # ")
         for operation in group.operations:
-            yield from call_like(f"    {result_type(operation)} (*{operation.name})(", c_parameters(operation),
-                                 ") noexcept nogil")
+            yield from call_like(
+                f"    {result_type(operation)} (*{operation.name})(", c_parameters(operation), ") noexcept nogil"
+            )
 
 
 def result_type(operation: Operation) -> str:

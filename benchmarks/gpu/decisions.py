@@ -80,9 +80,7 @@ def decisions(trace: Iterable[Entry], streams: list[int], range_size: int) -> De
             raise ValueError(f"{entry} is in no segment")
         if entry.action in ("segment_alloc", "segment_map"):
             segment.mapped += entry.size
-        result.entries.append(
-            Decision(entry.action, segment.number, entry.address - segment.base, entry.size, stream)
-        )
+        result.entries.append(Decision(entry.action, segment.number, entry.address - segment.base, entry.size, stream))
         if entry.action in RELEASES:
             segment.mapped -= entry.size
             if segment.mapped == 0:

@@ -102,8 +102,13 @@ def unet(batch: int) -> Iterator[tuple[Any, int]]:
     from torch import nn
 
     def block(inside: int, outside: int) -> Any:
-        return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.GroupNorm(8, outside), nn.SiLU(),
-                             nn.Conv2d(outside, outside, 3, padding=1), nn.SiLU()).cuda()
+        return nn.Sequential(
+            nn.Conv2d(inside, outside, 3, padding=1),
+            nn.GroupNorm(8, outside),
+            nn.SiLU(),
+            nn.Conv2d(outside, outside, 3, padding=1),
+            nn.SiLU(),
+        ).cuda()
 
     draw = random.Random(3)
     torch.manual_seed(1)
@@ -245,12 +250,17 @@ def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
             equal = equal and same
             reserved = max(run["peak_reserved"] for run in runs[kind])
             allocated = max(run["peak_allocated"] for run in runs[kind])
-            print(f"| {program} | {kind}{'' if same else ' (OUTPUTS DIFFER)'} | {reserved / 2**20:,.0f} "
-                  f"| {allocated / 2**20:,.0f} | {reserved / allocated:.3f} | {speed[kind]:,.1f} "
-                  f"| {speed[kind] / speed[DEFAULT]:.3f} |", flush=True)
+            print(
+                f"| {program} | {kind}{'' if same else ' (OUTPUTS DIFFER)'} | {reserved / 2**20:,.0f} "
+                f"| {allocated / 2**20:,.0f} | {reserved / allocated:.3f} | {speed[kind]:,.1f} "
+                f"| {speed[kind] / speed[DEFAULT]:.3f} |",
+                flush=True,
+            )
         found[program] = runs
-    print(f"outputs {'equal in every bit' if equal else 'DIFFER'}; {found[programs[0]][DEFAULT][0]['gpu']}, "
-          f"PyTorch {found[programs[0]][DEFAULT][0]['torch']}")
+    print(
+        f"outputs {'equal in every bit' if equal else 'DIFFER'}; {found[programs[0]][DEFAULT][0]['gpu']}, "
+        f"PyTorch {found[programs[0]][DEFAULT][0]['torch']}"
+    )
     return found, equal
 
 

@@ -126,8 +126,12 @@ def run(process: subprocess.Popen[str]) -> dict[str, Any]:
 def compare(runs: dict[tuple[str, str], list[dict[str, Any]]], settings: str) -> dict[str, Any]:
     native, ours = runs[NATIVE, settings], runs[OURS, settings]
     expected = native[0]["losses"]
-    steps = [step for each in (*native, *ours) for step, pair in enumerate(zip(expected, each["losses"], strict=True))
-             if pair[0] != pair[1]]
+    steps = [
+        step
+        for each in (*native, *ours)
+        for step, pair in enumerate(zip(expected, each["losses"], strict=True))
+        if pair[0] != pair[1]
+    ]
     return {
         "settings": settings,
         "equal_losses": not steps,
@@ -145,20 +149,29 @@ def speed_of(runs: list[dict[str, Any]]) -> float:
 
 
 def print_tables(runs: dict[tuple[str, str], list[dict[str, Any]]], compared: list[dict[str, Any]]) -> None:
-    print("| allocator | settings | tokens/s (least..most) | peak reserved, MiB | peak allocated, MiB "
-          "| allocations | device allocations | last loss |")
+    print(
+        "| allocator | settings | tokens/s (least..most) | peak reserved, MiB | peak allocated, MiB "
+        "| allocations | device allocations | last loss |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for (allocator, settings), each in runs.items():
         speeds = [one["tokens_per_second"] for one in each]
         peaks = "/".join(f"{peak / 2**20:,.0f}" for peak in sorted({one["peak_reserved"] for one in each}))
-        print(f"| {allocator} | {settings} | {statistics.median(speeds):,.0f} ({min(speeds):,.0f}..{max(speeds):,.0f}) "
-              f"| {peaks} | {each[0]['peak_allocated'] / 2**20:,.1f} | {each[0]['allocations']:,} "
-              f"| {each[0]['device_allocations']:,} | {each[0]['losses'][-1]:.6f} |")
+        print(
+            f"| {allocator} | {settings} | {statistics.median(speeds):,.0f} ({min(speeds):,.0f}..{max(speeds):,.0f}) "
+            f"| {peaks} | {each[0]['peak_allocated'] / 2**20:,.1f} | {each[0]['allocations']:,} "
+            f"| {each[0]['device_allocations']:,} | {each[0]['losses'][-1]:.6f} |"
+        )
     print()
     for each in compared:
-        losses = "equal in every step" if each["equal_losses"] else (
-            f"different from step {each['first_different_step']}"
-            + ("" if each["native_repeats_itself"] else " (the native allocator's runs differ among themselves)"))
+        losses = (
+            "equal in every step"
+            if each["equal_losses"]
+            else (
+                f"different from step {each['first_different_step']}"
+                + ("" if each["native_repeats_itself"] else " (the native allocator's runs differ among themselves)")
+            )
+        )
         peaks = "equal" if each["equal_peaks"] else f"different: {each['peaks_native']} and {each['peaks_ours']}"
         print(f"{each['settings']}: losses {losses}; peak reserved {peaks}; {each['speed']:.3f} of the native speed")
 
@@ -191,8 +204,10 @@ def main() -> int:
         )
     compared = [compare(runs, name) for name in SETTINGS]
     first = runs[NATIVE, "default"][0]
-    print(f"{first['gpu']}, PyTorch {first['torch']}, GPT-2 of 6 layers, {STEPS} steps of {BATCH} sequences of "
-          f"{min(lengths())} to {max(lengths())} tokens, {options.rounds} rounds\n")
+    print(
+        f"{first['gpu']}, PyTorch {first['torch']}, GPT-2 of 6 layers, {STEPS} steps of {BATCH} sequences of "
+        f"{min(lengths())} to {max(lengths())} tokens, {options.rounds} rounds\n"
+    )
     print_tables(runs, compared)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

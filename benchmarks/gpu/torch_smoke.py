@@ -114,8 +114,12 @@ def main() -> None:
         time.sleep(0.05)
     torch.cuda.empty_cache()
     allocator_of(0).check_invariants()
-    left = [block["size"] for segment in allocator_of(0).segments() for block in segment["blocks"]
-            if block["state"] != "inactive"]
+    left = [
+        block["size"]
+        for segment in allocator_of(0).segments()
+        for block in segment["blocks"]
+        if block["state"] != "inactive"
+    ]
     expect(not left, f"blocks of {left} bytes are still there")
     expect(memory.memory_reserved() == 0, f"{memory.memory_reserved()} bytes were not given back")
     print("all as it should be")

@@ -575,9 +575,7 @@ class BackendContract:
         probe.stream_synchronize(stream)
         probe.graph_destroy(graph)
 
-    def test_a_graph_can_be_launched_inside_another_capture(
-        self, device: Device, probe: Probe, stream: int
-    ) -> None:
+    def test_a_graph_can_be_launched_inside_another_capture(self, device: Device, probe: Probe, stream: int) -> None:
         if not self.nests_graphs:
             pytest.skip("this device refuses to launch a graph on a stream that is being captured")
         graph = self.captured(device, probe, stream)

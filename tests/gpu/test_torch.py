@@ -98,8 +98,6 @@ def test_an_unchanged_script_has_the_native_allocator_without_it():
 
 def test_threads_under_stress_find_no_byte_that_is_not_theirs():
     script = Path(__file__).parents[1] / "stress" / "torch_threads.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--seconds", "5"], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, str(script), "--seconds", "5"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert ": 0 errors" in done.stdout

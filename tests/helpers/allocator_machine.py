@@ -455,12 +455,16 @@ class AllocatorMachine(RuleBasedStateMachine):
         direct = sum(block.size for block in self.blocks.values() if block.pool is None)
         stats = self.alloc.stats()
         segments = self.alloc.segments()
-        assert cached == self.books.live == {
-            block["address"]: block["requested_size"]
-            for segment in segments
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        }
+        assert (
+            cached
+            == self.books.live
+            == {
+                block["address"]: block["requested_size"]
+                for segment in segments
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            }
+        )
         assert stats["active.all.current"] == len(cached) + self.books.waiting
         assert stats["reserved_bytes.all.current"] == self.books.reserved
         assert stats["num_ooms"] == self.books.ooms - self.ooms_before_reset

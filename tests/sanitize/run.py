@@ -28,11 +28,11 @@ LEAVES_OUT = [
     "--deselect=tests/devices/host/test_lifetimes.py::test_forks_in_the_middle_of_work_leave_every_lock_in_order",
     "--deselect=tests/core/tools/test_forks.py::test_threads_that_allocate_and_fork_leave_every_child_whole",
 ]
-OF_FILES = {"test_documents.py", "test_stubs.py"}       # about what is in the repository, not about what runs
+OF_FILES = {"test_documents.py", "test_stubs.py"}  # about what is in the repository, not about what runs
 OWN_TESTS = sorted(f"tests/{path.name}" for path in HERE.parent.glob("test_*.py") if path.name not in OF_FILES)
 ADDRESS_OPTIONS = [
     "detect_leaks=1",
-    "malloc_context_size=2",        # the call of malloc and the caller, so that leaks.txt can tell whose a leak is
+    "malloc_context_size=2",  # the call of malloc and the caller, so that leaks.txt can tell whose a leak is
     "allocator_may_return_null=1",
     # The leak check reads what it remembers of every thread's own variables, and crashes where a thread has ended
     # meanwhile and its library has not. (google/sanitizers#1170)
@@ -40,8 +40,16 @@ ADDRESS_OPTIONS = [
 ]
 RECORDINGS = [
     f"tests/golden/{name}.s1.json.gz"
-    for name in ("checkpoint.deferred", "devoom.expandable", "edges.default", "graphs.reuse", "handles.expandable",
-                 "history.contexts", "large.gcsplit", "pools2.lend")
+    for name in (
+        "checkpoint.deferred",
+        "devoom.expandable",
+        "edges.default",
+        "graphs.reuse",
+        "handles.expandable",
+        "history.contexts",
+        "large.gcsplit",
+        "pools2.lend",
+    )
 ]
 TWO_THREADS = """
 import threading
@@ -59,10 +67,10 @@ def leak_options(suppressions: Path) -> str:
 class Sanitizer:
     """What a kind of build needs around it, which planted bugs it must find, and what it runs."""
 
-    library: str                        # loaded before the interpreter, which is not instrumented itself
+    library: str  # loaded before the interpreter, which is not instrumented itself
     environment: dict[str, str]
-    planted: dict[str, str]             # a program -> words of the report that it must cause
-    runs: list[list[str]]               # arguments for Python, in BUILD
+    planted: dict[str, str]  # a program -> words of the report that it must cause
+    runs: list[list[str]]  # arguments for Python, in BUILD
 
 
 SANITIZERS = {
@@ -135,7 +143,10 @@ def finds_planted_bugs(sanitizer: Sanitizer, build: Path, environment: dict[str,
     for program, words in sanitizer.planted.items():
         done = subprocess.run(
             [sys.executable, "-c", f"import planted\n{program}"],
-            cwd=build, env=environment, capture_output=True, text=True,
+            cwd=build,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         found = done.returncode != 0 and words in done.stderr
         all_found = all_found and found
@@ -147,7 +158,7 @@ def finds_planted_bugs(sanitizer: Sanitizer, build: Path, environment: dict[str,
 
 def is_clean(arguments: list[str], build: Path, environment: dict[str, str]) -> bool:
     print("+ python", " ".join(arguments), flush=True)
-    if arguments[0] == "-m":    # the stress programs free all they have; tests and recordings end in the middle
+    if arguments[0] == "-m":  # the stress programs free all they have; tests and recordings end in the middle
         allowed = build.resolve() / "leaks.txt"
         allowed.write_text((HERE / "leaks.txt").read_text() + (HERE / "leaks_of_tests.txt").read_text())
         environment = environment | {"LSAN_OPTIONS": leak_options(allowed)}

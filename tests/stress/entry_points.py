@@ -143,7 +143,8 @@ def main() -> None:
     deadline = time.monotonic() + options.seconds
     threads = [
         threading.Thread(target=device.work, args=(number, deadline))
-        for device in devices for number in range(options.threads)
+        for device in devices
+        for number in range(options.threads)
     ]
     for thread in threads:
         thread.start()

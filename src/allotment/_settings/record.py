@@ -466,9 +466,7 @@ def settings_stated(stated: Mapping[str, Any], *, compat: str = NEWEST) -> Setti
     return replace(settings, **pytorch_form.values_stated(stated))
 
 
-def _read(
-    text: str, previous: Settings | None, compat: str, *, strict: bool
-) -> tuple[Settings, SettingsError | None]:
+def _read(text: str, previous: Settings | None, compat: str, *, strict: bool) -> tuple[Settings, SettingsError | None]:
     if not isinstance(text, str):
         raise TypeError(f"settings are a text or a Settings, not {type(text).__name__}")
     in_force = None if previous is None else {setting: getattr(previous, setting) for setting in DEFAULTS}

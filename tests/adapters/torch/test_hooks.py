@@ -56,9 +56,7 @@ def torch_side(hooks, callers, fresh_device):
 
     def allocate(size, stream=0, on=device):
         address = Address()
-        return call(
-            "call_allocate", "allocate", Size(size), on, Address(stream), ctypes.byref(address), more=address
-        )
+        return call("call_allocate", "allocate", Size(size), on, Address(stream), ctypes.byref(address), more=address)
 
     def free(address, size=0, stream=0):
         function = ctypes.CFUNCTYPE(None, Address, Size, ctypes.c_int, Address)(found["free"])
@@ -116,9 +114,7 @@ def fresh_device():
 def test_memory_is_the_allocators_and_pytorchs(torch_side):
     outcome, _, address = torch_side.allocate(1000)
     assert outcome == FINE
-    assert torch_side.allocator.tenants() == {
-        "torch": {"blocks": 1, "allocated_bytes": 1024, "requested_bytes": 1000}
-    }
+    assert torch_side.allocator.tenants() == {"torch": {"blocks": 1, "allocated_bytes": 1024, "requested_bytes": 1000}}
     torch_side.free(address, 1000)
     assert torch_side.allocator.tenants() == {}
 

@@ -22,7 +22,6 @@ def stand(monkeypatch):
     gc.collect()  # pools that a test let go of, while their allocators are there
 
 
-
 # Figures.
 
 

@@ -308,14 +308,18 @@ def test_trackers_see_every_entry_without_any_history():
         alloc.malloc(29 * MIB)
     alloc.free(address)
     pool.close()
-    assert seen == also == [
-        ("segment_alloc", address, BUFFER, 3, pool.id),
-        ("alloc", address, 1000, 3, pool.id),
-        ("oom", 28 * MIB, 29 * MIB, 0, (0, 0)),
-        ("free_requested", address, 1000, 3, pool.id),
-        ("free_completed", address, 1000, 3, pool.id),
-        ("segment_free", address, BUFFER, 3, pool.id),
-    ]
+    assert (
+        seen
+        == also
+        == [
+            ("segment_alloc", address, BUFFER, 3, pool.id),
+            ("alloc", address, 1000, 3, pool.id),
+            ("oom", 28 * MIB, 29 * MIB, 0, (0, 0)),
+            ("free_requested", address, 1000, 3, pool.id),
+            ("free_completed", address, 1000, 3, pool.id),
+            ("segment_free", address, BUFFER, 3, pool.id),
+        ]
+    )
     assert alloc.snapshot()["device_traces"] == [[]]
     check(alloc)
 

@@ -73,7 +73,8 @@ def test_a_function_on_a_stream_may_use_the_allocator_that_waits_for_it(settings
 
 
 def test_an_allocator_goes_while_a_function_collects_garbage():
-    assert output_of("""
+    assert (
+        output_of("""
         import gc, threading
         import allotment
 
@@ -95,11 +96,14 @@ def test_an_allocator_goes_while_a_function_collects_garbage():
         del allocator
         stream.synchronize()
         print("gone")
-    """) == "gone\n"
+    """)
+        == "gone\n"
+    )
 
 
 def test_two_allocators_whose_callbacks_empty_each_other_do_not_wait_for_each_other():
-    assert output_of("""
+    assert (
+        output_of("""
         import threading
         import allotment
 
@@ -128,11 +132,14 @@ def test_two_allocators_whose_callbacks_empty_each_other_do_not_wait_for_each_ot
         one.check_invariants()
         other.check_invariants()
         print("done")
-    """) == "done\n"
+    """)
+        == "done\n"
+    )
 
 
 def test_a_function_on_a_stream_is_refused_what_others_would_have_to_wait_for():
-    assert output_of("""
+    assert (
+        output_of("""
         import threading
         import allotment
 
@@ -156,7 +163,9 @@ def test_a_function_on_a_stream_is_refused_what_others_would_have_to_wait_for():
         stream.submit(allocator.empty_cache)        # no other stream has work now
         stream.synchronize()
         print(allocator.stats()["reserved_bytes.all.current"])
-    """) == "True\n0\n"
+    """)
+        == "True\n0\n"
+    )
 
 
 class Freeing(Backend):

@@ -791,7 +791,8 @@ def test_a_buffer_may_be_collected_inside_a_call_to_the_device(device):
 
 @pytest.mark.threads
 def test_invariants_hold_while_threads_are_at_work():
-    assert output_of("""
+    assert (
+        output_of("""
         import threading
         import allotment
         alloc = allotment.make_allocator("sim:1GiB", settings="backend:cudaMallocAsync")
@@ -811,7 +812,9 @@ def test_invariants_hold_while_threads_are_at_work():
             thread.join()
         alloc.check_invariants()
         print(alloc.stats()["allocated_bytes.all.current"])
-    """) == "0\n"
+    """)
+        == "0\n"
+    )
 
 
 class Repeating(QueueDevice):
@@ -845,4 +848,3 @@ def test_an_address_that_a_block_in_use_has_is_refused():
     alloc.free(address)
     assert alloc.malloc(KIB) == address
     alloc.check_invariants()
-

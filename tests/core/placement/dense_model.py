@@ -13,10 +13,10 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 PAGE = 2 * MIB
-LARGE = 4 * MIB             # from here on equal sizes are kept together
-PASSED_OVER = 64            # tiles that are looked at, at most, before a search gives up
-PIECES = 64                 # of a plan, at most
-CLOCK_STREAMS = 4           # of a clock, before the rest is folded
+LARGE = 4 * MIB  # from here on equal sizes are kept together
+PASSED_OVER = 64  # tiles that are looked at, at most, before a search gives up
+PIECES = 64  # of a plan, at most
+CLOCK_STREAMS = 4  # of a clock, before the rest is folded
 CHUNK_MOST = 512 * MIB
 VIEW_US, CHUNK_US = 32.5, 47.0
 MICRO = 1_000_000
@@ -38,7 +38,7 @@ class OutOfMemory(Exception):
 class Options:
     grain: int = 24
     slack: float = 0.01
-    wait_reuse: int | None = 2          # None: off
+    wait_reuse: int | None = 2  # None: off
     share_streams: bool = True
     start: int = 0
     views: int = 8
@@ -76,7 +76,7 @@ class Streams:
         self.tick = 0
         self.synced: dict[tuple[int, int], int] = {}
         self.done: dict[int, int] = {}
-        self.latest: dict[int, int] = {}        # the last tick that a clock may hold of a stream
+        self.latest: dict[int, int] = {}  # the last tick that a clock may hold of a stream
         self.known: list[int] = []
 
     def meet(self, stream: int) -> None:
@@ -120,7 +120,7 @@ class Chunk:
     number: int
     size: int
     live: int = 0
-    views: list[View] = field(default_factory=list)     # the first is its home
+    views: list[View] = field(default_factory=list)  # the first is its home
 
 
 @dataclass(eq=False)
@@ -141,14 +141,14 @@ class Tile:
     region: Region
     offset: int
     size: int
-    state: str                                  # "free", "used", "shadow", "unmapped"
+    state: str  # "free", "used", "shadow", "unmapped"
     clock: Clock = field(default_factory=Clock)
-    stream: int = 0                             # used: its owner's
-    user: Tile | None = None                    # shadow: of which tile
+    stream: int = 0  # used: its owner's
+    user: Tile | None = None  # shadow: of which tile
     shadows: list[Tile] = field(default_factory=list)
     uses: list[int] = field(default_factory=list)
-    events: dict[int, int] = field(default_factory=dict)    # pending: user stream -> tick of its event
-    freed_at: int = 0                           # pending: the order of frees
+    events: dict[int, int] = field(default_factory=dict)  # pending: user stream -> tick of its event
+    freed_at: int = 0  # pending: the order of frees
 
     @property
     def end(self) -> int:
@@ -162,10 +162,10 @@ class Tile:
 @dataclass(eq=False)
 class Region:
     number: int
-    base: int                                   # from the first address the arena has reserved
+    base: int  # from the first address the arena has reserved
     size: int
-    tiles: list[Tile] = field(default_factory=list)     # up to `filled`
-    views: list[View] = field(default_factory=list)     # by offset
+    tiles: list[Tile] = field(default_factory=list)  # up to `filled`
+    views: list[View] = field(default_factory=list)  # by offset
 
     @property
     def filled(self) -> int:
@@ -189,13 +189,13 @@ class Region:
 
 @dataclass
 class Plan:
-    region: Region | None                       # None: a new one
+    region: Region | None  # None: a new one
     tail_of: Chunk | None = None
     whole: list[Chunk] = field(default_factory=list)
     create: int = 0
     head_of: Chunk | None = None
-    added: int = 0                              # addresses it fills
-    beyond: int = 0                             # of what is created, above the room
+    added: int = 0  # addresses it fills
+    beyond: int = 0  # of what is created, above the room
     price: float = math.inf
 
 
@@ -213,7 +213,7 @@ class Arena:
         self.reserved = self.active = self.peak = self.freed = 0
         self.loading = True
         self.requests = 0
-        self.carved = 0                         # addresses given to regions
+        self.carved = 0  # addresses given to regions
 
     # --- finding ----------------------------------------------------------------------------------------------
 
@@ -554,8 +554,8 @@ class Memory:
         self.may_wait = True
         self.arena = Arena(self, private=False)
         self.pending: list[Tile] = []
-        self.refusals: list[bool] = []           # whether the device refuses, the next call last
-        self.finished: dict[int, int] = {}       # what the device would say: events up to this tick are over
+        self.refusals: list[bool] = []  # whether the device refuses, the next call last
+        self.finished: dict[int, int] = {}  # what the device would say: events up to this tick are over
         self.owner: dict[int, Arena] = {}
 
     @property

@@ -28,8 +28,8 @@ class Settings:
     options: model.Options
     streams: int
     pools: int
-    shares: float       # of blocks that another stream uses
-    refuses: float      # of calls before which the device is told to refuse the next chunk
+    shares: float  # of blocks that another stream uses
+    refuses: float  # of calls before which the device is told to refuse the next chunk
 
 
 def drawn_settings(rng: random.Random) -> Settings:

@@ -81,7 +81,7 @@ def test_a_peak_over_all_is_seen_whichever_class_makes_it():
         before = [alloc.malloc(falling) for _ in range(3)]
         alloc.reset_peak_stats()
         alloc.free(before.pop())
-        first = alloc.malloc(rising)    # back to as many as there were: no new peak over all
+        first = alloc.malloc(rising)  # back to as many as there were: no new peak over all
         assert alloc.stats()["allocation.all.peak"] == alloc.stats()["allocation.all.current"]
         second = alloc.malloc(rising)
         stats = alloc.stats()

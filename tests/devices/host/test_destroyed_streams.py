@@ -71,7 +71,8 @@ def test_a_capture_of_others_is_not_spoilt(allocator):
 
 
 def test_a_buffer_goes_without_a_word():
-    assert output_of("""
+    assert (
+        output_of("""
         import allotment
         allocator = allotment.Allocator("host")
         stream = allotment.Stream(allocator)
@@ -80,7 +81,9 @@ def test_a_buffer_goes_without_a_word():
         stream.destroy()
         del buffer
         print(allocator.stats()["allocation.all.current"])
-    """) == "0\n"
+    """)
+        == "0\n"
+    )
 
 
 def test_pinned_memory_is_reused_when_its_destroyed_reader_is_done_and_not_before(allocator):

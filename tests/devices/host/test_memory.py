@@ -174,7 +174,8 @@ def process_files(directory: Path, groups: str, mounts: str) -> Path:
 @pytest.mark.threads
 @pytest.mark.parametrize("stream", ["allotment.Stream.default(allocator)", "allotment.Stream(allocator)"])
 def test_memory_is_not_unmapped_under_work_that_was_given_before(stream):
-    assert output_of(f"""
+    assert (
+        output_of(f"""
         import ctypes, threading
         import allotment
 
@@ -195,4 +196,6 @@ def test_memory_is_not_unmapped_under_work_that_was_given_before(stream):
         allocator.empty_cache()
         stream.synchronize()
         print(allocator.stats()["reserved_bytes.all.current"])
-    """) == "0\n"
+    """)
+        == "0\n"
+    )

@@ -144,8 +144,9 @@ def test_a_device_without_the_operations_says_which_one_it_lacks():
         node_predecessors = capture_relaxed = graph_launch = graph_destroy = None
 
     allocator = allotment.Allocator(Plain())
-    with pytest.raises(UnsupportedError, match="queue has no capture_begin"), allotment.capture(
-        allotment.Stream(allocator)
+    with (
+        pytest.raises(UnsupportedError, match="queue has no capture_begin"),
+        allotment.capture(allotment.Stream(allocator)),
     ):
         pass
     allocator.check_invariants()

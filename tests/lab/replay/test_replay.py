@@ -176,8 +176,10 @@ def test_random_programs_come_out_as_recorded(seed: int, options: dict[str, Any]
 
 def test_segments_of_a_replay_that_went_its_own_way_find_their_place_without_searching() -> None:
     """Of two requests the second has no segment in the history, so all that follows is placed anew."""
-    entries = [{"action": "alloc", "addr": (1 << 40) + (number << 21), "size": 1 << 20, "stream": number}
-               for number in range(30_000)]
+    entries = [
+        {"action": "alloc", "addr": (1 << 40) + (number << 21), "size": 1 << 20, "stream": number}
+        for number in range(30_000)
+    ]
     result = Recording(read_snapshot(pickle.dumps({"segments": [], "device_traces": [entries]}))).replay()
     assert result.matches_recording is False
     assert result.device_allocations == 30_000

@@ -46,7 +46,13 @@ class Figure:
 
 def _figure(name: str, samples: list[float], unit: str, meaning: str, **goal: float | bool) -> Figure:
     return Figure(
-        name, statistics.median(samples), min(samples), max(samples), unit, meaning=meaning, **goal  # type: ignore[arg-type]
+        name,
+        statistics.median(samples),
+        min(samples),
+        max(samples),
+        unit,
+        meaning=meaning,
+        **goal,  # type: ignore[arg-type]
     )
 
 
@@ -128,7 +134,9 @@ def growth_figures(rounds: int, pairs: int) -> list[Figure]:
     return [
         _figure("live_growth", _ratios(many, few), "x", "a pair with 1,000,000 live blocks over 1,000", goal=2.0),
         _figure(
-            "replacement_growth", _ratios(replace_many, replace_few), "x",
+            "replacement_growth",
+            _ratios(replace_many, replace_few),
+            "x",
             "replacing a random one of 1,000,000 blocks over 1,000; no more than the next line",
             goal=statistics.median(walk_growth),
         ),
@@ -158,8 +166,12 @@ def scaling_figure(rounds: int, pairs: int) -> Figure:
 
     alone, both = _in_turns(rounds, lambda: one.pair_ns(BLOCK, pairs), together)
     return _figure(
-        "two_device_scaling", [2 * a / b for a, b in zip(alone, both, strict=True)], "x",
-        "two threads on two devices over one on one, pairs a second", goal=1.6, goal_is_most=False,
+        "two_device_scaling",
+        [2 * a / b for a, b in zip(alone, both, strict=True)],
+        "x",
+        "two threads on two devices over one on one, pairs a second",
+        goal=1.6,
+        goal_is_most=False,
     )
 
 
@@ -180,8 +192,12 @@ def replay_figure(rounds: int) -> Figure:
     from allotment.lab.replay.run import sample_entries_per_second
 
     return _figure(
-        "replay_events_per_s", [sample_entries_per_second() for _ in range(rounds)], "1/s",
-        "trace entries of a recorded history, on the simulated device", goal=10e6, goal_is_most=False,
+        "replay_events_per_s",
+        [sample_entries_per_second() for _ in range(rounds)],
+        "1/s",
+        "trace entries of a recorded history, on the simulated device",
+        goal=10e6,
+        goal_is_most=False,
     )
 
 

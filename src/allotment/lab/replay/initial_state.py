@@ -86,7 +86,13 @@ def initial_state_of(
         cut.finish()
         uncertain += cut.uncertain
         layout = (
-            life.address, life.size_at_first, life.stream, life.pool, life.small, life.expandable, len(cut.pieces)
+            life.address,
+            life.size_at_first,
+            life.stream,
+            life.pool,
+            life.small,
+            life.expandable,
+            len(cut.pieces),
         )
         laid_out.append((layout, cut.pieces))
     if rules_of(settings.compat).free_order != "address":
@@ -212,9 +218,7 @@ class _Cut:
         self._at += excess
 
 
-def _pending_frees(
-    history: History, snapshot: Snapshot, blocks: list[_Block], workload: Workload
-) -> NDArray[np.void]:
+def _pending_frees(history: History, snapshot: Snapshot, blocks: list[_Block], workload: Workload) -> NDArray[np.void]:
     """Frees that had been requested before the history began, and waited for other streams."""
     numbers = np.flatnonzero(history.was_pending)
     frees = np.zeros(len(numbers), dtype=CALL)
