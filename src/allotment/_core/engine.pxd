@@ -80,8 +80,8 @@ cdef inline void engine_leave(Engine* engine) noexcept nogil:
 cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
     """Whether the interpreter lock, which the caller holds and will keep, is guard enough for a short visit.
 
-    It is while no thread can enter without it: no C entry points, no thread inside, waiting outside of it or about to come
-    back, and no function of the user's to call, which could let another thread run.
+    It is while no thread can enter without it: no C entry points, no thread inside, waiting outside of it or about to
+    come back, and no function of the user's to call, which could let another thread run.
     """
     return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_free(&engine.lock.word)
             and engine.away == 0 and engine.trace.tracker == NULL)

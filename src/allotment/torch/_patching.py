@@ -15,8 +15,8 @@ import torch  # type: ignore[import-not-found]
 import torch.cuda.memory  # type: ignore[import-not-found]
 
 from allotment.torch import _cudnn as cudnn
-from allotment.torch._replacements import REPLACEMENTS
 from allotment.torch._pool import MemPool
+from allotment.torch._replacements import REPLACEMENTS
 
 _lock = threading.Lock()
 _originals: list[tuple[Any, str, Any]] = []

@@ -40,9 +40,9 @@ from allotment import _texts as texts
 from allotment._allocators.caching.pools import PoolId
 from allotment._core.records.history import get_user_metadata, set_user_metadata
 from allotment.torch import _replacements as replacements
-from allotment.torch._replacements import is_history_enabled
 from allotment.torch._patching import is_patched, patch, unpatch
 from allotment.torch._pool import MemPool
+from allotment.torch._replacements import is_history_enabled
 
 __all__ = [
     "CUDAPluggableAllocator",
@@ -342,7 +342,7 @@ def _dump_snapshot(
 
 
 def _allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
-    """The frames of whoever allocated the block that starts there; None if there is no live block, or nothing recorded."""
+    """The stack that allocated the block that starts there; None if there is no live block, or nothing recorded."""
     return replacements.allocation_traceback(data_ptr)
 
 

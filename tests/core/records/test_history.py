@@ -333,7 +333,7 @@ def test_stacks_that_differ_anywhere_are_told_apart():
     alloc.record_history(**NO_SNAPSHOTS)
     for _ in range(2):
         allocates(alloc)
-        allocates(alloc)  # noqa: E702 - two places on one line
+        allocates(alloc)
         deeper(alloc, 1)
         deeper(alloc, 2)
     told = [entry["frames"] for entry in trace(alloc) if entry["action"] == "alloc"]

@@ -28,7 +28,7 @@ cdef bint free_address(Engine* engine, address_t address, uint32_t context, Fail
 
 
 cdef void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The user is done with a block that no other stream uses. Both steps are one moment, so the clock is asked once."""
+    """The user is done with a block that no other stream uses. Both steps are one moment: the clock is asked once."""
     if engine.trace.on:
         trace_hold_time(&engine.trace)
     take_back(engine, block, context)

@@ -93,7 +93,7 @@ cdef struct Scheduler:
     uint64_t last_capture
     bint orphaned                   # the device is gone
     ForkGuard fork_guard
-    uint64_t references             # the device and each worker; this and what follows is guarded by the thread pool's mutex
+    uint64_t references             # the device and each worker; this and what follows under the thread pool's mutex
     bint is_finishing               # somebody waits for its work at exit
     Scheduler* next                 # of all schedulers
 
