@@ -1,6 +1,6 @@
 """The free index of one shelf, one step at a time. A block is known by its address."""
 
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from allotment._core.contract.types cimport address_t, bytes_t
@@ -23,7 +23,7 @@ cdef class Index:
         memset(&self.shelf, 0, sizeof(Shelf))
         self.blocks = {}
         if with_bins:
-            self.shelf.bins = <Block**> calloc(BIN_COUNT, sizeof(Block*))
+            self.shelf.bins = <Block**> malloc(BIN_COUNT * sizeof(Block*))
             if self.shelf.bins == NULL:
                 raise MemoryError
 

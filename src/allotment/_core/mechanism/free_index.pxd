@@ -4,6 +4,8 @@
                   one bit     one bit   exact sizes up to 2 MiB
     the rest:     one tree by (size, order, address)
 
+A bin whose bit is not set has undefined content, so that a new shelf need not clear 32 KiB.
+
 Which of several equal blocks comes first differs between the versions of PyTorch: the one at the lowest address, of
 the oldest segment, or made first. Each block carries that as a number, `order`, given to it when it is made (see
 `block_new`): 0 for all of them, the number of its segment, or one of its own. So one comparison serves all versions.
@@ -90,17 +92,18 @@ cdef inline Block* index_best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
 
 
 cdef inline void index_insert(Shelf* shelf, Block* block) noexcept nogil:
-    cdef uint64_t bin
+    cdef uint64_t bin, bit
     if not is_binned(shelf, block.size):
         tree_insert(&shelf.tree, block)
         return
     bin = block.size // MIN_BLOCK - 1
-    if shelf.bins[bin] != NULL:
+    bit = (<uint64_t> 1) << (bin & 63)
+    if shelf.words[bin >> 6] & bit:
         tree_insert(&shelf.bins[bin], block)
         return
     block.parent = block.left = block.right = NULL
     shelf.bins[bin] = block
-    shelf.words[bin >> 6] |= (<uint64_t> 1) << (bin & 63)
+    shelf.words[bin >> 6] |= bit
     shelf.summary |= (<uint64_t> 1) << (bin >> 6)
 
 

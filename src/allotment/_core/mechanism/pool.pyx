@@ -32,7 +32,7 @@ cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcep
         if shelf == NULL:
             return NULL
         if rack.size_class == SMALL:
-            shelf.bins = <Block**> calloc(BIN_COUNT, sizeof(Block*))
+            shelf.bins = <Block**> malloc(BIN_COUNT * sizeof(Block*))
             if shelf.bins == NULL:
                 free(shelf)
                 return NULL

@@ -23,7 +23,7 @@ cdef int check_bins(Shelf* shelf) except -1:
     if shelf.bins == NULL:
         return 0
     for bin in range(BIN_COUNT):
-        if (shelf.bins[bin] != NULL) != ((shelf.words[bin >> 6] >> (bin & 63)) & 1):
+        if (shelf.words[bin >> 6] >> (bin & 63)) & 1 and shelf.bins[bin] == NULL:
             broken("bitmaps say which bins hold blocks", f"bin {bin}")
     for bin in range(BIN_COUNT // 64):
         if (shelf.words[bin] != 0) != ((shelf.summary >> bin) & 1):
