@@ -15,7 +15,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from allotment._core.contract.table cimport DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.mechanism.address_map cimport address_take
-from allotment._core.mechanism.block cimport take_back
+from allotment._core.mechanism.block cimport take_back_untraced
 from allotment._core.mechanism.captures cimport reuse_in_capture
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.frees cimport finish_late_frees, free_at_once, free_special, is_freed_at_once
@@ -27,8 +27,7 @@ from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
 from allotment._core.placement.pytorch.policy cimport hit_shelf
-from allotment._core.placement.pytorch.shelves cimport free_to_shelf
-from allotment._core.records.trace cimport trace_hold_time
+from allotment._core.placement.pytorch.shelves cimport free_to_shelf_untraced
 from allotment._core.tools.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
 
 cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules* rules, const Placement* placement,
@@ -149,14 +148,11 @@ cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
 
 cdef inline void release_block(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """The user is done with a block that no other stream uses: `free_at_once`, with PyTorch's placement inlined."""
-    if block.shelf.rack.arena != NULL:
+    if block.shelf.rack.arena != NULL or engine.trace.on:
         free_at_once(engine, block, context)
         return
-    if engine.trace.on:
-        trace_hold_time(&engine.trace)
-    take_back(engine, block, context)
-    free_to_shelf(engine, block, context)
-    engine.trace.moment = 0
+    take_back_untraced(engine, block)
+    free_to_shelf_untraced(engine, block)
 
 
 cdef inline bint release_address(Engine* engine, address_t address, uint32_t context,

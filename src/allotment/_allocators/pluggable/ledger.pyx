@@ -6,7 +6,7 @@ from allotment._allocators.pluggable.ledger cimport Account, Entry, Ledger
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.model.sizes cimport SMALL_SIZE
 from allotment._core.records.stats cimport (
-    LARGE, SMALL, Stats, stats_init, stats_reset_accumulated, stats_reset_peak, tally_down, tally_now,
+    LARGE, SMALL, Stats, stats_init, stats_reset_accumulated, stats_reset_peak, tally_down, tally_grow, tally_now,
     tally_up)
 from allotment._core.tools.forks cimport SHORT_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport lock_give, lock_wait
@@ -67,10 +67,10 @@ cdef void count_in(Stats* stats, bytes_t size) noexcept nogil:
     cdef int size_class = class_of(size)
     tally_up(&stats.allocation, size_class, 1)
     tally_up(&stats.segment, size_class, 1)
-    tally_up(&stats.active, size_class, 1)
+    tally_grow(&stats.active, size_class, 1)
     tally_up(&stats.allocated_bytes, size_class, size)
     tally_up(&stats.reserved_bytes, size_class, size)
-    tally_up(&stats.active_bytes, size_class, size)
+    tally_grow(&stats.active_bytes, size_class, size)
     tally_up(&stats.requested_bytes, size_class, size)
     stats.device_allocs += 1
 

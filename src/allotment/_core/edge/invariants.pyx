@@ -1,12 +1,12 @@
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from allotment._core.contract.table cimport IS_RECORDED
 from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.mechanism.address_map cimport address_count, block_at
 from allotment._core.mechanism.block cimport is_idle
 from allotment._core.mechanism.broken cimport broken, show
 from allotment._core.mechanism.pool cimport pool_find
+from allotment._core.mechanism.ranges cimport has_recorded_addresses
 from allotment._core.model.model cimport LEAVING, Block, Deferred, Engine, PendingEvent, Pool, Range, StreamRecord
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, Totals, tally_of
@@ -95,7 +95,7 @@ cdef int check_counted(const Counting* counting) except -1:
 
 
 cdef int check_order(Engine* engine) except -1:
-    """Ranges in order of address, without an overlap, and all that have one."""
+    """Ranges in order of address, without an overlap, and all that have one; unless the addresses are a recording's."""
     cdef Range* range_ = engine.first_range
     cdef Range* before
     cdef size_t count = 0
@@ -103,15 +103,14 @@ cdef int check_order(Engine* engine) except -1:
     cdef size_t i
     while range_ != NULL:
         count += 1
-        placed += range_.base != 0
+        placed += range_.base != 0 and not has_recorded_addresses(engine)
         range_ = range_.next
     if count != engine.range_count or placed != engine.placed_count:
         broken("all ranges are found by address", f"{engine.placed_count} of {engine.range_count} noted, "
                f"{placed} of {count} found")
     for i in range(1, placed):
         before = engine.by_address[i - 1]
-        if engine.by_address[i].base < before.base + (
-                before.size if engine.table.capabilities & IS_RECORDED == 0 else 0):
+        if engine.by_address[i].base < before.base + before.size:
             broken("ranges do not overlap", f"{before.base:#x}+{before.size} and {engine.by_address[i].base:#x}")
     return 0
 

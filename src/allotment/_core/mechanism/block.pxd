@@ -15,8 +15,8 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_put
-from allotment._core.model.model cimport LEAVING, Block, Engine, Rack, Range, Shelf
-from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_up
+from allotment._core.model.model cimport LEAVING, Block, Engine, Pool, Rack, Range, Shelf
+from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_grow, tally_up
 from allotment._core.records.tenants cimport context_of_free
 from allotment._core.records.trace cimport (
     ACTION_ALLOC, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, trace_report)
@@ -39,9 +39,9 @@ cdef inline void give_order(Engine* engine, Block* block) noexcept nogil:
     block.order = block.range.order + engine.blocks_numbered
 
 
-cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address,
-                             bytes_t size) noexcept nogil:
-    """A mapped block without neighbours. pre: a record is reserved"""
+cdef inline Block* block_record(Engine* engine, Shelf* shelf, Range* range_, address_t address,
+                                bytes_t size) noexcept nogil:
+    """All of a new block but its order."""
     cdef Block* block = <Block*> slab_take(&engine.block_slab)
     block.address = address
     block.size = size
@@ -49,7 +49,6 @@ cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, addres
     block.prev = block.next = NULL
     block.shelf = shelf
     block.range = range_
-    give_order(engine, block)
     block.uses = NULL
     block.event_count = 0
     block.allocated = False
@@ -57,6 +56,23 @@ cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, addres
     block.releasable = False
     block.deferred = False
     block.context = block.segment_context = 0
+    return block
+
+
+cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address,
+                             bytes_t size) noexcept nogil:
+    """A mapped block without neighbours. pre: a record is reserved"""
+    cdef Block* block = block_record(engine, shelf, range_, address, size)
+    give_order(engine, block)
+    return block
+
+
+cdef inline Block* block_new_after(Engine* engine, const Block* other, address_t address, bytes_t size) noexcept nogil:
+    """`block_new` in the range of another block, whose order is at hand and mostly the same."""
+    cdef Block* block = block_record(engine, other.shelf, other.range, address, size)
+    block.order = other.order
+    if engine.rules.numbers_blocks:
+        give_order(engine, block)
     return block
 
 
@@ -92,7 +108,7 @@ cdef inline bint is_split(const Block* block) noexcept nogil:
 
 cdef inline Block* cut_front(Engine* engine, Block* block, bytes_t size) noexcept nogil:
     """The first `size` bytes of a block as a new one; the rest stays. pre: in no set; a record is reserved"""
-    cdef Block* front = block_new(engine, block.shelf, block.range, block.address, size)
+    cdef Block* front = block_new_after(engine, block, block.address, size)
     link_before(block, front)
     block.address += size
     block.size -= size
@@ -133,8 +149,8 @@ cdef inline void note_handed_out_of(Engine* engine, const Rack* rack, Block* blo
                      rack.pool.first, rack.pool.second, context)
     tally_up(&stats.allocation, size_class, 1)
     tally_up(&stats.allocated_bytes, size_class, block.size)
-    tally_up(&stats.active, size_class, 1)
-    tally_up(&stats.active_bytes, size_class, block.size)
+    tally_grow(&stats.active, size_class, 1)
+    tally_grow(&stats.active_bytes, size_class, block.size)
     tally_up(&stats.requested_bytes, size_class, requested)
     if block.size >= engine.tuning.max_split:
         tally_up(&stats.oversize_allocations, SMALL, 1)
@@ -168,18 +184,24 @@ cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexc
     count_free(engine, block.shelf.rack.size_class, block.size, block.requested)
 
 
-cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The user is done with a block; whether it is free yet is for its streams to say. pre: out of the address map"""
+cdef inline void take_back_untraced(Engine* engine, Block* block) noexcept nogil:
+    """`take_back` while nothing is traced."""
     cdef Stats* stats = &engine.stats
-    cdef Rack* rack = block.shelf.rack
+    cdef int size_class = block.shelf.rack.size_class
     block.allocated = False
-    tally_down(&stats.allocation, rack.size_class, 1)
-    tally_down(&stats.allocated_bytes, rack.size_class, block.size)
-    if engine.trace.on:
-        trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
-                     rack.pool.first, rack.pool.second, context_of_free(context, block.context))
+    tally_down(&stats.allocation, size_class, 1)
+    tally_down(&stats.allocated_bytes, size_class, block.size)
     if block.size >= engine.tuning.max_split:
         tally_down(&stats.oversize_allocations, SMALL, 1)
+
+
+cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """The user is done with a block; whether it is free yet is for its streams to say. pre: out of the address map"""
+    cdef Pool* pool = block.shelf.rack.pool
+    take_back_untraced(engine, block)
+    if engine.trace.on:
+        trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
+                     pool.first, pool.second, context_of_free(context, block.context))
 
 
 cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:

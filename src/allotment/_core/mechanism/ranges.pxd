@@ -8,6 +8,7 @@ An address that comes from a device, or from a pool's own allocator, is looked a
 go by addresses, and one that is given twice would be found out only when somebody's data is overwritten.
 """
 
+from allotment._core.contract.table cimport IS_RECORDED
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.model.model cimport Engine, Failure, Range, Shelf, StreamRecord
 
@@ -35,3 +36,8 @@ cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexce
 cdef inline bytes_t configured_range_bytes(const Engine* engine, const StreamRecord* stream) noexcept nogil:
     """What the settings have expandable ranges for a stream reserve; 0 if they leave it open."""
     return stream.range_bytes if stream.range_bytes != 0 else engine.tuning.range_bytes
+
+
+cdef inline bint has_recorded_addresses(const Engine* engine) noexcept nogil:
+    """Whether addresses come from a recording, where ranges may overlap: they are not looked at then."""
+    return engine.table.capabilities & IS_RECORDED != 0

@@ -2,10 +2,10 @@ from libc.stddef cimport size_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove
 
-from allotment._core.contract.table cimport IS_RECORDED, OK, DeviceTable, status_t
+from allotment._core.contract.table cimport OK, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.ranges cimport LEAST_ALIGNMENT
+from allotment._core.mechanism.ranges cimport LEAST_ALIGNMENT, has_recorded_addresses
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.model.model cimport FAILED_GIVEN_ADDRESS, Block, Chunk, Engine, Failure, Range, Shelf
 from allotment._core.tools.arrays cimport make_room_for
@@ -64,8 +64,6 @@ cdef Range* overlapping(Engine* engine, address_t base, bytes_t size) noexcept n
     """A range that has some of these addresses, or NULL."""
     cdef size_t place = first_behind(engine, base)
     cdef Range* before = engine.by_address[place - 1] if place > 0 else NULL
-    if engine.table.capabilities & IS_RECORDED != 0:
-        return NULL
     if before != NULL and base - before.base < before.size:
         return before
     if place < engine.placed_count and engine.by_address[place].base - base < size:
@@ -110,6 +108,9 @@ cdef bint range_place(Engine* engine, Range* range_, address_t base, const char*
     """Give a range the address that a device gave, if it can be one."""
     cdef bytes_t alignment = LEAST_ALIGNMENT
     cdef size_t place
+    if has_recorded_addresses(engine):
+        range_.base = base
+        return True
     if range_.page != 0 and engine.table.granularity != NULL and engine.table.granularity(
             engine.table.self, &alignment) != OK:
         alignment = LEAST_ALIGNMENT
@@ -159,7 +160,7 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t si
 cdef void range_forget(Engine* engine, Range* range_) noexcept nogil:
     """Drop the record alone."""
     cdef size_t place
-    if range_.base != 0:
+    if range_.base != 0 and not has_recorded_addresses(engine):
         place = first_behind(engine, range_.base)
         while engine.by_address[place - 1] != range_:
             place -= 1

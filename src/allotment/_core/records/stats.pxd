@@ -9,7 +9,8 @@ only who runs out of it looks at the peaks and is given new room:
     ceilings of both classes together   <= the peak over all
 
 Everything else follows: "all" is the sum of the classes, what was freed is what was added less what is left, and
-a reset of the accumulated figures remembers where they stood.
+a reset of the accumulated figures remembers where they stood. A block is active from the moment it is allocated, so
+the totals of `active` are those of `allocation`, and are copied from there when somebody looks (`settle_totals`).
 """
 
 from libc.stdint cimport uint64_t
@@ -61,8 +62,8 @@ cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil
 cdef void stats_reset_peak(Stats* stats) noexcept nogil
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil
 cdef void stats_clear(Stats* stats) noexcept nogil
-cdef dict stats_nested(const Stats* stats)
-cdef dict stats_by_rules(const Stats* stats, object rules)      # with what not all versions count
+cdef dict stats_nested(Stats* stats)
+cdef dict stats_by_rules(Stats* stats, object rules)      # with what not all versions count
 cdef dict stats_flat(dict nested)       # "allocated_bytes.all.current", ..., sorted by key
 
 
@@ -75,11 +76,16 @@ cdef inline count_t tally_now(const Tally* tally) noexcept nogil:
     return tally_of(tally, SMALL) + tally_of(tally, LARGE)
 
 
-cdef inline void tally_up(Tally* tally, int size_class, count_t amount) noexcept nogil:
-    tally.total[size_class] += amount
+cdef inline void tally_grow(Tally* tally, int size_class, count_t amount) noexcept nogil:
+    """An increase that another tally counts in its total."""
     tally.room[size_class] -= amount
     if tally.room[size_class] < 0:
         tally_raise(tally, size_class)
+
+
+cdef inline void tally_up(Tally* tally, int size_class, count_t amount) noexcept nogil:
+    tally.total[size_class] += amount
+    tally_grow(tally, size_class, amount)
 
 
 cdef inline void tally_down(Tally* tally, int size_class, count_t amount) noexcept nogil:

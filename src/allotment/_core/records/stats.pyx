@@ -68,7 +68,16 @@ cdef void stats_reset_peak(Stats* stats) noexcept nogil:
     for_each_tally(stats, tally_reset_peak)
 
 
+cdef void settle_totals(Stats* stats) noexcept nogil:
+    """Give the tallies that another one counts for their totals."""
+    cdef int size_class
+    for size_class in range(2):
+        stats.active.total[size_class] = stats.allocation.total[size_class]
+        stats.active_bytes.total[size_class] = stats.allocated_bytes.total[size_class]
+
+
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil:
+    settle_totals(stats)
     for_each_tally(stats, tally_reset_accumulated)
     stats.alloc_retries = stats.ooms = stats.oom_rejections = stats.sync_all_streams = 0
     stats.device_allocs = stats.device_frees = 0
@@ -117,7 +126,8 @@ cdef dict pool_tallies(const Stats* stats):
     return tallies
 
 
-cdef dict stats_nested(const Stats* stats):
+cdef dict stats_nested(Stats* stats):
+    settle_totals(stats)
     return {
         "num_alloc_retries": stats.alloc_retries,
         "num_ooms": stats.ooms,
@@ -139,7 +149,7 @@ cdef dict stats_nested(const Stats* stats):
     }
 
 
-cdef dict stats_by_rules(const Stats* stats, object rules):
+cdef dict stats_by_rules(Stats* stats, object rules):
     cdef dict nested = stats_nested(stats)
     if rules.counts_rejections:
         nested["num_oom_rejections"] = stats.oom_rejections

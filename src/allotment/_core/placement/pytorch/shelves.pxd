@@ -103,7 +103,7 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     return block
 
 
-cdef inline void free_to_shelf(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+cdef inline void free_to_shelf_untraced(Engine* engine, Block* block) noexcept nogil:
     """The block is free for good: merge it with its free neighbours and shelve it."""
     cdef Stats* stats = &engine.stats
     cdef int size_class = block.shelf.rack.size_class
@@ -113,7 +113,7 @@ cdef inline void free_to_shelf(Engine* engine, Block* block, uint32_t context) n
     cdef count_t net_blocks = 0
     cdef count_t net_bytes = 0
     cdef bytes_t gained
-    trace_free(engine, block, context)
+    block.context = 0
     gained = absorb_if_free(engine, block, before)
     if gained != 0:
         net_blocks -= 1
@@ -130,3 +130,9 @@ cdef inline void free_to_shelf(Engine* engine, Block* block, uint32_t context) n
         tally_move(&stats.inactive_split, size_class, net_blocks)
         tally_move(&stats.inactive_split_bytes, size_class, net_bytes)
     count_free(engine, size_class, size, block.requested)
+
+
+cdef inline void free_to_shelf(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """`free_to_shelf_untraced`, told to whom it concerns."""
+    trace_free(engine, block, context)
+    free_to_shelf_untraced(engine, block)
