@@ -64,12 +64,14 @@ class MemoryResource(_Base):  # type: ignore[misc]
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
         """Give memory back in the order of `stream`; that of its allocation is always observed."""
         address = int(ptr)
+        current = 0
         if stream is not None:
             try:
-                self._tenant.record_stream(address, stream_handle(stream))
+                current = stream_handle(stream)
+                self._tenant.record_stream(address, current)
             except StreamError:
                 stream.sync()  # the per-thread default stream: whose that is, only this thread knows
-        self._tenant.free(address)
+        self._tenant._free_working_on(address, current)
 
     def record_stream(self, buffer: Any, stream: Any) -> None:
         """Declare that work on `stream` uses a buffer, so that its memory is reused only when that work is done."""

@@ -12,7 +12,7 @@ or, in the program:
     allotment.numba.uninstall()
 
 Numba does not say which stream an array is for, so all memory belongs to the default stream, and is counted as the
-tenant "numba".
+tenant "numba". It has no current stream either: beside a capture, its calls count as made on the default stream.
 """
 
 from __future__ import annotations

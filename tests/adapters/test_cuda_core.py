@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 import allotment
+from allotment._allocators.caching.pools import next_graph_pool_id
 from allotment.errors import OutOfMemoryError, RequestError, StreamError
 from helpers import stub_cuda_core
 from helpers.adapter_on import adapter_on
-from helpers.cuda_like_device import CudaLikeDevice
+from helpers.cuda_like_device import AskedDevice, CudaLikeDevice
 from helpers.stub_cuda_core import Stream
 
 MIB = 1 << 20
@@ -130,3 +131,15 @@ def test_a_resource_says_what_it_is(adapter, monkeypatch, allocator):
 def test_an_allocator_elsewhere_is_refused(adapter):
     with pytest.raises(RequestError, match=r"cuda\.core works with CUDA memory"):
         adapter.MemoryResource(allotment.Allocator("host"))
+
+
+def test_the_stream_of_a_free_decides_whether_it_is_inside_a_capture(adapter):
+    device = AskedDevice()
+    allocator = allotment.Allocator(device, settings="compat:2.15")
+    own, user, captured = (Stream(device.stream_create()) for _ in range(3))
+    buffer = adapter.MemoryResource(allocator).allocate(1000, stream=own)
+    adapter.record_stream(buffer, user)
+    allocator.begin_allocate_to_pool(next_graph_pool_id(), capture=device.capture_begin(captured.handle))
+    device.asked.clear()
+    buffer.close()
+    assert own.handle in device.asked

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import allotment
+from allotment._allocators.caching.pools import next_graph_pool_id
 from allotment.errors import AddressError, OutOfMemoryError, RequestError, StreamError
 from helpers.adapter_on import adapter_on
-from helpers.cuda_like_device import CudaLikeDevice
+from helpers.cuda_like_device import AskedDevice, CudaLikeDevice
 from helpers.stub_cupy import StubCupy
 
 MIB = 1 << 20
@@ -190,6 +191,24 @@ def test_a_cupy_that_offers_less_is_served_by_python_functions(adapter, cupy, de
         cupy.alloc(100 * MIB)
     del memory
     assert live(allocator) == 0
+
+
+@pytest.mark.parametrize("lessen", [None, forget_capsule])
+def test_the_current_stream_of_a_free_decides_whether_it_is_inside_a_capture(adapter, cupy, lessen):
+    if lessen is not None:
+        lessen(cupy)
+    device = AskedDevice()
+    allocator = allotment.Allocator(device, settings="compat:2.15")
+    adapter.install(allocator)
+    own, user, current, captured = (device.stream_create() for _ in range(4))
+    cupy.stream = own
+    memory = cupy.alloc(1000)
+    allocator.record_stream(memory.ptr, user)
+    allocator.begin_allocate_to_pool(next_graph_pool_id(), capture=device.capture_begin(captured))
+    device.asked.clear()
+    cupy.stream = current
+    del memory
+    assert current in device.asked
 
 
 def test_this_stand_in_is_served_by_c_functions(adapter, cupy, allocator):

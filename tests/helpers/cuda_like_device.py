@@ -30,3 +30,15 @@ class CudaLikeDevice(QueueDevice):
     def pinned_free(self, address: int) -> None:
         if self.pinned.pop(address, None) is None:
             raise AddressError(f"no pinned memory at {address:#x}", address)
+
+
+class AskedDevice(CudaLikeDevice):
+    """`asked` is of which streams it was asked whether they are being captured."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        super().__init__()
+
+    def capture_status(self, stream: int) -> int:
+        self.asked.append(stream)
+        return super().capture_status(stream)

@@ -161,7 +161,7 @@ class _PythonSource:
         return self._tenants.on(device).malloc(size, stream_handle(_cupy.cuda.get_current_stream(device)))
 
     def free(self, address: int, device: int) -> None:
-        self._tenants.on(device).free(address)
+        self._tenants.on(device)._free_working_on(address, stream_handle(_cupy.cuda.get_current_stream(device)))
 
 
 # Pinned memory.

@@ -11,7 +11,6 @@ from libc.stdint cimport intptr_t, uintptr_t
 
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.tenants cimport Tenant
-from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
 from allotment._core.contract.types cimport address_t
 
 from allotment._adapters.frameworks import stream_handle
@@ -68,19 +67,13 @@ cdef intptr_t allocate(void* source, size_t size, int device) except? -1:
 cdef void release(void* source, void* address, int device) noexcept:
     cdef CupySource self = <CupySource> source
     cdef Allocator allocator
-    cdef CurrentStream current
     if <intptr_t> address == -1:    # of a request that failed, from a CuPy that does not know it
         return
     try:
         allocator = (<Tenant> self.found[device]).allocator
-        if allocator.engine.impure_routes == 0:
-            allocator.release_address(<address_t> address)
-        else:       # a graph may be captured, and then CuPy's current stream decides
-            current_enter(&current, allocator.engine.table, self.stream(device))
-            try:
-                allocator.release_address(<address_t> address)
-            finally:
-                current_leave(&current)
+        # The current stream decides only where a graph may be captured; else it need not be asked for.
+        allocator.release_working_on(
+            <address_t> address, self.stream(device) if allocator.engine.impure_routes != 0 else 0)
     finally:
         Py_DECREF(self)
 

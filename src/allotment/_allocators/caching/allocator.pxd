@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t
 
 from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
-from allotment._core.contract.types cimport address_t, bytes_t, thread_t
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.model.model cimport Block, Request
 
 cdef class Allocator(PoolingAllocator):
@@ -18,5 +18,6 @@ cdef class Allocator(PoolingAllocator):
     cdef int raise_out_of_memory(self, object error) except -1
     # What `free` does, for callers in C. Written again there: a call more costs a pair from Python 3 ns of 80.
     cdef int release_address(self, address_t address) except -1
+    cdef int release_working_on(self, address_t address, stream_t stream) except -1
     cdef int release_special(self, Block* block, address_t address, uint32_t context) except -1
     cdef int release_inside(self, address_t address, uint32_t context) except -1

@@ -7,6 +7,7 @@ from libc.string cimport memset
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
 from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
 from allotment._allocators.upcalls cimport call_free_memory
+from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.edge.sharing cimport SharedHandle, share_block
 from allotment._core.engine cimport (
@@ -185,6 +186,20 @@ cdef class Allocator(PoolingAllocator):
             return self.release_special(block, address, context)
         engine_free_at_once(engine, block, context)
         return 0
+
+    cdef int release_working_on(self, address_t address, stream_t stream) except -1:
+        """`release_address` for a caller whose current stream is known, which decides where a graph is captured.
+
+        pre: address != 0
+        """
+        cdef CurrentStream current
+        if self.engine.impure_routes == 0:
+            return self.release_address(address)
+        current_enter(&current, self.engine.table, stream)
+        try:
+            return self.release_address(address)
+        finally:
+            current_leave(&current)
 
     cdef int release_special(self, Block* block, address_t address, uint32_t context) except -1:
         """Ask the device, without the interpreter. pre: guarded by the interpreter lock alone"""

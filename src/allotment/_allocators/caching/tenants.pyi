@@ -22,6 +22,8 @@ class Tenant:
         """`Allocator.malloc`, in this tenant's name."""
     def free(self, address: int, /) -> None:
         """`Allocator.free`; the block may be another tenant's."""
+    def _free_working_on(self, address: int, stream: Stream | int) -> None:
+        """`free` for an adapter that knows the caller's current stream, which decides where a graph is captured."""
     def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:

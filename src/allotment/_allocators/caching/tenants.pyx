@@ -3,7 +3,9 @@
 cimport cython
 
 from allotment._allocators.caching.allocator cimport Allocator
+from allotment._core.contract.types cimport address_t
 from allotment._core.records.tenants cimport tenant_context
+from allotment._core.tools.arguments cimport read_block
 
 from allotment._allocators.buffer import Buffer
 
@@ -46,6 +48,12 @@ cdef class Tenant:
     def free(self, address: int, /) -> None:
         """`Allocator.free`; the block may be another tenant's."""
         self.allocator.free(address)
+
+    def _free_working_on(self, address: int, stream: Stream | int) -> None:
+        """`free` for an adapter that knows the caller's current stream, which decides where a graph is captured."""
+        cdef address_t given = read_block(address)
+        if given != 0:
+            self.allocator.release_working_on(given, self.allocator.stream_handle(stream))
 
     def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""

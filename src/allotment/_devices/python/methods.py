@@ -14,9 +14,7 @@ class Methods:
     name: str
 
     def _lacks(self, method: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{self.name} does not define {method}", operation=method, status=Status.UNSUPPORTED
-        )
+        return UnsupportedError(f"{self.name} does not define {method}", operation=method, status=Status.UNSUPPORTED)
 
     # Plain memory: the only part every device has.
 
