@@ -26,7 +26,7 @@ EVENTS = 100_000
 
 
 def allocator_with(context: str | None, enabled: bool) -> allotment.Allocator:
-    allocator = allotment.Allocator("sim:64GiB")
+    allocator = allotment.Allocator("sim:64GiB", settings="compat:newest")
     if enabled:
         allocator.record_history("all", context, max_entries=EVENTS)
     return allocator

@@ -36,7 +36,7 @@ ROUNDS = 9
 
 def page_us(pages: int = 64) -> float:
     """Microseconds per page mapped and per page given back, on real memory that is not touched."""
-    allocator = allotment.Allocator("host", settings="expandable_segments:True")
+    allocator = allotment.Allocator("host", settings="compat:newest,expandable_segments:True")
     start = time.perf_counter_ns()
     blocks = [allocator.malloc(PAGE) for _ in range(pages)]
     taken = time.perf_counter_ns() - start
@@ -48,8 +48,8 @@ def page_us(pages: int = 64) -> float:
 
 def pair_ratio(pairs: int = 200_000) -> tuple[float, float, float]:
     """A pair of a small block, expandable over plain, in turns: median, least, most."""
-    growing = allotment.Allocator("sim:64GiB", settings="expandable_segments:True")
-    plain = allotment.Allocator("sim:64GiB")
+    growing = allotment.Allocator("sim:64GiB", settings="compat:newest,expandable_segments:True")
+    plain = allotment.Allocator("sim:64GiB", settings="compat:newest")
     ratios = [
         python_pair_ns(growing.malloc, growing.free, pairs) / python_pair_ns(plain.malloc, plain.free, pairs)
         for _ in range(ROUNDS)
@@ -67,7 +67,7 @@ def grow_us(allocator: allotment.Allocator, count: int) -> float:
 
 def growth() -> tuple[float, float]:
     """Cost of a grow with 1,000 pages mapped, and with 100,000."""
-    allocator = allotment.Allocator("sim:4096GiB", settings="expandable_segments:True")
+    allocator = allotment.Allocator("sim:4096GiB", settings="compat:newest,expandable_segments:True")
     grow_us(allocator, 1_000)
     few = grow_us(allocator, 1_000)
     grow_us(allocator, 98_000)

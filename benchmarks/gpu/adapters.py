@@ -73,7 +73,7 @@ def plan(count: int) -> list[tuple[int, int]]:
 def cupy_measures() -> Iterator[Measure]:
     cupy, adapter = import_module("cupy"), import_module("allotment.cupy")
     pool, pinned_pool = cupy.cuda.MemoryPool(), cupy.cuda.PinnedMemoryPool()
-    allocator = Allocator("cuda:0")
+    allocator = Allocator("cuda:0", settings="compat:2.11")
     peer = f"CuPy {cupy.__version__}, MemoryPool"
 
     def native() -> AbstractContextManager[Any]:
@@ -131,7 +131,7 @@ def cupy_measures() -> Iterator[Measure]:
 def numba_measures() -> Iterator[Measure]:
     numba_cuda, cuda = import_module("numba_cuda"), import_module("numba.cuda")
     adapter = import_module("allotment.numba")
-    allocator = Allocator("cuda:0")
+    allocator = Allocator("cuda:0", settings="compat:2.11")
 
     @contextmanager
     def ours() -> Iterator[None]:
@@ -153,7 +153,7 @@ def core_measures() -> Iterator[Measure]:
     device = core.Device(0)
     device.set_current()
     stream = device.create_stream()
-    native, ours = core.DeviceMemoryResource(0), adapter.MemoryResource(Allocator("cuda:0"))
+    native, ours = core.DeviceMemoryResource(0), adapter.MemoryResource(Allocator("cuda:0", settings="compat:2.11"))
 
     def pair(count: int, resource: Any) -> None:
         for _ in range(count):

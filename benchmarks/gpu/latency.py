@@ -68,12 +68,12 @@ class Figure:
 
 
 def ours() -> Contender:
-    allocator = Allocator("cuda:0")
+    allocator = Allocator("cuda:0", settings="compat:2.11")
     return Contender(OURS, allocator.malloc, allocator.free)
 
 
 def ours_expandable() -> Contender:
-    allocator = Allocator("cuda:0", settings="expandable_segments:True")
+    allocator = Allocator("cuda:0", settings="compat:2.11,expandable_segments:True")
     return Contender("allotment, expandable segments", allocator.malloc, allocator.free)
 
 
@@ -165,7 +165,7 @@ def measure(found: list[Contender], rounds: int, count: int) -> dict[str, dict[s
 
 def from_c(rounds: int, count: int) -> dict[str, Figure]:
     """Ours through its C entry points, as another library would call it."""
-    pairs = CPairs(Allocator("cuda:0"))
+    pairs = CPairs(Allocator("cuda:0", settings="compat:2.11"))
     pairs.pair_ns(BLOCK, count)
     pairs.replacement_ns(LIVE, BLOCK, count)
     return {

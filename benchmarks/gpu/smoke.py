@@ -68,7 +68,7 @@ def expect(device: CudaDevice, address: int, size: int, value: int) -> None:
 
 def main() -> None:
     device = CudaDevice(0)
-    for settings in ("", "expandable_segments:True"):
+    for settings in ("compat:newest", "compat:newest,expandable_segments:True"):
         allocator = Allocator(device, settings=settings)
         streams = [Stream.default(device), Stream(device), Stream(device)]
         random_requests(device, allocator, streams, seed=1)

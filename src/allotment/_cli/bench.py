@@ -18,6 +18,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="How often each figure is taken.")] = 7,
     pairs: Annotated[int, typer.Option(min=1000, help="Pairs of calls in one taking.")] = 200_000,
+    settings: Annotated[str, typer.Option(help="Settings of the allocators measured.")] = "compat:newest",
 ) -> None:
     """Measure the hot path in one run: every figure with its median, least and most.
 
@@ -26,10 +27,10 @@ def command(
     from allotment.lab.bench.run import run
 
     if as_json:
-        figures = run(rounds, pairs)
+        figures = run(rounds, pairs, settings)
         print(json.dumps(_report(figures)))
     else:
-        figures = _print_table(rounds, pairs)
+        figures = _print_table(rounds, pairs, settings)
     missed = any(figure.reached is False for figure in figures)
     raise typer.Exit(ExitCode.DIFFERENT if missed else ExitCode.DONE)
 
@@ -44,7 +45,7 @@ def _report(figures: list[Figure]) -> dict[str, object]:
     }
 
 
-def _print_table(rounds: int, pairs: int) -> list[Figure]:
+def _print_table(rounds: int, pairs: int, settings: str) -> list[Figure]:
     from rich.console import Console
     from rich.table import Table
 
@@ -52,7 +53,7 @@ def _print_table(rounds: int, pairs: int) -> list[Figure]:
 
     console = Console()
     with console.status("measuring"):
-        figures = run(rounds, pairs)
+        figures = run(rounds, pairs, settings)
     table = Table(title="The hot path, in one run")
     for title in ("figure", "median", "least", "most", "goal", "what it is"):
         table.add_column(title, justify="left" if title in ("figure", "what it is") else "right")

@@ -19,6 +19,7 @@ from allotment._allocators.caching.allocator import Allocator
 from allotment.lab.bench.hot_path import CPairs, EmptyAllocator, pointer_walk_ns
 
 CAPACITY = "sim:1024GiB"
+SETTINGS = "compat:newest"  # what is measured does not depend on what PyTorch is installed
 BLOCK = 1000
 FEW_LIVE = 1_000
 MANY_LIVE = 1_000_000
@@ -94,10 +95,10 @@ def _ratios(over: list[float], under: list[float]) -> list[float]:
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
-def pair_figures(rounds: int, pairs: int) -> list[Figure]:
+def pair_figures(rounds: int, pairs: int, settings: str) -> list[Figure]:
     """A pair from Python next to an empty pair, and through the C entry points."""
-    allocator, empty = Allocator(CAPACITY), EmptyAllocator()
-    from_c = CPairs(Allocator(CAPACITY))
+    allocator, empty = Allocator(CAPACITY, settings=settings), EmptyAllocator()
+    from_c = CPairs(Allocator(CAPACITY, settings=settings))
     ours, nothing, c_pair = _in_turns(
         rounds,
         lambda: python_pair_ns(allocator.malloc, allocator.free, pairs),
@@ -112,17 +113,19 @@ def pair_figures(rounds: int, pairs: int) -> list[Figure]:
     ]
 
 
-def _pair_with_live(live: int, pairs: int) -> Callable[[], float]:
-    allocator = Allocator(CAPACITY)
+def _pair_with_live(live: int, pairs: int, settings: str) -> Callable[[], float]:
+    allocator = Allocator(CAPACITY, settings=settings)
     for _ in range(live):
         allocator.malloc(BLOCK)
     return lambda: python_pair_ns(allocator.malloc, allocator.free, pairs)
 
 
-def growth_figures(rounds: int, pairs: int) -> list[Figure]:
+def growth_figures(rounds: int, pairs: int, settings: str) -> list[Figure]:
     """What a million live blocks cost over a thousand."""
-    few, many = _in_turns(rounds, _pair_with_live(FEW_LIVE, pairs), _pair_with_live(MANY_LIVE, pairs))
-    from_c = CPairs(Allocator(CAPACITY))
+    few, many = _in_turns(
+        rounds, _pair_with_live(FEW_LIVE, pairs, settings), _pair_with_live(MANY_LIVE, pairs, settings)
+    )
+    from_c = CPairs(Allocator(CAPACITY, settings=settings))
     replace_few, replace_many, walk_few, walk_many = _in_turns(
         rounds,
         lambda: from_c.replacement_ns(FEW_LIVE, BLOCK, pairs),
@@ -144,9 +147,9 @@ def growth_figures(rounds: int, pairs: int) -> list[Figure]:
     ]
 
 
-def scaling_figure(rounds: int, pairs: int) -> Figure:
+def scaling_figure(rounds: int, pairs: int, settings: str) -> Figure:
     """Two threads on two devices against one on one."""
-    one, other = CPairs(Allocator(CAPACITY)), CPairs(Allocator(CAPACITY + "#1"))
+    one, other = (CPairs(Allocator(name, settings=settings)) for name in (CAPACITY, CAPACITY + "#1"))
 
     def together() -> float:
         start_together = threading.Barrier(3)
@@ -175,14 +178,14 @@ def scaling_figure(rounds: int, pairs: int) -> Figure:
     )
 
 
-def run(rounds: int = 7, pairs: int = 200_000) -> list[Figure]:
-    """All figures of the hot path."""
+def run(rounds: int = 7, pairs: int = 200_000, settings: str = SETTINGS) -> list[Figure]:
+    """All figures of the hot path; those of our allocators under `settings`. Raises SettingsError."""
     with _second_thread():
         return [
-            *pair_figures(rounds, pairs),
-            *growth_figures(rounds, pairs),
+            *pair_figures(rounds, pairs, settings),
+            *growth_figures(rounds, pairs, settings),
             replay_figure(rounds),
-            scaling_figure(rounds, 10 * pairs),
+            scaling_figure(rounds, 10 * pairs, settings),
             *peer_figures(rounds, pairs // 10),
         ]
 
