@@ -106,3 +106,35 @@ def test_the_core_knows_the_errors_and_nothing_else_of_the_package(path: Path) -
 def test_a_device_knows_the_contract_and_the_tools_but_not_the_engine(path: Path) -> None:
     of_the_core = {module.split(".")[2] for module in imports_of(path) if module.startswith("allotment._core.")}
     assert of_the_core <= BELOW_THE_ENGINE
+
+
+# --- the walks of docs/walks.md ---
+
+WALKS = re.findall(r"^```\n(.*?)^```", (PACKAGE.parents[1] / "docs" / "walks.md").read_text(), re.MULTILINE | re.DOTALL)
+STEP = re.compile(r"^( *)(⇒ )?([\w/]+\.\w+)", re.MULTILINE)
+
+
+def height_of(file: str) -> tuple[int, int]:
+    path = PACKAGE / file
+    inside = CORE_HEIGHTS[path.stem] if path.is_relative_to(CORE) else 0
+    return PACKAGE_HEIGHTS[Path(file).parts[0].split(".")[0]], inside
+
+
+def test_there_are_walks() -> None:
+    assert len(WALKS) == 7
+
+
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.split()[0])
+def test_a_walk_passes_no_file_twice_and_goes_up_through_tables_alone(walk: str) -> None:
+    steps = STEP.findall(walk)
+    assert len(steps) == len(walk.splitlines())
+    files = [file for _, _, file in steps]
+    assert all((PACKAGE / file).is_file() for file in files)
+    assert len(set(files)) == len(files)
+    callers: list[tuple[int, str]] = []  # indent and file of those that are being walked through
+    for indent, arrow, file in steps:
+        while callers and callers[-1][0] >= len(indent):
+            callers.pop()
+        if callers and not arrow:
+            assert height_of(file) <= height_of(callers[-1][1]), f"{callers[-1][1]} does not know {file}"
+        callers.append((len(indent), file))
