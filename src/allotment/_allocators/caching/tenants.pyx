@@ -5,11 +5,7 @@ cimport cython
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._core.contract.types cimport address_t
 from allotment._core.records.tenants cimport tenant_context
-<<<<<<< HEAD
-from allotment._core.tools.arguments cimport read_block
-=======
-from allotment._core.tools.arguments cimport read_arguments, refuse_pickling
->>>>>>> 6783958 (Errors name the object, say what is wrong and what to do)
+from allotment._core.tools.arguments cimport read_arguments, read_block, refuse_pickling
 
 from allotment._allocators.buffer import Buffer
 
