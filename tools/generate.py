@@ -231,9 +231,8 @@ class Methods:
     name: str
 
     def _lacks(self, method: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{{self.name}} does not define {{method}}", operation=method, status=Status.UNSUPPORTED
-        )
+        words = f"{{self.name}} does not define {{method}}"
+        return UnsupportedError(words, operation=method, status=Status.UNSUPPORTED)
 """
 
 

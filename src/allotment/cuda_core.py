@@ -101,5 +101,5 @@ def record_stream(buffer: Any, stream: Any) -> None:
     """
     resource = buffer.memory_resource
     if not isinstance(resource, MemoryResource):
-        raise TypeError(f"the buffer's memory is of {type(resource).__name__}, not of allotment.cuda_core")
+        raise TypeError(f"the buffer's memory must be of allotment.cuda_core, not of {type(resource).__name__}")
     resource.record_stream(buffer, stream)

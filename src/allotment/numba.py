@@ -82,7 +82,9 @@ class MemoryManager(_Base):  # type: ignore[misc]
         offset, handle = self.tenant.allocator.share(start)
         kind, of_driver = handle[1:2], handle[2:]
         if kind != _PLAIN_SEGMENT:
-            raise UnsupportedError("Numba opens no handles of expandable segments; switch these off to share memory")
+            raise UnsupportedError(
+                "Numba cannot open memory of expandable segments; set expandable_segments:False to share it"
+            )
         driver_handle = _driver.binding.CUipcMemHandle()
         driver_handle.reserved = of_driver
         identity = self.context.device.get_device_identity()

@@ -136,7 +136,7 @@ def test_a_repr_works_inside_a_callback():
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
 def test_a_memory_fraction_out_of_range_is_refused(alloc, fraction):
-    with pytest.raises(RequestError, match="is not a memory fraction"):
+    with pytest.raises(RequestError, match="invalid memory fraction"):
         alloc.memory_fraction = fraction
 
 

@@ -102,7 +102,7 @@ def test_a_caching_allocator_with_settings_of_its_own_can_be_installed(device):
 
 
 def test_an_allocator_on_another_device_is_refused(device):
-    with pytest.raises(RequestError, match="cannot be one on host"):
+    with pytest.raises(RequestError, match="an allocator on host cannot serve"):
         allotment.change_current_allocator(device, PluggableAllocator(print, print, device="host"))
     assert isinstance(allotment.current(device), Allocator)
 
@@ -110,9 +110,9 @@ def test_an_allocator_on_another_device_is_refused(device):
 @pytest.mark.parametrize("name", ["cdua", "sim", "host:1", "cuda:x", ""])
 def test_an_unknown_device_is_refused(plug, name):
     for call in (allotment.current, allotment.get_device_allocator):
-        with pytest.raises(RequestError, match="names no device"):
+        with pytest.raises(RequestError, match="unknown device"):
             call(name)
-    with pytest.raises(RequestError, match="names no device"):
+    with pytest.raises(RequestError, match="unknown device"):
         allotment.change_current_allocator(name, plug)
 
 
@@ -150,7 +150,7 @@ def test_a_new_kind_of_device_can_be_registered(plug):
 
 @pytest.mark.parametrize("name", ["sim:1GiB", "host", "cuda", "cuda:0"])
 def test_a_device_with_a_name_of_ours_is_not_registered_beside_it(plug, name):
-    with pytest.raises(RequestError, match="is known and has an allocator; change_current_allocator"):
+    with pytest.raises(RequestError, match="use change_current_allocator"):
         allotment.register_device_allocator(name, plug)
 
 
@@ -163,9 +163,9 @@ def test_a_kind_of_device_is_registered_under_a_name(plug, name):
 @pytest.mark.parametrize("name", [5, None, SimulatedDevice(1 << 30)])
 def test_what_is_no_name_of_a_device_is_refused(plug, name):
     for call in (allotment.current, allotment.get_device_allocator):
-        with pytest.raises(TypeError, match="a device is named by text"):
+        with pytest.raises(TypeError, match="a device must be a name"):
             call(name)
-    with pytest.raises(TypeError, match="a device is named by text"):
+    with pytest.raises(TypeError, match="a device must be a name"):
         allotment.change_current_allocator(name, plug)
 
 
@@ -181,7 +181,7 @@ def test_an_allocator_of_another_kind_is_refused(device):
         def malloc(self, size, stream=0): ...
 
     for call in (allotment.change_current_allocator, allotment.register_device_allocator):
-        with pytest.raises(TypeError, match="Other is no DeviceAllocator: it has no device, empty, "):
+        with pytest.raises(TypeError, match="Other is not a DeviceAllocator: it lacks device, empty, "):
             call(device, Other())
 
 

@@ -13,6 +13,6 @@ def test_a_device_without_memory_is_refused(device):
     )
     assert done.returncode == 3
     assert not done.stdout.strip()
-    assert "cannot be read by this process directly" in done.stderr
-    assert "run it on host" in done.stderr
+    assert "the demo needs memory that this process can read" in done.stderr
+    assert "run it with --device host" in done.stderr
     assert "Traceback" not in done.stderr

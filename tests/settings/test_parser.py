@@ -93,18 +93,18 @@ MALFORMED = [
     ("expandable_segments:True:backend:native", "',' should stand after 'True', not ':'", None),
     (
         "exp andable_segments:True",
-        "there is no setting 'exp andable_segments'; the nearest is expandable_segments",
+        "unknown setting 'exp andable_segments'; the nearest is expandable_segments",
         None,
     ),
     ("expandable_segments:True,expandable_segments:False", "expandable_segments is named twice", None),
     (
         "max_split_sise_mb:20",
-        "there is no setting 'max_split_sise_mb'; the nearest is max_split_size_mb",
+        "unknown setting 'max_split_sise_mb'; the nearest is max_split_size_mb",
         "Unrecognized key 'max_split_sise_mb' in Accelerator allocator config.",
     ),
     (
         "foo:1",
-        "there is no setting 'foo'; there are large_segment_size_mb, max_split_size_mb",
+        "unknown setting 'foo'; there are large_segment_size_mb, max_split_size_mb",
         "Unrecognized key 'foo' in Accelerator allocator config.",
     ),
     (
@@ -408,7 +408,7 @@ def test_sizes_are_read_in_binary_units(text, size):
     ],
 )
 def test_what_is_not_a_size_is_refused_with_the_units(text):
-    with pytest.raises(SettingsError, match=r"is not a size; write .* B, KiB, MiB, GiB, TiB, PiB"):
+    with pytest.raises(SettingsError, match=r"invalid size: .*; write .* B, KiB, MiB, GiB, TiB, PiB"):
         parse_size(text)
 
 

@@ -93,10 +93,10 @@ def test_a_record_that_was_put_together_otherwise_passes_the_gate_where_it_is_us
 
 @pytest.mark.parametrize("text", [None, 5, b"expandable_segments:True", ["expandable_segments:True"]])
 def test_what_is_neither_text_nor_record_is_refused(text):
-    with pytest.raises(TypeError, match="settings are a text or a Settings, not"):
+    with pytest.raises(TypeError, match="settings must be a text or a Settings, not"):
         Settings.parse(text)
     if text is not None:
-        with pytest.raises(TypeError, match="settings are a text or a Settings, not"):
+        with pytest.raises(TypeError, match="settings must be a text or a Settings, not"):
             allotment.Allocator("sim:1GiB", settings=text)
 
 

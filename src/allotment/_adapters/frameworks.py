@@ -66,7 +66,10 @@ class DeviceTenants:
                     return tenant.record_stream(address, handle)
                 except AddressError:
                     continue
-        raise AddressError(f"invalid device pointer: {address:#x} is no memory that {name} has from here", address)
+        raise AddressError(
+            f"invalid device pointer: {address:#x} is not memory that {name} got from Allotment, or it was freed",
+            address,
+        )
 
 
 def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
@@ -74,7 +77,7 @@ def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
     if isinstance(allocator, Allocator):
         allocator = allocator.tenant(name)
     elif not isinstance(allocator, Tenant):
-        raise TypeError(f"an allocator is an Allocator or a Tenant of one, not {type(allocator).__name__}")
+        raise TypeError(f"an allocator must be an Allocator or a Tenant of one, not {type(allocator).__name__}")
     device = allocator.allocator.device
     if device.family != "cuda":
         raise RequestError(f"{name} works with CUDA memory; this allocator is on {device.name}")
@@ -94,7 +97,9 @@ def raw_stream_handle(stream: Any) -> int:
     try:
         return int(stream)
     except (TypeError, ValueError):
-        raise TypeError(f"a stream is a stream of a framework or its handle, not {type(stream).__name__}") from None
+        raise TypeError(
+            f"a stream must be a stream of a framework or its handle, not {type(stream).__name__}"
+        ) from None
 
 
 def stream_handle(stream: Any) -> int:

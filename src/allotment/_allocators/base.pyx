@@ -5,7 +5,7 @@ from allotment._core.contract.table cimport OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.records.stats cimport stats_flat
 from allotment._core.tools.arguments cimport (
-    read_block, read_byte_count, read_callable, read_device_index, read_fraction, read_stream)
+    read_block, read_byte_count, read_callable, read_device_index, read_fraction, read_stream, refuse_pickling)
 
 import operator
 
@@ -23,6 +23,9 @@ cdef class AllocatorBase:
 
     def __cinit__(self, *args, **kwargs):
         self.observers = []
+
+    def __reduce__(self):
+        return refuse_pickling(self, "its memory belongs to this process; make an allocator in the other process")
 
     def __repr__(self):
         cdef bytes_t most = 0
@@ -82,18 +85,20 @@ cdef class AllocatorBase:
         cdef status_t status
         self.require_device("copy")
         if table.copy == NULL:
-            raise UnsupportedError(f"{self.device.name} cannot copy", operation="copy")
+            raise UnsupportedError(f"{self.device.name} does not support copy", operation="copy")
         with nogil:
             status = table.copy(table.self, target, origin, count, where, handle)
         if status != OK:
-            raise device_error(table, status, "copy")
+            raise device_error(self.device, status, "copy")
 
     def enable_peer_access(self, peer: int) -> None:
         """Let the device of index `peer` touch this allocator's memory, also what it gets later.
 
         Raises RequestError for an index that no device has, UnsupportedError if the device has no peers, DeviceError.
         """
-        cdef device_t other = read_device_index(operator.index(peer), self.device)
+        cdef device_t other = read_device_index(peer, self.device)
+        if peer is None:
+            raise TypeError("a peer must be the index of a device, not None")
         self.require_device("enable_peer_access")
         self.reach_peer(other)
 
@@ -101,11 +106,12 @@ cdef class AllocatorBase:
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
         if table.peer_enable == NULL:
-            raise UnsupportedError(f"{self.device.name} has no peers", operation="peer_enable")
+            raise UnsupportedError(
+                f"{self.device.name} does not support access by other devices (peers)", operation="peer_enable")
         with nogil:
             status = table.peer_enable(table.self, peer)
         if status != OK:
-            raise device_error(table, status, "peer_enable")
+            raise device_error(self.device, status, "peer_enable")
         return 0
 
     cdef int require_device(self, str operation) except -1:
@@ -149,7 +155,7 @@ cdef class AllocatorBase:
         with nogil:
             status = table.memory_info(table.self, &free_bytes, &total)
         if status != OK:
-            raise device_error(table, status, "memory_info")
+            raise device_error(self.device, status, "memory_info")
         return free_bytes, total
 
     # --- limits ---
@@ -263,7 +269,9 @@ cdef class AllocatorBase:
 
 
 cdef object cannot_tell_memory(Device device):
-    return UnsupportedError(f"{device.name} cannot tell how much memory it has", operation="memory_info")
+    return UnsupportedError(
+        f"{device.name} does not tell how much memory it has (memory_info); set `limit` in bytes instead of a fraction",
+        operation="memory_info")
 
 
 cdef Device device_given(object device):

@@ -13,7 +13,7 @@ from libc.stdlib cimport calloc, free
 
 from allotment._core.contract.table cimport IS_HOST
 from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.tools.arguments cimport read_address, read_byte_count
+from allotment._core.tools.arguments cimport read_address, read_arguments, read_byte_count, refuse_pickling
 
 cdef extern from *:
     """
@@ -120,11 +120,21 @@ cdef class Buffer:
     cdef object stream
     cdef object __weakref__
 
-    def __cinit__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0):
+    def __cinit__(self, *args, **kwargs):
+        # All of them in order is how allocators make one.
+        allocator, address, size, stream = (
+            args if len(args) == 4 and not kwargs else read_arguments(Buffer, args, kwargs).values())
         self.allocator = allocator
         self.size = read_byte_count(size)
         self.stream = stream
         self.address = read_address(address)
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+
+    def __reduce__(self):
+        return refuse_pickling(self, "its memory belongs to this process; send its contents, bytes(buffer)")
 
     def __del__(self):
         if self.address != 0:
@@ -173,7 +183,8 @@ cdef class Buffer:
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         if not self.is_host():
-            raise BufferError(f"memory of {self.allocator.device.name} cannot be read by this process directly")
+            raise BufferError(
+                f"memory of {self.allocator.device.name} cannot be read by this process; copy it to host memory first")
         PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -182,7 +193,7 @@ cdef class Buffer:
             return DL_CPU, 0
         if self.is_cuda():
             return DL_CUDA, self.allocator.device.index
-        raise BufferError(f"DLPack knows no device like {self.allocator.device.name}")
+        raise BufferError(f"DLPack does not support devices like {self.allocator.device.name}: host and CUDA alone")
 
     def __dlpack__(
         self,
@@ -197,11 +208,11 @@ cdef class Buffer:
         cdef ExportedVersioned* versioned
         kind, index = self.__dlpack_device__()
         if copy or (dl_device is not None and tuple(dl_device) != (kind, index)):
-            raise BufferError("a buffer is handed over as it is: no copies, no other device")
+            raise BufferError("a Buffer is handed over by DLPack as it is; a copy or another device is not supported")
         if max_version is not None and max_version[0] >= 1:
             versioned = <ExportedVersioned*> calloc(1, sizeof(ExportedVersioned))
             if versioned == NULL:
-                raise MemoryError("no memory for a DLPack record")
+                raise MemoryError("the host has no memory for a DLPack record")
             describe(&versioned.managed.tensor, self, kind, index, versioned.shape)
             versioned.managed.major = 1
             versioned.managed.owner = <void*> self
@@ -210,7 +221,7 @@ cdef class Buffer:
             return PyCapsule_New(versioned, b"dltensor_versioned", drop_capsule)
         exported = <Exported*> calloc(1, sizeof(Exported))
         if exported == NULL:
-            raise MemoryError("no memory for a DLPack record")
+            raise MemoryError("the host has no memory for a DLPack record")
         describe(&exported.managed.tensor, self, kind, index, exported.shape)
         exported.managed.owner = <void*> self
         exported.managed.deleter = drop_exported

@@ -21,11 +21,11 @@ from allotment._allocators.caching.pools import Pool, PoolId, next_graph_pool_id
 from allotment._allocators.current import allocator_on
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
 from allotment._devices.graphs import DeviceGraph, begin_capture, end_capture
+from allotment._devices.streams import Stream
 from allotment.errors import AllotmentError, CaptureError, DeviceError, StreamError
 
 if TYPE_CHECKING:
     from allotment._allocators.caching.allocator import Allocator
-    from allotment._devices.streams import Stream
 
 
 class Graph:
@@ -49,7 +49,7 @@ class Graph:
         StreamError for a stream of another device.
         """
         if self._work is None:
-            raise CaptureError("there is nothing to replay: the capture did not end well, or the graph was reset")
+            raise CaptureError(f"{self!r} has nothing to replay: its capture failed, or it was reset; capture it again")
         stream = stream or self.stream
         if stream.device is not self.stream.device:
             raise StreamError(
@@ -92,15 +92,22 @@ class capture:
     def __init__(
         self, stream: Stream, pool: Pool | Graph | PoolId | None = None, *, allocator: Allocator | None = None
     ) -> None:
+        if not isinstance(stream, Stream):
+            raise TypeError(f"capture needs a Stream, not {type(stream).__name__}; make one with Stream(allocator)")
         if stream.handle == 0:
-            raise CaptureError("a graph is captured on a stream of its own, not on the default stream")
+            raise CaptureError(
+                f"the default stream of {stream.device.name} cannot be captured; make one with Stream(allocator)"
+            )
         if allocator is None:
             allocator = pool.allocator if isinstance(pool, Pool | Graph) else allocator_on(stream.device)
         if allocator is None:
-            raise CaptureError(f"there is no allocator on {stream.device.name}; name one with allocator=")
+            raise CaptureError(
+                f"{stream!r} cannot be captured: no allocator was made on its device; name one with allocator="
+            )
         if allocator.device is not stream.device:
             raise CaptureError(
-                f"{stream!r} cannot be captured with the memory of {allocator!r}, which serves another device"
+                f"{stream!r} cannot be captured with the memory of {allocator!r}, which is on another device;"
+                " make the stream with Stream(allocator)"
             )
         if pool is None:
             pool = next_graph_pool_id()

@@ -17,7 +17,7 @@ from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport (
     CAN_PINNED, INVALID, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
-from allotment._core.tools.arguments cimport read_address, read_size, read_stream
+from allotment._core.tools.arguments cimport read_address, read_size, read_stream, refuse_pickling
 
 import threading
 
@@ -31,7 +31,7 @@ cdef bytes_t size_class(object size) except 0:
     """The power of two that serves a request."""
     cdef bytes_t wanted = 0
     if not read_size(size, &wanted):
-        raise MemoryError(f"no machine has {size} bytes of pinned memory")
+        raise MemoryError(f"out of pinned memory: {size} bytes were requested, more than any machine has")
     return max(LEAST_SIZE, 1 << (<object> wanted - 1).bit_length())
 
 
@@ -57,11 +57,14 @@ cdef class PinnedPool:
     def __init__(self, device: Device | Allocator):
         cdef Device found = getattr(device, "device", device)
         if not found.table.capabilities & CAN_PINNED:
-            raise UnsupportedError(f"{found.name} has no pinned memory")
+            raise UnsupportedError(f"{found.name} does not support pinned memory")
         self.device = found
         self.lock = threading.RLock()
         self.lent, self.waiting, self.kept = {}, {}, {}
         self.spare_events = []
+
+    def __reduce__(self):
+        return refuse_pickling(self, "its memory belongs to this process; make one in the other process")
 
     def __repr__(self):
         return f"<PinnedPool of {self.device.name}: {len(self.lent)} blocks in use>"
@@ -111,7 +114,8 @@ cdef class PinnedPool:
             return
         with self.lock:
             if given not in self.lent:
-                raise AddressError(f"invalid pinned address: {given:#x}", given)
+                raise AddressError(
+                    f"invalid pinned address: {given:#x} was never allocated from {self!r}, or has been freed", given)
             events = self.record_events(streams)
             rounded = self.lent.pop(given)
             if events:
@@ -177,8 +181,9 @@ cdef class PinnedPool:
             status = self.ask(rounded, &address)
         if status == OUT_OF_MEMORY:
             raise MemoryError(
-                f"no pinned memory for {rounded} bytes beside {sum(self.lent.values())} that are in use"
-            ) from device_error(&self.device.table, status, "pinned_allocate")
+                f"out of pinned memory on {self.device.name}: {rounded} bytes were requested,"
+                f" {sum(self.lent.values())} are in use; free some"
+            ) from device_error(self.device, status, "pinned_allocate")
         self.check(status, "pinned_allocate")
         return address
 
@@ -277,5 +282,5 @@ cdef class PinnedPool:
 
     cdef int check(self, status_t status, str operation) except -1:
         if status != OK:
-            raise device_error(&self.device.table, status, operation)
+            raise device_error(self.device, status, operation)
         return 0

@@ -72,15 +72,17 @@ def get_device_allocator(device: str) -> DeviceAllocator:
 def register_device_allocator(device: str, allocator: DeviceAllocator) -> None:
     """Make an allocator responsible for a kind of device that Allotment does not know, under a name of yours.
 
-    Raises TypeError if it is no DeviceAllocator, RequestError if the name is that of a device which Allotment knows,
+    Raises TypeError if it is not a DeviceAllocator, RequestError if the name is that of a device which Allotment knows,
     or has an allocator that is initialized.
     """
     _refuse_cpu("register_device_allocator", device)
     _checked(allocator)
     if not isinstance(device, str) or not device:
-        raise TypeError(f"a kind of device is registered under a name, which {device!r} is not")
+        raise TypeError(f"a kind of device is registered under a name, a text, not {device!r}")
     if is_device_name(device):
-        raise RequestError(f"{device} is known and has an allocator; change_current_allocator replaces it")
+        raise RequestError(
+            f"device {device!r} is one of Allotment's own; use change_current_allocator to replace its allocator"
+        )
     install(device, allocator)
 
 
@@ -88,14 +90,14 @@ def change_current_allocator(device: str, allocator: DeviceAllocator) -> None:
     """Let `allocator` be what `current(device)` gives, instead of the one that would be made at its first use.
 
     Possible only as long as the present one is not initialized. A caching allocator is from its first use, a pluggable
-    one from the start, so that it is never replaced. Raises TypeError if it is no DeviceAllocator, RequestError
+    one from the start, so that it is never replaced. Raises TypeError if it is not a DeviceAllocator, RequestError
     otherwise.
     """
     _refuse_cpu("change_current_allocator", device)
     name = shared_name(device)
     own_name = _checked(allocator).device.name
     if own_name != name and is_device_name(own_name) and is_device_name(name):
-        raise RequestError(f"the allocator of {name} cannot be one on {own_name}")
+        raise RequestError(f"an allocator on {own_name} cannot serve {name}; make one on {name}")
     install(name, allocator)
 
 
@@ -110,7 +112,7 @@ def _refuse_cpu(operation: str, device: str) -> None:
 def _checked(allocator: DeviceAllocator) -> DeviceAllocator:
     if not isinstance(allocator, DeviceAllocator):
         missing = [name for name in _MEMBERS if not hasattr(allocator, name)]
-        raise TypeError(f"{type(allocator).__name__} is no DeviceAllocator: it has no {', '.join(missing)}")
+        raise TypeError(f"{type(allocator).__name__} is not a DeviceAllocator: it lacks {', '.join(missing)}")
     return allocator
 
 

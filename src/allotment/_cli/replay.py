@@ -97,7 +97,7 @@ def _capacity(size: int) -> int:
     from allotment.lab.replay.run import MOST_CAPACITY
 
     if not 0 < size <= MOST_CAPACITY:
-        raise RequestError(f"a device has between 1 and {MOST_CAPACITY} bytes, not {size}")
+        raise RequestError(f"invalid --capacity: {size} bytes; give 1 to {MOST_CAPACITY}")
     return size
 
 

@@ -10,7 +10,7 @@ from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.captures cimport captures_clear, forget_capture, reuse_in_capture
 from allotment._core.mechanism.capturing cimport is_inside_capture
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory, pool_failed
 from allotment._core.mechanism.pool cimport (
     pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
 from allotment._core.mechanism.ranges cimport (
@@ -331,8 +331,7 @@ cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, ui
     """Stop serving requests from a pool. Its use count is the caller's to release."""
     cdef Route* route = route_find(engine, first, second)
     if route == NULL:
-        failure.reason = FAILED_NOT_ROUTING
-        return False
+        return pool_failed(failure, FAILED_NOT_ROUTING, first, second)
     if route.filter.kind == FILTER_CAPTURE and not forget_capture(engine, route.filter.value, failure):
         return False
     if engine.tuning.stream_reuse and engine.rules.end_of_routing_settles and not settle_deferred(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from allotment._settings import parse_size
+from allotment._settings import parse_size, shortest_size
 from allotment.errors import RequestError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ _CUDA = re.compile(r"cuda(:(?P<index>\d+))?")
 
 
 def device_name(name: str) -> str:
-    """The one name, of several that it may have, that a device calls itself. Raises RequestError if it names none."""
+    """The one name, of several that it may have, that a device calls itself. Raises RequestError for an unknown one."""
     _expect_text(name)
     if match := _SIMULATED.fullmatch(name):
         index = int(match["index"] or 0)
-        return f"sim:{parse_size(match['capacity'])}" + (f"#{index}" if index else "")
+        return f"sim:{shortest_size(parse_size(match['capacity']))}" + (f"#{index}" if index else "")
     if match := _CUDA.fullmatch(name):
         return f"cuda:{int(match['index'] or 0)}"
     if name != "host":
@@ -48,12 +48,14 @@ def open_device(name: str) -> Device:
 
 
 def _expect_text(name: str) -> None:
+    if isinstance(name, type):
+        raise TypeError(f"{name.__name__} is a class; pass an object of it as the device: {name.__name__}()")
     if not isinstance(name, str):
-        raise TypeError(f'a device is named by text such as "cuda:0", not by {type(name).__name__}')
+        raise TypeError(f'a device must be a name such as "cuda:0" or a device object, not {type(name).__name__}')
 
 
 def _no_device(name: str) -> RequestError:
-    return RequestError(f'{name!r} names no device; use "host", "cuda", "cuda:1", "sim:80GiB" or a device object')
+    return RequestError(f'unknown device {name!r}; use "host", "cuda", "cuda:1", "sim:80GiB" or a device object')
 
 
 def _open_native(name: str, index: int) -> Device:
@@ -66,4 +68,6 @@ def _open_native(name: str, index: int) -> Device:
 
         return CudaDevice(index)
     except ImportError as error:
-        raise UnsupportedError(f"this build of allotment has no {name} device: {error}") from error
+        raise UnsupportedError(
+            f"this build of allotment does not support device {name!r}, which needs Linux: {error}"
+        ) from error

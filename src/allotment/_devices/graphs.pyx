@@ -3,7 +3,7 @@
 from allotment._core.contract.raising cimport check_status, require
 from allotment._core.contract.table cimport INVALID, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t, stream_t
-from allotment._core.tools.arguments cimport read_stream
+from allotment._core.tools.arguments cimport read_stream, refuse_pickling
 
 from allotment.errors import DeviceError
 
@@ -16,7 +16,7 @@ cdef class DeviceGraph:
     """
 
     def __init__(self):
-        raise TypeError("graphs are made by ending a capture")
+        raise TypeError("a DeviceGraph is made by ending a capture, not by calling the class")
 
     @property
     def device(self) -> Device:
@@ -27,6 +27,9 @@ cdef class DeviceGraph:
     def handle(self) -> int:
         """The device's handle of it, 0 once destroyed."""
         return self.handle
+
+    def __reduce__(self):
+        return refuse_pickling(self, "a graph belongs to this process; capture one in the other process")
 
     # A finalizer, not a deallocator: in a collection the device is still whole.
     def __del__(self):
@@ -51,7 +54,7 @@ cdef class DeviceGraph:
 
     cdef graph_t living(self, str operation) except 0:
         if self.handle == 0:
-            raise DeviceError("this graph was destroyed", operation=operation, status=INVALID)
+            raise DeviceError(f"{self.device.name}: this graph was destroyed", operation=operation, status=INVALID)
         return self.handle
 
 

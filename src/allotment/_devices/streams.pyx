@@ -14,6 +14,7 @@ from libc.stdlib cimport free, malloc
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_find, current_leave
 from allotment._core.contract.raising cimport check_status, require
 from allotment._core.contract.table cimport NOT_READY, Device, DeviceTable, status_t
+from allotment._core.tools.arguments cimport refuse_pickling
 from allotment._core.tools.lock cimport allotment_lock_relax
 
 import threading
@@ -161,7 +162,7 @@ cdef class Stream:
         cdef status_t status
         self.check()
         if event.device is not self.device:
-            raise StreamError(f"a stream of {self.device.name} cannot wait for an event of {event.device.name}")
+            raise StreamError(f"{self!r} cannot wait for {event!r}, which belongs to another device")
         require(self.device, self.device.table.stream_wait != NULL, "stream_wait")
         with nogil:
             status = self.device.table.stream_wait(self.device.table.self, self.handle, event.handle)
@@ -190,7 +191,7 @@ cdef class Stream:
         if self.is_default:
             raise StreamError(f"the default stream of {self.device.name} cannot be destroyed")
         if self.is_foreign:
-            raise StreamError(f"{self!r} was made elsewhere, so it is destroyed there")
+            raise StreamError(f"{self!r} was made elsewhere and must be destroyed there")
         require(self.device, self.device.table.stream_destroy != NULL, "stream_destroy")
         with nogil:
             status = self.device.table.stream_destroy(self.device.table.self, self.handle)
@@ -199,10 +200,13 @@ cdef class Stream:
 
     cdef int check(self) except -1:
         if self.device is None:
-            raise StreamError("this stream was never made")
+            raise StreamError("this Stream was made by __new__ alone; make one with Stream(allocator)")
         if self.destroyed:
             raise StreamError(f"stream {self.handle:#x} of {self.device.name} was destroyed")
         return 0
+
+    def __reduce__(self):
+        return refuse_pickling(self, "a stream belongs to this process; make one in the other process")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
@@ -226,7 +230,7 @@ cdef class Event:
     """
 
     def __init__(self):
-        raise TypeError("events are made by Stream.record")
+        raise TypeError("an Event is made by Stream.record(), not by calling the class")
 
     @property
     def stream(self) -> Stream:
@@ -273,6 +277,9 @@ cdef class Event:
         check_status(self.device, status, "event_synchronize")
         raise_kept_exception(self.stream)
 
+    def __reduce__(self):
+        return refuse_pickling(self, "an event belongs to this process; record one in the other process")
+
     def __repr__(self):
         return f"<Event {self.handle:#x} on {self.stream!r}>"
 
@@ -315,7 +322,8 @@ cdef Device device_of(object device):
     if not isinstance(device, Device):
         device = getattr(device, "device", device)
     if not isinstance(device, Device):
-        raise TypeError(f"a stream is made on a device or an allocator, not on {type(device).__name__}")
+        raise TypeError(
+            f"a Stream needs a device object or an allocator, not {type(device).__name__}: Stream(allocator)")
     return device
 
 

@@ -22,7 +22,7 @@ from allotment._settings.record import (
     settings_of,
     settings_stated,
 )
-from allotment._settings.sizes import UNLIMITED, parse_size
+from allotment._settings.sizes import UNLIMITED, parse_size, shortest_size
 
 __all__ = [
     "DEFAULTS",
@@ -37,4 +37,5 @@ __all__ = [
     "pytorch_environment",
     "settings_of",
     "settings_stated",
+    "shortest_size",
 ]

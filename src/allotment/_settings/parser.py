@@ -142,7 +142,7 @@ class Parser:
         if self._strict:
             nearest = get_close_matches(entry.key, self._keys, n=1, cutoff=0.5)
             hint = f"the nearest is {nearest[0]}" if nearest else f"there are {allowed}"
-            message = f"there is no setting {entry.key!r}; {hint}"
+            message = f"unknown setting {entry.key!r}; {hint}"
         raise SettingsError(message, key=entry.key, value=entry.shown, allowed=allowed)
 
     def _refuse_form(self, malformed: Malformed) -> NoReturn:

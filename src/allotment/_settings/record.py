@@ -468,7 +468,7 @@ def settings_stated(stated: Mapping[str, Any], *, compat: str = NEWEST) -> Setti
 
 def _read(text: str, previous: Settings | None, compat: str, *, strict: bool) -> tuple[Settings, SettingsError | None]:
     if not isinstance(text, str):
-        raise TypeError(f"settings are a text or a Settings, not {type(text).__name__}")
+        raise TypeError(f"settings must be a text or a Settings, not {type(text).__name__}")
     in_force = None if previous is None else {setting: getattr(previous, setting) for setting in DEFAULTS}
     parser = Parser(KEYS, {**DEFAULTS, "compat": compat}, in_force, strict=strict)
     error = None

@@ -21,8 +21,14 @@ def parse_size(size: str | int) -> int:
     number = size if type(size) is int else _size_of_text(str(size))
     if number is None or not 0 <= number <= UNLIMITED:
         allowed = "a whole number of bytes, or a number with one of the units B, KiB, MiB, GiB, TiB, PiB"
-        raise SettingsError(f"{size!r} is not a size; write {allowed}", value=str(size), allowed=allowed)
+        raise SettingsError(f"invalid size: {size!r}; write {allowed}", value=str(size), allowed=allowed)
     return number
+
+
+def shortest_size(size: int) -> str:
+    """`size` bytes as `parse_size` reads it back, in the largest unit that it is a whole number of: "80GiB"."""
+    units = {"PiB": 1 << 50, "TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+    return next((f"{size // scale}{unit}" for unit, scale in units.items() if size and size % scale == 0), str(size))
 
 
 def _size_of_text(text: str) -> int | None:

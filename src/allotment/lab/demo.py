@@ -135,8 +135,11 @@ def _require_memory(allocator: Allocator) -> None:
     """Arrays are made of bare addresses, so ask once whether there is memory behind them that this process can read."""
     try:
         memoryview(allocator.empty(1))
-    except BufferError as error:
-        raise UnsupportedError(f"{error}, and the demo works on it; run it on host") from None
+    except BufferError:
+        raise UnsupportedError(
+            f"the demo needs memory that this process can read, which {allocator.device.name} does not have; run it"
+            " with --device host"
+        ) from None
 
 
 def _make_batch(values: Array, inputs: Array, targets: Array) -> None:

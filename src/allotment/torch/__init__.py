@@ -4,6 +4,7 @@ Or run a program as it is: `python -m allotment.torch script.py`. The functions 
 telling of our allocator; `patch()` makes PyTorch's own do so.
 """
 
+from allotment.torch._framework import torch as _torch  # noqa: F401  first, since it says what to install
 from allotment.torch._install import install, is_installed, raw_allocator
 from allotment.torch.memory import *  # noqa: F403
 from allotment.torch.memory import __all__ as _of_memory

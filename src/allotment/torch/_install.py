@@ -111,7 +111,9 @@ def _prepare(settings: str | config.Settings | None) -> Any:
 
 def _refuse_other_settings(settings: str | config.Settings | None) -> None:
     if settings is not None and _as_record(settings) != _settings:
-        raise RequestError("allotment.torch is in use already, with other settings; they are set once")
+        raise RequestError(
+            "allotment.torch is in use already, with other settings, which cannot change; give them to the first call"
+        )
 
 
 def _as_record(settings: str | config.Settings | None) -> config.Settings:
@@ -123,7 +125,7 @@ def _as_record(settings: str | config.Settings | None) -> config.Settings:
         found = config.settings_of(settings, compat=_compat())
     if found.backend != "native":
         raise UnsupportedError(
-            f"backend:{found.backend} is no cache of ours; leave PyTorch its own allocator for that",
+            f"backend:{found.backend} cannot be installed under PyTorch; leave PyTorch its own allocator for that",
             operation="install",
         )
     return found

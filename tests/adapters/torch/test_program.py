@@ -149,7 +149,7 @@ def test_a_folder_with_a_main_module_is_a_program(folder):
     "arguments, complaint",
     [
         (["none.py"], "can't open file"),
-        (["--settings", "none:1", "program.py"], "there is no setting 'none'"),
+        (["--settings", "none:1", "program.py"], "unknown setting 'none'"),
         ([], "the following arguments are required: program"),
     ],
 )

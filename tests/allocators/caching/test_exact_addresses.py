@@ -46,7 +46,7 @@ def test_a_note_for_a_block_is_an_entry_of_the_history():
     assert shown == ("annotate", address, 1000, "weights")
     with pytest.raises(AddressError):
         alloc.annotate(address + 512, "nothing")
-    with pytest.raises(RequestError, match="set compat to a newer version"):
+    with pytest.raises(RequestError, match="set compat:newest"):
         on_device(settings="compat:2.13").annotate(address, "too early")
 
 

@@ -744,7 +744,7 @@ def test_a_capture_that_cannot_be_joined_is_abandoned(device, operation):
 
 def test_a_device_that_cannot_capture_is_told_so(device):
     alloc = make_allocator(OrderedRelay(device), settings=SETTINGS)
-    with pytest.raises(UnsupportedError, match="cannot capture"):
+    with pytest.raises(UnsupportedError, match="does not support graph capture"):
         alloc.begin_allocate_to_pool((1, 0))
 
 

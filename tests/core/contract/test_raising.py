@@ -59,7 +59,7 @@ def test_a_status_without_words_gets_some():
     error = error_for(Device(), Status.DEVICE_ERROR, "map")
     assert type(error) is DeviceError
     assert (error.operation, error.status) == ("map", Status.DEVICE_ERROR)
-    assert str(error) == "device 0: map failed: the device gave no reason"
+    assert str(error) == "device: map failed: the device gave no reason"
 
 
 def test_unsupported_has_a_class_of_its_own():

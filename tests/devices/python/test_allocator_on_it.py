@@ -141,7 +141,7 @@ def test_a_device_that_fails_is_told_with_its_reason_and_goes_on(error):
     device = faulty(QueueDevice)()
     allocator = Allocator(device)
     device.faults = lambda number, method: error if method == "allocate" else None
-    with pytest.raises(DeviceError, match="segment_allocate") as caught:
+    with pytest.raises(DeviceError, match="queue: allocate failed") as caught:
         allocator.malloc(1000)
     assert caught.value.__cause__ is error
     allocator.check_invariants()

@@ -244,7 +244,7 @@ def test_what_a_method_raises_becomes_a_status_and_stays_the_cause(error, status
     seen, raised = failure(device_that_raises(error), "segment_allocate")
     assert seen == status
     assert raised.__cause__ is error
-    assert str(raised) == f"device 0: segment_allocate failed: {text}"
+    assert str(raised) == f"Answering: allocate failed: {text}"
 
 
 @pytest.mark.parametrize("operation", ARGUMENTS)

@@ -145,7 +145,7 @@ def test_a_device_without_the_operations_says_which_one_it_lacks():
 
     allocator = allotment.Allocator(Plain())
     with (
-        pytest.raises(UnsupportedError, match="queue has no capture_begin"),
+        pytest.raises(UnsupportedError, match="queue does not support capture_begin"),
         allotment.capture(allotment.Stream(allocator)),
     ):
         pass

@@ -324,7 +324,7 @@ cdef class Allocator(PoolingAllocator):
         """Call it no more. Raises RequestError if it was not added, or is removed already."""
         cdef bint busy
         if callback not in self.callbacks:
-            raise RequestError(f"{callback!r} is not among the free-memory callbacks")
+            raise RequestError(f"{callback!r} is not a free-memory callback of {self!r}, or it is removed already")
         callback = self.callbacks[self.callbacks.index(callback)]
         self.enter()
         callback_remove(self.engine, <void*> callback)

@@ -18,7 +18,7 @@ from allotment._core.placement.dense.dense cimport dense_figures
 from allotment._core.placement.registry cimport placement_check, placement_named
 from allotment._core.records.stats cimport (
     SMALL, stats_by_rules, stats_reset_accumulated, stats_reset_peak, tally_now)
-from allotment._core.tools.arguments cimport read_address, read_byte_count
+from allotment._core.tools.arguments cimport read_address, read_arguments, read_byte_count
 
 from dataclasses import replace
 
@@ -44,17 +44,12 @@ cdef class EngineAllocator(AllocatorBase):
     An allocator over an engine; users hold an `Allocator`.
     """
 
-    def __cinit__(
-        self,
-        device: str | Device = "host",
-        *,
-        settings: str | Settings | None = None,
-        limit: int | str | None = None,
-    ):
+    def __cinit__(self, *args, **kwargs):
         cdef const Placement* placement
         cdef Tuning tuning
         cdef Rules rules
         cdef Failure failure
+        device, settings, limit = read_arguments(type(self), args, kwargs).values()
         self.forgotten_pools = []
         self.reserve_classes = {}
         settings = config.from_environment() if settings is None else config.settings_of(settings)
@@ -75,6 +70,16 @@ cdef class EngineAllocator(AllocatorBase):
             self.memory_fraction = settings.per_process_memory_fraction
         if limit is not None:
             self.limit = limit
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(
+        self,
+        device: str | Device = "host",
+        *,
+        settings: str | Settings | None = None,
+        limit: int | str | None = None,
+    ):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
     def __del__(self):
         # A finalizer, because a deallocator may not call a device that is written in Python.
@@ -102,7 +107,7 @@ cdef class EngineAllocator(AllocatorBase):
             return 0
         if engine_is_inside(engine):
             raise RequestError(
-                "the allocator was called from inside itself; a tracker, a filter and its device may only free")
+                f"{self!r} was called from inside itself; a tracker, a filter and its device may only free")
         self.wait_outside()
         return 0
 
@@ -206,7 +211,7 @@ cdef class EngineAllocator(AllocatorBase):
         It counts for segments that are reserved from now on. Raises TypeError for a name that is not a text.
         """
         if not isinstance(name, str):
-            raise TypeError(f"a class of streams has a name, not {type(name).__name__}")
+            raise TypeError(f"the class of a stream must be a text, not {type(name).__name__}")
         self.reserve_classes[self.stream_handle(stream)] = name
         self.apply_reserves(self.current_settings)
 

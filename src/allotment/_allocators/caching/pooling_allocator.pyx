@@ -202,7 +202,7 @@ cdef class PoolingAllocator(RecordingAllocator):
         read_pool_id(pool, &first, &second)
         given = [kind for kind in (stream, thread, capture, accepts) if kind is not None]
         if len(given) > 1:
-            raise RequestError("a route has one condition: stream, thread, capture or accepts")
+            raise RequestError("requests are routed by one condition: stream, thread, capture or accepts, not several")
         memset(&filter, 0, sizeof(Filter))
         filter.kind = FILTER_ALL
         if stream is not None:
@@ -294,9 +294,9 @@ cdef class PoolingAllocator(RecordingAllocator):
         cdef bint ok
         cdef size_t i
         if not isinstance(state, PoolState):
-            raise CheckpointError(f"a pool is restored from a PoolState, not from {type(state).__name__}")
+            raise CheckpointError(f"a pool is restored from a PoolState of Pool.checkpoint, not {type(state).__name__}")
         if state.allocator is not self:
-            raise CheckpointError("the state was taken from another allocator's pool")
+            raise CheckpointError(f"the state of pool {state.pool} was taken from another allocator")
         first, second = state.pool
         memset(&freed, 0, sizeof(AddressList))
         memset(&created, 0, sizeof(AddressList))
@@ -305,7 +305,7 @@ cdef class PoolingAllocator(RecordingAllocator):
             try:
                 arrange_state(&arrangement, state.segments)
             except (AttributeError, OverflowError, TypeError) as error:
-                raise CheckpointError(f"no pool has had this state: {error}") from None
+                raise CheckpointError(f"this PoolState was not made by Pool.checkpoint: {error}") from None
             self.enter()
             with nogil:
                 ok = checkpoint_restore(

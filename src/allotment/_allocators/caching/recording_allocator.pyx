@@ -20,6 +20,7 @@ import time
 
 from allotment._allocators.files import replaced
 from allotment._core.edge.snapshot import assembled
+from allotment._core.edge.words import ACTIONS
 from allotment.errors import RequestError
 
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
@@ -70,7 +71,8 @@ cdef class RecordingAllocator(EngineAllocator):
         cdef Failure failure
         cdef bint ok
         if not self.rules.annotates_blocks:
-            raise RequestError(f"PyTorch {self.rules.version} has no notes for blocks; set compat to a newer version")
+            raise RequestError(
+                f"PyTorch {self.rules.version}, whose rules are in force, does not support annotate; set compat:newest")
         self.enter()
         ok = engine_annotate(self.engine, address, note, context, &failure)
         self.leave(ok, &failure)
@@ -104,14 +106,14 @@ cdef class RecordingAllocator(EngineAllocator):
         cdef size_t most = NO_END if max_entries is None else min(max(max_entries, 1), NO_END)
         cdef uint32_t skip = 0
         if enabled not in (None, "state", "all"):
-            raise RequestError(f"expected state to be 'state', 'all' or None, not {enabled!r}")
+            raise RequestError(f"record_history: enabled must be 'all', 'state' or None, not {enabled!r}")
         if context not in CONTEXT_LEVELS:
-            raise RequestError(f"expected context to be 'state', 'alloc', 'all' or None, not {context!r}")
+            raise RequestError(f"record_history: context must be 'state', 'alloc', 'all' or None, not {context!r}")
         if stacks not in ("python", "all"):
-            raise RequestError(f"expected stacks to be 'python' or 'all', not {stacks!r}")
+            raise RequestError(f"record_history: stacks must be 'python' or 'all', not {stacks!r}")
         for name in skip_actions or ():
             if action_number(name) < 0:
-                raise RequestError(f"unknown trace action {name!r}")
+                raise RequestError(f"unknown trace action {name!r}; there are {', '.join(ACTIONS)}")
             skip |= (<uint32_t> 1) << action_number(name)
         if enabled == "state":
             most = 1

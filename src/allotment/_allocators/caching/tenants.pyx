@@ -5,7 +5,7 @@ cimport cython
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._core.contract.types cimport address_t
 from allotment._core.records.tenants cimport tenant_context
-from allotment._core.tools.arguments cimport read_block
+from allotment._core.tools.arguments cimport read_arguments, read_block, refuse_pickling
 
 from allotment._allocators.buffer import Buffer
 
@@ -19,10 +19,22 @@ cdef class Tenant:
     is the allocator's: its cache, its limit, its streams. Safe to use from several threads.
     """
 
-    def __cinit__(self, Allocator allocator not None, str name not None):
+    def __cinit__(self, *args, **kwargs):
+        allocator, name = read_arguments(Tenant, args, kwargs).values()
+        if not isinstance(allocator, Allocator):
+            raise TypeError(f"a tenant is of an Allocator, not of {type(allocator).__name__}")
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a tenant must be a text, not {type(name).__name__}")
         self.allocator = allocator
         self.name = name
         self.context = tenant_context(name)
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(self, allocator: Allocator, name: str):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+
+    def __reduce__(self):
+        return refuse_pickling(self, "its allocator's memory belongs to this process; make a tenant in the other one")
 
     def __repr__(self):
         return f"<Tenant {self.name!r} of {self.allocator!r}>"

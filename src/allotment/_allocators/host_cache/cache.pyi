@@ -53,7 +53,7 @@ class CachingAllocator:
 class Guard:
     """What `caching` returns: entered once at a time, left in reverse order, on the thread that entered it."""
 
-    def __init__(self, cache: CachingAllocator) -> None: ...
+    def __init__(self, cache: CachingAllocator | None) -> None: ...
     @property
     def cache(self) -> CachingAllocator | None:
         """The allocator that it installs; None is no caching."""

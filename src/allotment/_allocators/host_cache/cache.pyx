@@ -12,6 +12,7 @@ At exit nothing is torn down: the lock, the map and tables given to C stay valid
 memory written in Python is not called any more once the interpreter goes.
 """
 
+cimport cython
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -26,7 +27,7 @@ from allotment._allocators.host_cache.exact_cache cimport (
 from allotment._allocators.host_cache.python_memory cimport python_memory
 from allotment._allocators.host_cache.system_memory cimport NO_FILL, System, aligned_memory, fill
 from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.tools.arguments cimport read_address, read_size
+from allotment._core.tools.arguments cimport read_address, read_arguments, read_size, refuse_pickling
 from allotment._core.tools.lock cimport lock_give, lock_try, lock_wait
 
 import operator
@@ -105,16 +106,24 @@ cdef class CachingAllocator:
     cached goes back to the system; memory in use stays valid.
     """
 
-    def __cinit__(self, *, checked: bool = False, system: System | None = None):
-        cdef bint is_checked = checked
+    def __cinit__(self, *args, **kwargs):
         cdef System* source = &aligned_memory
+        cdef bint is_checked
+        is_checked, system = read_arguments(CachingAllocator, args, kwargs).values()
         if system is not None:
             self.memory = python_memory(system)
             source = &self.memory.system
         with nogil:
             self.cache = cache_create(source, is_checked)
         if self.cache == NULL:
-            raise MemoryError("no memory for a caching allocator")
+            raise MemoryError("the host has no memory for the records of a caching allocator")
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(self, *, checked: bool = False, system: System | None = None):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+
+    def __reduce__(self):
+        return refuse_pickling(self, "its memory belongs to this process; make one in the other process")
 
     def __dealloc__(self):
         cdef Cache* cache = self.cache
@@ -232,8 +241,21 @@ cdef class Guard:
     cdef PyObject* outer
     cdef bint is_entered
 
-    def __cinit__(self, CachingAllocator cache):
+    def __cinit__(self, *args, **kwargs):
+        cache = read_arguments(Guard, args, kwargs)["cache"]
+        if not isinstance(cache, CachingAllocator | None):
+            raise TypeError(f"a cache must be a CachingAllocator or None, not {type(cache).__name__}")
         self.cache = cache
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(self, cache: CachingAllocator | None):
+        pass    # `__cinit__` has read it, so that an object is whole as soon as it is there
+
+    def __reduce__(self):
+        return refuse_pickling(self, "it belongs to a thread of this process; make one in the other process")
+
+    def __repr__(self):
+        return f"<Guard of {self.cache!r}{', entered' if self.is_entered else ''}>"
 
     @property
     def cache(self) -> CachingAllocator | None:
@@ -242,7 +264,7 @@ cdef class Guard:
 
     def __enter__(self) -> CachingAllocator | None:
         if self.is_entered:
-            raise RequestError("this guard has been entered already; nest another one")
+            raise RequestError("this Guard is entered already; make another one to nest")
         self.is_entered = True
         self.outer = innermost_guard
         Py_INCREF(self)
@@ -251,7 +273,8 @@ cdef class Guard:
 
     def __exit__(self, *exception) -> None:
         if innermost_guard != <PyObject*> self:
-            raise RequestError("guards are left in the reverse order of entering, on the same thread")
+            raise RequestError(
+                "this Guard is not the innermost one of this thread; leave guards in reverse order, on their thread")
         self.install(self.outer)
         self.is_entered = False
         Py_DECREF(self)
@@ -350,6 +373,6 @@ def set_fill(*, on_allocate: int | None = None, on_free: int | None = None) -> N
     """
     for byte in (on_allocate, on_free):
         if byte is not None and not 0 <= byte <= 255:
-            raise RequestError(f"a fill is a byte, not {byte}")
+            raise RequestError(f"invalid fill: {byte}; give a byte, 0 to 255, or None")
     fill.on_allocate = NO_FILL if on_allocate is None else on_allocate
     fill.on_free = NO_FILL if on_free is None else on_free

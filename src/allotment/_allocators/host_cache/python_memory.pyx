@@ -11,7 +11,7 @@ cdef extern from "Python.h":
 cdef class PythonMemory:
     def __cinit__(self, owner):
         if not (callable(getattr(owner, "allocate", None)) and callable(getattr(owner, "free", None))):
-            raise TypeError(f"{type(owner).__name__} has no methods allocate and free")
+            raise TypeError(f"system must have the methods allocate and free, which {type(owner).__name__} lacks")
         self.owner = owner
         self.failures = {}
         self.system = System(<void*> self, python_allocate, python_free)

@@ -125,7 +125,7 @@ cdef class PluggableAllocator(PluggedMemory):
         release_pool: Function | None = None,
     ):
         if self.initialized:
-            raise RequestError("a pluggable allocator keeps the functions that it was made with; make another one")
+            raise RequestError(f"{self!r} was made already; make another one for other functions")
         if device is not None:
             self.device = device_given(device)
             self.has_device = True
@@ -431,4 +431,4 @@ cdef object symbol(object library, str name):
     try:
         return library[name]
     except AttributeError as error:
-        raise RequestError(f"{library._name!r} has no function {name!r}") from error
+        raise RequestError(f"the library {library._name!r} does not have a function {name!r}") from error

@@ -56,7 +56,7 @@ cdef class PluggedMemory(AllocatorBase):
     cdef int take_functions(self, dict given) except -1:
         cdef Functions* functions = &self.plug.functions
         if given["alloc"] is None or given["free"] is None:
-            raise TypeError("a pluggable allocator needs both alloc and free")
+            raise TypeError("PluggableAllocator needs both alloc and free, and one of them is None")
         functions.alloc = <alloc_t> self.read_function("alloc", given["alloc"])
         functions.free = <free_t> self.read_function("free", given["free"])
         functions.init = <init_t> self.read_function("init", given["init"])
@@ -81,11 +81,12 @@ cdef class PluggedMemory(AllocatorBase):
             given = ctypes.cast(given, ctypes.c_void_p).value or 0
         if isinstance(given, int):
             if not read_number(given, &address) or address == 0:
-                raise RequestError(f"{name}: there is no function at address {given}")
+                raise RequestError(f"invalid address of the {name} function: {given}")
             return <void*> address
         if not callable(given):
             raise TypeError(
-                f"{name} is a C function (its address or a ctypes function) or a callable, not {type(given).__name__}")
+                f"{name} must be a C function (its address or a ctypes function) or a callable, "
+                f"not {type(given).__name__}")
         self.callables[name] = given
         return NULL
 

@@ -18,7 +18,8 @@ from allotment._core.contract.table cimport (
     CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.records.stats cimport Stats, stats_nested
-from allotment._core.tools.arguments cimport read_address, read_block, read_byte_count, read_pool_id, read_size
+from allotment._core.tools.arguments cimport (
+    read_address, read_arguments, read_block, read_byte_count, read_pool_id, read_size)
 
 import warnings
 from functools import partial
@@ -97,16 +98,11 @@ cdef class AsyncAllocator(AllocatorBase):
     expandable_ranges = refused("expandable_ranges", instead=f"the device's pool has no expandable segments: {NATIVE}")
     set_reserve_class = refused("set_reserve_class", instead=f"the device's pool has no expandable segments: {NATIVE}")
 
-    def __cinit__(
-        self,
-        device: str | Device = "host",
-        *,
-        settings: str | Settings | None = None,
-        limit: int | str | None = None,
-    ):
+    def __cinit__(self, *args, **kwargs):
         cdef DeviceTable* table
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
+        device, settings, limit = read_arguments(AsyncAllocator, args, kwargs).values()
         settings = config.settings_of(settings or "", config.Settings(backend="cudaMallocAsync"))
         self.expect_backend(settings, "cudaMallocAsync")
         self.device = device_given(device)
@@ -129,6 +125,16 @@ cdef class AsyncAllocator(AllocatorBase):
             self.limit = limit
         note_allocator(self)
 
+    @cython.embedsignature(False)    # the class has it
+    def __init__(
+        self,
+        device: str | Device = "host",
+        *,
+        settings: str | Settings | None = None,
+        limit: int | str | None = None,
+    ):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+
     def __del__(self):
         # A finalizer, because a deallocator may not call a device that is written in Python.
         with nogil:
@@ -145,20 +151,20 @@ cdef class AsyncAllocator(AllocatorBase):
 
     cdef int check(self, PoolOutcome outcome, const PoolRefusal* refusal) except -1:
         if outcome == POOL_REFUSED:
-            raise device_error(&self.device.table, refusal.status, (<bytes> refusal.operation).decode())
+            raise device_error(self.device, refusal.status, (<bytes> refusal.operation).decode())
         if outcome == POOL_NO_HOST_MEMORY:
             raise MemoryError("the host has no memory for the allocator's own records")
         return 0
 
     cdef int check_status(self, status_t status, str operation) except -1:
         if status != OK:
-            raise device_error(&self.device.table, status, operation)
+            raise device_error(self.device, status, operation)
         return 0
 
     cdef int require_open(self) except -1:
         """A collection that takes an allocator may yet run others' finalizers, which know it."""
         if self.blocks.device == NULL:
-            raise RequestError("this allocator is gone: it has given everything back")
+            raise RequestError(f"the allocator on {self.device.name} is closed; make another one")
         return 0
 
     # --- allocating and freeing ---
@@ -412,12 +418,14 @@ cdef class AsyncAllocator(AllocatorBase):
         if thread is not None:
             raise AsyncAllocator.pool.error()
         if not self.device.table.capabilities & CAN_CAPTURE:
-            raise UnsupportedError(f"{self.device.name} cannot capture", operation="capture_begin")
+            raise UnsupportedError(f"{self.device.name} does not support graph capture", operation="capture_begin")
         self.require_open()
         with nogil:
             begun = routing_begin(&self.blocks, first, second)
         if not begun:
-            raise CaptureError("Only one capture at a time is allowed in a process.")
+            raise CaptureError(
+                "Only one capture at a time is allowed in a process with backend:cudaMallocAsync; "
+                "end the other one first")
 
     def join_capture(self, stream: Stream | int) -> None:
         """The capture of `stream` is about to end: let it wait for every stream that memory was freed on in it.
@@ -444,7 +452,9 @@ cdef class AsyncAllocator(AllocatorBase):
             if ended:
                 pool_catch_up(&self.blocks, &unimportant)   # what is refused is tried again by the next request
         if not ended:
-            raise PoolError("no requests are being routed to this pool (not currently recording to mempool_id)")
+            raise PoolError(
+                f"no requests are being routed to pool ({first}, {second}) on {self.device.name} "
+                "(not currently recording to mempool_id)")
 
     def release_pool(self, pool: PoolId) -> None:
         """Nothing: a graph's memory goes with the graph. Raises PoolError for what is not a pool id."""

@@ -74,7 +74,9 @@ class Probe:
 
     def _function(self, name: str, result: Any, parameters: list[Any]) -> Callable[..., int]:
         if not self._addresses[name]:
-            raise UnsupportedError(f"{self.device.name} has no {name}", operation=name, status=Status.UNSUPPORTED)
+            raise UnsupportedError(
+                f"{self.device.name} does not support {name}", operation=name, status=Status.UNSUPPORTED
+            )
         if name not in self._functions:
             prototype = ctypes.CFUNCTYPE(result, ctypes.c_void_p, *parameters)
             self._functions[name] = partial(prototype(self._addresses[name]), self._self)

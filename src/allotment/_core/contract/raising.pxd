@@ -29,7 +29,10 @@ cdef class Failures:
 # The exception for a status other than OK of a contract operation, its cause set; the caller raises it.
 # An OutOfMemoryError is made of facts that only the engine has: it makes that one itself, and chains it with
 # take_cause.
-cdef object device_error(DeviceTable* table, status_t status, str operation)
+cdef object device_error(Device device, status_t status, str operation)
+
+# What users call an operation of the device: a class of theirs has its own names.
+cdef str name_of_operation(Device device, str operation)
 
 # Raises it, if the status is one.
 cdef int check_status(Device device, status_t status, str operation) except -1

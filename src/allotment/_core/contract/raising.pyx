@@ -7,7 +7,7 @@ from libc.stddef cimport size_t
 from allotment._core.contract.table cimport (
     DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, Device, DeviceTable, status_t)
 
-from allotment._core.contract.operations import STREAM_OPERATIONS
+from allotment._core.contract.operations import OPERATIONS, STREAM_OPERATIONS
 from allotment.errors import DeviceError, StreamError, UnsupportedError
 
 cdef enum:
@@ -21,6 +21,7 @@ cdef dict STATUS_TEXTS = {
     DEVICE_ERROR: "the device gave no reason",
 }
 
+cdef dict METHODS = {operation.name: operation.python_name for operation in OPERATIONS}
 
 # Where each device keeps its failures. The references are borrowed: see Failures.
 cdef dict registry = {}         # address of a device -> address of its Failures
@@ -63,29 +64,35 @@ cdef Failures failures_of(void* device):
     return <Failures> <void*> address if address != 0 else None
 
 
-cdef object device_error(DeviceTable* table, status_t status, str operation):
+cdef object device_error(Device device, status_t status, str operation):
     assert status != OK
-    text = described(table) or STATUS_TEXTS.get(status, f"status {status}")
-    message = f"device {table.device}: {operation} failed: {text}"
+    text = described(&device.table) or STATUS_TEXTS.get(status, f"status {status}")
+    message = f"{device.name}: {name_of_operation(device, operation)} failed: {text}"
     if status == UNSUPPORTED:
         error = UnsupportedError(message, operation=operation, status=status)
     elif status == INVALID and operation in STREAM_OPERATIONS:
         error = StreamError(message)
     else:
         error = DeviceError(message, operation=operation, status=status)
-    error.__cause__ = take_cause(table, status)
+    error.__cause__ = take_cause(&device.table, status)
     return error
+
+
+cdef str name_of_operation(Device device, str operation):
+    return METHODS.get(operation, operation) if failures_of(device.table.self) is not None else operation
 
 
 cdef int check_status(Device device, status_t status, str operation) except -1:
     if status != OK:
-        raise device_error(&device.table, status, operation)
+        raise device_error(device, status, operation)
     return 0
 
 
 cdef int require(Device device, bint is_there, str operation) except -1:
     if not is_there:
-        raise UnsupportedError(f"{device.name} has no {operation}", operation=operation, status=UNSUPPORTED)
+        raise UnsupportedError(
+            f"{device.name} does not support {name_of_operation(device, operation)}", operation=operation,
+            status=UNSUPPORTED)
     return 0
 
 
@@ -162,4 +169,4 @@ def error_for(Device device not None, status_t status, str operation not None) -
     If the device is written in Python, it is chained to the exception that this thread's last failing
     call of it raised.
     """
-    return device_error(&device.table, status, operation)
+    return device_error(device, status, operation)

@@ -9,7 +9,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """Which device it is, as users name it: "host", "cuda:1", "sim:1073741824"."""
+        """Which device it is, as users name it: "host", "cuda:1", "sim:80GiB"."""
     @property
     def family(self) -> str:
         """What kind of device it is: "cuda", "host", "simulated", or what a `Backend` of yours says it is."""

@@ -22,7 +22,7 @@ cdef class Device:
 
     @property
     def name(self) -> str:
-        """Which device it is, as users name it: "host", "cuda:1", "sim:1073741824"."""
+        """Which device it is, as users name it: "host", "cuda:1", "sim:80GiB"."""
         return self.name
 
     @property
@@ -39,6 +39,9 @@ cdef class Device:
     def capabilities(self) -> int:
         """What the device can do, as the bits of the contract."""
         return self.table.capabilities
+
+    def __reduce__(self):
+        raise TypeError(f"cannot pickle {self!r}: a device belongs to this process; make one in the other process")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"

@@ -10,7 +10,7 @@ from allotment._core.edge.walk cimport (
     walk_ranges)
 from allotment._core.mechanism.address_map cimport address_reserve, address_take
 from allotment._core.mechanism.block cimport take_back
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
 from allotment._core.mechanism.frees cimport free_at_once, free_used_block, is_freed_at_once
 from allotment._core.mechanism.pool cimport pool_find
 from allotment._core.mechanism.streams cimport defer_unprepared, settle_deferred
@@ -26,10 +26,10 @@ from allotment._core.tools.slab cimport slab_reserve
 cdef Pool* find_in_use(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
-        failure.reason = FAILED_POOL_UNKNOWN
+        pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
         return NULL
     if pool.freeable:
-        failure.reason = FAILED_POOL_FREEABLE
+        pool_failed(failure, FAILED_POOL_FREEABLE, first, second)
         return NULL
     return pool
 
@@ -231,8 +231,7 @@ cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, Addres
     cdef Range* range_ = engine.first_range
     cdef Block* block
     if pool == NULL:
-        failure.reason = FAILED_POOL_UNKNOWN
-        return False
+        return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
     while range_ != NULL:
         block = range_.head if range_.shelf.rack.pool == pool else NULL
         while block != NULL:

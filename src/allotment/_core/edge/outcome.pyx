@@ -1,6 +1,6 @@
 """From a failure's facts to the exception that carries them."""
 
-from allotment._core.contract.raising cimport device_error, take_cause
+from allotment._core.contract.raising cimport device_error, name_of_operation, take_cause
 from allotment._core.contract.table cimport OUT_OF_MEMORY, Device
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
@@ -14,15 +14,17 @@ from allotment.errors import (
     UnsupportedError)
 
 cdef dict POOL_TEXTS = {
-    FAILED_POOL_UNKNOWN: "there is no pool with this id on this device",
+    FAILED_POOL_UNKNOWN: "there is no {pool}; it was never made, or it is closed and its memory gone",
     FAILED_POOL_FREEABLE:
-        "the last user of this pool has released it; it cannot be used again before its memory is gone",
-    FAILED_POOL_IN_USE: "the pool exists already, so it cannot be given an allocator or another placement now",
-    FAILED_POOL_ID: "a pool id is (0, n) or (n, 0) with n >= 1",
+        "the last user of {pool} has released it; make another pool, or wait until the memory of this one is gone",
+    FAILED_POOL_IN_USE:
+        "{pool} exists already; its allocator and its placement are chosen when it is made: make another pool",
+    FAILED_POOL_ID: "invalid pool id of {pool}; an id is (0, n) or (n, 0) with n >= 1",
     FAILED_POOL_PLACEMENT:
-        "only pools of placement 'torch' hand out whole segments; make this one with placement='torch'",
-    FAILED_ALREADY_ROUTING: "requests are being routed to this pool already (already recording to mempool_id)",
-    FAILED_NOT_ROUTING: "no requests are being routed to this pool (not currently recording to mempool_id)",
+        "{pool} cannot hand out whole segments (no_split); make it with placement='torch', which can",
+    FAILED_ALREADY_ROUTING:
+        "requests are being routed to {pool} already (already recording to mempool_id); end_allocate_to_pool first",
+    FAILED_NOT_ROUTING: "no requests are being routed to {pool} (not currently recording to mempool_id)",
 }
 
 
@@ -59,7 +61,7 @@ cdef object failure_error(Device device, const Failure* failure):
             why = f"no free block of this pool and stream holds all of it on {device.name}"
         return AddressError(f"cannot allocate at {failure.address:#x}: {why}", failure.address)
     if failure.reason == FAILED_DEVICE:
-        return device_error(&device.table, failure.status, (<bytes> failure.operation).decode())
+        return device_error(device, failure.status, (<bytes> failure.operation).decode())
     if failure.reason == FAILED_HOST_MEMORY:
         return MemoryError("the host has no memory for the allocator's own records")
     if failure.reason == FAILED_ADDRESS:
@@ -68,23 +70,25 @@ cdef object failure_error(Device device, const Failure* failure):
             "it was never allocated here, lies inside a block, or has been freed", failure.address)
     if failure.reason == FAILED_GIVEN_ADDRESS:
         operation = (<bytes> failure.operation).decode()
-        # Classes that users write call it by a shorter name.
-        method = "allocate" if operation == "segment_allocate" and hasattr(device, "allocate") else operation
         return DeviceError(
-            f"{device.name}: {method} returned {failure.address:#x} for {failure.requested} bytes, "
+            f"{device.name}: {name_of_operation(device, operation)} returned {failure.address:#x} "
+            f"for {failure.requested} bytes, "
             f"{(<bytes> failure.fault).decode()}", operation=operation)
     if failure.reason == FAILED_EXPANDABLE_BASE:
         return UnsupportedError(
-            "memory of an expandable segment has no base allocation of its own; "
+            f"{device.name}: a block of an expandable segment does not have a base allocation; "
             "set expandable_segments:False for memory that is shared by its base", operation="base_allocation")
     if failure.reason in POOL_TEXTS:
-        return PoolError(POOL_TEXTS[failure.reason])
+        pool = f"pool ({failure.pool_first}, {failure.pool_second}) on {device.name}"
+        return PoolError(POOL_TEXTS[failure.reason].format(pool=pool))
     if failure.reason == FAILED_STILL_CAPTURING:
-        return CaptureError("a stream that allocated in this capture is still being captured; end the capture first")
+        return CaptureError(
+            f"a stream of {device.name} that allocated in this capture is still being captured; end the capture first")
     if failure.reason == FAILED_CHECKPOINT_EVENTS:
         return CheckpointError(
-            "a block of the pool still waits for other streams; synchronize them, and allocate once, first")
+            f"a block of the pool on {device.name} was freed and still waits for other streams; "
+            "synchronize them, and allocate once, first")
     assert failure.reason == FAILED_CHECKPOINT_MISMATCH
     return CheckpointError(
-        f"the pool's memory at {failure.address:#x} is not as it was when the state was taken "
-        "(released, or grown since); the pool is unchanged")
+        f"the pool's memory at {failure.address:#x} on {device.name} was released or has grown since the state was "
+        "taken; the pool is unchanged: take a new state")

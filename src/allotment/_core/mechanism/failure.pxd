@@ -1,13 +1,22 @@
 """Noting why something failed. See `Failure` in the model."""
 
+from libc.stdint cimport uint64_t
+
 from allotment._core.contract.table cimport OK, status_t
-from allotment._core.model.model cimport FAILED_DEVICE, FAILED_HOST_MEMORY, Engine, Failure
+from allotment._core.model.model cimport FAILED_DEVICE, FAILED_HOST_MEMORY, Engine, Failure, Reason
 
 
 cdef inline bint device_failed(Failure* failure, status_t status, const char* operation) noexcept nogil:
     failure.reason = FAILED_DEVICE
     failure.status = status
     failure.operation = operation
+    return False
+
+
+cdef inline bint pool_failed(Failure* failure, Reason reason, uint64_t first, uint64_t second) noexcept nogil:
+    failure.reason = reason
+    failure.pool_first = first
+    failure.pool_second = second
     return False
 
 

@@ -4,21 +4,16 @@ from libc.string cimport memset
 
 from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport bytes_t, capture_t, count_t
-from allotment._core.mechanism.failure cimport device_failed
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
 from allotment._core.mechanism.pool cimport pool_key
 from allotment._core.model.model cimport (
-    BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_HOST_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
+    BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
     FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM,
-    FILTER_THREAD, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Reason, Request,
+    FILTER_THREAD, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request,
     Route, Shelf, StreamRecord)
 from allotment._core.records.stats cimport LARGE, SMALL, PoolTally, tally_move
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
-
-
-cdef inline bint fail(Failure* failure, Reason reason) noexcept nogil:
-    failure.reason = reason
-    return False
 
 
 # --- shelves ---------------------------------------------------------------------------------------------
@@ -98,7 +93,7 @@ cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second,
     pool.use_count = 1
     pool.placement = placement
     if not (rack_init(&pool.small, pool, SMALL) and rack_init(&pool.large, pool, LARGE)):
-        return fail(failure, FAILED_HOST_MEMORY)
+        return host_memory_failed(failure)
     if placement.create == NULL:
         return True
     pool.small.arena = pool.large.arena = placement.create(engine, pool, failure)
@@ -162,25 +157,25 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
     """
     cdef Pool* pool
     if not is_pool_id(first, second):
-        return fail(failure, FAILED_POOL_ID)
+        return pool_failed(failure, FAILED_POOL_ID, first, second)
     pool = pool_find(engine, first, second)
     if pool != NULL:
         if pool.freeable:
-            return fail(failure, FAILED_POOL_FREEABLE)
+            return pool_failed(failure, FAILED_POOL_FREEABLE, first, second)
         if allocator != NULL or (placement != NULL and placement != pool.placement):
-            return fail(failure, FAILED_POOL_IN_USE)
+            return pool_failed(failure, FAILED_POOL_IN_USE, first, second)
         pool.use_count += 1
         return True
     pool = <Pool*> malloc(sizeof(Pool))
     if pool == NULL or not map_reserve(&engine.pools):
         free(pool)
-        return fail(failure, FAILED_HOST_MEMORY)
+        return host_memory_failed(failure)
     if not pool_init(engine, pool, first, second, placement if placement != NULL else engine.placement, failure):
         pool_clear(engine, pool)
         free(pool)
         return False
     if not tally_for(engine, pool):
-        fail(failure, FAILED_HOST_MEMORY)
+        host_memory_failed(failure)
         pool_clear(engine, pool)
         free(pool)
         return False
@@ -200,9 +195,9 @@ cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure*
     """One user less; without any, the pool is freeable."""
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
-        return fail(failure, FAILED_POOL_UNKNOWN)
+        return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
     if pool.freeable:
-        return fail(failure, FAILED_POOL_FREEABLE)
+        return pool_failed(failure, FAILED_POOL_FREEABLE, first, second)
     pool.use_count -= 1
     if pool.use_count == 0:
         pool.freeable = True
@@ -232,7 +227,7 @@ cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, b
                               Failure* failure) noexcept nogil:
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
-        return fail(failure, FAILED_POOL_UNKNOWN)
+        return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
     if pool.use_on_oom != on:
         engine.lender_count += 1 if on else -1
         pool.use_on_oom = on
@@ -242,9 +237,9 @@ cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, b
 cdef bint pool_set_no_split(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
-        return fail(failure, FAILED_POOL_UNKNOWN)
+        return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
     if pool.large.arena != NULL:
-        return fail(failure, FAILED_POOL_PLACEMENT)
+        return pool_failed(failure, FAILED_POOL_PLACEMENT, first, second)
     pool.no_split = True
     return True
 
@@ -271,10 +266,10 @@ cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter fi
     """
     cdef Route* route
     if route_find(engine, first, second) != NULL:
-        return fail(failure, FAILED_ALREADY_ROUTING)
+        return pool_failed(failure, FAILED_ALREADY_ROUTING, first, second)
     route = <Route*> malloc(sizeof(Route))
     if route == NULL:
-        return fail(failure, FAILED_HOST_MEMORY)
+        return host_memory_failed(failure)
     if not pool_create_or_incref(engine, first, second, NULL, NULL, failure):
         free(route)
         return False

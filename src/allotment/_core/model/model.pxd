@@ -328,6 +328,7 @@ cdef struct Failure:
     const char* operation
     const char* fault
     address_t address
+    uint64_t pool_first, pool_second    # of the pool that could not be used
     bytes_t requested, rounded, segment
     stream_t stream
     bint limited

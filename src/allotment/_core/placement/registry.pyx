@@ -21,7 +21,7 @@ cdef const Placement* placement_named(str name) except NULL:
     if name not in tables:
         known = ", ".join(sorted(tables))
         raise SettingsError(
-            f"there is no placement {name!r}; there are {known}", key="placement", value=name, allowed=known)
+            f"unknown placement {name!r}; there are {known}", key="placement", value=name, allowed=known)
     return <const Placement*> <size_t> tables[name]
 
 

@@ -9,11 +9,11 @@ cdef dict contexts = {}
 cdef uint32_t tenant_context(str name) except? 0xFFFFFFFF:
     """The context of a tenant without a stack; made known if it is new."""
     if not name:
-        raise RequestError("a tenant needs a name")
+        raise RequestError("invalid tenant name: it is empty; give a text")
     context = contexts.get(name)
     if context is None:
         if len(names) == TENANTS_MOST:
-            raise RequestError(f"no room for tenant {name!r}: a process can have {len(names) - 1} of them")
+            raise RequestError(f"too many tenants: a process can have {len(names) - 1}, and {name!r} is one more")
         context = contexts[name] = len(names) << TENANT_SHIFT
         names.append(name)
     return context

@@ -30,6 +30,12 @@ cdef int read_pool_id(object pool, uint64_t* first, uint64_t* second) except -1
 cdef double read_fraction(object given) except? -1
 cdef object read_callable(object given, str what)
 
+# The arguments of a class by name, as the signature in its docstring has them: `__cinit__` knows the class by no name.
+cdef dict read_arguments(type kind, tuple given, dict named)
+
+# Raises the error for who tries to pickle it.
+cdef object refuse_pickling(object given, str advice)
+
 # The handle of a stream given as a number, which is trusted, or as an object, which is checked; against `device`,
 # unless that is None.
 cdef stream_t read_stream(object stream, Device device) except? 0xFFFFFFFFFFFFFFFF

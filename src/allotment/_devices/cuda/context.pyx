@@ -45,12 +45,12 @@ cdef int list_devices() except -1:
         raise_result("CUDA devices cannot be listed", b"cuDeviceGetCount", result)
     cdef CudaContext* found = <CudaContext*> calloc(max(count, 1), sizeof(CudaContext))
     if found == NULL:
-        raise MemoryError
+        raise MemoryError("the host has no memory for the records of CUDA devices")
     for ordinal in range(count):
         found[ordinal].ordinal = ordinal
         pthread_mutex_init(&found[ordinal].mutex, NULL)
         if not map_init(&found[ordinal].chunks):
-            raise MemoryError
+            raise MemoryError("the host has no memory for the records of CUDA devices")
     contexts, context_count = found, count
     return 0
 

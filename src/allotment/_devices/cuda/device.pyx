@@ -1,12 +1,14 @@
 """A device of the CUDA driver: the filled-in table, and what Python can ask of it beyond the contract."""
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uintptr_t
 
 from allotment._core.contract.raising cimport check_status
 from allotment._core.contract.table cimport DEVICE_ERROR, OK, Device, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, device_t, event_t, stream_t
+from allotment._core.tools.arguments cimport read_arguments, read_device_index
 from allotment._devices.cuda.capture cimport CudaWork, count_nodes, fill_capture, instantiate
 from allotment._devices.cuda.context cimport CudaContext, Visit, enter, leave, open_context
 from allotment._devices.cuda.driver cimport (
@@ -56,7 +58,8 @@ cdef class CudaDevice(Device):
 
     _runs_by_itself = True      # see allotment/_devices/streams.pyx
 
-    def __cinit__(self, int index=0):
+    def __cinit__(self, *args, **kwargs):
+        cdef device_t index = read_device_index(read_arguments(CudaDevice, args, kwargs)["index"], self)
         self.family = "cuda"
         self.name = f"cuda:{index}"
         self.backend.context = open_context(index)
@@ -66,8 +69,12 @@ cdef class CudaDevice(Device):
         self.table.describe = describe
         fill_streams(&self.table)
         fill_capture(&self.table)
-        fill_memory(&self.table, &self.backend)
+        fill_memory(self, &self.backend)
         fill_pool(&self.table, &self.backend)
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(self, index: int = 0):
+        pass    # `__cinit__` has read it, so that an object is whole as soon as it is there
 
     cdef int check(self, status_t status, str operation) except -1:
         return check_status(self, status, operation)

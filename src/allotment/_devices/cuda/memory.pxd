@@ -6,8 +6,8 @@ chunk, and later ones do not ask for it again. The driver's handles of chunks ar
 remembered which ones exist: a released one is refused instead of followed.
 """
 
-from allotment._core.contract.table cimport DeviceTable
+from allotment._core.contract.table cimport Device
 from allotment._devices.cuda.context cimport CudaBackend
 
 # Raises DeviceError. pre: the backend has its context, and the table what is said in words.
-cdef int fill_memory(DeviceTable* table, CudaBackend* backend) except -1
+cdef int fill_memory(Device device, CudaBackend* backend) except -1

@@ -7,7 +7,7 @@ from libc.string cimport memcpy, memset
 from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport (
     CAN_COPY, CAN_PEERS, CAN_PINNED, CAN_SHARE, CAN_VIRTUAL, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY,
-    SHARE_DESCRIPTOR, SHARE_FABRIC, UNSUPPORTED, DeviceTable, share_t, status_t)
+    SHARE_DESCRIPTOR, SHARE_FABRIC, UNSUPPORTED, Device, DeviceTable, share_t, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, device_t, stream_t
 from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put, map_reserve
 from allotment._devices.cuda.context cimport (
@@ -28,7 +28,8 @@ from allotment._devices.cuda.driver cimport (
 from allotment._devices.cuda.streams cimport is_parked, refuse_parked
 
 
-cdef int fill_memory(DeviceTable* table, CudaBackend* backend) except -1:
+cdef int fill_memory(Device device, CudaBackend* backend) except -1:
+    cdef DeviceTable* table = &device.table
     table.capabilities |= CAN_COPY | CAN_PINNED
     table.segment_allocate = segment_allocate
     table.segment_free = segment_free
@@ -45,11 +46,12 @@ cdef int fill_memory(DeviceTable* table, CudaBackend* backend) except -1:
         table.segment_import = segment_import
         table.segment_close = segment_close
     if has(backend.context, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
-        fill_virtual(table, backend)
+        fill_virtual(device, backend)
     return 0
 
 
-cdef int fill_virtual(DeviceTable* table, CudaBackend* backend) except -1:
+cdef int fill_virtual(Device device, CudaBackend* backend) except -1:
+    cdef DeviceTable* table = &device.table
     cdef CUmemAllocationProp* properties = &backend.chunk_properties
     cdef status_t status
     table.capabilities |= CAN_VIRTUAL | CAN_SHARE
@@ -72,7 +74,7 @@ cdef int fill_virtual(DeviceTable* table, CudaBackend* backend) except -1:
         backend.context, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)
     status = measure(backend)
     if status != OK:
-        raise device_error(table, status, "granularity")
+        raise device_error(device, status, "granularity")
 
     # Asked for after measuring: a fabric that is not permitted is no reason to know no granularity.
     if has(backend.context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED):

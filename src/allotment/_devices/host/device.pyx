@@ -1,5 +1,6 @@
 """The host device: its contract table, and what it offers Python beyond it."""
 
+cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
@@ -8,9 +9,11 @@ from libc.string cimport memset
 
 from allotment._core.contract.raising cimport described, device_error
 from allotment._core.contract.table cimport (
-    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, DeviceTable,
+    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, Device,
     status_t)
-from allotment._core.contract.types cimport address_t, bytes_t, capture_t, chunk_t, event_t, graph_t, node_t, stream_t
+from allotment._core.contract.types cimport (
+    address_t, bytes_t, capture_t, chunk_t, device_t, event_t, graph_t, node_t, stream_t)
+from allotment._core.tools.arguments cimport read_arguments, read_device_index
 from allotment._devices.graphs cimport DeviceGraph, end_capture_into
 from allotment._devices.host cimport memory as host_memory
 from allotment._devices.host cimport streams as host_streams
@@ -41,13 +44,14 @@ cdef class HostDevice(Device):
 
     _runs_by_itself = True      # see allotment/_devices/streams.pyx
 
-    def __cinit__(self, device_t index=0):
+    def __cinit__(self, *args, **kwargs):
+        cdef device_t index = read_device_index(read_arguments(HostDevice, args, kwargs)["index"], self)
         self.host = <Host*> calloc(1, sizeof(Host))
         if self.host == NULL:
-            raise MemoryError
+            raise MemoryError("the host has no memory for the records of the host device")
         self.host.scheduler = scheduler_new()
         if self.host.scheduler == NULL:
-            raise MemoryError
+            raise MemoryError("the host has no memory for the records of the host device")
         memory_open(&self.host.memory, memory_groups())
         arena_open(&self.host.arena, &self.host.memory)
         self.is_open = True
@@ -57,6 +61,10 @@ cdef class HostDevice(Device):
         self.table.self = self.host
         self.table.device = index
         fill_table(self)
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(self, index: int = 0):
+        pass    # `__cinit__` has read it, so that an object is whole as soon as it is there
 
     def __dealloc__(self):
         if self.host == NULL:
@@ -79,7 +87,7 @@ cdef class HostDevice(Device):
         cdef Task task
         cdef status_t status
         if not callable(function):
-            raise TypeError(f"{type(function).__name__} cannot be called")
+            raise TypeError(f"what is submitted must be callable, not {type(function).__name__}")
         memset(&task, 0, sizeof(Task))
         task.kind = TASK_CALL
         task.function = <PyObject*> function
@@ -90,7 +98,7 @@ cdef class HostDevice(Device):
         if status != OK:
             Py_DECREF(function)
             Py_DECREF(arguments)
-            raise submit_error(&self.table, status)
+            raise submit_error(self, status)
 
     def take_exception(self, stream_t stream) -> BaseException | None:
         """What a function submitted to the stream raised, once."""
@@ -126,10 +134,10 @@ cdef class HostGraph(DeviceGraph):
 
 
 # Not an operation of the contract, whose only handle is a stream as well.
-cdef object submit_error(DeviceTable* table, status_t status):
+cdef object submit_error(Device device, status_t status):
     if status == INVALID:
-        return StreamError(f"submit failed: {described(table)}")
-    return device_error(table, status, "submit")
+        return StreamError(f"{device.name}: submit failed: {described(&device.table)}")
+    return device_error(device, status, "submit")
 
 
 # The contract

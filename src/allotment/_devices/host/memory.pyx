@@ -35,7 +35,7 @@ cdef int memory_open(HostMemory* memory, object groups) except -1:
         if memory_info(memory, &unused, &memory.total) != OK:
             raise OSError("/proc/meminfo does not tell how much memory there is")
         if not map_init(&memory.segments):
-            raise MemoryError
+            raise MemoryError("the host has no memory for the records of the host device")
     except BaseException:
         forget_groups(memory)
         raise
@@ -59,7 +59,7 @@ cdef int add_group(HostMemory* memory, object group) except -1:
     files.details = strdup(os.fsencode(group.details))
     files.reclaimable = strdup(group.reclaimable.encode())
     if files.limit == NULL or files.usage == NULL or files.details == NULL or files.reclaimable == NULL:
-        raise MemoryError
+        raise MemoryError("the host has no memory for the records of the host device")
     return 0
 
 

@@ -20,7 +20,7 @@ cdef object is_finalizing = sys.is_finalizing
 cdef object living(void* self):
     cdef Failures failures = failures_of(self)
     if failures is None or failures.is_collected or is_finalizing():
-        raise ReferenceError(f"{(<object> self).name} is gone")
+        raise ReferenceError(f"the device {(<object> self).name} no longer exists")
     return <object> self
 
 

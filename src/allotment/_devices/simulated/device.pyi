@@ -10,12 +10,12 @@ class SimulatedDevice(Device):
     A stream has work only if `launch` gave it some; an event recorded behind unfinished work is not
     ready until `finish`. Waiting (synchronize) finishes what it waits for.
 
-    `capacity` is the device's memory in bytes, `index` its number in reports, `script` what decides in its place, for
-    replaying recordings. Raises RequestError for a capacity of 0 or of 2**60 and above. Safe to use from several
-    threads, except `finish` and the captures of one stream.
+    `capacity` is the device's memory, in bytes or as "80GiB", `index` its number in reports, `script` what decides in
+    its place, for replaying recordings. Raises SettingsError for what is not a size, RequestError for a capacity of 0
+    or of 2**60 and above. Safe to use from several threads, except `finish` and the captures of one stream.
     """
 
-    def __init__(self, capacity: int, index: int = 0, script: Script | None = None) -> None: ...
+    def __init__(self, capacity: int | str, index: int = 0, script: Script | None = None) -> None: ...
     @property
     def script(self) -> Script | None:
         """What decides in the device's place, for replaying recordings; None: the device itself."""

@@ -16,7 +16,7 @@ from allotment._core.contract.raising cimport check_status
 from allotment._core.contract.table cimport (
     CAN_PEERS, DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, PEER_ENABLE, Device, DeviceTable, entry, status_t)
 from allotment._core.contract.types cimport address_t, capture_t, device_t, event_t, node_t, stream_t
-from allotment._core.tools.arguments cimport SIZE_BITS
+from allotment._core.tools.arguments cimport SIZE_BITS, read_arguments, read_device_index
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport lock_give, lock_wait
 from allotment._devices.simulated.memory cimport clear_memory, fill_memory
@@ -27,6 +27,7 @@ from allotment._devices.simulated.streams cimport clear_streams, fill_streams
 
 from allotment._core.contract.operations import OPERATIONS
 from allotment._devices.graphs import begin_capture, end_capture
+from allotment._settings import parse_size, shortest_size
 from allotment.errors import RequestError
 
 
@@ -59,31 +60,37 @@ cdef class SimulatedDevice(Device):
     A stream has work only if `launch` gave it some; an event recorded behind unfinished work is not
     ready until `finish`. Waiting (synchronize) finishes what it waits for.
 
-    `capacity` is the device's memory in bytes, `index` its number in reports, `script` what decides in its place, for
-    replaying recordings. Raises RequestError for a capacity of 0 or of 2**60 and above. Safe to use from several
-    threads, except `finish` and the captures of one stream.
+    `capacity` is the device's memory, in bytes or as "80GiB", `index` its number in reports, `script` what decides in
+    its place, for replaying recordings. Raises SettingsError for what is not a size, RequestError for a capacity of 0
+    or of 2**60 and above. Safe to use from several threads, except `finish` and the captures of one stream.
     """
 
-    def __cinit__(self, capacity: int, index: int = 0, script: Script | None = None):
+    def __cinit__(self, *args, **kwargs):
         cdef DeviceTable* table = &self.table
         cdef Simulation* sim = &self.simulation
+        capacity, index, script = read_arguments(SimulatedDevice, args, kwargs).values()
         memset(sim, 0, sizeof(Simulation))
         guard_forks(&sim.fork_guard, LONG_LOCK, &sim.lock)
         table.self = sim
-        if not 0 < capacity < 2 ** <object> SIZE_BITS:
-            raise RequestError(f"a simulated device needs a capacity between 1 byte and 2**{SIZE_BITS}, not {capacity}")
-        sim.capacity = capacity
+        size = parse_size(capacity)
+        if not 0 < size < 2 ** <object> SIZE_BITS:
+            raise RequestError(f"invalid capacity of a simulated device: {size} bytes; give 1 to 2**{SIZE_BITS} - 1")
+        sim.capacity = size
         self.script = script
         sim.next_address = <address_t> 1 << 40
         sim.last_handle = <uint64_t> 1 << 20
         self.family = "simulated"
-        self.name = f"sim:{capacity}" + (f"#{index}" if index else "")
-        table.device = index
+        table.device = read_device_index(index, self)
+        self.name = f"sim:{shortest_size(size)}" + (f"#{table.device}" if table.device else "")
         table.capabilities = CAN_PEERS
         table.peer_enable = peer_enable
         table.describe = describe
         if not (fill_memory(table, sim) and fill_streams(table, sim) and fill_pool(table, &sim.pool)):
-            raise MemoryError("no memory for a simulated device's records")
+            raise MemoryError("the host has no memory for the records of a simulated device")
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(self, capacity: int | str, index: int = 0, script: Script | None = None):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
     def __dealloc__(self):
         cdef Simulation* sim = &self.simulation
@@ -126,7 +133,7 @@ cdef class SimulatedDevice(Device):
         """
         known = list(self.calls)
         if operation not in known:
-            raise RequestError(f"this device has no operation {operation!r}; it has {', '.join(known)}")
+            raise RequestError(f"{self.name} does not have the operation {operation!r}; it has {', '.join(known)}")
         place = [known.name for known in OPERATIONS].index(operation)
         self.simulation.refusals[<int> place] = refusal_of(times, after, out_of_memory)
 
@@ -195,7 +202,7 @@ cdef class SimulatedDevice(Device):
         """Spoil the capture that the stream is in, as a forbidden call would. Raises RequestError if it is in none."""
         cdef SimStream* which = stream_at(&self.simulation, stream)
         if which == NULL or which.capture == NULL:
-            raise RequestError(f"stream {stream} is not being captured")
+            raise RequestError(f"stream {stream:#x} of {self.name} is not being captured")
         which.capture.broken = True
 
     def capture_of(self, stream_t stream) -> int:
