@@ -4,9 +4,9 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.mechanism cimport free_index as index
 from allotment._core.model.model cimport BIN_COUNT, Block, Shelf
 from allotment._core.model.sizes cimport MIN_BLOCK
+from allotment._core.placement.pytorch cimport free_index as index
 
 LARGEST_BIN = BIN_COUNT * MIN_BLOCK
 

@@ -1,8 +1,6 @@
-"""Rounding, size classes and split thresholds: arithmetic on numbers, no state.
+"""Rounding and size classes, and the settings as numbers: arithmetic, no state.
 
-    request --round_size--> rounded --(<= SMALL_SIZE: small, else large)--> class
-                               |
-                               +--segment_size--> what is asked of the device on a miss
+    request --round_size--> rounded --(<= SMALL_SIZE: small, else large)--> class, by which everything is counted
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -13,9 +11,6 @@ from allotment._core.tools.bits cimport highest_bit
 cdef enum:
     MIN_BLOCK = 512                 # every block is a multiple of this
     SMALL_SIZE = 1048576            # largest rounded request of the small class
-    SMALL_SEGMENT = 2097152         # segment for small requests; page of a small expandable segment
-    MIN_LARGE_SEGMENT = 10485760    # requests below this share segments of `large_segment`
-    LARGE_ROUNDING = 2097152        # larger segments are multiples of this
     DIVISION_SLOTS = 16             # one per power of two from 1 MiB up
 
 cdef struct Tuning:

@@ -16,7 +16,6 @@ from allotment._core.engine cimport (
     release_address, serve)
 from allotment._core.mechanism.address_map cimport address_reserve, block_at
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.mechanism.free_index cimport tree_insert
 from allotment._core.mechanism.pool cimport (
     pool_create_or_incref, pool_find, pool_release, route_begin, route_end, route_find, shelf_for)
 from allotment._core.mechanism.segment cimport segment_obtain
@@ -27,6 +26,7 @@ from allotment._core.model.rules cimport Rules, fill_rules
 from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.model.tuning cimport fill_tuning
 from allotment._core.placement.pytorch.expandable cimport grow_in_place, unmap_block
+from allotment._core.placement.pytorch.free_index cimport tree_insert
 from allotment._core.placement.pytorch.shelves cimport hand_out, unshelve
 from allotment._core.placement.registry cimport placement_named
 from allotment._core.records.stats cimport ALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now

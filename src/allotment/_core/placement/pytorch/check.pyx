@@ -3,8 +3,8 @@ from libc.stdint cimport uint64_t
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport is_idle, is_plain, is_split, is_within_reach
 from allotment._core.mechanism.broken cimport broken, show
-from allotment._core.mechanism.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.model.model cimport BIN_COUNT, Block, Engine, Pool, Rack, Range, Shelf
+from allotment._core.placement.pytorch.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.records.stats cimport Totals
 
 

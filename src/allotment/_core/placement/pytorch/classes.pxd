@@ -7,8 +7,13 @@
 
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.model cimport Pool, Rack
-from allotment._core.model.sizes cimport LARGE_ROUNDING, MIN_LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, Tuning
+from allotment._core.model.sizes cimport SMALL_SIZE, Tuning
 from allotment._core.records.stats cimport SMALL
+
+cdef enum:
+    SMALL_SEGMENT = 2097152         # segment for small requests; page of a small expandable segment
+    MIN_LARGE_SEGMENT = 10485760    # requests below this share segments of `large_segment`
+    LARGE_ROUNDING = 2097152        # larger segments are multiples of this
 
 
 cdef inline Rack* rack_for_size(Pool* pool, bytes_t rounded) noexcept nogil:

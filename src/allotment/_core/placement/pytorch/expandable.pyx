@@ -6,13 +6,13 @@ from allotment._core.mechanism.block cimport block_drop, block_new, is_within_re
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.free_index cimport tree_first, tree_insert, tree_next, tree_remove
 from allotment._core.mechanism.pool cimport count_reserved
 from allotment._core.mechanism.ranges cimport (
     configured_range_bytes, map_pages, range_give_back, range_reserve, unmap_pages)
 from allotment._core.mechanism.streams cimport wait_for_stream
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf, StreamRecord
 from allotment._core.placement.pytorch.classes cimport page_size
+from allotment._core.placement.pytorch.free_index cimport tree_first, tree_insert, tree_next, tree_remove
 from allotment._core.placement.pytorch.shelves cimport absorb_if_free, claim, shelve, unshelve
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.tools.slab cimport slab_reserve

@@ -6,7 +6,6 @@ from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport is_plain, is_split
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.free_index cimport index_below, index_best_fit, index_largest, index_next, index_prev
 from allotment._core.mechanism.pool cimport shelf_for
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.segment cimport segment_obtain
@@ -15,6 +14,8 @@ from allotment._core.model.model cimport FAILED_DEVICE, NO_FAILURE, Block, Engin
 from allotment._core.placement.pytorch.check cimport check_shelves
 from allotment._core.placement.pytorch.classes cimport rack_for_size, segment_size
 from allotment._core.placement.pytorch.expandable cimport grow_in_place
+from allotment._core.placement.pytorch.free_index cimport (
+    index_below, index_best_fit, index_largest, index_next, index_prev)
 from allotment._core.placement.pytorch.policy cimport collects_garbage, deliver, grows_in_place, hit_shelf, search
 from allotment._core.placement.pytorch.release cimport (
     BlockList, drop_ranges, list_append, list_sort, release_segments, release_shelves, segment_release)

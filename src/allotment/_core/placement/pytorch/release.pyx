@@ -5,10 +5,10 @@ from libc.stdlib cimport free, qsort
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.mechanism.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.mechanism.segment cimport segment_forget, segment_give_back
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Rack, Shelf
 from allotment._core.placement.pytorch.expandable cimport free_again, give_back_if_empty, unmap_block
+from allotment._core.placement.pytorch.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.placement.pytorch.release cimport BlockList
 from allotment._core.placement.pytorch.shelves cimport claim, return_to_shelf, tidy
 from allotment._core.tools.arrays cimport make_room

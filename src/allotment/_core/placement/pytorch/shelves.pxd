@@ -10,8 +10,8 @@ from libc.stdint cimport uint32_t
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport (
     count_free, cut_front, is_plain, is_split, is_within_reach, join, note_handed_out_of, trace_free)
-from allotment._core.mechanism.free_index cimport comes_before, index_best_fit, tree_remove
 from allotment._core.model.model cimport LEAVING, Block, Engine, Rack, Shelf
+from allotment._core.placement.pytorch.free_index cimport comes_before, index_best_fit, tree_remove
 from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_up
 
 # A block that has just become free is likely to be the next one asked for, or to be merged with the next one

@@ -1,6 +1,6 @@
 from allotment._core.mechanism.block cimport is_plain, is_split
-from allotment._core.mechanism.free_index cimport index_insert, index_remove
 from allotment._core.model.model cimport Block, Rack
+from allotment._core.placement.pytorch.free_index cimport index_insert, index_remove
 
 
 cdef void put_on_shelf(Block* block) noexcept nogil:

@@ -1,9 +1,9 @@
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport bytes_t
-from allotment._core.mechanism.free_index cimport comes_before, first_bin_from, is_binned, tree_first
 from allotment._core.model.model cimport BIN_COUNT, Block, Shelf
 from allotment._core.model.sizes cimport MIN_BLOCK
+from allotment._core.placement.pytorch.free_index cimport comes_before, first_bin_from, is_binned, tree_first
 from allotment._core.tools.bits cimport highest_bit
 
 
