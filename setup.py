@@ -59,16 +59,27 @@ def extensions() -> list[Extension]:
     return found
 
 
+def has_old_c() -> bool:
+    """Whether some C was written before this file, so perhaps with other directives, which Cython does not look at."""
+    changed = Path(__file__).stat().st_mtime
+    return any(
+        path.with_suffix(".c").exists() and path.with_suffix(".c").stat().st_mtime < changed
+        for path in SOURCE.rglob("*.pyx")
+    )
+
+
 setup(
     ext_modules=cythonize(
         extensions(),
         nthreads=JOBS if sys.platform == "linux" else 0,  # elsewhere its workers would each run this file
-        force=TRACED or bool(SANITIZERS),
+        force=TRACED or bool(SANITIZERS) or has_old_c(),
         show_all_warnings=False,
         compiler_directives={
             "language_level": "3",
-            "boundscheck": False,
+            # C data is never checked, so these cost the hot path nothing. What a user passed in is a Python object.
+            "boundscheck": True,
             "wraparound": False,
+            "nonecheck": True,
             "cdivision": True,
             "initializedcheck": False,
             "embedsignature": True,

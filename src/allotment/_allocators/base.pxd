@@ -10,13 +10,16 @@ Methods that look alike in all of them are written here, over the few operations
 see `unsupported`.
 """
 
+from allotment._allocators.owners cimport Owners
 from allotment._core.contract.table cimport Device
-from allotment._core.contract.types cimport bytes_t, device_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.mechanism.whereabouts cimport Whereabouts
 
 cdef class AllocatorBase:
     cdef Device device
     cdef object current_settings
     cdef list observers                 # told when memory is out
+    cdef Owners owners                  # of blocks; None: a block's only owner is the buffer that was made of it
     cdef object __weakref__
 
     # What a kind fills in.
@@ -26,10 +29,13 @@ cdef class AllocatorBase:
     cdef int apply_settings(self, object settings) except -1    # before they become `current_settings`
     cdef int reach_peer(self, device_t peer) except -1
     cdef int require_device(self, str operation) except -1      # raises if its device is a name alone
+    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *
+    cdef int free_owned(self, address_t address, void* buffer) except -1    # unless another owns the block by now
     cdef str place(self)                                        # for `repr`: on which device
     cdef str figures(self)                                      # live and reserved bytes as text; never fails or waits
 
     # What they use.
+    cdef object owned(self, object address, object size, object stream)
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef object expect_backend(self, object settings, str expected)
     cdef object too_large_facts(self, object requested)
@@ -37,5 +43,8 @@ cdef class AllocatorBase:
     cdef bytes_t known_total(self) except 0                     # raises UnsupportedError if the device does not tell
     cdef int tell_observers(self, object facts) except -1
 
+# Raises unless all of it lies in one live block; what lies elsewhere may pass.
+cdef Whereabouts require_extent(
+    AllocatorBase allocator, address_t address, bytes_t size, bint passes_elsewhere=*) except *
 cdef Device device_given(object device)     # a device object as it is, or the one that a name stands for
 cdef str amount(object size)                # as `repr` shows it

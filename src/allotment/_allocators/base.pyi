@@ -28,6 +28,8 @@ class AllocatorBase:
 
         Raises what `malloc` raises. Safe to call from several threads.
         """
+    def _block_around(self, address: int) -> tuple[int, int] | None:
+        """(start, size) of the live block that holds an address; None if none of ours does."""
     def copy(
         self,
         destination: Buffer | int,
@@ -37,11 +39,13 @@ class AllocatorBase:
         *,
         source_device: int | None = None,
     ) -> None:
-        """Copy `size` bytes in stream order, from `source` to `destination`: addresses or buffers.
+        """Copy `size` bytes in stream order, from `source` to `destination`.
 
-        `source_device` is the index of another device that holds the source. Returns at once; the copy is done when
-        the stream is. Raises StreamError, AddressError, SizeError, UnsupportedError if the device cannot copy,
-        DeviceError. Safe to call from several threads.
+        Each is a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
+        must lie in that memory: AddressError, SizeError. An address that no allocator here knows is refused on host
+        memory, and left to the device elsewhere. `source_device` is the index of another device that holds the
+        source. Returns at once; the copy is done when the stream is. Raises StreamError, UnsupportedError if the
+        device cannot copy, DeviceError. Safe to call from several threads.
         """
     def enable_peer_access(self, peer: int) -> None:
         """Let the device of index `peer` touch this allocator's memory, also what it gets later.

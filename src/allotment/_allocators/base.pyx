@@ -1,20 +1,27 @@
 cimport cython
 
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport OK, Device, DeviceTable, status_t
+from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, IN_UNUSED, Whereabouts
 from allotment._core.records.stats cimport stats_flat
 from allotment._core.tools.arguments cimport (
-    read_block, read_byte_count, read_callable, read_device_index, read_fraction, read_stream, refuse_pickling)
+    read_address, read_block, read_byte_count, read_callable, read_device_index, read_fraction, read_stream,
+    refuse_pickling)
 
 import operator
 
 from allotment import _settings as config
 from allotment import _texts as texts
 from allotment._allocators.buffer import Buffer
+from allotment._allocators.current import holders_on
 from allotment._allocators.unsupported import rows_of
 from allotment._devices import open_device
-from allotment.errors import OutOfMemoryFacts, SettingsError, UnsupportedError
+from allotment.errors import AddressError, OutOfMemoryFacts, SettingsError, SizeError, UnsupportedError
+
+cdef extern from "Python.h":
+    bint PyObject_CheckBuffer(object given) noexcept
+    Py_buffer* PyMemoryView_GET_BUFFER(object view) noexcept
 
 
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
@@ -59,7 +66,29 @@ cdef class AllocatorBase:
 
         Raises what `malloc` raises. Safe to call from several threads.
         """
-        return Buffer(self, self.malloc(size, stream), size, stream)
+        count = operator.index(size)        # once: another time it might be another
+        return self.owned(self.malloc(count, stream), count, stream)
+
+    cdef object owned(self, object address, object size, object stream):
+        """A buffer of a block that was allocated just now."""
+        try:
+            return Buffer(self, address, size, stream)
+        except BaseException:
+            self.free(address)
+            raise
+
+    cdef int free_owned(self, address_t address, void* buffer) except -1:
+        self.free(address)
+        return 0
+
+    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+        return ELSEWHERE
+
+    def _block_around(self, address: int) -> tuple[int, int] | None:
+        """(start, size) of the live block that holds an address; None if none of ours does."""
+        cdef address_t start = 0
+        cdef bytes_t size = 0
+        return (start, size) if self.find_block(read_address(address), &start, &size) == IN_BLOCK else None
 
     def copy(
         self,
@@ -70,26 +99,33 @@ cdef class AllocatorBase:
         *,
         source_device: int | None = None,
     ) -> None:
-        """Copy `size` bytes in stream order, from `source` to `destination`: addresses or buffers.
+        """Copy `size` bytes in stream order, from `source` to `destination`.
 
-        `source_device` is the index of another device that holds the source. Returns at once; the copy is done when
-        the stream is. Raises StreamError, AddressError, SizeError, UnsupportedError if the device cannot copy,
-        DeviceError. Safe to call from several threads.
+        Each is a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
+        must lie in that memory: AddressError, SizeError. An address that no allocator here knows is refused on host
+        memory, and left to the device elsewhere. `source_device` is the index of another device that holds the
+        source. Returns at once; the copy is done when the stream is. Raises StreamError, UnsupportedError if the
+        device cannot copy, DeviceError. Safe to call from several threads.
         """
         cdef DeviceTable* table = &self.device.table
-        cdef address_t target = read_block(destination)
-        cdef address_t origin = read_block(source)
         cdef bytes_t count = read_byte_count(size)
         cdef device_t where = read_device_index(source_device, self.device)
         cdef stream_t handle = self.stream_handle(stream)
+        cdef address_t target, origin
         cdef status_t status
         self.require_device("copy")
+        destination, target = memory_of(self, destination, count, True, self.device.table.device)
+        source, origin = memory_of(self, source, count, False, where)
+        if count == 0:
+            return
         if table.copy == NULL:
             raise UnsupportedError(f"{self.device.name} does not support copy", operation="copy")
         with nogil:
             status = table.copy(table.self, target, origin, count, where, handle)
         if status != OK:
             raise device_error(self.device, status, "copy")
+        if destination is not None or source is not None:
+            keep_until_done(self.device, handle, (destination, source))
 
     def enable_peer_access(self, peer: int) -> None:
         """Let the device of index `peer` touch this allocator's memory, also what it gets later.
@@ -266,6 +302,88 @@ cdef class AllocatorBase:
         for observer in self.observers:
             observer(facts)
         return 0
+
+
+# --- what is copied from and to ------------------------------------------------------------------------------
+
+cdef tuple memory_of(AllocatorBase allocator, object given, bytes_t size, bint is_written, device_t device):
+    """(what has to be kept, address) of `size` bytes that may be copied. `device` is where they are."""
+    cdef address_t address, start = 0
+    cdef bytes_t found = 0
+    if isinstance(given, Buffer):
+        if size > len(given):
+            raise SizeError(f"{size} bytes are more than {given!r} has", size)
+        if size == 0:
+            return None, 0
+        address = given.address
+        if isinstance(given.allocator, AllocatorBase):
+            require_extent(given.allocator, address, size)
+        return None, address
+    if PyObject_CheckBuffer(given):
+        return memory_of_object(given, size, is_written)
+    address = read_block(given)
+    if size == 0:
+        return None, address
+    if address == 0:
+        raise AddressError("there is no memory at address 0 to copy from or to", 0)
+    if device != allocator.device.table.device:
+        return None, address        # of another device, which this one knows how to reach
+    if require_extent(allocator, address, size, True) == ELSEWHERE and allocator.device.table.capabilities & IS_HOST:
+        for holder in holders_on(allocator.device):
+            around = holder._block_around(address)
+            if around is not None:
+                start, found = around
+                check_extent(address, size, start, found)
+                return None, address
+        raise AddressError(
+            f"{address:#x} is not in a live block of an allocator on {allocator.device.name}; to copy other memory, "
+            "pass the object that has it, such as an array", address)
+    return None, address
+
+
+cdef Whereabouts require_extent(
+        AllocatorBase allocator, address_t address, bytes_t size, bint passes_elsewhere=False) except *:
+    cdef address_t start = 0
+    cdef bytes_t found = 0
+    cdef Whereabouts where = allocator.find_block(address, &start, &found)
+    if where == IN_UNUSED or (where == ELSEWHERE and not passes_elsewhere):
+        raise AddressError(f"invalid device pointer: {address:#x} is not in a live block of {allocator!r}", address)
+    if where == IN_BLOCK:
+        check_extent(address, size, start, found)
+    return where
+
+
+cdef int check_extent(address_t address, bytes_t size, address_t start, bytes_t found) except -1:
+    if size > found - (address - start):
+        raise SizeError(
+            f"{size} bytes at {address:#x} are more than its block has: that has {found} bytes at {start:#x}", size)
+    return 0
+
+
+cdef tuple memory_of_object(object given, bytes_t size, bint is_written):
+    cdef object view = memoryview(given)
+    if not view.c_contiguous or (is_written and view.readonly):
+        raise BufferError(
+            f"copy needs {'writable ' if is_written else ''}memory in one piece, which this {type(given).__name__} "
+            "does not have")
+    if size > <bytes_t> view.nbytes:
+        raise SizeError(f"{size} bytes are more than the {view.nbytes} of {type(given).__name__}", size)
+    return view, <address_t> PyMemoryView_GET_BUFFER(view).buf
+
+
+cdef list unfinished = []       # what could not be kept in any other way
+
+
+cdef int keep_until_done(Device device, stream_t stream, tuple memory) except -1:
+    """Keep objects until the stream has come so far. Devices without functions in stream order have copied by now."""
+    submit = getattr(device, "submit", None)
+    if submit is None:
+        return 0
+    try:
+        submit(stream, len, (memory,))
+    except BaseException:
+        unfinished.append(memory)
+    return 0
 
 
 cdef object cannot_tell_memory(Device device):

@@ -20,7 +20,10 @@ class Buffer:
         """The allocator that the block is of, and goes back to."""
     @property
     def address(self) -> int:
-        """Where the block starts; 0 for a buffer of 0 bytes."""
+        """Where the block starts; 0 for a buffer of 0 bytes.
+
+        Raises RequestError if the block has ended: its pool was restored to a state that does not have it.
+        """
     @property
     def size(self) -> int:
         """How many bytes were asked for."""

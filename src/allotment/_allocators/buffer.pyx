@@ -11,9 +11,14 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from allotment._allocators.base cimport AllocatorBase, require_extent
 from allotment._core.contract.table cimport IS_HOST
-from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.contract.types cimport address_t
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_byte_count, refuse_pickling
+
+import operator
+
+from allotment.errors import RequestError
 
 cdef extern from *:
     """
@@ -104,6 +109,17 @@ cdef void describe(DLTensor* tensor, Buffer buffer, int kind, int index, int64_t
     tensor.shape = shape
 
 
+cdef bint takes_versions(object max_version) except -1:
+    """Whether who asks can read a capsule with a version."""
+    if max_version is None:
+        return False
+    try:
+        major, _ = max_version
+        return operator.index(major) >= 1
+    except (TypeError, ValueError):
+        raise TypeError(f"max_version is (major, minor) or None, not {max_version!r}") from None
+
+
 @cython.no_gc_clear     # a collection must not take the allocator away before the memory went back to it
 cdef class Buffer:
     """Buffer(allocator, address, size, stream=0)\n--\n
@@ -114,12 +130,6 @@ cdef class Buffer:
     other.
     """
 
-    cdef object allocator
-    cdef address_t address
-    cdef bytes_t size
-    cdef object stream
-    cdef object __weakref__
-
     def __cinit__(self, *args, **kwargs):
         # All of them in order is how allocators make one.
         allocator, address, size, stream = (
@@ -127,7 +137,22 @@ cdef class Buffer:
         self.allocator = allocator
         self.size = read_byte_count(size)
         self.stream = stream
-        self.address = read_address(address)
+        self.take_over(read_address(address))
+
+    cdef int take_over(self, address_t address) except -1:
+        """Own the block at an address from now on; whoever did before does no more."""
+        if address != 0 and isinstance(self.allocator, AllocatorBase):
+            require_extent(self.allocator, address, self.size)
+            self.owners = (<AllocatorBase> self.allocator).owners
+            if self.owners is not None:
+                self.owners.reserve(1)
+                self.owners.put(address, <void*> self)
+        self.address = address
+        return 0
+
+    cdef bint has_block(self) noexcept:
+        """Whether the block is still the buffer's: restoring a pool ends blocks."""
+        return self.owners is None or self.owners.owner_of(self.address) == <void*> self
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0):
@@ -137,7 +162,11 @@ cdef class Buffer:
         return refuse_pickling(self, "its memory belongs to this process; send its contents, bytes(buffer)")
 
     def __del__(self):
-        if self.address != 0:
+        if self.address == 0:
+            return
+        if self.owners is not None:
+            (<AllocatorBase> self.allocator).free_owned(self.address, <void*> self)
+        else:
             self.allocator.free(self.address)
 
     def __len__(self) -> int:
@@ -155,8 +184,18 @@ cdef class Buffer:
 
     @property
     def address(self) -> int:
-        """Where the block starts; 0 for a buffer of 0 bytes."""
+        """Where the block starts; 0 for a buffer of 0 bytes.
+
+        Raises RequestError if the block has ended: its pool was restored to a state that does not have it.
+        """
+        self.check_block()
         return self.address
+
+    cdef int check_block(self) except -1:
+        if not self.has_block():
+            raise RequestError(
+                f"{self!r} has no block any more: its pool was restored to a state in which it had none")
+        return 0
 
     @property
     def size(self) -> int:
@@ -173,6 +212,7 @@ cdef class Buffer:
 
         Raises StreamError.
         """
+        self.check_block()
         self.allocator.record_stream(self.address, stream)
 
     cdef bint is_host(self) except -1:
@@ -185,7 +225,15 @@ cdef class Buffer:
         if not self.is_host():
             raise BufferError(
                 f"memory of {self.allocator.device.name} cannot be read by this process; copy it to host memory first")
+        self.check_memory()
         PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
+
+    cdef int check_memory(self) except -1:
+        """Raises unless others may look at the memory: it may have been freed by its address."""
+        self.check_block()
+        if self.address != 0 and isinstance(self.allocator, AllocatorBase):
+            require_extent(self.allocator, self.address, self.size)
+        return 0
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """(kind, index) of the device, as DLPack numbers them. Raises BufferError for one that DLPack does not know."""
@@ -207,9 +255,10 @@ cdef class Buffer:
         cdef Exported* exported
         cdef ExportedVersioned* versioned
         kind, index = self.__dlpack_device__()
+        self.check_memory()
         if copy or (dl_device is not None and tuple(dl_device) != (kind, index)):
             raise BufferError("a Buffer is handed over by DLPack as it is; a copy or another device is not supported")
-        if max_version is not None and max_version[0] >= 1:
+        if takes_versions(max_version):
             versioned = <ExportedVersioned*> calloc(1, sizeof(ExportedVersioned))
             if versioned == NULL:
                 raise MemoryError("the host has no memory for a DLPack record")
@@ -233,6 +282,7 @@ cdef class Buffer:
         """The memory as other CUDA libraries read it; AttributeError unless it is CUDA memory."""
         if not self.is_cuda():
             raise AttributeError(f"memory of {self.allocator.device.name} is not CUDA memory")
+        self.check_memory()
         handle = getattr(self.stream, "handle", self.stream)
         return {
             "shape": (self.size,),

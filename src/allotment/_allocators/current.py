@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from allotment._devices import device_name
 from allotment._rules import NEWEST, installed_version
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _lock = threading.RLock()  # an allocator made under it notes itself
 _shared: dict[str, DeviceAllocator] = {}
 _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
+_holders: WeakSet[Any] = WeakSet()
 
 
 # "| Any": to type checkers it is an Allocator, which it nearly always is, and may be used as another kind too.
@@ -77,8 +78,21 @@ def install(name: str, allocator: DeviceAllocator) -> None:
         _shared[name] = allocator
 
 
+def note_holder(holder: Any) -> None:
+    """Remember who can tell about memory of a device: `device`, `_block_around(address)`."""
+    with _lock:
+        _holders.add(holder)
+
+
+def holders_on(device: Device) -> list[Any]:
+    """Those that hold memory of a device."""
+    with _lock:
+        return [holder for holder in _holders if holder.device is device]
+
+
 def note_allocator(allocator: Allocator) -> None:
     """Remember the first allocator on a device object."""
+    note_holder(allocator)
     with _lock:
         known = _first_on.get(allocator.device)
         if known is None or known() is None:

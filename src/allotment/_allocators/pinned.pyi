@@ -15,6 +15,8 @@ class PinnedPool:
     """
 
     def __init__(self, device: Device | Allocator) -> None: ...
+    def _block_around(self, address: int) -> tuple[int, int] | None:
+        """(start, size) of the block in use that holds an address; None if none of ours does."""
     @property
     def device(self) -> Device:
         """The device whose pinned memory this is."""

@@ -21,6 +21,7 @@ from allotment._core.tools.arguments cimport read_address, read_size, read_strea
 
 import threading
 
+from allotment._allocators.current import note_holder
 from allotment.errors import AddressError, UnsupportedError
 
 cdef enum:
@@ -51,6 +52,7 @@ cdef class PinnedPool:
     cdef dict waiting           # size class -> [(address, [event])], oldest first
     cdef dict kept              # size class -> [address]
     cdef list spare_events
+    cdef object __weakref__
     cdef uint64_t hits
     cdef uint64_t misses
 
@@ -62,6 +64,15 @@ cdef class PinnedPool:
         self.lock = threading.RLock()
         self.lent, self.waiting, self.kept = {}, {}, {}
         self.spare_events = []
+        note_holder(self)
+
+    def _block_around(self, address: int) -> tuple[int, int] | None:
+        """(start, size) of the block in use that holds an address; None if none of ours does."""
+        with self.lock:
+            for start, size in list(self.lent.items()):
+                if start <= address < start + size:
+                    return start, size
+        return None
 
     def __reduce__(self):
         return refuse_pickling(self, "its memory belongs to this process; make one in the other process")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from allotment.errors import CheckpointError, PoolError
+from allotment.errors import CheckpointError, DeviceError, PoolError
 from helpers.engine import BUFFER, MIB, SEGMENT, check, empties, on_device, reserved, unchanged
 
 SETTINGS = ["", "expandable_segments:True"]
@@ -260,18 +260,63 @@ def test_while_a_block_waits_for_a_stream_there_is_no_state(alloc, pool):
     assert state.segments == ()
 
 
-def test_while_a_block_of_a_recorded_segment_waits_nothing_is_brought_back(alloc, pool):
+def test_streams_that_use_live_blocks_are_waited_for(alloc, pool):
+    kept = served(alloc, pool, 512)
+    state, before = pool.checkpoint(), arrangement(pool)
+    address = waiting_block(alloc, pool)
+    alloc.record_stream(kept[0], 7)
+    freed, created = pool.restore(state)
+    assert (set(freed), created) == ({address, *kept}, kept)
+    assert arrangement(pool) == before
+    assert alloc.pending_events() == []
+    assert alloc.device.calls["stream_synchronize"] == 1
+    check(alloc)
+    gone(alloc, pool, kept)
+
+
+def test_frees_that_wait_are_waited_for(alloc, pool):
+    kept = served(alloc, pool, 512)
+    state, before = pool.checkpoint(), arrangement(pool)
+    alloc.free(waiting_block(alloc, pool))
+    assert pool.restore(state) == (kept, kept)
+    assert arrangement(pool) == before
+    check(alloc)
+    gone(alloc, pool, kept)
+
+
+@pytest.mark.parametrize("failing", ["stream_synchronize", "event_synchronize"])
+def test_a_wait_that_fails_changes_nothing(alloc, pool, failing):
     served(alloc, pool, 512)
     state = pool.checkpoint()
     address = waiting_block(alloc, pool)
-    with unchanged(alloc), pytest.raises(CheckpointError, match="waits"):
+    if failing == "event_synchronize":
+        alloc.free(address)
+    alloc.device.refuse(failing, out_of_memory=False)
+    live = {block["address"] for s in pool.segments() for block in s["blocks"] if block["state"] == "active_allocated"}
+    with pytest.raises(DeviceError, match=failing):
         pool.restore(state)
-    alloc.free(address)
-    with unchanged(alloc), pytest.raises(CheckpointError, match="waits"):
-        pool.restore(state)
-    alloc.device.finish()
-    alloc.malloc(512)
+    check(alloc)
+    assert alloc.check_pool_live_allocations(pool.id, live)
+    if failing == "stream_synchronize":
+        alloc.free(address)
+        assert [block for _, _, block in alloc.pending_events()] == [address], "the stream is still one of its users"
     pool.restore(state)
+    check(alloc)
+
+
+def test_a_block_that_a_capture_uses_is_not_restored_over(alloc, pool):
+    device = alloc.device
+    kept = served(alloc, pool, 512)
+    state = pool.checkpoint()
+    stream = device.create_stream()
+    alloc.record_stream(kept[0], stream)
+    device.begin_capture(stream)
+    before = arrangement(pool), alloc.stats()
+    with pytest.raises(CheckpointError, match="being captured"):
+        pool.restore(state)
+    assert (arrangement(pool), alloc.stats()) == before
+    device.end_capture(stream)  # still whole
+    assert pool.restore(state) == (kept, kept)
     check(alloc)
 
 

@@ -17,7 +17,8 @@ cdef class Allocator(PoolingAllocator):
     cdef bytes_t checked_size(self, object given) except? 0
     cdef int raise_out_of_memory(self, object error) except -1
     # What `free` does, for callers in C. Written again there: a call more costs a pair from Python 3 ns of 80.
-    cdef int release_address(self, address_t address) except -1
+    # Only if `buffer` owns the block, unless it is NULL.
+    cdef int release_address(self, address_t address, void* buffer=*) except -1
     cdef int release_working_on(self, address_t address, stream_t stream) except -1
     cdef int release_special(self, Block* block, address_t address, uint32_t context) except -1
-    cdef int release_inside(self, address_t address, uint32_t context) except -1
+    cdef int release_inside(self, address_t address, uint32_t context, void* buffer=*) except -1

@@ -174,13 +174,18 @@ cdef class Allocator(PoolingAllocator):
             self.tell_observers(error.facts)
         raise error
 
-    cdef int release_address(self, address_t address) except -1:
+    cdef int free_owned(self, address_t address, void* buffer) except -1:
+        return self.release_address(address, buffer)
+
+    cdef int release_address(self, address_t address, void* buffer=NULL) except -1:
         """pre: address != 0"""
         cdef Engine* engine = self.engine
         cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
         cdef Block* block
         if not is_guarded_already(engine):
-            return self.release_inside(address, context)
+            return self.release_inside(address, context, buffer)
+        if buffer != NULL and not self.owners.give_up(address, buffer):
+            return 0
         block = address_take(engine, address)
         if not is_freed_at_once(block):
             return self.release_special(block, address, context)
@@ -212,17 +217,22 @@ cdef class Allocator(PoolingAllocator):
             self.leave(ok, &failure)
         return 0
 
-    cdef int release_inside(self, address_t address, uint32_t context) except -1:
+    cdef int release_inside(self, address_t address, uint32_t context, void* buffer=NULL) except -1:
         """All of a free, under the engine's lock."""
         cdef Engine* engine = self.engine
         cdef Failure failure
         cdef bint ok
         if not engine_try_enter(engine):
             if engine_is_inside(engine):
+                if buffer != NULL and not self.owners.give_up(address, buffer):
+                    return 0
                 if not free_later(engine, address):
                     raise MemoryError("the host has no memory to remember a free")
                 return 0
             self.wait_outside()
+        if buffer != NULL and not self.owners.give_up(address, buffer):
+            engine_leave(engine)
+            return 0
         with nogil:
             ok = engine_free(engine, address, context, &failure)
             self.leave(ok, &failure)

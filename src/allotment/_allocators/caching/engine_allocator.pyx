@@ -8,8 +8,9 @@ from allotment._core.edge.invariants cimport check_engine
 from allotment._core.edge.outcome cimport failure_error
 from allotment._core.engine cimport (
     engine_add_peer, engine_base, engine_create, engine_destroy, engine_enter, engine_is_inside, engine_leave,
-    engine_reserve_ranges, engine_retire, engine_try_enter)
+    engine_reserve_ranges, engine_retire, engine_try_enter, is_guarded_already)
 from allotment._core.mechanism.shortage cimport largest_free_block
+from allotment._core.mechanism.whereabouts cimport Whereabouts, find_address
 from allotment._core.model.model cimport Engine, Failure, PendingEvent, Placement, Range, StreamRecord
 from allotment._core.model.rules cimport Rules, fill_rules
 from allotment._core.model.sizes cimport Tuning
@@ -262,6 +263,16 @@ cdef class EngineAllocator(AllocatorBase):
         self.enter()
         stats_reset_accumulated(&self.engine.stats)
         engine_leave(self.engine)
+
+    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+        cdef Engine* engine = self.engine
+        cdef Whereabouts where
+        if is_guarded_already(engine) or engine_is_inside(engine):
+            return find_address(engine, address, start, size)
+        self.enter()
+        where = find_address(engine, address, start, size)
+        engine_leave(engine)
+        return where
 
     def base_allocation(self, address: int) -> tuple[int, int]:
         """(base, size) of the plain segment that holds the live block at `address`.

@@ -1,8 +1,10 @@
 from libc.stddef cimport size_t
-from libc.stdlib cimport calloc
+from libc.string cimport memset
 
 from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_INACTIVE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy)
+
+from allotment._core.tools.arrays cimport make_room
 
 from allotment._allocators.caching.pools import BlockState, SegmentState
 
@@ -25,25 +27,32 @@ cdef tuple state_of_segments(const Arrangement* arrangement):
     return tuple(segments)
 
 
-cdef int arrange_state(Arrangement* arrangement, tuple segments) except -1:
-    """The other way: what `restore_pool` hands to the engine. The caller clears it, also after a failure."""
-    cdef SegmentCopy* segment
-    cdef BlockCopy* block
-    arrangement.segments = <SegmentCopy*> calloc(len(segments) + 1, sizeof(SegmentCopy))
-    arrangement.blocks = <BlockCopy*> calloc(sum(len(state.blocks) for state in segments) + 1, sizeof(BlockCopy))
-    if arrangement.segments == NULL or arrangement.blocks == NULL:
-        raise MemoryError("the host has no memory for a pool's state")
-    for state in segments:
-        segment = &arrangement.segments[arrangement.segment_count]
-        arrangement.segment_count += 1
+cdef int arrange_state(Arrangement* arrangement, object segments) except -1:
+    """The other way: what `restore_pool` hands to the engine. Anybody may have made the records: each is read once."""
+    cdef SegmentCopy segment
+    for state in tuple(segments):
+        memset(&segment, 0, sizeof(SegmentCopy))
         segment.address = state.address
         segment.first_block = arrangement.block_count
-        segment.block_count = len(state.blocks)
-        for recorded in state.blocks:
-            block = &arrangement.blocks[arrangement.block_count]
-            arrangement.block_count += 1
-            block.address = recorded.address
-            block.size = recorded.size
-            block.state = (STATE_UNMAPPED if not recorded.mapped
-                           else STATE_ALLOCATED if recorded.in_use else STATE_INACTIVE)
+        for recorded in tuple(state.blocks):
+            append_recorded(arrangement, recorded)
+        segment.block_count = arrangement.block_count - segment.first_block
+        if not make_room(<void**> &arrangement.segments, &arrangement.segment_room, arrangement.segment_count,
+                         sizeof(SegmentCopy)):
+            raise MemoryError("the host has no memory for a pool's state")
+        arrangement.segments[arrangement.segment_count] = segment
+        arrangement.segment_count += 1
+    return 0
+
+
+cdef int append_recorded(Arrangement* arrangement, object recorded) except -1:
+    cdef BlockCopy block
+    memset(&block, 0, sizeof(BlockCopy))
+    block.address = recorded.address
+    block.size = recorded.size
+    block.state = STATE_UNMAPPED if not recorded.mapped else STATE_ALLOCATED if recorded.in_use else STATE_INACTIVE
+    if not make_room(<void**> &arrangement.blocks, &arrangement.block_room, arrangement.block_count, sizeof(BlockCopy)):
+        raise MemoryError("the host has no memory for a pool's state")
+    arrangement.blocks[arrangement.block_count] = block
+    arrangement.block_count += 1
     return 0

@@ -81,6 +81,9 @@ class PoolingAllocator(RecordingAllocator):
     def restore_pool(self, state: PoolState) -> tuple[list[int], list[int]]:
         """Bring a pool back to `state`: (addresses freed by that, addresses in use again).
 
-        Raises CheckpointError if the state is another allocator's, or the pool has released or grown memory since;
+        A buffer whose block ended so frees nothing any more. A block that is in use again belongs to the buffer that
+        had it when the state was taken, if that is still there; else to you, as though `malloc` had given it: free it,
+        or make a `Buffer` of it. Waits for the streams that use blocks of the pool. Raises CheckpointError if the state
+        is another allocator's, the pool has released or grown memory since, or such a stream is being captured;
         DeviceError.
         """

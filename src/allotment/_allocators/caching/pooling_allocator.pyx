@@ -5,14 +5,17 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+from allotment._allocators.buffer cimport Buffer
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
 from allotment._allocators.caching.pool_states cimport arrange_state, state_of_segments
 from allotment._allocators.caching.recording_allocator cimport RecordingAllocator
+from allotment._allocators.owners cimport Owners
 from allotment._allocators.pluggable.lending cimport lend_segments
 from allotment._allocators.pluggable.plugged_memory cimport PluggedMemory
 from allotment._allocators.upcalls cimport call_filter, call_raw_alloc, call_raw_delete, drop_reference
 from allotment._core.edge.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
-from allotment._core.edge.walk cimport Arrangement, arrangement_clear
+from allotment._core.contract.types cimport address_t
+from allotment._core.edge.walk cimport STATE_ALLOCATED, Arrangement, arrangement_clear
 from allotment._core.engine cimport engine_empty_cache, engine_end_routing, engine_is_inside, engine_leave
 from allotment._core.mechanism.pool cimport (
     pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
@@ -23,13 +26,29 @@ from allotment._core.placement.registry cimport placement_check, placement_named
 from allotment._core.records.history cimport capture_stack
 from allotment._core.tools.arguments cimport read_identity, read_pool_id
 
+from weakref import ref
+
 from allotment._allocators.caching.pools import Pool, PoolState
 from allotment.errors import AllotmentError, CheckpointError, PoolError, RequestError
+
+
+cdef dict owners_alive(PoolingAllocator allocator, object state):
+    """The buffers that had blocks in a state and are still there."""
+    cdef dict found = {}
+    for address, reference in state.owners.items():
+        buffer = reference()
+        if isinstance(buffer, Buffer) and (<Buffer> buffer).allocator is allocator:
+            if (<Buffer> buffer).address == address:
+                found[address] = buffer
+    return found
 
 
 @cython.no_gc_clear
 cdef class PoolingAllocator(RecordingAllocator):
     """An engine with private pools; users hold an `Allocator`."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.owners = Owners()
 
     # --- pools by id: `pool` is the convenient form ---
 
@@ -276,14 +295,42 @@ cdef class PoolingAllocator(RecordingAllocator):
             ok = checkpoint_take(self.engine, first, second, context, &arrangement, &failure)
             self.leave(ok, &failure)
         try:
-            return PoolState(self, (first, second), state_of_segments(&arrangement))
+            return PoolState(
+                self, (first, second), state_of_segments(&arrangement), self.owners_in(&arrangement))
         finally:
             arrangement_clear(&arrangement)
+
+    cdef dict owners_in(self, const Arrangement* arrangement):
+        """The buffers that own blocks of an arrangement, which do not live on for that."""
+        cdef dict found = {}
+        cdef address_t address
+        cdef void* buffer
+        cdef size_t i
+        for i in range(arrangement.block_count):
+            address = arrangement.blocks[i].address
+            buffer = self.owners.owner_of(address) if arrangement.blocks[i].state == STATE_ALLOCATED else NULL
+            if buffer != NULL:
+                found[address] = ref(<object> buffer)
+        return found
+
+    cdef int hand_over(self, const AddressList* freed, const AddressList* created, dict buffers) except -1:
+        """After a restore: nothing that was freed has its owner any more; what came back has the one that it had."""
+        cdef size_t i
+        for i in range(freed.count):
+            self.owners.end(freed.addresses[i])
+        for i in range(created.count):
+            buffer = buffers.get(created.addresses[i])
+            if buffer is not None:
+                self.owners.put(created.addresses[i], <void*> buffer)
+        return 0
 
     def restore_pool(self, state: PoolState) -> tuple[list[int], list[int]]:
         """Bring a pool back to `state`: (addresses freed by that, addresses in use again).
 
-        Raises CheckpointError if the state is another allocator's, or the pool has released or grown memory since;
+        A buffer whose block ended so frees nothing any more. A block that is in use again belongs to the buffer that
+        had it when the state was taken, if that is still there; else to you, as though `malloc` had given it: free it,
+        or make a `Buffer` of it. Waits for the streams that use blocks of the pool. Raises CheckpointError if the state
+        is another allocator's, the pool has released or grown memory since, or such a stream is being captured;
         DeviceError.
         """
         cdef Arrangement arrangement
@@ -297,7 +344,9 @@ cdef class PoolingAllocator(RecordingAllocator):
             raise CheckpointError(f"a pool is restored from a PoolState of Pool.checkpoint, not {type(state).__name__}")
         if state.allocator is not self:
             raise CheckpointError(f"the state of pool {state.pool} was taken from another allocator")
-        first, second = state.pool
+        read_pool_id(state.pool, &first, &second)
+        buffers = owners_alive(self, state)
+        self.owners.reserve(len(buffers))
         memset(&freed, 0, sizeof(AddressList))
         memset(&created, 0, sizeof(AddressList))
         memset(&arrangement, 0, sizeof(Arrangement))
@@ -307,10 +356,17 @@ cdef class PoolingAllocator(RecordingAllocator):
             except (AttributeError, OverflowError, TypeError) as error:
                 raise CheckpointError(f"this PoolState was not made by Pool.checkpoint: {error}") from None
             self.enter()
-            with nogil:
-                ok = checkpoint_restore(
-                    self.engine, first, second, &arrangement, context, &freed, &created, &failure)
-                self.leave(ok, &failure)
+            try:
+                with nogil:
+                    ok = checkpoint_restore(
+                        self.engine, first, second, &arrangement, context, &freed, &created, &failure)
+                if ok:
+                    # Before anybody else comes in, and could be handed what a buffer believes to be its own.
+                    self.hand_over(&freed, &created, buffers)
+            finally:
+                engine_leave(self.engine)
+            if not ok:
+                raise self.failed(&failure)
             return ([freed.addresses[i] for i in range(freed.count)],
                     [created.addresses[i] for i in range(created.count)])
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from allotment.errors import PoolError
 
 if TYPE_CHECKING:
+    from weakref import ref
+
+    from allotment._allocators.buffer import Buffer
     from allotment._allocators.caching.allocator import Allocator
 
 PoolId = tuple[int, int]
@@ -70,12 +74,14 @@ class SegmentState:
 class PoolState:
     """The arrangement of a pool at one moment, made by `Pool.checkpoint`. Only its own allocator can restore it.
 
-    `pool` is the pool's id; `segments` are its segments, each with its blocks in order of address.
+    `pool` is the pool's id; `segments` are its segments, each with its blocks in order of address; `owners` are the
+    buffers that blocks belonged to, by address: they do not live on for that.
     """
 
     allocator: Allocator = field(repr=False)
     pool: PoolId
     segments: tuple[SegmentState, ...]
+    owners: Mapping[int, ref[Buffer]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def in_use(self) -> frozenset[int]:
@@ -151,7 +157,8 @@ class Pool:
     def restore(self, state: PoolState) -> tuple[list[int], list[int]]:
         """Bring the pool back to `state`: (addresses freed by that, addresses in use again).
 
-        Raises CheckpointError if its memory is not as it was: released, or grown since.
+        Buffers whose blocks end so free nothing any more; see `Allocator.restore_pool`. Raises CheckpointError if its
+        memory is not as it was: released, or grown since.
         """
         return self.allocator.restore_pool(state)
 

@@ -7,7 +7,7 @@ from allotment._core.contract.types cimport address_t
 from allotment._core.records.tenants cimport tenant_context
 from allotment._core.tools.arguments cimport read_arguments, read_block, refuse_pickling
 
-from allotment._allocators.buffer import Buffer
+import operator
 
 
 @cython.final
@@ -69,7 +69,8 @@ cdef class Tenant:
 
     def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""
-        return Buffer(self.allocator, self.malloc(size, stream), size, stream)
+        count = operator.index(size)        # once: another time it might be another
+        return self.allocator.owned(self.malloc(count, stream), count, stream)
 
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """`Allocator.record_stream`."""

@@ -15,11 +15,11 @@ from allotment._core.tools.arguments cimport (
     read_address, read_any_size, read_block, read_byte_count, read_device_count, read_fraction, read_pool_id)
 
 import ctypes
+import operator
 import os
 import pickle
 from functools import partial
 
-from allotment._allocators.buffer import Buffer
 from allotment._allocators.files import replaced
 from allotment._allocators.unsupported import Unsupported
 from allotment._core.edge.snapshot import assembled
@@ -235,10 +235,11 @@ cdef class PluggableAllocator(PluggedMemory):
 
         Raises OutOfMemoryError if there is no memory for it, and what `malloc` raises.
         """
-        address = self.malloc(size, stream, device=device)
-        if address == 0 and size != 0:
-            raise OutOfMemoryError(self.facts(size, self.device_index(device), self.stream_handle(stream)))
-        return Buffer(self, address, size, stream)
+        count = operator.index(size)        # once: another time it might be another
+        address = self.malloc(count, stream, device=device)
+        if address == 0 and count != 0:
+            raise OutOfMemoryError(self.facts(count, self.device_index(device), self.stream_handle(stream)))
+        return self.owned(address, count, stream)
 
     # --- hooks ---
 

@@ -58,6 +58,9 @@ cdef bint ledger_remove(Ledger* ledger, address_t address, Entry* removed) noexc
 # False, and `found` left alone, if the pointer is not out.
 cdef bint ledger_find(Ledger* ledger, address_t address, Entry* found) noexcept nogil
 
+# What is out and holds an address, also in its middle; a walk over all of it, if that is not where it starts.
+cdef bint ledger_find_around(Ledger* ledger, address_t address, Entry* found) noexcept nogil
+
 # The bytes that are out, of all devices.
 cdef bytes_t ledger_live_bytes(Ledger* ledger) noexcept nogil
 

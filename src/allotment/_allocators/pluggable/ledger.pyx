@@ -164,6 +164,22 @@ cdef bint ledger_find(Ledger* ledger, address_t address, Entry* found) noexcept 
     return entry != NULL
 
 
+cdef bint ledger_find_around(Ledger* ledger, address_t address, Entry* found) noexcept nogil:
+    cdef Entry* entry
+    cdef size_t i = 0
+    lock_wait(&ledger.lock)
+    entry = <Entry*> map_get(&ledger.entries, address)
+    while entry == NULL and i <= ledger.entries.mask:
+        if ledger.entries.slots[i].key != 0 and (
+                address - ledger.entries.slots[i].key < (<Entry*> ledger.entries.slots[i].value).size):
+            entry = <Entry*> ledger.entries.slots[i].value
+        i += 1
+    if entry != NULL:
+        found[0] = entry[0]
+    lock_give(&ledger.lock)
+    return entry != NULL
+
+
 # --- figures -------------------------------------------------------------------------------------------------
 
 cdef bytes_t ledger_live_bytes(Ledger* ledger) noexcept nogil:

@@ -3,9 +3,10 @@ from libc.stdlib cimport free as free_host_memory
 
 from allotment._allocators.base cimport AllocatorBase, amount
 from allotment._allocators.pluggable.ledger cimport (
-    ledger_clear, ledger_enter, ledger_init, ledger_live_bytes, ledger_refused, ledger_stats)
+    Entry, ledger_clear, ledger_enter, ledger_find_around, ledger_init, ledger_live_bytes, ledger_refused, ledger_stats)
 from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
 from allotment._core.records.stats cimport Stats, stats_nested
 from allotment._core.tools.arguments cimport read_address, read_device_index, read_number, read_stream
 
@@ -13,6 +14,7 @@ import ctypes
 
 from _ctypes import CFuncPtr
 
+from allotment._allocators.current import note_holder
 from allotment.errors import (
     AddressError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, RequestError, UnsupportedError)
 
@@ -28,6 +30,7 @@ cdef class PluggedMemory(AllocatorBase):
         self.device.name = self.device.family = "pluggable"
         if not ledger_init(&self.plug.ledger):
             raise MemoryError("the host has no memory for the allocator's own records")
+        note_holder(self)
 
     def __dealloc__(self):
         cdef Lender* lender = self.lenders
@@ -126,6 +129,13 @@ cdef class PluggedMemory(AllocatorBase):
             f"{words} was made without a device: give it one, PluggableAllocator(..., device=)", operation=operation)
 
     # --- memory ---
+
+    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+        cdef Entry entry
+        if not ledger_find_around(&self.plug.ledger, address, &entry):
+            return ELSEWHERE
+        start[0], size[0] = entry.address, entry.size
+        return IN_BLOCK
 
     cdef address_t obtain(self, bytes_t size, device_t device, stream_t stream) except? 0:
         """What the alloc function gave, null included, entered in the ledger."""

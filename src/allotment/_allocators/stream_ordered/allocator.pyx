@@ -11,12 +11,13 @@ from libc.string cimport memset
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.stream_ordered.device_pool cimport (
     POOL_DONE, POOL_DONE_LATE, POOL_FULL, POOL_NO_HOST_MEMORY, POOL_NO_SUCH_BLOCK, POOL_OWN_STREAM, POOL_POSTPONED,
-    POOL_REFUSED, POOL_TAKEN, DevicePool, PoolOutcome, PoolRefusal, pool_adds_up, pool_catch_up, pool_clear, pool_give,
-    pool_join, pool_open, pool_retire, pool_size_of, pool_take, pool_use, routing_begin, routing_end)
+    POOL_REFUSED, POOL_TAKEN, DevicePool, PoolOutcome, PoolRefusal, pool_adds_up, pool_catch_up, pool_clear, pool_find,
+    pool_give, pool_join, pool_open, pool_retire, pool_size_of, pool_take, pool_use, routing_begin, routing_end)
 from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport (
     CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
 from allotment._core.records.stats cimport Stats, stats_nested
 from allotment._core.tools.arguments cimport (
     read_address, read_arguments, read_block, read_byte_count, read_pool_id, read_size)
@@ -328,6 +329,12 @@ cdef class AsyncAllocator(AllocatorBase):
         """Warns, and does nothing: the device's pool accumulates nothing."""
         warnings.warn(
             "reset_accumulated_stats has no effect with backend:cudaMallocAsync: the device's pool accumulates nothing")
+
+    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+        cdef bint found
+        with nogil:
+            found = pool_find(&self.blocks, address, start, size)
+        return IN_BLOCK if found else ELSEWHERE
 
     def base_allocation(self, address: int) -> tuple[int, int]:
         """(address, size) of the live block at `address`. Raises AddressError."""

@@ -79,6 +79,9 @@ cdef PoolOutcome pool_give(DevicePool* pool, address_t address, PoolRefusal* ref
 cdef PoolOutcome pool_use(DevicePool* pool, address_t address, stream_t stream) noexcept nogil
 cdef PoolOutcome pool_size_of(DevicePool* pool, address_t address, bytes_t* size) noexcept nogil
 
+# The live block that holds an address, also in its middle; a walk over all blocks, if it is not at the block's start.
+cdef bint pool_find(DevicePool* pool, address_t address, address_t* start, bytes_t* size) noexcept nogil
+
 # What a capture has postponed, unless one is under way; POOL_REFUSED if some of it has to be tried again.
 cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept nogil
 

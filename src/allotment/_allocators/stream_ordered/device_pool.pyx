@@ -208,6 +208,27 @@ cdef PoolOutcome pool_size_of(DevicePool* pool, address_t address, bytes_t* size
     return POOL_DONE if block != NULL else POOL_NO_SUCH_BLOCK
 
 
+cdef bint pool_find(DevicePool* pool, address_t address, address_t* start, bytes_t* size) noexcept nogil:
+    cdef PoolBlock* block
+    cdef size_t i = 0
+    cdef bint found
+    if pool.device == NULL:
+        return False
+    enter(&pool.lock)
+    block = <PoolBlock*> map_get(&pool.blocks, address)
+    while block == NULL and i <= pool.blocks.mask:
+        if pool.blocks.slots[i].key != 0 and (
+                address - pool.blocks.slots[i].key < (<PoolBlock*> pool.blocks.slots[i].value).size):
+            block = <PoolBlock*> pool.blocks.slots[i].value
+        i += 1
+    found = block != NULL
+    if found:
+        start[0] = block.address
+        size[0] = block.size
+    lock_give(&pool.lock)
+    return found
+
+
 cdef PoolOutcome pool_use(DevicePool* pool, address_t address, stream_t stream) noexcept nogil:
     cdef PoolOutcome outcome = POOL_DONE
     cdef PoolBlock* block

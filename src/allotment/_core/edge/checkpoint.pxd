@@ -1,14 +1,15 @@
 """Save and restore the arrangement of a private pool.
 
     take      the pool's ranges, block by block: address, size, in use or free, mapped or not
-    restore   free all that is in use, which leaves each range as maximal free runs;
+    restore   wait for the streams that use blocks of the recorded ranges;
+              free all that is in use, which leaves each range as maximal free runs;
               then hand out every recorded block in order, which cuts the runs where they were cut;
               then free those that were free
 
 A restore is checked against the pool before it changes anything: every recorded range must still be
-there with the same memory mapped, and nothing in it may wait for a stream. Ranges that came later
-stay, wholly free. Statistics and trace see each step; request sizes are not part of a state, so a
-revived block's request is its size.
+there with the same memory mapped. While streams are waited for others may come and go, so it is checked again after
+each wait. Ranges that came later stay, wholly free; what is freed in them may go on waiting. Statistics and trace see
+each step; request sizes are not part of a state, so a revived block's request is its size.
 """
 
 from libc.stddef cimport size_t

@@ -2,24 +2,28 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
+from allotment._core.contract.current cimport current_stream
 from allotment._core.contract.table cimport UNSUPPORTED
-from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, stream_t
 from allotment._core.edge.checkpoint cimport AddressList
 from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_ranges)
 from allotment._core.mechanism.address_map cimport address_reserve, address_take
-from allotment._core.mechanism.block cimport take_back
+from allotment._core.mechanism.block cimport is_idle, take_back
+from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
 from allotment._core.mechanism.frees cimport free_at_once, free_used_block, is_freed_at_once
 from allotment._core.mechanism.pool cimport pool_find
-from allotment._core.mechanism.streams cimport defer_unprepared, settle_deferred
+from allotment._core.mechanism.streams cimport (
+    defer_unprepared, settle_deferred, uses_drop, wait_events, wait_for_stream)
 from allotment._core.model.model cimport (
-    FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE, FAILED_POOL_UNKNOWN, Block, Engine,
-    Failure, Pool, Range)
+    FAILED_CHECKPOINT_CAPTURE, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE,
+    FAILED_POOL_UNKNOWN, LEAVING, Block, Engine, Failure, Pool, Range, StreamRecord, StreamUse)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.tools.arrays cimport make_room
-from allotment._core.tools.pointer_map cimport PointerMap, map_clear, map_init, map_pop, map_put, map_reserve
+from allotment._core.tools.pointer_map cimport (
+    PointerMap, map_clear, map_get, map_init, map_pop, map_put, map_reserve)
 from allotment._core.tools.slab cimport slab_reserve
 
 
@@ -113,13 +117,12 @@ cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCop
     return now == NULL and then == end
 
 
-cdef bint nothing_waits_in(const Range* range_) noexcept nogil:
+cdef bint is_leaving_in(const Range* range_) noexcept nogil:
+    """Whether some of a range is on its way back to the device."""
     cdef Block* block = range_.head
-    while block != NULL:
-        if block.uses != NULL or block.event_count != 0 or block.deferred:
-            return False
+    while block != NULL and block.deferred != LEAVING:
         block = block.next
-    return True
+    return block != NULL
 
 
 cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ranges, Failure* failure) noexcept nogil:
@@ -134,35 +137,109 @@ cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ran
         ranges[i] = <Range*> map_pop(by_base, segment.address)
         failure.address = segment.address
         if ranges[i] == NULL or not (tiles(ranges[i], blocks, blocks + segment.block_count)
-                                     and same_memory(ranges[i], blocks, blocks + segment.block_count)):
+                                     and same_memory(ranges[i], blocks, blocks + segment.block_count)
+                                     and not is_leaving_in(ranges[i])):
             failure.reason = FAILED_CHECKPOINT_MISMATCH
-            return False
-        if not nothing_waits_in(ranges[i]):
-            failure.reason = FAILED_CHECKPOINT_EVENTS
             return False
     return True
 
 
-cdef bint free_all(Engine* engine, Pool* pool, uint32_t context, AddressList* freed,
-                   Failure* failure) noexcept nogil:
-    """Free every block of a pool that is in use, in its own range's order.
+# --- waiting for the streams that use blocks ---------------------------------------------------------------
+
+cdef Block* find_pending(Range** ranges, size_t count) noexcept nogil:
+    """A block of these ranges that was freed and still waits; NULL if there is none."""
+    cdef Block* block
+    cdef size_t i
+    for i in range(count):
+        block = ranges[i].head
+        while block != NULL:
+            if not block.allocated and not is_idle(block):
+                return block
+            block = block.next
+    return NULL
+
+
+cdef StreamRecord* find_user(Range** ranges, size_t count, PointerMap* waited_for, Block** used) noexcept nogil:
+    """A stream that uses a block of these ranges and was not waited for yet; NULL if there is none."""
+    cdef StreamUse* use
+    cdef size_t i
+    for i in range(count):
+        used[0] = ranges[i].head
+        while used[0] != NULL:
+            use = used[0].uses
+            while use != NULL:
+                if map_get(waited_for, use.stream.handle + 1) == NULL:
+                    return use.stream
+                use = use.next
+            used[0] = used[0].next
+    return NULL
+
+
+cdef bint wait_for_user(Engine* engine, StreamRecord* stream, const Block* used, PointerMap* waited_for,
+                        Failure* failure) noexcept nogil:
+    """Steps out."""
+    cdef stream_t handle = stream.handle
+    cdef capture_t capture
+    if not capture_of(engine, handle, &capture, failure):
+        return False
+    if capture != 0:
+        failure.reason = FAILED_CHECKPOINT_CAPTURE
+        failure.address = used.address
+        return False
+    if not map_reserve(waited_for):
+        return host_memory_failed(failure)
+    map_put(waited_for, handle + 1, engine)
+    return wait_for_stream(engine, handle, failure)
+
+
+cdef bint wait_for_frees(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
+    """Complete the pool's frees, unless the caller is inside a capture. Steps out."""
+    cdef capture_t capture
+    cdef bint ok
+    if not capture_of(engine, current_stream(engine.table, 0), &capture, failure):
+        return False
+    if capture != 0:
+        failure.reason = FAILED_CHECKPOINT_EVENTS
+        return False
+    pool.asking += 1        # it stays while it is waited for
+    ok = wait_events(engine, pool, context, failure)
+    pool.asking -= 1
+    return ok
+
+
+cdef void end_uses(Engine* engine, Range** ranges, size_t count) noexcept nogil:
+    """pre: their streams were waited for"""
+    cdef Block* block
+    cdef size_t i
+    for i in range(count):
+        block = ranges[i].head
+        while block != NULL:
+            uses_drop(engine, block)
+            block = block.next
+
+
+cdef bint list_live(Engine* engine, Pool* pool, AddressList* live, Failure* failure) noexcept nogil:
+    """The blocks of a pool that are in use, in their own ranges' order, and host memory to free all of them."""
+    if not pool_addresses(engine, pool.first, pool.second, live, failure):
+        return False
+    return slab_reserve(&engine.deferred_slab, live.count) or host_memory_failed(failure)
+
+
+cdef void free_all(Engine* engine, const AddressList* live, uint32_t context) noexcept nogil:
+    """Free what `list_live` has found.
 
     A device that refuses must not leave half of them freed: what it has no event for is deferred instead.
     """
+    cdef Failure unimportant
     cdef Block* block
     cdef size_t i
-    if not pool_addresses(engine, pool.first, pool.second, freed, failure):
-        return False
-    if not slab_reserve(&engine.deferred_slab, freed.count):
-        return host_memory_failed(failure)
-    for i in range(freed.count):
-        block = address_take(engine, freed.addresses[i])
+    for i in range(live.count):
+        block = address_take(engine, live.addresses[i])
         if is_freed_at_once(block):
             free_at_once(engine, block, context)
-        elif not free_used_block(engine, block, context, failure):
+        elif not free_used_block(engine, block, context, &unimportant):
             take_back(engine, block, context)
             defer_unprepared(engine, block)
-    return True
 
 
 cdef void cut_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, const BlockCopy* end,
@@ -191,35 +268,89 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
         then += 1
 
 
+cdef Pool* prepare(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state, Range** ranges,
+                   Failure* failure) noexcept nogil:
+    """The pool, the range of each recorded segment, and host memory for what follows; NULL if that cannot be."""
+    cdef Pool* pool = find_in_use(engine, first, second, failure)
+    cdef PointerMap by_base
+    cdef bint ok
+    if pool == NULL:
+        return NULL
+    by_base.slots = NULL
+    ok = ((ranges_by_base(engine, pool, &by_base) and slab_reserve(&engine.block_slab, state.block_count)
+           and address_reserve(engine, state.block_count)) or host_memory_failed(failure)
+          ) and find_ranges(&by_base, state, ranges, failure)
+    map_clear(&by_base)
+    return pool if ok else NULL
+
+
+cdef Pool* prepare_unused(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state, Range** ranges,
+                          uint32_t context, Failure* failure) noexcept nogil:
+    """`prepare`, when nothing in the ranges waits for a stream any more; what used them is waited for. Steps out."""
+    cdef PointerMap waited_for
+    cdef StreamRecord* stream
+    cdef Block* block = NULL
+    cdef bint completed = False
+    cdef bint ok = map_init(&waited_for) or host_memory_failed(failure)
+    cdef Pool* pool = prepare(engine, first, second, state, ranges, failure) if ok else NULL
+    while pool != NULL:
+        stream = find_user(ranges, state.segment_count, &waited_for, &block)
+        if find_pending(ranges, state.segment_count) != NULL:
+            if completed:
+                failure.reason = FAILED_CHECKPOINT_EVENTS       # a capture, or another thread, holds it up
+                pool = NULL
+                break
+            completed = True
+            ok = wait_for_frees(engine, pool, context, failure)
+        elif stream != NULL:
+            ok = wait_for_user(engine, stream, block, &waited_for, failure)
+        else:
+            break
+        pool = prepare(engine, first, second, state, ranges, failure) if ok else NULL
+    map_clear(&waited_for)
+    return pool
+
+
+cdef void forget_late_frees(Engine* engine, const AddressList* freed) noexcept nogil:
+    """What was asked to be freed, and put off, is freed now: its address may lead to another block already."""
+    cdef size_t kept = 0
+    cdef size_t i, j
+    for i in range(engine.late_free_count):
+        j = 0
+        while j < freed.count and freed.addresses[j] != engine.late_frees[i]:
+            j += 1
+        if j == freed.count:
+            engine.late_frees[kept] = engine.late_frees[i]
+            kept += 1
+    engine.late_free_count = kept
+
+
 cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state,
                              uint32_t context, AddressList* freed, AddressList* created,
                              Failure* failure) noexcept nogil:
-    cdef Pool* pool = find_in_use(engine, first, second, failure)
-    cdef PointerMap by_base
-    cdef Range** ranges
+    """Steps out."""
+    cdef Range** ranges = <Range**> calloc(state.segment_count + 1, sizeof(Range*))
     cdef const SegmentCopy* segment
     cdef const BlockCopy* blocks
+    cdef Pool* pool
     cdef size_t i
     cdef bint ok
-    if pool == NULL:
-        return False
-    by_base.slots = NULL
-    ranges = <Range**> calloc(state.segment_count + 1, sizeof(Range*))
     created.addresses = <address_t*> realloc(created.addresses, (state.block_count + 1) * sizeof(address_t))
     created.room = state.block_count + 1
-    ok = (ranges != NULL and created.addresses != NULL and ranges_by_base(engine, pool, &by_base)
-          and slab_reserve(&engine.block_slab, state.block_count) and address_reserve(engine, state.block_count))
-    if not ok:
-        host_memory_failed(failure)
-    ok = (ok and find_ranges(&by_base, state, ranges, failure)
-          and free_all(engine, pool, context, freed, failure))
+    if ranges == NULL or created.addresses == NULL:
+        free(ranges)
+        return host_memory_failed(failure)
+    pool = prepare_unused(engine, first, second, state, ranges, context, failure)
+    ok = pool != NULL and list_live(engine, pool, freed, failure)
     if ok:
+        end_uses(engine, ranges, state.segment_count)
+        free_all(engine, freed, context)
         for i in range(state.segment_count):
             segment = &state.segments[i]
             blocks = &state.blocks[segment.first_block]
             cut_as_recorded(engine, ranges[i], blocks, blocks + segment.block_count, context)
             free_as_recorded(engine, ranges[i], blocks, blocks + segment.block_count, context, created)
-    map_clear(&by_base)
+        forget_late_frees(engine, freed)
     free(ranges)
     return ok
 

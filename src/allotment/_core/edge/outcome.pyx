@@ -3,7 +3,8 @@
 from allotment._core.contract.raising cimport device_error, name_of_operation, take_cause
 from allotment._core.contract.table cimport OUT_OF_MEMORY, Device
 from allotment._core.model.model cimport (
-    FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
+    FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_CAPTURE, FAILED_CHECKPOINT_EVENTS,
+    FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
     FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING,
     FAILED_OUT_OF_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT,
     FAILED_POOL_UNKNOWN, FAILED_REJECTED, FAILED_STILL_CAPTURING, Failure)
@@ -88,6 +89,10 @@ cdef object failure_error(Device device, const Failure* failure):
         return CheckpointError(
             f"a block of the pool on {device.name} was freed and still waits for other streams; "
             "synchronize them, and allocate once, first")
+    if failure.reason == FAILED_CHECKPOINT_CAPTURE:
+        return CheckpointError(
+            f"a stream of {device.name} that uses the block at {failure.address:#x} is being captured and cannot be "
+            "waited for; end the capture first")
     assert failure.reason == FAILED_CHECKPOINT_MISMATCH
     return CheckpointError(
         f"the pool's memory at {failure.address:#x} on {device.name} was released or has grown since the state was "

@@ -20,6 +20,7 @@ cdef bint range_place(Engine* engine, Range* range_, address_t base, const char*
                       Failure* failure) noexcept nogil
 cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept nogil
 cdef const char* fault_of_address(Engine* engine, address_t base, bytes_t size, bytes_t alignment) noexcept nogil
+cdef Range* overlapping(Engine* engine, address_t base, bytes_t size) noexcept nogil
 cdef bint is_anybodys(Engine* engine, address_t base, bytes_t size) noexcept nogil
 cdef void range_number(Engine* engine, Range* range_) noexcept nogil
 cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil

@@ -320,6 +320,7 @@ cdef enum Reason:
     FAILED_STILL_CAPTURING
     FAILED_CHECKPOINT_EVENTS
     FAILED_CHECKPOINT_MISMATCH
+    FAILED_CHECKPOINT_CAPTURE   # a stream that uses a block of the pool is being captured
 
 cdef struct Failure:
     # Why an operation failed, as facts. Exactly one place makes an exception of it.

@@ -145,7 +145,13 @@ cdef stream_t read_stream(object stream, Device device) except? 0xFFFFFFFFFFFFFF
 cdef object handle_of(object stream, Device device):
     """What a stream object says of itself; anything else as it is."""
     if hasattr(stream, "__cuda_stream__"):
-        return stream.__cuda_stream__()[1]
+        told = stream.__cuda_stream__()
+        try:
+            _, handle = told
+        except (TypeError, ValueError):
+            raise StreamError(
+                f"__cuda_stream__ of {type(stream).__name__} returned {told!r}, not (version, handle)") from None
+        return handle
     try:
         own_device, handle = stream.device, stream.handle
     except AttributeError:

@@ -1,3 +1,5 @@
+# cython: boundscheck=False, nonecheck=False
+# C data alone, which the gate and the workload have checked: see records.pxd.
 """The compiled loop of a replay: the calls of a workload, straight into the engine's C functions.
 
 What a call is, and what its fields mean, is said in records.pxd.
