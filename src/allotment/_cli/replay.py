@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from allotment._cli import ExitCode
+from allotment._cli.progress import progress_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,24 +139,16 @@ def _print_report(
     snapshot: str, settings: str | None, capacity: str | None, fit: bool, device: int | None, compat: str | None
 ) -> tuple[Result, int | None]:
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(highlight=False)
-    with _progress_bar(console) as progress:
+    with progress_line(console) as progress:
         result, smallest = _replay(snapshot, settings, capacity, fit, device, compat, progress)
     _print_table(console, result, smallest)
     _print_lines(console, result)
     _print_verdict(console, result)
+    console.print(f"Why it needs that much: [bold]allotment explain {escape(snapshot)}[/]", highlight=False)
     return result, smallest
-
-
-@contextmanager
-def _progress_bar(console: Console) -> Iterator[Callable[[str], None]]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda what: bar.update(task, description=what)
 
 
 def _print_table(console: Console, result: Result, smallest: int | None) -> None:

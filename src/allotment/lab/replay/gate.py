@@ -13,7 +13,7 @@ from allotment._core.edge.words import Action, BlockState, word_of
 from allotment._formats.torch_snapshot import Snapshot, Trace
 from allotment.errors import FormatError
 
-__all__ = ["check_snapshot"]
+__all__ = ["check_segments", "check_snapshot"]
 
 ADDRESS_END = 1 << 57
 """Above every address that a device of a recording has."""
@@ -32,7 +32,7 @@ _OF_SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, A
 def check_snapshot(snapshot: Snapshot, trace: Trace) -> None:
     """Whether a device's history, and what it left behind, can be about memory. Raises FormatError."""
     _check_history(trace)
-    _check_segments(snapshot, trace.device)
+    check_segments(snapshot, trace.device)
 
 
 def _check_history(trace: Trace) -> None:
@@ -60,7 +60,8 @@ def _check_history(trace: Trace) -> None:
         )
 
 
-def _check_segments(snapshot: Snapshot, device: int) -> None:
+def check_segments(snapshot: Snapshot, device: int) -> None:
+    """Whether a device's segments and blocks can be memory. Raises FormatError."""
     segments, blocks = snapshot.segments, snapshot.blocks
     mine = segments.device == device
     wrong = mine & (

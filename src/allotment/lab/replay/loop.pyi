@@ -56,6 +56,11 @@ class Replay:
         """The counters of the window."""
     def driver(self) -> dict[str, Any]:
         """What a driver would have been called for in the window."""
+    def moment(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
+        """Every mapped block as it is now, by address, and the address of every block of the workload, 0 for none.
+
+        Of PyTorch's placement alone, as `blocks`.
+        """
     def blocks(self) -> list[tuple[int, int, int]]:
         """(address, size, state) of every mapped block, by address; the states are of `BlockState`.
 

@@ -17,6 +17,7 @@ from allotment._core.engine cimport (
     engine_create, engine_destroy, engine_empty_cache, engine_enter, engine_leave, engine_record_stream,
     release_address, serve)
 from allotment._core.mechanism.address_map cimport address_reserve, block_at
+from allotment._core.mechanism.block cimport is_idle, is_plain, is_split
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.pool cimport (
     pool_create_or_incref, pool_find, pool_release, route_begin, route_end, route_find, shelf_for)
@@ -31,12 +32,13 @@ from allotment._core.placement.pytorch.expandable cimport grow_in_place, unmap_b
 from allotment._core.placement.pytorch.free_index cimport tree_insert
 from allotment._core.placement.pytorch.shelves cimport hand_out, unshelve
 from allotment._core.placement.registry cimport placement_named
-from allotment._core.records.stats cimport ALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now
+from allotment._core.records.stats cimport ALL, SMALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now
 from allotment._core.records.trace cimport ACTION_ALLOC, trace_track
 from allotment._core.tools.slab cimport slab_reserve
 from allotment.lab.replay.device cimport Place, ReplayDevice, ReplayState, memory_calls
 from allotment.lab.replay.records cimport (
-    EMPTY_CACHE, EMPTY_POOL, FREE, FREE_SHARED, HOLE, IDLE, IN_USE, MALLOC, RELEASE_POOL, Call, Layout, Piece)
+    EMPTY_CACHE, EMPTY_POOL, FREE, FREE_SHARED, HOLE, IDLE, IN_USE, MALLOC, RELEASE_POOL, Call, Layout, MomentBlock,
+    Piece)
 from allotment.lab.replay.tape cimport Tape, tape_hear, tape_stop
 
 import time
@@ -45,6 +47,7 @@ import numpy
 
 from allotment._rules import rules_of
 from allotment.lab.replay.driver_costs import CALLS
+from allotment.lab.replay.records import MOMENT_BLOCK
 
 cdef struct Until:
     bint refusal                # ends the run
@@ -78,6 +81,31 @@ cdef Block* grow_from_nothing(Engine* engine, Request* request) noexcept nogil:
     if tail != NULL:
         tree_insert(&request.shelf.unmapped, tail)
     return block
+
+
+cdef void describe(const Block* block, MomentBlock* out) noexcept nogil:
+    """pre: mapped"""
+    cdef uint64_t page = block.range.page
+    cdef uint64_t offset = block.address - block.range.base
+    cdef uint64_t first, end
+    out.address = block.address
+    out.size = block.size
+    out.requested = block.requested if block.allocated else 0
+    out.stream = block.shelf.stream.handle
+    out.pool_first = block.shelf.rack.pool.first
+    out.pool_second = block.shelf.rack.pool.second
+    out.segment = block.range.base
+    out.state = state_of(block)
+    out.small = block.shelf.rack.size_class == SMALL
+    out.releasable = 0
+    if not is_idle(block):
+        return
+    if is_plain(block):
+        out.releasable = 0 if is_split(block) else block.size
+        return
+    first = (offset + page - 1) // page
+    end = (offset + block.size) // page
+    out.releasable = (end - first) * page if end > first else 0
 
 
 cdef class Replay:
@@ -455,6 +483,39 @@ cdef class Replay:
             "chunks": calls["create"] - calls["release"],
             "views": calls["map"] - calls["unmap"],
         }
+
+    def moment(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
+        """Every mapped block as it is now, by address, and the address of every block of the workload, 0 for none.
+
+        Of PyTorch's placement alone, as `blocks`.
+        """
+        cdef Range* range_ = self.engine.first_range
+        cdef Block* block
+        cdef MomentBlock* out
+        cdef unsigned char[::1] bytes_of
+        cdef int64_t count = 0
+        while range_ != NULL:
+            block = range_.head
+            while block != NULL:
+                count += block.mapped
+                block = block.next
+            range_ = range_.next
+        found = numpy.zeros(count, dtype=MOMENT_BLOCK)
+        addresses = numpy.asarray(self.addresses).copy()
+        if count == 0:
+            return found, addresses
+        bytes_of = found.view("u1").reshape(-1)
+        out = <MomentBlock*> &bytes_of[0]
+        range_ = self.engine.first_range
+        while range_ != NULL:
+            block = range_.head
+            while block != NULL:
+                if block.mapped:
+                    describe(block, out)
+                    out += 1
+                block = block.next
+            range_ = range_.next
+        return found[numpy.argsort(found["address"], kind="stable")], addresses
 
     def blocks(self) -> list[tuple[int, int, int]]:
         """(address, size, state) of every mapped block, by address; the states are of `BlockState`.

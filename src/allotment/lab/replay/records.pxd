@@ -30,6 +30,17 @@ cdef packed struct Piece:
     int32_t block               # -1 for none
     int32_t kind                # a PieceState
 
+cdef packed struct MomentBlock:     # a block as it is at one moment
+    uint64_t address
+    uint64_t size
+    uint64_t requested          # 0 unless it is in use
+    uint64_t stream
+    uint64_t pool_first, pool_second
+    uint64_t segment            # where the run of addresses that it lies in begins
+    uint64_t releasable         # bytes that could go back to the device: whole pages, or a whole plain segment
+    int32_t state               # a BlockState
+    int32_t small               # of the small half of its pool
+
 cdef packed struct Layout:      # a segment that was there when the history began
     uint64_t address
     uint64_t size

@@ -10,6 +10,8 @@ PIECE: np.dtype[np.void]
 
 LAYOUT: np.dtype[np.void]
 
+MOMENT_BLOCK: np.dtype[np.void]
+
 class Kind(IntEnum):
     """What a call asks for."""
 

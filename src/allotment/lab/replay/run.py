@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from allotment import _settings as config
 from allotment._core.edge.words import Action, BlockState, word_of
-from allotment._formats.torch_snapshot import Snapshot, Trace, naming, read_snapshot
+from allotment._formats.torch_snapshot import Snapshot, Stack, Trace, naming, read_snapshot
 from allotment._rules import rules_of
 from allotment._settings import Settings
 from allotment.errors import FormatError, RequestError, SettingsError
@@ -29,10 +29,22 @@ from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
 from allotment.lab.replay.initial_state import InitialState, initial_state_of
 from allotment.lab.replay.loop import Replay, rounded_sizes
+from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.placement import Placement
+from allotment.lab.replay.records import Kind
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
 
-__all__ = ["SAMPLE", "Difference", "Recording", "Result", "read_recording", "recording_of", "sample_entries_per_second"]
+__all__ = [
+    "SAMPLE",
+    "Difference",
+    "Recording",
+    "Result",
+    "has_history",
+    "read_recording",
+    "read_source",
+    "recording_of",
+    "sample_entries_per_second",
+]
 
 SAMPLE = "sample"
 """The name that stands for the recording that comes with the package."""
@@ -134,11 +146,21 @@ def read_recording(
     Raises FormatError, and OSError if the file cannot be read; both name the file.
     """
     progress("reading")
-    if source == SAMPLE and not os.path.exists(SAMPLE):
-        source = files("allotment._samples").joinpath("graph_train.pickle.gz").read_bytes()
-    snapshot = read_snapshot(source)
+    snapshot = read_source(source)
     with naming(source):
         return recording_of(snapshot, device, progress, compat)
+
+
+def read_source(source: str | os.PathLike[str] | bytes | BinaryIO) -> Snapshot:
+    """Read a snapshot, or the one that comes along. Raises FormatError and OSError, as `read_recording`."""
+    if source == SAMPLE and not os.path.exists(SAMPLE):
+        source = files("allotment._samples").joinpath("graph_train.pickle.gz").read_bytes()
+    return read_snapshot(source)
+
+
+def has_history(snapshot: Snapshot) -> bool:
+    """Whether a snapshot tells what happened, and not only what was there at its end."""
+    return any(np.any(np.isin(trace.action, ABOUT_MEMORY)) for trace in snapshot.traces)
 
 
 def recording_of(
@@ -346,6 +368,86 @@ class Recording:
         while high > 1 and self.fits((high - 1) * STEP, settings):
             high -= 1
         return high * STEP
+
+    # --- looking back ------------------------------------------------------------------------------------------------
+
+    @property
+    def calls(self) -> NDArray[np.void]:
+        """What was asked, in order: `CALL` records."""
+        return self._workload.calls
+
+    def entry_of(self, call: int) -> int:
+        """Where the entry of a call is in the file's history; -1 for none, before the first."""
+        entries = self._workload.entries
+        return int(self._history.kept[min(int(entries[call]), len(self._history) - 1)]) if call >= 0 else -1
+
+    @property
+    def trace(self) -> Trace:
+        """The history as it is in the file."""
+        return next(trace for trace in self._snapshot.traces if trace.device == self.device)
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Those that `stack_of_lives` numbers."""
+        return self._snapshot.stacks
+
+    def curve(self) -> NDArray[np.uint64]:
+        """Bytes active and reserved after each call, as recorded."""
+        run = self._follower()
+        samples = np.zeros((len(self.calls), 2), dtype=np.uint64)
+        run.sample(samples, 1)
+        run.run(self.calls)
+        return samples
+
+    def moment(self, calls: int) -> Moment:
+        """Memory after the first `calls` of the calls, as recorded."""
+        run = self._follower()
+        run.run(self.calls[:calls])
+        return Moment(*run.moment())
+
+    def pool_id(self, number: int) -> tuple[int, int]:
+        """The id of a pool that calls know by a number."""
+        first, second = self._pool_ids[number]
+        return int(first), int(second)
+
+    def stack_of_lives(self, lives: NDArray[np.int64], addresses: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """The number of the stack that allocated each of these blocks, which are at these addresses; -1 if unknown.
+
+        Of a block that was there before the history the snapshot knows it, if the block is still there at the end.
+        """
+        history, blocks = self._history, self._snapshot.blocks
+        of_life = np.full(self._initial.block_count, -1, dtype=np.int32)
+        seen = np.flatnonzero(history.allocated_at >= 0)
+        of_life[seen] = self.trace.stack[history.kept[history.allocated_at[seen]]]
+        found = of_life[lives]
+        mine = np.flatnonzero(self._snapshot.segments.device[blocks.segment] == self.device)
+        order = mine[np.argsort(blocks.address[mine], kind="stable")]
+        was_freed = np.ones(self._initial.block_count, dtype=bool)
+        was_freed[: history.lives] = (history.freed_at >= 0) | (history.allocated_at >= 0)
+        was_freed[history.lives :] = False
+        older = np.flatnonzero((found < 0) & ~was_freed[lives])
+        place = np.minimum(np.searchsorted(blocks.address[order], addresses[older]), max(len(order) - 1, 0))
+        if len(order):
+            same = blocks.address[order[place]] == addresses[older]
+            found[older[same]] = blocks.stack[order[place[same]]]
+        return found
+
+    def packed_bytes(self) -> int:
+        """What the requests need if all of them share one growing segment, whatever their streams and pools."""
+        before = len(self._initial.requests) + len(self._initial.frees)
+        calls = np.concatenate([self._initial.requests, self._initial.frees, self.calls])
+        # A free that waited is done right before the call at which it was done.
+        shared = calls["kind"] == Kind.FREE_SHARED
+        place = 2 * (np.arange(len(calls)) - before)
+        place[shared] = 2 * calls["due"][shared].astype(np.int64) - 1
+        calls["kind"][shared] = Kind.FREE
+        calls = calls[np.argsort(place, kind="stable")]
+        calls = calls[np.isin(calls["kind"], (Kind.MALLOC, Kind.FREE)) & (calls["block"] >= 0)]
+        calls["stream"] = calls["pool"] = 0
+        settings = replace(self.settings, expandable_segments=True, max_split_size=Settings().max_split_size)
+        run = Replay(settings, self._roomy, self._initial.block_count, self._pool_ids)
+        run.run(calls)
+        return int(run.figures()["peak_reserved_bytes"])
 
     def replay_uncompared(self) -> float:
         """Seconds of one core for a replay as recorded, without comparing or sampling; loading is not counted."""

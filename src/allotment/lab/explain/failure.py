@@ -1,0 +1,117 @@
+"""A request that ended out of memory: what was free at that moment, and why it did not serve."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._core.edge.words import BlockState
+from allotment.lab.explain.holders import UNKNOWN, lines_of_live
+from allotment.lab.replay.moment import Moment
+from allotment.lab.replay.records import Kind
+from allotment.lab.replay.run import Recording
+
+__all__ = ["Failure", "FreeMemory", "first_failure"]
+
+NAMED = 3
+"""Lines named for one reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Memory that was free and did not serve."""
+
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that was recorded as out of memory."""
+
+    entry: int
+    """In the file's history."""
+    call: int
+    size: int
+    stream: int
+    pool: tuple[int, int]
+    frames: list[dict[str, Any]]
+    free: list[FreeMemory]
+    capacity: int
+    """What the allocator could have had: what it held, and what the device had left."""
+
+
+def first_failure(recording: Recording) -> Failure | None:
+    """The first request that was recorded as out of memory; None if there is none."""
+    calls = recording.calls
+    refused = np.flatnonzero((calls["kind"] == Kind.MALLOC) & (calls["block"] < 0))
+    if len(refused) == 0:
+        return None
+    call = int(refused[0])
+    entry, trace = recording.entry_of(call), recording.trace
+    stack = int(trace.stack[entry])
+    moment = recording.moment(call + 1)
+    size, stream = int(calls["size"][call]), int(calls["stream"][call])
+    pool = recording.pool_id(int(calls["pool"][call]))
+    left = int(trace.address[entry])  # an entry about being out of memory has this in the place of an address
+    return Failure(
+        entry=entry,
+        call=call,
+        size=size,
+        stream=stream,
+        pool=pool,
+        frames=[frame._asdict() for frame in recording.stacks[stack]] if stack >= 0 else [],
+        free=[*_free_on_the_device(left, size), *_free_here(recording, moment, size, stream, pool)],
+        capacity=moment.reserved + left,
+    )
+
+
+def _free_on_the_device(left: int, size: int) -> list[FreeMemory]:
+    if left == 0:
+        return []
+    why = "less than was asked for" if left < size else "enough; a limit stood in the way, or the driver's own needs"
+    return [FreeMemory(left, f"free on the device: {why}")]
+
+
+def _free_here(recording: Recording, moment: Moment, size: int, stream: int, pool: tuple[int, int]) -> list[FreeMemory]:
+    free = moment.having(BlockState.INACTIVE)
+    in_pool = (free["pool_first"] == pool[0]) & (free["pool_second"] == pool[1])
+    on_stream = free["stream"] == stream
+    found = []
+    pieces = free[in_pool & on_stream]
+    if len(pieces):
+        small = pieces[pieces["small"] != 0]
+        fitting = pieces[(pieces["size"] >= size) & (pieces["small"] == 0)]
+        largest = int(pieces["size"].max())
+        reason = f"in {len(pieces):,} pieces of up to {largest:,} bytes"
+        if len(fitting) and size > 1 << 20:
+            reason += ", some large enough but not to be split (max_split_size)"
+        if len(small):
+            reason += f"; {int(small['size'].sum()):,} bytes of it serve requests of up to 1 MiB alone"
+        found.append(FreeMemory(int(pieces["size"].sum()), reason + _beside(recording, moment, pieces)))
+    for other in np.unique(free["stream"][in_pool & ~on_stream]).tolist():
+        kept = free[in_pool & (free["stream"] == other)]
+        found.append(FreeMemory(int(kept["size"].sum()), f"kept for stream {other}, the request is on {stream}"))
+    elsewhere = free[~in_pool]
+    for first, second in np.unique(elsewhere[["pool_first", "pool_second"]]).tolist():
+        kept = elsewhere[(elsewhere["pool_first"] == first) & (elsewhere["pool_second"] == second)]
+        found.append(FreeMemory(int(kept["size"].sum()), f"in pool ({first}, {second}), the request is for {pool}"))
+    waiting = moment.having(BlockState.ACTIVE_PENDING_FREE)
+    if len(waiting):
+        found.append(FreeMemory(int(waiting["size"].sum()), f"{len(waiting):,} freed blocks wait for other streams"))
+    return sorted(found, key=lambda memory: -memory.bytes)
+
+
+def _beside(recording: Recording, moment: Moment, pieces: NDArray[np.void]) -> str:
+    """The lines whose blocks lie in the same segments, and so keep them."""
+    lines, blocks = lines_of_live(recording, moment)
+    in_the_way = np.isin(blocks["segment"], pieces["segment"])
+    counted = Counter(line for line, there in zip(lines, in_the_way.tolist(), strict=True) if there)
+    counted.pop(UNKNOWN, None)
+    if not counted:
+        return ""
+    return "; beside blocks of " + ", ".join(line for line, _ in counted.most_common(NAMED))

@@ -1,0 +1,190 @@
+"""Everything that can be said about a recorded run, as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._core.edge.words import BlockState, SegmentType
+from allotment._formats.torch_snapshot import Snapshot
+from allotment.errors import FormatError
+from allotment.lab.explain.failure import Failure, first_failure
+from allotment.lab.explain.holders import Holder, holders, lines_of, lines_of_live
+from allotment.lab.explain.waste import Waste, waste_at
+from allotment.lab.replay.gate import check_segments
+from allotment.lab.replay.moment import Moment
+from allotment.lab.replay.records import MOMENT_BLOCK, Kind
+from allotment.lab.replay.run import Recording
+from allotment.lab.tune.candidates import FEW
+from allotment.lab.tune.search import Candidate, try_settings
+
+__all__ = ["Bounds", "Explanation", "Peak", "explain", "explain_end"]
+
+MOST_SUGGESTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment at which most memory was reserved."""
+
+    entry: int
+    """In the file's history; -1 if it was before the first."""
+    time_us: int
+    live_bytes: int
+    """Asked for and in use."""
+    reserved_bytes: int
+    holders: list[Holder]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What any allocator would need."""
+
+    peak_live_bytes: int
+    """The most that was active at once."""
+    packing_bytes: int
+    """The requests in one growing segment, whatever their streams and pools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a run needed the memory that it did."""
+
+    device: int
+    compat: str | None
+    """The PyTorch by whose rules it was replayed; None without a history."""
+    matches_recording: bool | None
+    failure: Failure | None
+    peak: Peak
+    waste: Waste
+    bounds: Bounds | None
+    """None without a history."""
+    suggestions: list[Candidate]
+    """What would help most, tried by replay."""
+
+
+def explain(recording: Recording, progress: Callable[[str], None] = lambda what: None) -> Explanation:
+    """Look at the moment of the peak and at the first failure, and try what would help."""
+    progress("replaying")
+    result = recording.replay()
+    call, moment = _peak_moment(recording)
+    stream, pool = _asker(recording, call, moment)
+    progress("looking for the request that failed")
+    failure = first_failure(recording)
+    entry = recording.entry_of(call)
+    return Explanation(
+        device=recording.device,
+        compat=recording.compat,
+        matches_recording=result.matches_recording,
+        failure=failure,
+        peak=Peak(
+            entry=entry,
+            time_us=int(recording.trace.time_us[max(entry, 0)]),
+            live_bytes=moment.requested,
+            reserved_bytes=moment.reserved,
+            holders=_holders(recording, moment),
+        ),
+        waste=waste_at(moment, stream, pool),
+        bounds=Bounds(result.recorded_peak_active_bytes, recording.packed_bytes()),
+        suggestions=_suggestions(recording, result.peak_reserved_bytes, failure, progress),
+    )
+
+
+def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
+    """What can be said of a snapshot without a history: the moment at which it was taken.
+
+    `device` is the one with most reserved, unless given. Raises FormatError if the snapshot has no memory of it.
+    """
+    segments, blocks = snapshot.segments, snapshot.blocks
+    reserved = {number: int(segments.total_size[segments.device == number].sum()) for number in snapshot.devices}
+    chosen = max(reserved, key=lambda number: reserved[number], default=0) if device is None else device
+    check_segments(snapshot, chosen)
+    mine = np.flatnonzero(segments.device[blocks.segment] == chosen)
+    if len(mine) == 0:
+        raise FormatError(f"the snapshot has neither a history nor memory of device {chosen}")
+    moment = Moment(_as_moment_blocks(snapshot, mine), np.zeros(0, dtype=np.uint64))
+    live = mine[blocks.state[mine] == BlockState.ACTIVE_ALLOCATED]
+    stream, pool = _asker_of_most(moment)
+    return Explanation(
+        device=chosen,
+        compat=None,
+        matches_recording=None,
+        failure=None,
+        peak=Peak(
+            entry=-1,
+            time_us=0,
+            live_bytes=moment.requested,
+            reserved_bytes=moment.reserved,
+            holders=holders(
+                lines_of(snapshot.stacks, blocks.stack[live].tolist()), blocks.requested_size[live].tolist()
+            ),
+        ),
+        waste=waste_at(moment, stream, pool),
+        bounds=None,
+        suggestions=[],
+    )
+
+
+def _as_moment_blocks(snapshot: Snapshot, mine: NDArray[np.int64]) -> NDArray[np.void]:
+    segments, blocks = snapshot.segments, snapshot.blocks
+    segment = blocks.segment[mine]
+    found = np.zeros(len(mine), dtype=MOMENT_BLOCK)
+    found["address"], found["size"], found["state"] = blocks.address[mine], blocks.size[mine], blocks.state[mine]
+    in_use = found["state"] == BlockState.ACTIVE_ALLOCATED
+    requested = blocks.requested_size[mine] if "requested_size" in blocks.present else blocks.size[mine]
+    found["requested"] = np.where(in_use, requested, 0)
+    found["stream"], found["segment"] = segments.stream[segment], segments.address[segment]
+    found["pool_first"], found["pool_second"] = segments.pool_first[segment], segments.pool_second[segment]
+    found["small"] = segments.type[segment] == SegmentType.SMALL
+    whole = (found["state"] == BlockState.INACTIVE) & (found["size"] == segments.total_size[segment])
+    found["releasable"] = np.where(whole, found["size"], 0)
+    return np.asarray(found[found["state"] != BlockState.UNMAPPED])
+
+
+def _holders(recording: Recording, moment: Moment) -> list[Holder]:
+    lines, blocks = lines_of_live(recording, moment)
+    return holders(lines, blocks["requested"].tolist())
+
+
+def _peak_moment(recording: Recording) -> tuple[int, Moment]:
+    """The first call after which most was reserved, and the moment after it; -1 if that was before all of them."""
+    reserved = recording.curve()[:, 1]
+    before = recording.moment(0)
+    if len(reserved) == 0 or int(reserved.max()) <= before.reserved:
+        return -1, before
+    call = int(np.argmax(reserved))
+    return call, recording.moment(call + 1)
+
+
+def _asker(recording: Recording, call: int, moment: Moment) -> tuple[int, tuple[int, int]]:
+    """Stream and pool of the request that led to a moment; else those that most is reserved for."""
+    if call >= 0 and recording.calls["kind"][call] == Kind.MALLOC:
+        asked = recording.calls[call]
+        return int(asked["stream"]), recording.pool_id(int(asked["pool"]))
+    return _asker_of_most(moment)
+
+
+def _asker_of_most(moment: Moment) -> tuple[int, tuple[int, int]]:
+    """The stream that most is reserved for, and the default pool."""
+    streams = np.unique(moment.blocks["stream"])
+    if len(streams) == 0:
+        return 0, (0, 0)
+    held = [int(moment.blocks["size"][moment.blocks["stream"] == stream].sum()) for stream in streams]
+    return int(streams[int(np.argmax(held))]), (0, 0)
+
+
+def _suggestions(
+    recording: Recording, recorded: int, failure: Failure | None, progress: Callable[[str], None]
+) -> list[Candidate]:
+    progress("trying other settings")
+    tried = try_settings(recording, FEW, failure.capacity if failure is not None else None)
+    better = [
+        each
+        for each in tried
+        if each.settings and each.fits and (failure is not None or each.peak_reserved_bytes < recorded)
+    ]
+    return list(islice(sorted(better, key=lambda each: (each.peak_reserved_bytes, each.driver_ms)), MOST_SUGGESTIONS))

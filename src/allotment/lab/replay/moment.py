@@ -1,0 +1,43 @@
+"""Memory at one moment of a recorded history: every block, and which request each live one came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._core.edge.words import BlockState
+
+__all__ = ["Moment"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """After some of a workload's calls were made, as recorded."""
+
+    blocks: NDArray[np.void]
+    """`MOMENT_BLOCK` records of all mapped blocks, by address."""
+    address_of_life: NDArray[np.uint64]
+    """By life: where its block is; 0 if it is not in use."""
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held of the device."""
+        return int(self.blocks["size"].sum())
+
+    @property
+    def requested(self) -> int:
+        """Bytes that were asked for and are in use."""
+        return int(self.blocks["requested"].sum())
+
+    def having(self, *states: BlockState) -> NDArray[np.void]:
+        """The blocks in one of these states."""
+        return self.blocks[np.isin(self.blocks["state"], states)]
+
+    @property
+    def live(self) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+        """The lives of the blocks in use, and those blocks."""
+        lives = np.flatnonzero(self.address_of_life)
+        places = np.searchsorted(self.blocks["address"], self.address_of_life[lives])
+        return lives, self.blocks[places]

@@ -1,0 +1,35 @@
+"""Settings that are worth a try, as texts that can be pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+__all__ = ["FEW", "OURS", "all_candidates", "is_ours"]
+
+EXPANDABLE = ("", "expandable_segments:True")
+SPLITS = ("", *(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512)))
+ROUNDINGS = ("", "roundup_power2_divisions:4", "roundup_power2_divisions:8")
+COLLECTION = ("", "garbage_collection_threshold:0.6", "garbage_collection_threshold:0.8")
+OURS = ("placement:dense",)
+"""Not PyTorch's own: an allocator of ours has to run below PyTorch."""
+
+
+def is_ours(settings: str) -> bool:
+    """Whether settings have a part that PyTorch's own allocator does not know."""
+    return any(part in OURS for part in settings.split(","))
+
+
+FEW = ("", "expandable_segments:True", *SPLITS[2:4], "expandable_segments:True,roundup_power2_divisions:8", *OURS)
+"""The ones that help most often."""
+
+
+def all_candidates(limited: bool) -> Iterator[str]:
+    """The few first, then the others; collection has an effect only where memory is limited."""
+    seen = set(FEW)
+    yield from FEW
+    for parts in product(EXPANDABLE, ROUNDINGS, SPLITS, COLLECTION if limited else ("",)):
+        text = ",".join(part for part in parts if part)
+        if text not in seen:
+            seen.add(text)
+            yield text

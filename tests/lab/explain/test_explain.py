@@ -1,0 +1,206 @@
+"""Explaining recorded runs: the causes of waste one by one, a request that failed, and what the command prints."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import allotment
+from allotment._cli import main
+from allotment._formats.pickle_columns import Frame
+from allotment.errors import FormatError, OutOfMemoryError
+from allotment.lab.explain.holders import UNKNOWN, line_of
+from allotment.lab.explain.report import Explanation, explain, explain_end
+from allotment.lab.replay.run import read_recording, read_source
+from helpers.effort import sample
+
+MIB = 1 << 20
+TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.pickle.gz"), key=lambda path: path.stat().st_size)
+
+
+def recorded(allocator: allotment.Allocator) -> bytes:
+    return pickle.dumps(allocator.snapshot())
+
+
+def an_allocator(settings: str = "", limit: str | None = None) -> allotment.Allocator:
+    allocator = allotment.Allocator("sim:1GiB", settings=f"compat:2.11{settings}", limit=limit)
+    allocator.record_history(context="all", stacks="python")
+    return allocator
+
+
+def explained(allocator: allotment.Allocator) -> Explanation:
+    found = explain(read_recording(recorded(allocator)))
+    assert found.waste.total == found.peak.reserved_bytes - found.peak.live_bytes
+    return found
+
+
+@pytest.mark.parametrize("path", sample(TRACES), ids=lambda path: path.name)
+def test_causes_of_waste_add_up_in_recorded_runs(path: Path) -> None:
+    recording = read_recording(path)
+    found = explain(recording)
+    result = recording.replay()
+    assert found.peak.reserved_bytes == result.peak_reserved_bytes
+    assert found.waste.total == found.peak.reserved_bytes - found.peak.live_bytes
+    assert sum(holder.bytes for holder in found.peak.holders) == found.peak.live_bytes
+    assert found.bounds is not None
+    assert found.bounds.peak_live_bytes <= found.bounds.packing_bytes
+    assert all(each.peak_reserved_bytes < result.peak_reserved_bytes for each in found.suggestions)
+
+
+def test_rounding_is_what_blocks_have_more_than_was_asked_for() -> None:
+    allocator = an_allocator()
+    kept = [allocator.malloc(1000) for _ in range(4)]
+    allocator.malloc(12 * MIB)
+    found = explained(allocator)
+    assert found.waste.rounding == len(kept) * 24
+    assert found.waste.pieces == 2 * MIB - 4 * 1024
+
+
+def test_free_memory_of_other_streams_is_told_apart() -> None:
+    allocator = an_allocator()
+    stream = allotment.Stream(allocator)
+    allocator.free(allocator.malloc(12 * MIB, stream))
+    allocator.malloc(14 * MIB)
+    assert explained(allocator).waste.other_streams == 12 * MIB
+
+
+def test_free_memory_of_private_pools_is_told_apart() -> None:
+    allocator = an_allocator()
+    with allocator.pool() as pool:
+        allocator.free(allocator.malloc(12 * MIB))
+        allocator.malloc(14 * MIB)
+    allocator.malloc(16 * MIB)
+    assert explained(allocator).waste.private_pools == 12 * MIB
+    del pool
+
+
+def test_freed_blocks_that_wait_for_other_streams_are_told_apart() -> None:
+    allocator = an_allocator()
+    stream = allotment.Stream(allocator)
+    allocator.free(allocator.malloc(14 * MIB))  # a history that shows when frees are done
+    allocator.empty_cache()
+    block = allocator.malloc(12 * MIB)
+    allocator.device.launch(stream.handle)
+    allocator.record_stream(block, stream)
+    allocator.free(block)
+    allocator.malloc(14 * MIB)
+    assert explained(allocator).waste.waiting == 12 * MIB
+
+
+def test_a_free_segment_that_does_not_serve_could_have_been_released() -> None:
+    allocator = an_allocator()
+    allocator.free(allocator.malloc(12 * MIB))
+    allocator.malloc(14 * MIB)
+    assert explained(allocator).waste.unreleased == 12 * MIB
+
+
+def test_holders_are_the_lines_that_allocated() -> None:
+    allocator = an_allocator()
+    many = [allocator.malloc(MIB) for _ in range(3)]
+    one = allocator.malloc(2 * MIB)
+    first, second = explained(allocator).peak.holders
+    assert (first.bytes, first.blocks) == (3 * MIB, len(many))
+    assert (second.bytes, second.blocks) == (2 * MIB, 1)
+    assert Path(__file__).name in first.where and first.where != second.where
+    allocator.free(one)
+
+
+def test_the_line_of_a_stack_is_the_users_own() -> None:
+    library = Frame("empty", "/usr/lib/python3/site-packages/torch/functional.py", 10)
+    assert line_of((Frame("call", "??", 0), library, Frame("step", "train.py", 33))) == "train.py:33 step"
+    assert line_of((Frame("call", "??", 0), library)) == f"{library.filename}:10 empty"
+    assert line_of(()) == UNKNOWN
+
+
+def out_of_memory() -> allotment.Allocator:
+    """64 MiB, every second 2 MiB of them in use: a request for 20 MiB fails, though half is free."""
+    allocator = an_allocator(",expandable_segments:True", limit="80MiB")
+    blocks = [allocator.malloc(2 * MIB) for _ in range(40)]
+    for block in blocks[::2]:
+        allocator.free(block)
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(30 * MIB)
+    return allocator
+
+
+def test_a_request_that_failed_is_told_with_its_line_and_what_was_free() -> None:
+    failure = explained(out_of_memory()).failure
+    assert failure is not None
+    assert failure.size == 30 * MIB
+    assert any(frame["filename"].endswith(Path(__file__).name) for frame in failure.frames)
+    here = [memory for memory in failure.free if "pieces" in memory.reason]
+    assert len(here) == 1
+    assert Path(__file__).name in here[0].reason
+
+
+def test_what_is_suggested_after_a_failure_fits() -> None:
+    found = explained(out_of_memory())
+    assert found.failure is not None
+    assert all(each.fits for each in found.suggestions)
+
+
+def test_a_snapshot_without_history_is_explained_by_what_it_holds() -> None:
+    allocator = allotment.Allocator("sim:1GiB")
+    kept = allocator.malloc(1000)
+    allocator.free(allocator.malloc(12 * MIB))
+    found = explain_end(read_source(recorded(allocator)))
+    assert found.waste.total == found.peak.reserved_bytes - found.peak.live_bytes
+    assert (found.peak.live_bytes, found.waste.rounding, found.waste.unreleased) == (1000, 24, 12 * MIB)
+    assert found.bounds is None and found.failure is None and found.suggestions == []
+    allocator.free(kept)
+
+
+def test_a_snapshot_of_nothing_is_refused() -> None:
+    with pytest.raises(FormatError, match="neither a history nor memory"):
+        explain_end(read_source(pickle.dumps({"segments": [], "device_traces": []})))
+
+
+# --- the command ---
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", *arguments])
+    return int(ended.value.code or 0), capsys.readouterr().out
+
+
+def test_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "oom.pickle"
+    file.write_bytes(recorded(out_of_memory()))
+    code, out = run(capsys, str(file), "--json")
+    report: dict[str, Any] = json.loads(out)
+    assert code == 0
+    assert set(report["failure"]) == {"entry", "size", "stream", "pool", "frames", "free"}
+    assert set(report["peak"]) == {"entry", "time_us", "live_bytes", "reserved_bytes", "holders"}
+    waste = report["waste"]
+    assert waste.pop("total") == sum(waste.values())
+    assert set(waste) == {"rounding", "pieces", "other_streams", "private_pools", "waiting", "unreleased"}
+    assert set(report["bounds"]) == {"peak_live_bytes", "packing_bytes"}
+
+
+def test_people_are_told_the_failure_and_the_line_to_paste(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "oom.pickle"
+    file.write_bytes(recorded(out_of_memory()))
+    code, out = run(capsys, str(file))
+    assert code == 0
+    assert "Out of memory" in out and "30.0 MiB" in out
+    assert "reserved and not in use" in out
+
+
+def test_a_name_with_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    allocator = an_allocator()
+    code = compile("kept = allocator.malloc(1000)", "[bold]train[/].py", "exec")
+    exec(code, {"allocator": allocator})
+    file = tmp_path / "markup.pickle"
+    file.write_bytes(recorded(allocator))
+    assert "[bold]train[/].py" in run(capsys, str(file))[1]
+
+
+def test_what_is_no_snapshot_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("hello")
+    assert run(capsys, str(file))[0] == 2
