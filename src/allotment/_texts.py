@@ -162,9 +162,15 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
         f" for which a segment of {format_size(facts.segment_size)} was needed.{_device_memory(facts)}"
         f" Allocator: {format_size(facts.reserved)} reserved ({limit}), {format_size(facts.allocated)} in use,"
         f" {format_size(facts.private_free)} free in private pools;"
-        f" largest free block {format_size(facts.largest_free)}."
+        f" largest free block {format_size(facts.largest_free)}{_joinable(facts)}."
         f" Try: {'; '.join(_remedies(facts))}."
     )
+
+
+def _joinable(facts: OutOfMemoryFacts) -> str:
+    if facts.joinable is None:
+        return ""
+    return f", {format_size(facts.joinable)} by putting free memory side by side"
 
 
 def _device_memory(facts: OutOfMemoryFacts) -> str:
@@ -180,7 +186,7 @@ def _remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
     fits_without_limit = facts.device_free >= facts.segment_size
     if over_limit and fits_without_limit:
         yield "raise the limit"
-    if unused >= facts.rounded:
+    if unused >= facts.rounded and facts.joinable is None:
         yield "expandable_segments:True (enough is reserved and unused, but in pieces or for other streams)"
     if facts.private_free >= facts.rounded:
         yield "release private pools, or let them serve others with use_on_oom"

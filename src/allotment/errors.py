@@ -76,7 +76,8 @@ class OutOfMemoryFacts:
     None is no limit.
 
     `allocated` is in use, `reserved` is held by the allocator, in use or not; of that, `private_free` lies unused in
-    private pools, and `largest_free` is the largest block that is unused anywhere.
+    private pools, and `largest_free` is the largest block that is unused anywhere. `joinable` is what could be put side
+    by side of unused memory, under new addresses; None where memory is not moved in that way.
 
     `too_large`: the request was refused for its size alone (2**60 bytes or more); no other figure was gathered.
 
@@ -108,6 +109,7 @@ class OutOfMemoryFacts:
     range_bytes: int | None = None
     range_class: str = ""
     rejected: bool = False
+    joinable: int | None = None
 
 
 class OutOfMemoryError(AllotmentError, MemoryError):

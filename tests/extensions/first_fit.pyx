@@ -206,7 +206,7 @@ cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
     return block
 
 
-cdef Block* take_front(Engine* engine, Block* block, bytes_t size, uint32_t context) noexcept nogil:
+cdef Block* take_front(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil:
     return cut_and_hand_out(engine, places_of(block.shelf), block, size, size, context)
 
 
@@ -313,8 +313,8 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
 
 
 cdef Placement table = Placement(
-    name=b"first_fit", create=create, destroy=destroy, hit=hit, miss=miss, lend=hit, take_front=take_front,
-    take_back=take_back, release=release, retire=retire, grant=NULL, largest_free=largest_free, free_bytes=free_bytes,
-    walk=NULL, check=check)
+    name=b"first_fit", needs_virtual=False, create=create, destroy=destroy, hit=hit, miss=miss, lend=hit, reserve=NULL,
+    take_front=take_front, take_back=take_back, release=release, retire=retire, grant=NULL, largest_free=largest_free,
+    free_bytes=free_bytes, joinable=NULL, ranges=NULL, walk=NULL, check=check)
 
 placement_register(&table)

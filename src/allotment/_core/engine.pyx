@@ -27,7 +27,7 @@ from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport MIN_BLOCK, Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
 from allotment._core.placement.pytorch.policy cimport hit_address
-from allotment._core.records.stats cimport stats_clear, stats_init
+from allotment._core.records.stats cimport stats_clear, stats_init, tally_now
 from allotment._core.records.trace cimport ACTION_ANNOTATE, trace_clear, trace_init, trace_report, trace_set_metadata
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
@@ -139,7 +139,7 @@ cdef bint engine_retire(Engine* engine) noexcept nogil:
     if not (release_everything(engine, False, 0, &failure)
             and engine.defaults.placement.retire(engine, &engine.defaults, &failure)):
         return False
-    return engine.first_range == NULL and engine.direct.count == 0
+    return engine.first_range == NULL and engine.direct.count == 0 and tally_now(&engine.stats.reserved_bytes) == 0
 
 
 # --- requests ----------------------------------------------------------------------------------------------
@@ -188,6 +188,7 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
         request.failure.range_bytes = 0
         request.failure.allocated = request.failure.reserved = 0
         request.failure.private_free = request.failure.largest_free = 0
+        request.failure.joins = False
         note_device_memory(engine, &request.failure)
     return 0
 

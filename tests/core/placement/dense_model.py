@@ -20,6 +20,7 @@ CLOCK_STREAMS = 4  # of a clock, before the rest is folded
 CHUNK_MOST = 512 * MIB
 VIEW_US, CHUNK_US = 32.5, 47.0
 MICRO = 1_000_000
+SOON = 10_000  # requests: a view that comes back within so many was dropped too early
 
 
 def up(size: int, unit: int = PAGE) -> int:
@@ -34,6 +35,10 @@ class OutOfMemory(Exception):
     pass
 
 
+class MappingRefused(Exception):
+    pass
+
+
 @dataclass
 class Options:
     grain: int = 24
@@ -42,6 +47,7 @@ class Options:
     share_streams: bool = True
     start: int = 0
     views: int = 8
+    gc_threshold: float = 0.0
 
 
 # --- who is ordered after whom --------------------------------------------------------------------------------------
@@ -107,9 +113,23 @@ class Streams:
     def order_after(self, stream: int, other: int) -> None:
         self.synced[stream, other] = self.tick
 
+    def see_done(self, stream: int, tick: int) -> None:
+        self.done[stream] = max(tick, self.done.get(stream, 0))
+
     def all_done(self) -> None:
         for stream in self.known:
-            self.done[stream] = self.tick
+            self.see_done(stream, self.tick)
+
+    def is_done_with(self, stream: int, tick: int) -> bool:
+        return min(tick, self.latest.get(stream, 0)) <= self.done.get(stream, 0)
+
+    def all_are_past(self, tick: int) -> bool:
+        return all(self.is_done_with(stream, tick) for stream in self.known)
+
+    def is_over(self, clock: Clock) -> bool:
+        if any(tick > self.done.get(stream, 0) for stream, tick in clock.ticks.items()):
+            return False
+        return not clock.everyone or self.all_are_past(clock.everyone)
 
 
 # --- memory and addresses -------------------------------------------------------------------------------------------
@@ -119,8 +139,14 @@ class Streams:
 class Chunk:
     number: int
     size: int
+    view_limit: int
     live: int = 0
     views: list[View] = field(default_factory=list)  # the first is its home
+    dropped: int = 0  # when it last lost a view, by the arena's count of requests; 0: it does not count
+
+    @property
+    def last_use(self) -> int:
+        return max(view.last_use for view in self.views)
 
 
 @dataclass(eq=False)
@@ -130,6 +156,7 @@ class View:
     offset: int
     live: int = 0
     last_use: int = 0
+    freed: int = 0  # when something used through it was last freed
 
     @property
     def end(self) -> int:
@@ -148,6 +175,7 @@ class Tile:
     shadows: list[Tile] = field(default_factory=list)
     uses: list[int] = field(default_factory=list)
     events: dict[int, int] = field(default_factory=dict)  # pending: user stream -> tick of its event
+    work: dict[int, int] = field(default_factory=dict)  # pending: user stream -> its work before that event
     freed_at: int = 0  # pending: the order of frees
 
     @property
@@ -214,6 +242,7 @@ class Arena:
         self.loading = True
         self.requests = 0
         self.carved = 0  # addresses given to regions
+        self.freeable = False  # nobody uses it any more
 
     # --- finding ----------------------------------------------------------------------------------------------
 
@@ -329,6 +358,7 @@ class Arena:
             part = min(tile.end, view.end) - max(tile.offset, view.offset)
             view.chunk.live -= part
             view.live -= part
+            view.freed = self.streams.tick
         self.active -= tile.size
         self.memory.active -= tile.size
         if self.loading:
@@ -358,17 +388,47 @@ class Arena:
     def grow(self, size: int, stream: int, last: bool = False) -> Region:
         """Step 7: the region that has grown. Raises OutOfMemory before anything has changed."""
         peak, room, left = self.limits(size)
-        if self.private or not self.memory.may_wait:
+        if self.private:
             return self.grow_plainly(size, stream, left)
         region = self.home_region()
         tail = region.tail.size if region.tail else 0
         need = up(size - tail)
         pressed = self.is_pressed()
+        ahead = 0 if pressed else min(room, up(max(16 * MIB, self.memory.reserved // 50)))
+        in_gap, gap = self.cheapest_gap(size) if not last else (0, None)
+        if gap is not None and in_gap <= room and (in_gap <= need or need > region.left):
+            self.create(gap.region, max(in_gap, min(ahead, gap.size)), gap)
+            return gap.region
         if need <= room and need <= region.left and not last:
-            ahead = 0 if pressed else min(room, region.left, up(max(16 * MIB, self.memory.reserved // 50)))
-            self.create(region, max(need, ahead))
+            self.create(region, max(need, min(ahead, region.left)))
             return region
-        plan = self.cheapest_plan(size, room, pressed, last)
+        try:
+            return self.grow_by_plan(size, peak, room, left, last)
+        except MappingRefused as refusal:
+            if not refusal.args[0]:  # nothing was stitched
+                raise
+            return self.grow_by_plan(size, peak, room, left, last, stitches=False)
+
+    def cheapest_gap(self, size: int) -> tuple[int, Tile | None]:
+        """How much new memory the gap needs that needs least to give a place for a request, and which one it is."""
+        best: tuple[int, Tile | None] = (0, None)
+        for region in self.regions:
+            around = [None, *region.tiles, None]
+            for i, gap in enumerate(region.tiles):
+                if gap.state != "unmapped":
+                    continue
+                before, behind = (
+                    tile.size if tile is not None and tile.state == "free" else 0 for tile in (around[i], around[i + 2])
+                )
+                if before < size and behind < size and before + gap.size + behind >= size:
+                    need = min(up(size - before), gap.size)
+                    if best[1] is None or need < best[0]:
+                        best = need, gap
+        return best
+
+    def grow_by_plan(self, size: int, peak: int, room: int, left: int, last: bool, stitches: bool = True) -> Region:
+        pressed = self.is_pressed()
+        plan = self.cheapest_plan(size, room, pressed, last, stitches and self.options.views > 1)
         if plan is None:
             raise OutOfMemory
         if plan.beyond and not pressed and not last:
@@ -397,6 +457,88 @@ class Arena:
         self.create(region, need)
         return region
 
+    # --- views that go ------------------------------------------------------------------------------------------
+
+    def drop_old_views(self, chunk: Chunk, region: Region) -> None:
+        if len(chunk.views) <= chunk.view_limit:
+            return
+        if chunk.dropped and self.requests - chunk.dropped < SOON:
+            chunk.view_limit *= 2
+            chunk.dropped = 0
+            return
+        view = self.view_to_drop(chunk, region)
+        if view is None:
+            self.memory.ask_streams()
+            view = self.view_to_drop(chunk, region)
+        if view is not None:
+            self.drop(view)
+            chunk.dropped = max(self.requests, 1)
+            self.memory.dropped += 1
+
+    def view_to_drop(self, chunk: Chunk, region: Region) -> View | None:
+        candidates = [
+            view
+            for view in chunk.views
+            if not view.live and view.region.number and view.region is not region
+            and self.streams.all_are_past(view.freed)
+        ]  # fmt: skip
+        return min(candidates, key=lambda view: view.last_use, default=None)
+
+    def drop(self, view: View) -> None:
+        """The addresses of a view are a gap."""
+        region = view.region
+        for tile in [tile for tile in region.tiles if tile.offset < view.end and tile.end > view.offset]:
+            low, high = max(tile.offset, view.offset), min(tile.end, view.end)
+            if tile.state == "free":
+                self.cut(region, low, high - low, "unmapped")
+            else:
+                assert tile.state == "shadow" and (low, high) == (tile.offset, tile.end)
+                tile.user.shadows.remove(tile)
+                tile.state, tile.user = "unmapped", None
+        i = 0
+        while i + 1 < len(region.tiles):
+            if region.tiles[i].state == region.tiles[i + 1].state == "unmapped":
+                region.tiles[i].size += region.tiles.pop(i + 1).size
+            else:
+                i += 1
+        if region.tiles[-1].state == "unmapped":
+            region.tiles.pop()
+        region.views.remove(view)
+        view.chunk.views.remove(view)
+
+    def is_unused(self, chunk: Chunk) -> bool:
+        home = chunk.views[0]
+        return chunk.live == 0 and self.streams.is_over(home.region.at(home.offset).clock)
+
+    def trim(self, keep: int = 0) -> None:
+        """Give back what is not used, what was used longest ago first, until no more than `keep` is held."""
+        for chunk in sorted(filter(self.is_unused, self.chunks), key=lambda c: (c.last_use, c.number)):
+            if self.reserved <= keep:
+                break
+            for view in list(chunk.views):
+                self.drop(view)
+            self.forget(chunk)
+        if not self.chunks:
+            self.regions, self.carved = [], 0
+
+    def forget(self, chunk: Chunk) -> None:
+        self.chunks.remove(chunk)
+        self.reserved -= chunk.size
+        self.memory.reserved -= chunk.size
+
+    def adopt(self, source: Arena) -> None:
+        """Have the regions of a pool that nobody uses, if they are wholly free."""
+        for old in source.regions:
+            if len(old.tiles) != 1 or old.tiles[0].state != "free" or not self.streams.is_over(old.tiles[0].clock):
+                continue
+            region = Region(len(self.regions), 0, old.size)
+            self.regions.append(region)
+            for view in old.views:
+                source.forget(view.chunk)
+                self.add_chunk(region, view.chunk.size)
+            old.size, old.tiles, old.views = 0, [], []
+            self.memory.adopted += 1
+
     def home_region(self) -> Region:
         return self.regions[0] if self.regions else self.new_region(0)
 
@@ -419,27 +561,40 @@ class Arena:
         most = max(1152 * MIB // grain, max(self.memory.reserved, self.memory.active + left) // grain, 2 * new // grain)
         return min(CHUNK_MOST, up(most))
 
-    def create(self, region: Region, new: int) -> None:
+    def create(self, region: Region, new: int, gap: Tile | None = None) -> None:
+        """New memory at the end of a region, or at the front of a gap."""
         left = new
-        self.memory.ask_device()
+        if new:
+            self.memory.ask_device()
         while left > 0:
             most = self.chunk_most(new, left)
             size = min(left, most)
             if 0 < left - size < size // 4:
                 size = up(left // 2)
-            chunk = Chunk(self.numbered, size)
-            self.numbered += 1
-            self.chunks.append(chunk)
-            self.reserved += size
-            self.memory.reserved += size
-            self.memory.created += 1
-            view = View(chunk, region, region.filled)
-            chunk.views.append(view)
-            region.views.append(view)
-            tile = Tile(region, view.offset, size, "free")
-            region.tiles.append(tile)
-            self.join(tile)
+            self.add_chunk(region, size, gap)
             left -= size
+
+    def add_chunk(self, region: Region, size: int, gap: Tile | None = None) -> None:
+        chunk = Chunk(self.numbered, size, self.options.views)
+        self.numbered += 1
+        self.chunks.append(chunk)
+        self.reserved += size
+        self.memory.reserved += size
+        view = View(chunk, region, region.filled if gap is None else gap.offset, last_use=self.requests)
+        chunk.views.append(view)
+        region.views.append(view)
+        region.views.sort(key=lambda one: one.offset)
+        tile = Tile(region, view.offset, size, "free")
+        if gap is None:
+            region.tiles.append(tile)
+        else:
+            region.tiles.insert(region.tiles.index(gap), tile)
+            gap.offset += size
+            gap.size -= size
+            if not gap.size:
+                region.tiles.remove(gap)
+            self.memory.filled += 1
+        self.join(tile)
 
     def add_view(self, region: Region, chunk: Chunk) -> None:
         source = chunk.views[0]
@@ -458,7 +613,6 @@ class Arena:
                 copy.user.shadows.append(copy)
         region.views.append(view)
         chunk.views.append(view)
-        self.memory.mapped += 1
 
     def free_ends(self, chunk: Chunk) -> tuple[int, int]:
         """The free bytes at the head and at the tail of a chunk."""
@@ -472,7 +626,7 @@ class Arena:
                     tail = view.end - max(tile.offset, view.offset)
         return head, tail
 
-    def cheapest_plan(self, size: int, room: int, pressed: bool, last: bool) -> Plan | None:
+    def cheapest_plan(self, size: int, room: int, pressed: bool, last: bool, stitches: bool) -> Plan | None:
         whole = sorted((c for c in self.chunks if c.live == 0), key=lambda c: (-c.size, -c.number))
         partly = [(c, *self.free_ends(c)) for c in self.chunks if c.live > 0]
         tails = sorted(((tail, chunk) for chunk, _, tail in partly if tail >= PAGE), key=lambda x: (-x[0], x[1].number))
@@ -481,10 +635,12 @@ class Arena:
             (region, None, region.tail.size if region.tail else 0) for region in self.regions
         ]
         starts.append((None, None, 0))
-        if self.options.views > 1:
+        if stitches:
             starts += [(None, chunk, tail) for tail, chunk in tails[:4]]
+        else:
+            whole = []
         for region, tail_of, have in starts:
-            for with_head in (False, True) if self.options.views > 1 else (False,):
+            for with_head in (False, True) if stitches else (False,):
                 plan = self.plan(size, room, pressed, last, region, tail_of, have, with_head, whole, partly)
                 if plan is not None and (best is None or plan.price < best.price):
                     best = plan
@@ -503,7 +659,7 @@ class Arena:
             head, _, plan.head_of = max(heads, key=lambda x: x[:2])
             rest -= head
         need = up(rest) if rest > 0 else 0
-        stock = [chunk for chunk in whole if not is_there(chunk)] if self.options.views > 1 else []
+        stock = [chunk for chunk in whole if not is_there(chunk)]
         plan.create = max(0, need - sum(chunk.size for chunk in stock))
         rest = need - plan.create
         while rest > 0:
@@ -528,17 +684,22 @@ class Arena:
 
     def carry_out(self, plan: Plan) -> Region:
         region = plan.region if plan.region is not None else self.new_region(plan.added)
-        if plan.create:
-            self.memory.ask_device()
-            self.memory.refusals.append(False)
+        stitched = [chunk for chunk in (plan.tail_of, *plan.whole, plan.head_of) if chunk is not None]
+        if plan.create or stitched:
+            self.memory.ask_device(bool(plan.create), bool(stitched))
+        self.memory.refusals.append(False)
         if plan.tail_of is not None:
             self.add_view(region, plan.tail_of)
         for chunk in plan.whole:
             self.add_view(region, chunk)
         if plan.create:
             self.create(region, plan.create)
+        else:
+            self.memory.refusals.pop()
         if plan.head_of is not None:
             self.add_view(region, plan.head_of)
+        for chunk in stitched:
+            self.drop_old_views(chunk, region)
         return region
 
 
@@ -550,11 +711,15 @@ class Memory:
         self.limit = limit
         self.options = options or Options()
         self.streams = Streams()
-        self.reserved = self.active = self.created = self.mapped = 0
-        self.may_wait = True
+        self.reserved = self.active = self.dropped = self.filled = self.adopted = 0
         self.arena = Arena(self, private=False)
+        self.private: list[Arena] = []
         self.pending: list[Tile] = []
-        self.refusals: list[bool] = []  # whether the device refuses, the next call last
+        self.refusals: list[bool] = []  # whether the device refuses new memory, the next call last
+        self.refuses_map = False  # the next mapping
+        self.launched: dict[int, int] = {}  # work of a stream
+        self.worked: dict[int, int] = {}  # what of it is done
+        self.probes: dict[int, tuple[int, int]] = {}  # stream -> tick of an event that it was asked by, work before it
         self.finished: dict[int, int] = {}  # what the device would say: events up to this tick are over
         self.owner: dict[int, Arena] = {}
 
@@ -564,22 +729,34 @@ class Memory:
         most = self.total if self.limit is None else min(self.limit, self.total)
         return max(most, self.reserved)
 
-    def ask_device(self) -> None:
-        """New memory. Raises OutOfMemory if the device was told to refuse it."""
-        if self.refusals and self.refusals.pop():
+    def ask_device(self, creates: bool = True, stitched: bool = False) -> None:
+        """New memory and its mapping. Raises OutOfMemory or MappingRefused if the device was told to refuse it."""
+        if creates and self.refusals and self.refusals.pop():
             raise OutOfMemory
+        if self.refuses_map:
+            self.refuses_map = False
+            raise MappingRefused(stitched)
 
-    def malloc(self, asked: int, stream: int = 0, arena: Arena | None = None) -> Tile:
+    def pool(self) -> Arena:
+        self.private.append(Arena(self, private=True))
+        return self.private[-1]
+
+    def close(self, arena: Arena) -> None:
+        arena.freeable = True
+
+    def malloc(self, asked: int, stream: int = 0, arena: Arena | None = None, capturing: bool = False) -> Tile:
         arena = arena or self.arena
         size = up(asked, 512)
-        if not arena.private:
+        if not capturing:
             self.poll()
         self.streams.meet(stream)
         found = arena.find(size, stream)
         if found is None and not arena.private and self.options.wait_reuse is not None:
             found = self.reuse_waiting(arena, size, stream, self.options.wait_reuse)
         if found is None:
-            found = self.grow(arena, size, stream)
+            if not arena.private:
+                self.collect_garbage()
+            found = self.grow(arena, size, stream, capturing)
         tile, offset = found
         used = arena.hand_out(tile.region, offset, size, stream)
         self.owner[id(used)] = arena
@@ -602,15 +779,20 @@ class Memory:
             if found is not None:
                 return found
 
-    def grow(self, arena: Arena, size: int, stream: int) -> tuple[Tile, int]:
+    def collect_garbage(self) -> None:
+        over = 0 if self.limit is None else self.reserved - int(self.options.gc_threshold * self.limit)
+        if self.options.gc_threshold and over > 0:
+            self.arena.trim(self.arena.reserved - min(over, self.arena.reserved))
+
+    def grow(self, arena: Arena, size: int, stream: int, capturing: bool) -> tuple[Tile, int]:
         try:
             return self.after_growing(arena, arena.grow(size, stream), size, stream)
         except OutOfMemory:
-            return self.when_refused(arena, size, stream)
+            return self.when_refused(arena, size, stream, capturing)
 
     def after_growing(self, arena: Arena, region: Region, size: int, stream: int) -> tuple[Tile, int]:
         found = arena.hit(size, stream)
-        if found is None and (arena.private or not self.may_wait):
+        if found is None and arena.private:
             assert region.tail is not None
             return region.tail, region.tail.offset
         if found is None:
@@ -619,7 +801,7 @@ class Memory:
             arena.wait_for(found[0], stream)
         return found
 
-    def when_refused(self, arena: Arena, size: int, stream: int) -> tuple[Tile, int]:
+    def when_refused(self, arena: Arena, size: int, stream: int, capturing: bool) -> tuple[Tile, int]:
         """Step 8."""
         if not arena.private:
             found = self.reuse_waiting(arena, size, stream, 0) if self.options.wait_reuse is not None else None
@@ -629,12 +811,39 @@ class Memory:
             found = arena.find(size, stream)
             if found is not None:
                 return found
+            self.have_unused_pools()
+            found = arena.find(size, stream)
+            if found is not None:
+                return found
             try:
                 return self.after_growing(arena, arena.grow(size, stream, last=True), size, stream)
             except OutOfMemory:
                 pass
+            self.synchronize()
+            found = arena.hit(size, stream)
+            if found is not None:
+                return found
+            arena.trim()
+        elif not capturing:
             self.empty_cache()
+            found = arena.hit(size, stream)
+            if found is not None:
+                return found
         return self.after_growing(arena, arena.grow(size, stream, last=True), size, stream)
+
+    def have_unused_pools(self) -> None:
+        if any(pool.freeable and pool.chunks for pool in self.private):
+            self.synchronize()
+            for pool in self.private if self.arena.regions else []:
+                if pool.freeable and pool.chunks:
+                    self.arena.adopt(pool)
+        self.release_unused_pools()
+
+    def release_unused_pools(self) -> None:
+        for pool in self.private:
+            if pool.freeable and pool.chunks:
+                self.synchronize()
+                pool.trim()
 
     def record_stream(self, tile: Tile, stream: int) -> None:
         self.streams.meet(stream)
@@ -646,24 +855,55 @@ class Memory:
             self.owner.pop(id(tile)).release(tile)
             return
         tile.events = {user: self.streams.stamp(user) for user in tile.uses}
+        tile.work = {user: self.launched.get(user, 0) for user in tile.uses}
         tile.uses = []
         self.pending.append(tile)
+
+    # --- the device's streams -----------------------------------------------------------------------------------
+
+    def launch(self, stream: int) -> None:
+        self.launched[stream] = self.launched.get(stream, 0) + 1
 
     def finish(self, stream: int) -> None:
         """The device has done all work of a stream."""
         self.finished[stream] = self.streams.tick
+        self.worked[stream] = self.launched.get(stream, 0)
+
+    def synchronize(self) -> None:
+        for stream in list(self.launched):
+            self.finish(stream)
+        self.streams.all_done()
+
+    def ask_streams(self) -> None:
+        """See how far those have come that are not known to be finished."""
+        for stream in self.streams.known:
+            if self.streams.is_done_with(stream, self.streams.tick):
+                continue
+            self.look_at_probe(stream)
+            if stream not in self.probes and not self.streams.is_done_with(stream, self.streams.tick):
+                self.probes[stream] = max(self.streams.tick, 1), self.launched.get(stream, 0)
+                self.look_at_probe(stream)
+
+    def look_at_probe(self, stream: int) -> None:
+        tick, work = self.probes.get(stream, (0, 0))
+        if tick and work <= self.worked.get(stream, 0):
+            self.streams.see_done(stream, tick)
+            del self.probes[stream]
 
     def poll(self) -> None:
         for tile in list(self.pending):
             for user, tick in list(tile.events.items()):
                 if tick <= self.finished.get(user, 0):
-                    self.streams.done[user] = max(tick, self.streams.done.get(user, 0))
+                    self.streams.see_done(user, tick)
                     del tile.events[user]
             if not tile.events:
                 self.pending.remove(tile)
                 self.owner.pop(id(tile)).release(tile)
 
     def wait_events(self) -> None:
+        for tile in self.pending:
+            for user, work in tile.work.items():
+                self.worked[user] = max(work, self.worked.get(user, 0))
         for stream in self.streams.known:
             self.finished[stream] = self.streams.tick
         self.poll()
@@ -671,26 +911,6 @@ class Memory:
     def empty_cache(self) -> None:
         self.wait_events()
         if self.arena.chunks:
-            self.streams.all_done()
-            self.trim(self.arena)
-
-    def trim(self, arena: Arena) -> None:
-        for chunk in [chunk for chunk in arena.chunks if chunk.live == 0]:
-            for view in chunk.views:
-                region = view.region
-                tile = arena.cut(region, view.offset, chunk.size, "unmapped")
-                i = region.tiles.index(tile)
-                if i + 1 < len(region.tiles) and region.tiles[i + 1].state == "unmapped":
-                    tile.size += region.tiles.pop(i + 1).size
-                if i > 0 and region.tiles[i - 1].state == "unmapped":
-                    before = region.tiles.pop(i - 1)
-                    tile.offset, tile.size = before.offset, before.size + tile.size
-                region.views.remove(view)
-            arena.chunks.remove(chunk)
-            arena.reserved -= chunk.size
-            self.reserved -= chunk.size
-        for region in arena.regions:
-            if region.tiles and region.tiles[-1].state == "unmapped":
-                region.tiles.pop()
-        if not arena.chunks:
-            arena.regions, arena.carved = [], 0
+            self.synchronize()
+            self.arena.trim()
+        self.release_unused_pools()

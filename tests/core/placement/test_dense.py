@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from allotment import Allocator, Backend
+from allotment import Allocator, Backend, Stream
 from allotment._devices.simulated.device import SimulatedDevice
-from allotment.errors import AllotmentError, SettingsError
+from allotment.errors import AllotmentError, OutOfMemoryError, SettingsError
 from helpers.effort import sample
 from helpers.engine import GIB, MIB, check
-from helpers.lives import Life, lived_twice, undisturbed
+from helpers.lives import LIVES, Life, lived_twice, undisturbed
 
-CROWDED = ("crowded", "crowded streams", "crowded pools")
+CROWDED = ("crowded", "crowded streams", "crowded pools", "checkpoints")
+LIVES_OF_DENSE = [
+    pytest.param(name, marks=[] if name in CROWDED else pytest.mark.slow) for name in LIVES if name != "sharing"
+]
 
 
 def dense(capacity: int = GIB, more: str = "", **options: object) -> Allocator:
@@ -56,13 +66,53 @@ def test_sharing_is_refused() -> None:
         allocator.share(address)
 
 
-def test_a_checkpoint_of_a_private_pool_is_refused() -> None:
+def test_a_private_pool_is_brought_back_to_how_it_was_also_after_it_has_grown() -> None:
     allocator = dense()
     pool = allocator.pool()
     with pool:
-        allocator.malloc(MIB)
+        a, b, c = (allocator.malloc(size) for size in (MIB, 3 * MIB, 5 * MIB))
+    allocator.free(b)
+    state = pool.checkpoint()
+    allocator.free(a)
+    with pool:
+        later = [allocator.malloc(20 * MIB), allocator.malloc(MIB)]
+    reserved = allocator.stats()["reserved_bytes.all.current"]
+
+    freed, created = pool.restore(state)
+
+    assert set(freed) == {c, *later} and set(created) == {a, c}
+    assert allocator.stats()["reserved_bytes.all.current"] == reserved
+    allocator.check_invariants()
+    with pool:
+        assert allocator.malloc(3 * MIB) == b
+    assert pool.restore(state) == ([a, b, c], [a, c])
+    allocator.check_invariants()
+
+
+def test_restored_blocks_belong_to_the_streams_that_they_were_of() -> None:
+    allocator = dense()
+    pool = allocator.pool()
+    with pool:
+        mine, other = allocator.malloc(2 * MIB, 0), allocator.malloc(2 * MIB, 1)
+        state = pool.checkpoint()
+        allocator.free(mine)
+        allocator.free(other)
+        pool.restore(state)
+        allocator.free(other)
+        assert allocator.malloc(2 * MIB, 0) != other
+        assert allocator.malloc(2 * MIB, 1) == other
+    allocator.check_invariants()
+
+
+def test_a_state_of_memory_that_is_gone_is_not_restored() -> None:
+    allocator = dense()
+    pool = allocator.pool()
+    with pool:
+        allocator.free(allocator.malloc(8 * MIB))
+    state = pool.checkpoint()
+    pool.close()
     with pytest.raises(AllotmentError):
-        pool.checkpoint()
+        allocator.restore_pool(state)
 
 
 def test_free_chunks_are_put_side_by_side_instead_of_growing() -> None:
@@ -160,12 +210,302 @@ def test_each_byte_is_shown_once_in_a_snapshot() -> None:
     assert in_use == set(blocks)
 
 
-@pytest.mark.parametrize("out_of_memory", [True, False], ids=["out of memory", "device error"])
-@pytest.mark.parametrize("times", [1, 1 << 62], ids=["once", "from then on"])
-@pytest.mark.parametrize("name", CROWDED)
+# --- views, gaps, pools' memory -------------------------------------------------------------------------------------
+
+
+def stitch(allocator: Allocator, rounds: int) -> None:
+    """Requests of ever other sizes over memory that is free in pieces: each round puts chunks together anew."""
+    for i in range(rounds):
+        blocks = [allocator.malloc((20 + 2 * ((i + k) % 7)) * MIB) for k in range(12)]
+        for block in blocks[::2]:
+            allocator.free(block)
+        large = [allocator.malloc((50 + 6 * (i % 5)) * MIB)]
+        for block in [*blocks[1::2], *large]:
+            allocator.free(block)
+        allocator.check_invariants()
+
+
+def test_a_chunk_that_has_too_many_views_loses_the_one_used_longest_ago() -> None:
+    kept, limited = dense(more=",dense_slack:0,dense_views:1000"), dense(more=",dense_slack:0,dense_views:2")
+    stitch(kept, 12)
+    stitch(limited, 12)
+    stats = limited.stats()
+    assert stats["dense.views_dropped"] == stats["dense.driver_calls.unmap"] > 0
+    assert kept.stats()["dense.views_dropped"] == 0
+
+
+def test_a_view_that_work_may_still_use_stays() -> None:
+    allocator = dense(more=",dense_slack:0,dense_views:2")
+    allocator.device.launch(0)
+    stitch(allocator, 12)
+    assert allocator.stats()["dense.views_dropped"] == 0
+    allocator.device.finish(0)
+    stitch(allocator, 12)
+    assert allocator.stats()["dense.views_dropped"] > 0
+
+
+def test_views_that_come_and_go_do_not_do_so_forever() -> None:
+    allocator = dense(more=",dense_slack:0,dense_views:2")
+    stitch(allocator, 70)
+    calls = allocator.stats()["dense.driver_calls.unmap"]
+    assert calls > 0
+    stitch(allocator, 70)
+    assert allocator.stats()["dense.driver_calls.unmap"] == calls
+
+
+def test_new_memory_is_put_where_memory_was_given_back() -> None:
+    allocator = dense()
+    first, second = allocator.malloc(48 * MIB), allocator.malloc(48 * MIB)
+    allocator.free(first)
+    allocator.empty_cache()
+    assert allocator.stats()["reserved_bytes.all.current"] < 80 * MIB
+    again = allocator.malloc(40 * MIB)
+    assert again == first and allocator.stats()["dense.gaps_filled"] == 1
+    allocator.check_invariants()
+    allocator.free(second)
+    allocator.free(again)
+    allocator.empty_cache()
+    assert allocator.device.used == 0
+
+
+def test_addresses_do_not_run_out_when_memory_is_given_back_again_and_again() -> None:
+    allocator = dense(256 * MIB)
+    kept = [allocator.malloc(MIB)]
+    for _ in range(200):
+        block = allocator.malloc(100 * MIB)
+        kept.append(allocator.malloc(MIB))
+        allocator.free(block)
+        allocator.free(kept.pop(0))
+        allocator.empty_cache()
+        allocator.check_invariants()
+    assert allocator.stats()["dense.driver_calls.reserve"] <= 2
+
+
+def test_memory_of_pools_without_users_is_had_without_asking_the_device() -> None:
+    allocator = dense(200 * MIB)
+    kept = allocator.malloc(10 * MIB)
+    allocator.begin_allocate_to_pool((7, 0))
+    block = allocator.malloc(120 * MIB)
+    allocator.end_allocate_to_pool((7, 0))
+    allocator.free(block)
+    allocator.release_pool((7, 0))
+    created = allocator.device.calls["chunk_create"]
+
+    assert allocator.malloc(110 * MIB) == block
+
+    stats = allocator.stats()
+    assert stats["dense.adopted"] > 0 and allocator.device.calls["chunk_create"] == created
+    assert allocator.segments((7, 0)) == []
+    allocator.check_invariants()
+    allocator.free(block)
+    allocator.free(kept)
+    allocator.empty_cache()
+    assert allocator.device.used == 0
+
+
+def test_a_private_pool_gets_what_the_default_one_has_cached_when_memory_is_out() -> None:
+    allocator = dense(200 * MIB)
+    allocator.free(allocator.malloc(150 * MIB))
+    with allocator.pool():
+        block = allocator.malloc(120 * MIB)
+    allocator.check_invariants()
+    allocator.free(block)
+
+
+# --- when the device says no ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["map", "set_access"])
+def test_a_mapping_that_is_refused_is_done_without_stitching(operation: str) -> None:
+    allocator = dense(more=",dense_slack:0")
+    blocks = [allocator.malloc(64 * MIB) for _ in range(8)]
+    for block in blocks[::2]:
+        allocator.free(block)
+    allocator.device.refuse(operation, out_of_memory=False)
+
+    allocator.malloc(200 * MIB)
+
+    assert allocator.stats()["dense.stitches"] == 0
+    allocator.check_invariants()
+
+
+def test_what_a_destroyed_stream_left_is_had_after_the_device_was_waited_for() -> None:
+    allocator = dense(200 * MIB)
+    stream = allocator.device.create_stream()
+    allocator.free(allocator.malloc(150 * MIB, stream))
+    allocator.device.destroy_stream(stream)
+    allocator.malloc(150 * MIB)
+    allocator.check_invariants()
+
+
+def test_garbage_goes_before_memory_grows() -> None:
+    allocator = dense(more=",garbage_collection_threshold:0.5", limit=200 * MIB)
+    allocator.free(allocator.malloc(120 * MIB, 1))
+    allocator.device.finish()
+    allocator.free(allocator.malloc(150 * MIB, 1))
+    assert allocator.stats()["num_device_free"] == 0
+    kept = allocator.malloc(64 * MIB, 1)
+    allocator.free(allocator.malloc(4 * MIB, 1))
+    released = allocator.device.calls["chunk_release"]
+    with_other_stream = allocator.malloc(130 * MIB, 1)
+    assert allocator.device.calls["chunk_release"] >= released
+    for block in (kept, with_other_stream):
+        allocator.free(block)
+    allocator.check_invariants()
+
+
+def test_out_of_memory_says_how_much_could_have_been_joined() -> None:
+    allocator = dense(200 * MIB)
+    blocks = [allocator.malloc(20 * MIB) for _ in range(9)]
+    for block in blocks[::2]:
+        allocator.free(block)
+    with pytest.raises(OutOfMemoryError, match="by putting free memory side by side") as caught:
+        allocator.malloc(150 * MIB)
+    facts = caught.value.facts
+    assert facts.joinable is not None and facts.largest_free <= facts.joinable < 150 * MIB <= facts.device_total
+    assert "expandable_segments" not in str(caught.value)
+
+
+def test_an_allocator_that_is_dropped_leaves_live_blocks_where_they_are() -> None:
+    device = SimulatedDevice(GIB)
+    allocator = Allocator(device, settings="placement:dense")
+    allocator.malloc(10 * MIB)
+    used = device.used
+    del allocator
+    gc.collect()
+    assert device.used == used
+
+
+# --- what others see --------------------------------------------------------------------------------------------------
+
+
+def mapped_after(history: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], set[tuple[int, int]]]]:
+    """Each entry of a history, and what is mapped after it, in units of 512 bytes as (first, behind the last)."""
+    mapped: set[int] = set()
+    for entry in history:
+        units = range(entry["addr"] >> 9, (entry["addr"] + entry["size"]) >> 9) if "addr" in entry else range(0)
+        if entry["action"] == "segment_map":
+            assert mapped.isdisjoint(units)
+            mapped.update(units)
+        elif entry["action"] == "segment_unmap":
+            assert mapped.issuperset(units)
+            mapped.difference_update(units)
+        yield entry, mapped
+
+
+@pytest.mark.parametrize("views", [2, 8])
+def test_the_history_shows_each_byte_once_where_it_is(views: int) -> None:
+    allocator = dense(more=f",dense_slack:0,dense_views:{views}")
+    allocator.record_history("all")
+    stitch(allocator, 8)
+    kept = [allocator.malloc(30 * MIB), allocator.malloc(44 * MIB, 1)]
+    snapshot = allocator.snapshot()
+    stats = allocator.stats()
+    assert stats["dense.stitches"] > 0
+    mapped: set[int] = set()
+    for entry, mapped in mapped_after(snapshot["device_traces"][0]):
+        if entry["action"] == "alloc":
+            assert mapped.issuperset(range(entry["addr"] >> 9, (entry["addr"] + entry["size"]) >> 9))
+    shown = {
+        unit
+        for segment in snapshot["segments"]
+        for unit in range(segment["address"] >> 9, (segment["address"] + segment["total_size"]) >> 9)
+    }
+    assert mapped == shown and len(mapped) << 9 == stats["reserved_bytes.all.current"]
+    for block in kept:
+        allocator.free(block)
+
+
+def test_a_snapshot_tells_where_each_chunk_is_mapped(tmp_path: Path) -> None:
+    allocator = dense(more=",dense_slack:0")
+    stitch(allocator, 3)
+    views = allocator.snapshot()["allotment_views"]
+    stats = allocator.stats()
+    assert len(views) == stats["dense.views.current"]
+    assert sum({view["chunk"]: view["size"] for view in views}.values()) == stats["reserved_bytes.all.current"]
+    assert len({(view["region"], view["chunk"]) for view in views}) == len(views)
+    allocator.dump_snapshot(tmp_path / "dense.pickle")
+    assert pickle.loads((tmp_path / "dense.pickle").read_bytes())["allotment_views"] == views
+    assert "allotment_views" not in Allocator("sim:1GiB", settings="").snapshot()
+
+
+def test_what_is_free_of_chunks_in_use_is_counted_as_split_off() -> None:
+    allocator = dense()
+    block = allocator.malloc(5 * MIB)
+    stats = allocator.stats()
+    assert stats["inactive_split_bytes.all.current"] + 5 * MIB <= stats["reserved_bytes.all.current"]
+    assert stats["inactive_split.all.current"] == 1
+    allocator.free(block)
+    assert allocator.stats()["inactive_split_bytes.all.current"] == 0
+
+
+def test_tenants_hold_what_they_asked_for() -> None:
+    allocator = dense()
+    block = allocator.tenant("me").malloc(3 * MIB)
+    assert allocator.tenants()["me"]["allocated_bytes"] == 3 * MIB
+    allocator.free(block)
+
+
+# --- others' work -----------------------------------------------------------------------------------------------------
+
+
+def test_work_that_allocates_is_waited_for_without_the_lock() -> None:
+    """Emptying the cache waits for the device; a function on a stream that asks the allocator must get on meanwhile."""
+    allocator = Allocator("host", settings="placement:dense")
+    stream = Stream(allocator)
+    begun, emptying = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def work() -> None:
+        begun.set()
+        emptying.wait(30)
+        for _ in range(300):
+            address = allocator.malloc(MIB)
+            allocator.free(address)
+            done.append(address)
+
+    def empty() -> None:
+        emptying.set()
+        allocator.empty_cache()
+
+    allocator.free(allocator.malloc(8 * MIB, stream))
+    stream.submit(work)
+    begun.wait(30)
+    thread = threading.Thread(target=empty)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    stream.synchronize()
+    assert len(done) == 300
+    allocator.check_invariants()
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+OUT_OF_MEMORY = pytest.mark.parametrize("out_of_memory", [True, False], ids=["out of memory", "device error"])
+TIMES = pytest.mark.parametrize("times", [1, 1 << 62], ids=["once", "from then on"])
+
+
+@OUT_OF_MEMORY
+@TIMES
+@pytest.mark.parametrize("name", LIVES_OF_DENSE)
 def test_whichever_call_to_the_device_fails_nothing_is_lost(name: str, times: int, out_of_memory: bool) -> None:
     expected, calls = undisturbed(name, "dense")
     for after in sample(range(sum(calls.values()))):
         life = Life("dense")
         life.device.refuse_calls(times, after, out_of_memory=out_of_memory)
         assert lived_twice(name, life) == expected, f"after {after} calls"
+
+
+@OUT_OF_MEMORY
+@TIMES
+@pytest.mark.parametrize("name", LIVES_OF_DENSE)
+def test_whichever_operation_of_the_device_fails_nothing_is_lost(name: str, times: int, out_of_memory: bool) -> None:
+    """One kind of call alone: what undoes another may then succeed, or be the only thing that fails."""
+    expected, calls = undisturbed(name, "dense")
+    for operation, number in calls.items():
+        for after in sample(range(number)):
+            life = Life("dense")
+            life.device.refuse(operation, times, after, out_of_memory=out_of_memory)
+            assert lived_twice(name, life) == expected, f"after {after} calls of {operation}"

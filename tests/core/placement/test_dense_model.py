@@ -9,7 +9,7 @@ import pytest
 
 from allotment import Allocator
 from allotment._devices.simulated.device import SimulatedDevice
-from allotment.errors import OutOfMemoryError
+from allotment.errors import DeviceError, OutOfMemoryError
 from core.placement import dense_model as model
 from helpers.effort import some
 
@@ -29,7 +29,8 @@ class Settings:
     streams: int
     pools: int
     shares: float  # of blocks that another stream uses
-    refuses: float  # of calls before which the device is told to refuse the next chunk
+    refuses: float  # of calls before which the device is told to refuse the next chunk, or the next mapping
+    captures: bool  # requests routed to a pool count as captured ones, as they do by the older rules
 
 
 def drawn_settings(rng: random.Random) -> Settings:
@@ -37,14 +38,19 @@ def drawn_settings(rng: random.Random) -> Settings:
         grain=rng.choice((12, 24, 24, 64, 256)),
         wait_reuse=rng.choice((0, 2, 2, None)),
         share_streams=rng.random() < 0.9,
-        views=rng.choice((1, 8, 8, 8)),
+        views=rng.choice((1, 2, 3, 8, 8)),
+        gc_threshold=rng.choice((0.0, 0.0, 0.3, 0.6)),
         slack=rng.choice((0.0, 0.01, 0.01, 0.25)),
     )
+    captures = rng.random() < 0.5
     text = (
-        f"compat:2.11,placement:dense,dense_grain:{options.grain},dense_slack:{options.slack},dense_views:{options.views}"
+        f"compat:{'2.11' if captures else 'newest'},placement:dense"
+        f",dense_grain:{options.grain},dense_slack:{options.slack},dense_views:{options.views}"
         f",dense_wait_reuse:{'off' if options.wait_reuse is None else options.wait_reuse}"
         f",dense_share_streams:{options.share_streams}"
     )
+    if options.gc_threshold:
+        text += f",garbage_collection_threshold:{options.gc_threshold}"
     total = rng.choice((768, 2048, 8192)) * MIB
     return Settings(
         total=total,
@@ -52,9 +58,10 @@ def drawn_settings(rng: random.Random) -> Settings:
         text=text,
         options=options,
         streams=rng.choice((1, 2, 4)),
-        pools=rng.choice((0, 0, 2)),
+        pools=rng.choice((0, 0, 2, 4)),
         shares=rng.choice((0.0, 0.2, 0.6)),
-        refuses=rng.choice((0.0, 0.0, 0.02)),
+        refuses=rng.choice((0.0, 0.0, 0.02, 0.1)),
+        captures=captures,
     )
 
 
@@ -66,26 +73,28 @@ class Pair:
         self.device = SimulatedDevice(settings.total)
         self.allocator = Allocator(self.device, settings=settings.text, limit=settings.limit)
         self.model = model.Memory(settings.total, settings.limit, settings.options)
-        self.pools = [(self.allocator.pool(), model.Arena(self.model, private=True)) for _ in range(settings.pools)]
+        self.pools = {(1 + i, 0): self.model.pool() for i in range(settings.pools)}
+        for pool in self.pools:
+            self.allocator.create_or_incref_pool(pool)
+        self.open = list(self.pools)
         self.live: list[tuple[int, model.Tile]] = []
         self.bases: dict[tuple[int, int], int] = {}
 
-    def malloc(self, size: int, stream: int, pool: int | None) -> None:
-        arena = self.model.arena if pool is None else self.pools[pool][1]
+    def malloc(self, size: int, stream: int, pool: tuple[int, int] | None) -> None:
+        arena = self.model.arena if pool is None else self.pools[pool]
+        expected = outcome = "served"
         try:
-            tile = self.model.malloc(size, stream, arena)
-        except model.OutOfMemory:
-            tile = None
+            tile = self.model.malloc(size, stream, arena, pool is not None and self.settings.captures)
+        except (model.OutOfMemory, model.MappingRefused) as error:
+            expected = type(error).__name__
         try:
-            if pool is None:
-                address = self.allocator.malloc(size, stream)
-            else:
-                with self.pools[pool][0]:
-                    address = self.allocator.malloc(size, stream)
+            address = self.allocate(size, stream, pool)
         except OutOfMemoryError:
-            address = 0
-        assert (tile is None) == (address == 0)
-        if tile is None:
+            outcome = "OutOfMemory"
+        except DeviceError:
+            outcome = "MappingRefused"
+        assert outcome == expected, f"{outcome}, but {expected} by the model"
+        if outcome != "served":
             return
         if not arena.private and not any(block.region in arena.regions for _, block in self.live):
             # Everything was given back, addresses too: where the next ones are is the device's choice.
@@ -94,10 +103,26 @@ class Pair:
         assert address == base + tile.offset, f"region {tile.region.number}, offset {tile.offset}"
         self.live.append((address, tile))
 
+    def allocate(self, size: int, stream: int, pool: tuple[int, int] | None) -> int:
+        if pool is None:
+            return self.allocator.malloc(size, stream)
+        self.allocator.begin_allocate_to_pool(pool)
+        try:
+            return self.allocator.malloc(size, stream)
+        finally:
+            self.allocator.end_allocate_to_pool(pool)
+            self.allocator.release_pool(pool)
+
+    def close(self, pool: tuple[int, int]) -> None:
+        self.open.remove(pool)
+        self.allocator.release_pool(pool)
+        self.model.close(self.pools[pool])
+
     def free(self, index: int, users: list[int]) -> None:
         address, tile = self.live.pop(index)
         for user in users:
             self.device.launch(user)
+            self.model.launch(user)
             self.allocator.record_stream(address, user)
             self.model.record_stream(tile, user)
         self.allocator.free(address)
@@ -108,8 +133,11 @@ class Pair:
         stats = self.allocator.stats()
         assert stats["reserved_bytes.all.current"] == self.model.reserved == self.device.used
         assert stats["active_bytes.all.current"] == self.model.active
-        chunks = len(self.model.arena.chunks) + sum(len(arena.chunks) for _, arena in self.pools)
+        chunks = len(self.model.arena.chunks) + sum(len(arena.chunks) for arena in self.model.private)
         assert stats["segment.all.current"] == chunks
+        views = sum(len(chunk.views) for chunk in self.model.arena.chunks)
+        assert stats["dense.views.current"] == views
+        assert stats["dense.views_dropped"] == self.model.dropped
 
 
 def run_sequence(seed: int, steps: int) -> None:
@@ -122,13 +150,17 @@ def run_sequence(seed: int, steps: int) -> None:
         stream = rng.randrange(settings.streams)
         if draw < 0.52:
             size = rng.choice(favourites) if rng.random() < 0.6 else rng.randrange(1, 64 * MIB)
-            pool = rng.randrange(settings.pools) if settings.pools and rng.random() < 0.2 else None
+            pool = rng.choice(pair.open) if pair.open and rng.random() < 0.3 else None
             if rng.random() < settings.refuses:
                 pair.device.refuse("chunk_create")
                 pair.model.refusals = [True]
+            elif rng.random() < settings.refuses:
+                pair.device.refuse("map", out_of_memory=False)
+                pair.model.refuses_map = True
             pair.malloc(size, stream, pool)
             pair.device.refuse("chunk_create", times=0)  # one that this call did not need is not kept for another
-            pair.model.refusals = []
+            pair.device.refuse("map", times=0)
+            pair.model.refusals, pair.model.refuses_map = [], False
         elif draw < 0.94 and pair.live:
             others = [other for other in range(settings.streams) if rng.random() < settings.shares]
             pair.free(rng.randrange(len(pair.live)), [other for other in others if other != stream])
@@ -138,6 +170,8 @@ def run_sequence(seed: int, steps: int) -> None:
         elif draw < 0.995:
             pair.allocator.empty_cache()
             pair.model.empty_cache()
+        elif pair.open:
+            pair.close(rng.choice(pair.open))
         pair.check()
 
 

@@ -18,7 +18,7 @@ from allotment._core.engine cimport (
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.shortage cimport callback_add, callback_remove
-from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Range, Request
+from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request
 from allotment._core.records.history cimport capture_stack
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_block, read_callable, read_size
@@ -28,6 +28,22 @@ import os
 
 from allotment._allocators.current import note_allocator
 from allotment.errors import OutOfMemoryError, RequestError
+
+
+cdef void add_tenants(const Range* range_, bytes_t[TENANTS_MOST][3] sums) noexcept nogil:
+    """Blocks, bytes and bytes asked for, by tenant, in a range and those that follow it."""
+    cdef Block* block
+    cdef uint32_t who
+    while range_ != NULL:
+        block = range_.head
+        while block != NULL:
+            if block.allocated:
+                who = block.context >> TENANT_SHIFT
+                sums[who][0] += 1
+                sums[who][1] += block.size
+                sums[who][2] += block.requested
+            block = block.next
+        range_ = range_.next
 
 
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
@@ -287,23 +303,17 @@ cdef class Allocator(PoolingAllocator):
         threads.
         """
         cdef bytes_t[TENANTS_MOST][3] sums
-        cdef Range* range_
-        cdef Block* block
+        cdef Pool* pool
         cdef uint32_t who
         memset(sums, 0, sizeof(sums))
         self.enter()
         with nogil:
-            range_ = self.engine.first_range
-            while range_ != NULL:
-                block = range_.head
-                while block != NULL:
-                    if block.allocated:
-                        who = block.context >> TENANT_SHIFT
-                        sums[who][0] += 1
-                        sums[who][1] += block.size
-                        sums[who][2] += block.requested
-                    block = block.next
-                range_ = range_.next
+            add_tenants(self.engine.first_range, sums)
+            pool = &self.engine.defaults
+            while pool != NULL:
+                if pool.placement.ranges != NULL:
+                    add_tenants(pool.placement.ranges(self.engine, pool), sums)
+                pool = self.engine.first_pool if pool == &self.engine.defaults else pool.next
             engine_leave(self.engine)
         return {
             tenant_name(who << TENANT_SHIFT) or "": {

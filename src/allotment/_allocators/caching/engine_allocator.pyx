@@ -170,7 +170,8 @@ cdef class EngineAllocator(AllocatorBase):
         fill_tuning(&tuning, settings)
         fill_rules(&rules, chosen)
         self.enter()
-        if chosen is not self.rules and self.engine.first_range != NULL:
+        if chosen is not self.rules and (
+                self.engine.first_range != NULL or tally_now(&self.engine.stats.reserved_bytes) > 0):
             engine_leave(self.engine)
             raise SettingsError(
                 f"compat can change while nothing is reserved; {self.device.name} has memory placed by the rules of"

@@ -57,6 +57,8 @@ class BlockState:
     size: int
     in_use: bool
     mapped: bool = True
+    stream: int | None = None
+    """Where it is another than its segment's: dense placement shares segments between streams."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,3 +11,4 @@ cdef class RecordingAllocator(EngineAllocator):
 
     cdef TraceRecord* copy_history(self, size_t* count) except NULL
     cdef list history(self)
+    cdef list mappings(self)

@@ -12,6 +12,7 @@ from allotment._core.edge.walk cimport Arrangement, arrangement_clear, walk_segm
 from allotment._core.edge.words cimport action_number
 from allotment._core.engine cimport engine_annotate, engine_leave
 from allotment._core.model.model cimport Engine, Failure
+from allotment._core.placement.dense.dense cimport dense_views
 from allotment._core.records.history cimport capture_stack, intern_name
 from allotment._core.records.trace cimport TraceRecord, trace_clear, trace_copy, trace_listen, trace_track
 from allotment._core.tools.arguments cimport read_block, read_callable, read_pool_id
@@ -25,6 +26,7 @@ from allotment.errors import RequestError
 
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
+cdef str VIEWS = "allotment_views"
 
 
 @cython.no_gc_clear
@@ -196,8 +198,18 @@ cdef class RecordingAllocator(EngineAllocator):
         annotations = [dict(annotation) for annotation in self.annotations]
         traces = self.history() if include_traces else []
         device = self.device.table.device
-        return assembled(
+        shown = assembled(
             self.segments(pool), {device: traces}, device + 1, self.current_settings.as_pytorch_dict(), annotations)
+        views = self.mappings()
+        return shown if views is None else {**shown, VIEWS: views}
+
+    cdef list mappings(self):
+        """Where memory that may have several addresses is mapped: chunk, size, region, address; None without such."""
+        self.enter()
+        try:
+            return dense_views(self.engine)
+        finally:
+            engine_leave(self.engine)
 
     def dump_snapshot(self, path: str | PathLike[str]) -> None:
         """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""

@@ -3,7 +3,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
 from allotment._core.contract.current cimport current_stream
-from allotment._core.contract.table cimport UNSUPPORTED
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, stream_t
 from allotment._core.edge.checkpoint cimport AddressList
 from allotment._core.edge.walk cimport (
@@ -12,14 +11,15 @@ from allotment._core.edge.walk cimport (
 from allotment._core.mechanism.address_map cimport address_reserve, address_take
 from allotment._core.mechanism.block cimport is_idle, take_back
 from allotment._core.mechanism.capturing cimport capture_of
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
+from allotment._core.mechanism.failure cimport host_memory_failed, pool_failed
 from allotment._core.mechanism.frees cimport free_at_once, free_used_block, is_freed_at_once
-from allotment._core.mechanism.pool cimport pool_find
+from allotment._core.mechanism.pool cimport pool_find, shelf_for
+from allotment._core.mechanism.ranges cimport first_range_of
 from allotment._core.mechanism.streams cimport (
-    defer_unprepared, settle_deferred, uses_drop, wait_events, wait_for_stream)
+    defer_unprepared, settle_deferred, stream_for, uses_drop, wait_events, wait_for_stream)
 from allotment._core.model.model cimport (
     FAILED_CHECKPOINT_CAPTURE, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE,
-    FAILED_POOL_UNKNOWN, LEAVING, Block, Engine, Failure, Pool, Range, StreamRecord, StreamUse)
+    FAILED_POOL_UNKNOWN, LEAVING, Block, Engine, Failure, Pool, Range, Shelf, StreamRecord, StreamUse)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.pointer_map cimport (
@@ -46,9 +46,6 @@ cdef bint checkpoint_take(Engine* engine, uint64_t first, uint64_t second, uint3
     if not walk_ranges(engine, first, second, state):
         arrangement_clear(state)
         return host_memory_failed(failure)
-    if state.segment_count == 0 and pool_find(engine, first, second).reserved_bytes > 0:
-        # A placement whose memory lies in no range of the engine: nothing of it would be remembered.
-        return device_failed(failure, UNSUPPORTED, b"checkpoint")
     for i in range(state.block_count):
         if state.blocks[i].state == STATE_PENDING_FREE:
             arrangement_clear(state)
@@ -66,7 +63,7 @@ cdef bint list_address(AddressList* list, address_t address) noexcept nogil:
 
 
 cdef bint ranges_by_base(Engine* engine, Pool* pool, PointerMap* by_base) noexcept nogil:
-    cdef Range* range_ = engine.first_range
+    cdef Range* range_ = first_range_of(engine, pool)
     if not map_init(by_base):
         return False
     while range_ != NULL:
@@ -79,7 +76,10 @@ cdef bint ranges_by_base(Engine* engine, Pool* pool, PointerMap* by_base) noexce
 
 
 cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
-    """Whether recorded blocks could be those of a range: states pass through users' hands."""
+    """Whether recorded blocks could be those of a range: states pass through users' hands.
+
+    A range that grows at its end may have done so since.
+    """
     cdef address_t at = range_.base
     cdef bytes_t left = range_.size
     cdef bint was_free = False
@@ -97,7 +97,7 @@ cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end
         was_free = is_free
         was_mapped = is_mapped
         then += 1
-    return left == 0
+    return left == 0 or range_.shelf.rack.arena != NULL
 
 
 cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
@@ -114,7 +114,7 @@ cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCop
             now = now.next
         if then_until <= now_until:
             then += 1
-    return now == NULL and then == end
+    return then == end and (now == NULL or range_.shelf.rack.arena != NULL)
 
 
 cdef bint is_leaving_in(const Range* range_) noexcept nogil:
@@ -244,11 +244,16 @@ cdef void free_all(Engine* engine, const AddressList* live, uint32_t context) no
 
 cdef void cut_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, const BlockCopy* end,
                           uint32_t context) noexcept nogil:
-    """Hand out every recorded block of a range, in order."""
+    """Hand out every recorded block of a range, in order. pre: `reserve_records`"""
     cdef Block* block = range_.head
+    cdef Pool* pool = range_.shelf.rack.pool
+    cdef Shelf* shelf
     while then < end:
         if then.state != STATE_UNMAPPED:
-            block = block.shelf.rack.pool.placement.take_front(engine, block, then.size, context)
+            shelf = NULL
+            if then.state == STATE_ALLOCATED and pool.placement.reserve != NULL:
+                shelf = shelf_for(engine, &pool.large, stream_for(engine, then.stream))
+            block = pool.placement.take_front(engine, block, shelf, then.size, context)
         block = block.next
         then += 1
 
@@ -257,15 +262,30 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
                            uint32_t context, AddressList* created) noexcept nogil:
     """Free what was free. pre: `created` has room for all that was in use"""
     cdef Block* block = range_.head
+    cdef Block* following
     while then < end:
+        following = block.next          # what is free may become part of another
         if then.state == STATE_ALLOCATED:
             created.addresses[created.count] = block.address
             created.count += 1
         elif then.state != STATE_UNMAPPED:
             address_take(engine, block.address)
             free_at_once(engine, block, context)
-        block = block.next
+        block = following
         then += 1
+
+
+cdef bint reserve_records(Engine* engine, Pool* pool, const Arrangement* state) noexcept nogil:
+    """All that handing out the recorded blocks takes of host memory."""
+    cdef StreamRecord* stream
+    cdef size_t i
+    if pool.placement.reserve == NULL:
+        return slab_reserve(&engine.block_slab, state.block_count)
+    for i in range(state.block_count):
+        stream = stream_for(engine, state.blocks[i].stream)
+        if stream == NULL or shelf_for(engine, &pool.large, stream) == NULL:
+            return False
+    return pool.placement.reserve(engine, pool, state.block_count)
 
 
 cdef Pool* prepare(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state, Range** ranges,
@@ -277,7 +297,7 @@ cdef Pool* prepare(Engine* engine, uint64_t first, uint64_t second, const Arrang
     if pool == NULL:
         return NULL
     by_base.slots = NULL
-    ok = ((ranges_by_base(engine, pool, &by_base) and slab_reserve(&engine.block_slab, state.block_count)
+    ok = ((ranges_by_base(engine, pool, &by_base) and reserve_records(engine, pool, state)
            and address_reserve(engine, state.block_count)) or host_memory_failed(failure)
           ) and find_ranges(&by_base, state, ranges, failure)
     map_clear(&by_base)
@@ -359,10 +379,11 @@ cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, Addres
                          Failure* failure) noexcept nogil:
     """The addresses of a pool that are in use, range by range."""
     cdef Pool* pool = pool_find(engine, first, second)
-    cdef Range* range_ = engine.first_range
+    cdef Range* range_
     cdef Block* block
     if pool == NULL:
         return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
+    range_ = first_range_of(engine, pool)
     while range_ != NULL:
         block = range_.head if range_.shelf.rack.pool == pool else NULL
         while block != NULL:

@@ -207,16 +207,32 @@ cdef int check_pools(Engine* engine, Totals* totals) except -1:
 
 # --- waiting -----------------------------------------------------------------------------------------------
 
+cdef int check_waiting_in(Range* range_, dict events, set deferred) except -1:
+    """A range and those that follow it."""
+    cdef Block* block
+    cdef bint put_off_now
+    while range_ != NULL:
+        block = range_.head
+        while block != NULL:
+            if block.event_count != events.get(<uint64_t> block, 0):
+                broken("a block counts the events it waits for", show(block))
+            put_off_now = block.deferred != 0 and block.deferred != LEAVING
+            if put_off_now != (<uint64_t> block in deferred) or not block.allocated and (
+                    block.uses != NULL) != put_off_now:
+                broken("freed blocks with recorded streams are deferred", show(block))
+            block = block.next
+        range_ = range_.next
+    return 0
+
+
 cdef int check_waiting(Engine* engine) except -1:
     """Each pending block waits for as many events as it counts, or is deferred."""
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
     cdef Deferred* put_off
-    cdef Block* block
-    cdef Range* range_ = engine.first_range
+    cdef Pool* pool = &engine.defaults
     cdef dict events = {}
     cdef set deferred = set()
-    cdef bint put_off_now
     while stream != NULL:
         if stream.first == NULL:
             broken("streams in the queue wait for something", f"stream {stream.handle}")
@@ -231,17 +247,11 @@ cdef int check_waiting(Engine* engine) except -1:
             broken("deferred blocks are freed ones", show(put_off.block))
         deferred.add(<uint64_t> put_off.block)
         put_off = put_off.next
-    while range_ != NULL:
-        block = range_.head
-        while block != NULL:
-            if block.event_count != events.get(<uint64_t> block, 0):
-                broken("a block counts the events it waits for", show(block))
-            put_off_now = block.deferred != 0 and block.deferred != LEAVING
-            if put_off_now != (<uint64_t> block in deferred) or not block.allocated and (
-                    block.uses != NULL) != put_off_now:
-                broken("freed blocks with recorded streams are deferred", show(block))
-            block = block.next
-        range_ = range_.next
+    check_waiting_in(engine.first_range, events, deferred)
+    while pool != NULL:
+        if pool.placement.ranges != NULL:
+            check_waiting_in(pool.placement.ranges(engine, pool), events, deferred)
+        pool = engine.first_pool if pool == &engine.defaults else pool.next
     return 0
 
 

@@ -43,6 +43,7 @@ cdef object out_of_memory(Device device, const Failure* failure):
         reserved=failure.reserved,
         private_free=failure.private_free,
         largest_free=failure.largest_free,
+        joinable=failure.joinable if failure.joins else None,
         stream=failure.stream,
         expandable=failure.expandable,
         range_bytes=failure.range_bytes or None,

@@ -24,6 +24,7 @@ cdef struct BlockCopy:
     bytes_t requested
     uint32_t context
     int state
+    stream_t stream             # its own, which may differ from its segment's where streams share those
 
 cdef struct SegmentCopy:
     address_t address

@@ -6,6 +6,8 @@ from libc.string cimport memset
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, Arrangement, BlockCopy, SegmentCopy, state_of)
+from allotment._core.mechanism.pool cimport pool_find
+from allotment._core.mechanism.ranges cimport first_range_of
 from allotment._core.model.model cimport Block, Engine, Pool, Range
 from allotment._core.records.stats cimport SMALL
 from allotment._core.records.trace cimport ACTION_SNAPSHOT, trace_report
@@ -49,6 +51,7 @@ cdef bint append_block(Arrangement* out, const Block* block, address_t address, 
     copy.requested = block.requested
     copy.context = block.context
     copy.state = state_of(block)
+    copy.stream = block.shelf.stream.handle
     segment.block_count += 1
     segment.total += size
     if copy.state == STATE_ALLOCATED:
@@ -122,7 +125,8 @@ cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrange
 
 cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil:
     """The whole ranges of one pool, unmapped blocks included: what a checkpoint remembers."""
-    cdef Range* range_ = engine.first_range
+    cdef Pool* pool = pool_find(engine, first, second)
+    cdef Range* range_ = first_range_of(engine, pool) if pool != NULL else NULL
     cdef Block* block
     memset(out, 0, sizeof(Arrangement))
     while range_ != NULL:

@@ -10,7 +10,7 @@ go by addresses, and one that is given twice would be found out only when somebo
 
 from allotment._core.contract.table cimport IS_RECORDED
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
-from allotment._core.model.model cimport Engine, Failure, Range, Shelf, StreamRecord
+from allotment._core.model.model cimport Engine, Failure, Pool, Range, Shelf, StreamRecord
 
 cdef enum:
     LEAST_ALIGNMENT = 16        # of plain segments: what any element type needs
@@ -32,6 +32,11 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
                       bytes_t* unmapped, Failure* failure) noexcept nogil
 cdef void drop_leftovers(Engine* engine) noexcept nogil
 cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil
+
+
+cdef inline Range* first_range_of(Engine* engine, Pool* pool) noexcept nogil:
+    """The first of the ranges among which those of a pool are; the others follow by `next`."""
+    return engine.first_range if pool.placement.ranges == NULL else pool.placement.ranges(engine, pool)
 
 
 cdef inline bytes_t configured_range_bytes(const Engine* engine, const StreamRecord* stream) noexcept nogil:

@@ -160,13 +160,18 @@ cdef void note_facts(Engine* engine, Request* request) noexcept nogil:
     failure.range_bytes = configured_range_bytes(engine, request.shelf.stream)
     failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
     failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
-    failure.private_free = failure.largest_free = 0
+    failure.private_free = failure.largest_free = failure.joinable = 0
+    failure.joins = False
     if engine.terse:
         return
     while pool != NULL:
         failure.private_free += pool.placement.free_bytes(engine, pool)
         pool = pool.next
     failure.largest_free = largest_free_block(engine)
+    pool = request.shelf.rack.pool
+    failure.joins = pool.placement.joinable != NULL
+    if failure.joins:
+        failure.joinable = pool.placement.joinable(engine, pool)
 
 
 cdef bytes_t largest_free_block(Engine* engine) noexcept nogil:

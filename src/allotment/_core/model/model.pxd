@@ -193,6 +193,7 @@ cdef struct Placement:
     # All are called under the engine's lock. What can fail returns False or NULL with the reason in the failure,
     # and has changed nothing but for memory that it obtained or gave back on the way.
     const char* name
+    bint needs_virtual          # only for devices with virtual memory that tell how much memory they have
     void* (*create)(Engine* engine, Pool* pool, Failure* failure) noexcept nogil   # NULL: no arena, the shelves
     void (*destroy)(Engine* engine, Pool* pool) noexcept nogil      # its records alone. pre: no memory, or never used
 
@@ -202,21 +203,28 @@ cdef struct Placement:
     Block* (*miss)(Engine* engine, Request* request) noexcept nogil
     # The same as `hit` for the request of another pool, when memory is out. pre: request.shelf is of this pool
     Block* (*lend)(Engine* engine, Request* request) noexcept nogil
-    # The front of a free block in the user's hands, for a checkpoint. pre: records for one block more are reserved
-    Block* (*take_front)(Engine* engine, Block* block, bytes_t size, uint32_t context) noexcept nogil
+    # Records for so many calls of `take_front`. NULL: they are of the engine's own, which the caller reserves
+    bint (*reserve)(Engine* engine, Pool* pool, size_t count) noexcept nogil
+    # The front of a free block in the user's hands, for a checkpoint. `shelf` is whose it was; NULL: the block's own,
+    # where it is to be free again at once, or where `reserve` is NULL. pre: records for it are reserved
+    Block* (*take_front)(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil
     # A block is free for good: its user and all streams are done with it. `note_free` is to be called for it.
     void (*take_back)(Engine* engine, Block* block, uint32_t context) noexcept nogil
 
     # Give cached memory back to the device until the pool holds no more than `keep`. pre: nothing of the pool
     # waits for events, or routing is active, and then they cannot be asked for
     bint (*release)(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
-    # Give back the addresses too. pre: the pool holds no memory
+    # Give back the addresses too, if the pool holds no memory
     bint (*retire)(Engine* engine, Pool* pool, Failure* failure) noexcept nogil
     # Let one more device at what is mapped now. NULL: the engine does it, page by page of the pool's ranges
     bint (*grant)(Engine* engine, Pool* pool, device_t device, Failure* failure) noexcept nogil
 
     bytes_t (*largest_free)(Engine* engine, Pool* pool) noexcept nogil
     bytes_t (*free_bytes)(Engine* engine, Pool* pool) noexcept nogil
+    # The most that could be put side by side of what is free, under new addresses. NULL: nothing can
+    bytes_t (*joinable)(Engine* engine, Pool* pool) noexcept nogil
+    # The first of the pool's ranges, which others follow by `next`. NULL: they are in the engine's list
+    Range* (*ranges)(Engine* engine, Pool* pool) noexcept nogil
     # Show each byte of the pool's memory once, in order of address within a segment: its block, and the part of it
     # that is shown. False as soon as `visit` is. NULL: the blocks of the pool's ranges are what there is.
     bint (*walk)(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept nogil
@@ -335,6 +343,8 @@ cdef struct Failure:
     bint limited
     bint expandable             # the settings ask for expandable segments
     bytes_t device_free, device_total, limit, allocated, reserved, private_free, largest_free
+    bint joins                  # its placement puts free memory side by side:
+    bytes_t joinable            # how much it could have
     bytes_t range_bytes         # reserve of a range for the stream, if the settings have one; else 0
 
 cdef struct Request:

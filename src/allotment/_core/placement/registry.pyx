@@ -28,7 +28,7 @@ cdef const Placement* placement_named(str name) except NULL:
 cdef int placement_check(const Placement* placement, const DeviceTable* device, str device_name) except -1:
     """Raises SettingsError for a placement that a device cannot have."""
     cdef str name = (<bytes> placement.name).decode()
-    if placement != dense_placement() or (device.capabilities & CAN_VIRTUAL != 0 and device.memory_info != NULL):
+    if not placement.needs_virtual or (device.capabilities & CAN_VIRTUAL != 0 and device.memory_info != NULL):
         return 0
     raise SettingsError(
         f"{device_name} cannot have placement:{name}, which needs virtual memory and a device that tells how much"

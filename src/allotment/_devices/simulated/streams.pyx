@@ -226,23 +226,28 @@ cdef status_t event_synchronize(void* self, event_t handle) noexcept nogil:
     return leave(device, OK)
 
 
+cdef void note_awaited(SimStream* stream, SimStream* other, uint64_t tick) noexcept nogil:
+    """Of each stream the latest moment alone: streams that wait for each other would add up without end."""
+    cdef size_t i
+    for i in range(stream.awaited_count):
+        if stream.awaited[i].stream == other:
+            stream.awaited[i].tick = max(stream.awaited[i].tick, tick)
+            return
+    stream.awaited[stream.awaited_count].stream = other
+    stream.awaited[stream.awaited_count].tick = tick
+    stream.awaited_count += 1
+
+
 cdef bint await_moment(SimStream* stream, SimStream* other, uint64_t tick) noexcept nogil:
     """The stream's later work comes after the other's, and after all that the other has to wait for."""
-    cdef size_t count = 0
     cdef size_t most = stream.awaited_count + other.awaited_count + 1
     cdef size_t i
     if not make_room_for(<void**> &stream.awaited, &stream.awaited_room, most, sizeof(SimMoment)):
         return False
-    for i in range(stream.awaited_count):
-        if not has_come(&stream.awaited[i]):
-            stream.awaited[count] = stream.awaited[i]
-            count += 1
     for i in range(other.awaited_count if other != stream else 0):
-        stream.awaited[count + i] = other.awaited[i]
-    count += other.awaited_count if other != stream else 0
-    stream.awaited[count].stream = other
-    stream.awaited[count].tick = tick
-    stream.awaited_count = count + 1
+        if not has_come(&other.awaited[i]):
+            note_awaited(stream, other.awaited[i].stream, other.awaited[i].tick)
+    note_awaited(stream, other, tick)
     return True
 
 

@@ -1,25 +1,31 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, qsort
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t, device_t, stream_t
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.pool cimport count_reserved
 from allotment._core.model.model cimport Engine, Failure, Pool
 from allotment._core.placement.dense.arena cimport Piece
+from allotment._core.placement.dense.clocks cimport all_are_past, ask_streams, clock_is_over, probes_clear
+from allotment._core.placement.dense.moves cimport report_new_home
 from allotment._core.placement.dense.structures cimport (
-    GRANULE, TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, DenseChunk, Leftover, Node, Region, Space, Tile, View,
-    place_of, tile_before, tile_behind, tile_end, view_end, whole_granules)
-from allotment._core.placement.dense.tile cimport append_free, free_tile_at, gap_settle, tile_append, tile_cut
-from allotment._core.placement.dense.tile_index cimport node_from, node_up_to
+    GRANULE, TILE_FREE, TILE_SHADOW, TILE_USED, Arena, DenseChunk, Leftover, Node, Region, Space, Tile, View, place_of,
+    tile_behind, tile_end, view_end, whole_granules)
+from allotment._core.placement.dense.tile cimport (
+    append_free, fill_gap, tile_append, tile_at, tile_drop_free, tiles_vanish)
+from allotment._core.placement.dense.tile_index cimport node_up_to
 from allotment._core.records.stats cimport LARGE, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.tools.arrays cimport make_room, make_room_for
 from allotment._core.tools.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
 
 cdef bytes_t SMALLEST_REGION = <bytes_t> 4 << 30
+
+cdef enum:
+    SOON = 10000                # requests: a view that is wanted again within so many was dropped too early
 
 
 cdef Arena* arena_make(Engine* engine, Pool* pool, bint is_private) noexcept nogil:
@@ -40,8 +46,12 @@ cdef Arena* arena_make(Engine* engine, Pool* pool, bint is_private) noexcept nog
 cdef void arena_clear(Arena* arena) noexcept nogil:
     """Its own records."""
     cdef size_t i
+    while arena.first_chunk != NULL:
+        forget_chunk(arena, arena.first_chunk)
     for i in range(arena.region_count):
         free(arena.regions[i])
+    probes_clear(arena)
+    free(arena.probes)
     free(arena.regions)
     free(arena.spaces)
     free(arena.leftovers)
@@ -55,7 +65,7 @@ cdef void arena_clear(Arena* arena) noexcept nogil:
 # --- addresses ----------------------------------------------------------------------------------------------------
 
 cdef bytes_t addresses_left(const Region* region) noexcept nogil:
-    return region.range.size - region.filled if region.leftovers == 0 else 0
+    return region.room - region.range.size if region.leftovers == 0 else 0
 
 
 cdef bytes_t region_size(const Arena* arena, bytes_t size) noexcept nogil:
@@ -76,6 +86,7 @@ cdef bint carve(Arena* arena, bytes_t size, stream_t stream, address_t* base, Fa
             return host_memory_failed(failure)
         space = &arena.spaces[arena.space_count]
         wanted = size if arena.is_private else max(size, whole_granules(8 * arena.engine.total_memory))
+        arena.counts.reserve += 1
         status = table.range_reserve(table.self, wanted, stream, &space.base)
         if status != OK:
             return device_failed(failure, status, b"range_reserve")
@@ -103,35 +114,24 @@ cdef Region* region_make(Arena* arena, bytes_t size, stream_t stream, Failure* f
             device_failed(failure, OUT_OF_MEMORY, b"range_reserve")
         free(region)
         return NULL
-    region.number = arena.region_count
-    region.range.size = wanted
-    region.range.page = GRANULE         # not a plain segment
-    region.range.shelf = arena.pool.large.recent
-    arena.regions[arena.region_count] = region
-    arena.region_count += 1
+    region.room = wanted
+    add_region(arena, region)
     return region
 
 
+cdef void add_region(Arena* arena, Region* region) noexcept nogil:
+    """pre: there is room for it"""
+    region.number = arena.region_count
+    region.range.page = GRANULE         # not a plain segment
+    region.range.shelf = arena.pool.large.recent
+    region.range.prev = &arena.regions[arena.region_count - 1].range if arena.region_count > 0 else NULL
+    if region.range.prev != NULL:
+        region.range.prev.next = &region.range
+    arena.regions[arena.region_count] = region
+    arena.region_count += 1
+
+
 # --- what a chunk holds -------------------------------------------------------------------------------------------
-
-cdef Tile* free_tile_in(Arena* arena, const View* view) noexcept nogil:
-    """The first free tile that has a byte of a view, or NULL."""
-    cdef Node* node = node_up_to(arena.free_tiles, 0, place_of(view.region, view.address))
-    if node != NULL and node.tile.block.range == &view.region.range and tile_end(node.tile) > view.address:
-        return node.tile
-    node = node_from(arena.free_tiles, 0, place_of(view.region, view.address))
-    if node != NULL and node.tile.block.range == &view.region.range and node.tile.block.address < view_end(view):
-        return node.tile
-    return NULL
-
-
-cdef Tile* first_tile_in(Arena* arena, const View* view) noexcept nogil:
-    """The tile under the first byte of a view. pre: some byte of it is free"""
-    cdef Tile* tile = free_tile_in(arena, view)
-    while tile.block.address > view.address:
-        tile = tile_before(tile)
-    return tile
-
 
 cdef void free_ends(Arena* arena, const DenseChunk* chunk, bytes_t* head, bytes_t* tail) noexcept nogil:
     """The free bytes at the beginning and at the end of a chunk."""
@@ -162,6 +162,7 @@ cdef void forget_chunk(Arena* arena, DenseChunk* chunk) noexcept nogil:
     else:
         arena.last_chunk = chunk.prev
     arena.chunk_count -= 1
+    free(chunk.last_frees)
     slab_give(&arena.chunks, chunk)
 
 
@@ -187,18 +188,26 @@ cdef void keep_leftover(Arena* arena, Region* region, address_t address, const D
         region.leftovers += 1
 
 
-cdef void undo(Arena* arena, Region* region, Piece* pieces, bint* created, size_t created_count,
+cdef status_t unmap(Arena* arena, address_t address, bytes_t size) noexcept nogil:
+    arena.counts.unmap += 1
+    return arena.engine.table.unmap(arena.engine.table.self, address, size)
+
+
+cdef status_t chunk_release(Arena* arena, chunk_t chunk, bytes_t size) noexcept nogil:
+    arena.counts.release += 1
+    return arena.engine.table.chunk_release(arena.engine.table.self, chunk, size)
+
+
+cdef void undo(Arena* arena, Region* region, address_t address, Piece* pieces, bint* created, size_t created_count,
                size_t mapped_count) noexcept nogil:
-    """Unmap the first pieces, and release those that were created."""
-    cdef DeviceTable* table = arena.engine.table
-    cdef address_t address = region.range.base + region.filled
+    """Unmap the first pieces, which begin at an address, and release those that were created."""
     cdef bint mapped
     cdef size_t i
     for i in range(created_count):
-        mapped = i < mapped_count and table.unmap(table.self, address, pieces[i].size) != OK
+        mapped = i < mapped_count and unmap(arena, address, pieces[i].size) != OK
         if mapped:
             keep_leftover(arena, region, address, pieces[i].chunk, created[i])
-        elif created[i] and table.chunk_release(table.self, pieces[i].chunk.handle, pieces[i].size) != OK:
+        elif created[i] and chunk_release(arena, pieces[i].chunk.handle, pieces[i].size) != OK:
             keep_leftover(arena, NULL, 0, pieces[i].chunk, True)
         if created[i]:
             slab_give(&arena.chunks, pieces[i].chunk)
@@ -213,6 +222,7 @@ cdef bint give_access(Arena* arena, address_t address, bytes_t size, Failure* fa
     cdef int peer
     if table.set_access == NULL:
         return True
+    arena.counts.access += 1 + engine.peer_count
     status = table.set_access(table.self, address, size, table.device)
     for peer in range(engine.peer_count):
         if status == OK:
@@ -220,11 +230,10 @@ cdef bint give_access(Arena* arena, address_t address, bytes_t size, Failure* fa
     return True if status == OK else device_failed(failure, status, b"set_access")
 
 
-cdef bint ask_device(Arena* arena, Region* region, Piece* pieces, size_t count, bint* created,
+cdef bint ask_device(Arena* arena, Region* region, address_t base, Piece* pieces, size_t count, bint* created,
                      Failure* failure) noexcept nogil:
     """Create what is to be created and map all pieces; all of them or none. pre: records are reserved"""
     cdef DeviceTable* table = arena.engine.table
-    cdef address_t base = region.range.base + region.filled
     cdef address_t address = base
     cdef DenseChunk* chunk
     cdef status_t status
@@ -234,39 +243,47 @@ cdef bint ask_device(Arena* arena, Region* region, Piece* pieces, size_t count, 
         if created[i]:
             chunk = <DenseChunk*> slab_take(&arena.chunks)
             chunk.size = pieces[i].size
+            arena.counts.create += 1
             status = table.chunk_create(table.self, chunk.size, &chunk.handle)
             if status != OK:
                 slab_give(&arena.chunks, chunk)
-                undo(arena, region, pieces, created, i, 0)
+                undo(arena, region, base, pieces, created, i, 0)
                 return device_failed(failure, status, b"chunk_create")
             pieces[i].chunk = chunk
     for i in range(count):
+        arena.counts.map += 1
         status = table.map(table.self, address, pieces[i].size, pieces[i].chunk.handle)
         if status != OK:
-            undo(arena, region, pieces, created, count, i)
+            undo(arena, region, base, pieces, created, count, i)
             return device_failed(failure, status, b"map")
         address += pieces[i].size
     if not give_access(arena, base, address - base, failure):
-        undo(arena, region, pieces, created, count, count)
+        undo(arena, region, base, pieces, created, count, count)
         return False
     return True
 
 
-cdef View* add_view(Arena* arena, Region* region, DenseChunk* chunk) noexcept nogil:
+cdef View* add_view(Arena* arena, Region* region, DenseChunk* chunk, address_t address) noexcept nogil:
     cdef View* view = <View*> slab_take(&arena.views)
     cdef View** link = &chunk.home
     view.chunk = chunk
     view.region = region
-    view.address = region.range.base + region.filled
-    view.live = 0
+    view.address = address
+    view.live = view.freed = 0
     view.last_use = arena.requests
+    view.next_of_chunk = view.behind = NULL
     view.before = region.last_view
-    view.behind = view.next_of_chunk = NULL
-    if region.last_view != NULL:
-        region.last_view.behind = view
+    while view.before != NULL and view.before.address > address:
+        view.behind = view.before
+        view.before = view.before.before
+    if view.before != NULL:
+        view.before.behind = view
     else:
         region.first_view = view
-    region.last_view = view
+    if view.behind != NULL:
+        view.behind.before = view
+    else:
+        region.last_view = view
     while link[0] != NULL:
         link = &link[0].next_of_chunk
     link[0] = view
@@ -276,13 +293,21 @@ cdef View* add_view(Arena* arena, Region* region, DenseChunk* chunk) noexcept no
     return view
 
 
-cdef void show_new(Arena* arena, Region* region, DenseChunk* chunk, stream_t stream, uint32_t context) noexcept nogil:
-    """A chunk that was created becomes free memory at the end of a region."""
+cdef inline address_t region_end(const Region* region) noexcept nogil:
+    return region.range.base + region.range.size
+
+
+cdef View* show_new(Arena* arena, Region* region, Tile* gap, DenseChunk* chunk) noexcept nogil:
+    """A chunk becomes free memory at the end of a region, or at the front of a gap."""
     cdef View* view
     chunk.live = 0
     chunk.number = arena.numbered
     chunk.home = NULL
     chunk.view_count = 0
+    chunk.view_limit = <uint32_t> arena.engine.tuning.dense_views
+    chunk.dropped = 0
+    chunk.last_frees = NULL
+    chunk.last_free_count = chunk.last_free_room = 0
     chunk.next = NULL
     chunk.prev = arena.last_chunk
     if arena.last_chunk != NULL:
@@ -292,21 +317,28 @@ cdef void show_new(Arena* arena, Region* region, DenseChunk* chunk, stream_t str
     arena.last_chunk = chunk
     arena.chunk_count += 1
     arena.numbered += 1
-    view = add_view(arena, region, chunk)
-    append_free(arena, region, chunk.size, view, NULL)
+    view = add_view(arena, region, chunk, gap.block.address if gap != NULL else region_end(region))
+    if gap != NULL:
+        fill_gap(arena, gap, chunk.size, view)
+    else:
+        append_free(arena, region, chunk.size, view, NULL)
     count_memory(arena, chunk.size, True)
     arena.pool.malloc_count += 1
+    return view
+
+
+cdef void note_created(Arena* arena, const View* view, stream_t stream, uint32_t context) noexcept nogil:
     tally_up(&arena.engine.stats.segment, LARGE, 1)
     arena.engine.stats.device_allocs += 1
-    trace_report(&arena.engine.trace, ACTION_SEGMENT_MAP, view.address, chunk.size, stream,
+    trace_report(&arena.engine.trace, ACTION_SEGMENT_MAP, view.address, view.chunk.size, stream,
                  arena.pool.first, arena.pool.second, context)
 
 
 cdef void show_again(Arena* arena, Region* region, DenseChunk* chunk) noexcept nogil:
     """One more view of a chunk: what is free of it is free there too, the rest is the shadow of its users."""
     cdef View* source = chunk.home
-    cdef Tile* tile = first_tile_in(arena, source)
-    cdef View* view = add_view(arena, region, chunk)
+    cdef Tile* tile = tile_at(arena, source.region, source.address)
+    cdef View* view = add_view(arena, region, chunk, region_end(region))
     cdef address_t end = view_end(source)
     cdef bytes_t part
     cdef Tile* copy
@@ -323,7 +355,7 @@ cdef void show_again(Arena* arena, Region* region, DenseChunk* chunk) noexcept n
 
 
 cdef uint64_t tiles_in(Arena* arena, const DenseChunk* chunk) noexcept nogil:
-    cdef Tile* tile = first_tile_in(arena, chunk.home)
+    cdef Tile* tile = tile_at(arena, chunk.home.region, chunk.home.address)
     cdef address_t end = view_end(chunk.home)
     cdef uint64_t count = 0
     while tile != NULL and tile.block.address < end:
@@ -332,12 +364,14 @@ cdef uint64_t tiles_in(Arena* arena, const DenseChunk* chunk) noexcept nogil:
     return count
 
 
-cdef bint arena_extend(Arena* arena, Region* region, Piece* pieces, size_t count, stream_t stream, uint32_t context,
-                       Failure* failure) noexcept nogil:
-    """Map pieces, one behind the other, at the end of a region; all of them or none. Pieces created get their chunk.
+cdef bint arena_extend(Arena* arena, Region* region, Tile* gap, Piece* pieces, size_t count, stream_t stream,
+                       uint32_t context, Failure* failure) noexcept nogil:
+    """Map pieces, one behind the other; all of them or none. Pieces created get their chunk.
 
-    pre: the region has the addresses; no piece is a chunk that it shows already
+    At the end of a region, or where `gap` is one of it, new pieces alone at its front.
+    pre: the region, or the gap, has the addresses; no piece is a chunk that the region shows already
     """
+    cdef address_t base = gap.block.address if gap != NULL else region_end(region)
     cdef uint64_t tiles = 0
     cdef bint* created = <bint*> calloc(count, sizeof(bint))
     cdef bint relaxed, ok
@@ -351,12 +385,12 @@ cdef bint arena_extend(Arena* arena, Region* region, Piece* pieces, size_t count
         free(created)
         return host_memory_failed(failure)
     relaxed = relax_capture(arena.engine, stream)
-    ok = ask_device(arena, region, pieces, count, created, failure)
+    ok = ask_device(arena, region, base, pieces, count, created, failure)
     end_relaxed_capture(arena.engine, relaxed)
     if ok:
         for i in range(count):
             if created[i]:
-                show_new(arena, region, pieces[i].chunk, stream, context)
+                note_created(arena, show_new(arena, region, gap, pieces[i].chunk), stream, context)
             else:
                 show_again(arena, region, pieces[i].chunk)
     free(created)
@@ -365,12 +399,20 @@ cdef bint arena_extend(Arena* arena, Region* region, Piece* pieces, size_t count
 
 # --- giving back --------------------------------------------------------------------------------------------------
 
-cdef void forget_view(Arena* arena, View* view) noexcept nogil:
-    """A view was unmapped: its addresses are a gap. pre: all of it is free; two tile records are reserved"""
+cdef bint forget_view(Arena* arena, View* view, Failure* failure) noexcept nogil:
+    """Unmap a view; its addresses are a gap. pre: nothing is used through it, and all work that used it is over"""
     cdef Region* region = view.region
     cdef DenseChunk* chunk = view.chunk
     cdef View** link = &chunk.home
-    cdef Tile* gap = tile_cut(arena, free_tile_at(arena, region, view.address), view.address, chunk.size, TILE_GAP)
+    cdef status_t status
+    if not slab_reserve(&arena.tiles, 2):
+        return host_memory_failed(failure)
+    status = unmap(arena, view.address, chunk.size)
+    if status != OK:
+        return device_failed(failure, status, b"unmap")
+    if arena.engine.trace.on and view == chunk.home and view.next_of_chunk != NULL:
+        report_new_home(arena, view, view.next_of_chunk)
+    tiles_vanish(arena, view)
     while link[0] != view:
         link = &link[0].next_of_chunk
     link[0] = view.next_of_chunk
@@ -383,32 +425,29 @@ cdef void forget_view(Arena* arena, View* view) noexcept nogil:
         view.behind.before = view.before
     else:
         region.last_view = view.before
-    gap_settle(arena, gap)
     slab_give(&arena.views, view)
     arena.counts.views -= 1
+    return True
 
 
 cdef bint release_chunk(Arena* arena, DenseChunk* chunk, uint32_t context, Failure* failure) noexcept nogil:
     """Unmap and release a chunk that is wholly free. A refusal leaves it with the views it still has."""
     cdef Engine* engine = arena.engine
-    cdef DeviceTable* table = engine.table
-    cdef address_t home = chunk.home.address
+    cdef address_t home
     cdef status_t status
     if not make_room(<void**> &arena.leftovers, &arena.leftover_room, arena.leftover_count, sizeof(Leftover)):
         return host_memory_failed(failure)
     while chunk.home != NULL:
-        if not slab_reserve(&arena.tiles, 2):
-            return host_memory_failed(failure)
-        status = table.unmap(table.self, chunk.home.address, chunk.size)
-        if status != OK:
-            return device_failed(failure, status, b"unmap")
-        forget_view(arena, chunk.home)
+        home = chunk.home.address
+        # The home goes last, so that it does not move before.
+        if not forget_view(arena, chunk.home.next_of_chunk if chunk.view_count > 1 else chunk.home, failure):
+            return False
     engine.stats.device_frees += 1
     tally_down(&engine.stats.segment, LARGE, 1)
     arena.pool.malloc_count -= 1
     count_memory(arena, chunk.size, False)
     trace_report(&engine.trace, ACTION_SEGMENT_UNMAP, home, chunk.size, 0, arena.pool.first, arena.pool.second, context)
-    status = table.chunk_release(table.self, chunk.handle, chunk.size)
+    status = chunk_release(arena, chunk.handle, chunk.size)
     if status != OK:
         keep_leftover(arena, NULL, 0, chunk, True)
     forget_chunk(arena, chunk)
@@ -417,20 +456,19 @@ cdef bint release_chunk(Arena* arena, DenseChunk* chunk, uint32_t context, Failu
 
 cdef bint drop_leftovers(Arena* arena, Failure* failure) noexcept nogil:
     """Ask the device once more to take back what it would not; whether it took all."""
-    cdef DeviceTable* table = arena.engine.table
     cdef Leftover* leftover
     cdef status_t status = OK
     cdef size_t i = 0
     while i < arena.leftover_count:
         leftover = &arena.leftovers[i]
         if leftover.region != NULL:
-            status = table.unmap(table.self, leftover.address, leftover.size)
+            status = unmap(arena, leftover.address, leftover.size)
             if status != OK:
                 return device_failed(failure, status, b"unmap")
             leftover.region.leftovers -= 1
             leftover.region = NULL
         if leftover.created:
-            status = table.chunk_release(table.self, leftover.handle, leftover.size)
+            status = chunk_release(arena, leftover.handle, leftover.size)
             if status != OK:
                 return device_failed(failure, status, b"chunk_release")
         arena.leftover_count -= 1
@@ -438,25 +476,97 @@ cdef bint drop_leftovers(Arena* arena, Failure* failure) noexcept nogil:
     return True
 
 
+cdef bint is_unused(Arena* arena, const DenseChunk* chunk) noexcept nogil:
+    """Whether a chunk is wholly free, and the device was seen finished with it."""
+    return chunk.live == 0 and clock_is_over(
+        arena.engine, &tile_at(arena, chunk.home.region, chunk.home.address).clock)
+
+
+cdef uint64_t last_use(const DenseChunk* chunk) noexcept nogil:
+    cdef const View* view = chunk.home
+    cdef uint64_t latest = 0
+    while view != NULL:
+        latest = max(latest, view.last_use)
+        view = view.next_of_chunk
+    return latest
+
+
+cdef int used_longest_ago(const void* a, const void* b) noexcept nogil:
+    cdef const DenseChunk* left = (<const DenseChunk**> a)[0]
+    cdef const DenseChunk* right = (<const DenseChunk**> b)[0]
+    if last_use(left) != last_use(right):
+        return -1 if last_use(left) < last_use(right) else 1
+    return -1 if left.number < right.number else 1
+
+
 cdef bint arena_trim(Arena* arena, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Release wholly free chunks until no more than `keep` bytes are held. pre: the device has finished with them"""
+    """Release chunks that nothing uses until no more than `keep` bytes are held, those used longest ago first."""
+    cdef DenseChunk** unused
     cdef DenseChunk* chunk = arena.first_chunk
-    cdef DenseChunk* following
+    cdef size_t count = 0
+    cdef size_t i = 0
+    cdef bint ok = True
     if not drop_leftovers(arena, failure):
         return False
-    while chunk != NULL and arena.reserved > keep:
-        following = chunk.next
-        if chunk.live == 0 and not release_chunk(arena, chunk, context, failure):
-            return False
-        chunk = following
-    return True if arena.chunk_count > 0 else arena_retire(arena, failure)
+    unused = <DenseChunk**> calloc(arena.chunk_count + 1, sizeof(DenseChunk*))
+    if unused == NULL:
+        return host_memory_failed(failure)
+    while chunk != NULL:
+        if is_unused(arena, chunk):
+            unused[count] = chunk
+            count += 1
+        chunk = chunk.next
+    if count > 1:
+        qsort(unused, count, sizeof(DenseChunk*), &used_longest_ago)
+    while ok and i < count and arena.reserved > keep:
+        ok = release_chunk(arena, unused[i], context, failure)
+        i += 1
+    free(unused)
+    return ok and (arena.chunk_count > 0 or arena_retire(arena, failure))
+
+
+cdef View* view_to_drop(Arena* arena, const DenseChunk* chunk, const Region* region) noexcept nogil:
+    """The view of a chunk that was used longest ago, of those through which nothing is used nor may still be."""
+    cdef View* view = chunk.home
+    cdef View* chosen = NULL
+    while view != NULL:
+        if (view.live == 0 and view.region.number != 0 and view.region != region
+                and (chosen == NULL or view.last_use < chosen.last_use)
+                and all_are_past(arena.engine, view.freed)):
+            chosen = view
+        view = view.next_of_chunk
+    return chosen
+
+
+cdef void drop_old_views(Arena* arena, DenseChunk* chunk, const Region* region) noexcept nogil:
+    """A chunk with too many views loses one, but for that in `region`, if one can go. pre: not inside a capture
+
+    A chunk that gets a view soon after it lost one may have more from then on.
+    """
+    cdef Failure failure
+    cdef View* view
+    if chunk.view_count <= chunk.view_limit:
+        return
+    if chunk.dropped != 0 and arena.requests - chunk.dropped < SOON:
+        chunk.view_limit *= 2
+        chunk.dropped = 0
+        return
+    view = view_to_drop(arena, chunk, region)
+    if view == NULL:
+        ask_streams(arena, arena.engine.moment)
+        view = view_to_drop(arena, chunk, region)
+    if view != NULL and forget_view(arena, view, &failure):
+        chunk.dropped = max(arena.requests, <uint64_t> 1)
+        arena.counts.views_dropped += 1
 
 
 cdef bint arena_retire(Arena* arena, Failure* failure) noexcept nogil:
-    """Give the addresses back. pre: it holds no memory"""
+    """Give the addresses back, if there is no memory under them."""
     cdef DeviceTable* table = arena.engine.table
     cdef status_t status
     cdef size_t i
+    if arena.chunk_count > 0:
+        return True
     if arena.leftover_count > 0 and not drop_leftovers(arena, failure):
         return False
     for i in range(arena.region_count):
@@ -486,4 +596,92 @@ cdef bint arena_grant(Arena* arena, device_t device, Failure* failure) noexcept 
             if status != OK:
                 return device_failed(failure, status, b"set_access")
             view = view.behind
+    return True
+
+
+# --- from a pool that nobody uses -------------------------------------------------------------------------------------
+
+cdef bint is_all_free(Arena* arena, const Region* region) noexcept nogil:
+    """Whether a region is one free tile, which the device was seen finished with, at addresses of its own."""
+    cdef Tile* tile = <Tile*> region.range.head
+    return (tile != NULL and tile == region.last and tile.state == TILE_FREE and region.leftovers == 0
+            and clock_is_over(arena.engine, &tile.clock) and space_of(arena, region) != NULL)
+
+
+cdef Space* space_of(Arena* arena, const Region* region) noexcept nogil:
+    """The reserved addresses that are those of one region and no others; NULL if it shares them."""
+    cdef size_t i
+    for i in range(arena.space_count):
+        if arena.spaces[i].base == region.range.base and arena.spaces[i].size == region.room:
+            return &arena.spaces[i]
+    return NULL
+
+
+cdef size_t count_views(const Region* region) noexcept nogil:
+    cdef const View* view = region.first_view
+    cdef size_t count = 0
+    while view != NULL:
+        count += 1
+        view = view.behind
+    return count
+
+
+cdef void hand_over(Arena* arena, Arena* source, Region* old, Region* new, uint32_t context) noexcept nogil:
+    """Move the chunks of a region, one by one. pre: records are reserved"""
+    cdef View* view = old.first_view
+    cdef View* following
+    cdef DenseChunk* chunk
+    tile_drop_free(source, old.last)
+    old.range.size = old.room = 0
+    while view != NULL:
+        following = view.behind
+        trace_report(&arena.engine.trace, ACTION_SEGMENT_UNMAP, view.address, view.chunk.size, 0,
+                     source.pool.first, source.pool.second, context)
+        chunk = <DenseChunk*> slab_take(&arena.chunks)
+        chunk.handle = view.chunk.handle
+        chunk.size = view.chunk.size
+        count_memory(source, chunk.size, False)
+        source.pool.malloc_count -= 1
+        forget_chunk(source, view.chunk)
+        slab_give(&source.views, view)
+        source.counts.views -= 1
+        view = show_new(arena, new, NULL, chunk)
+        trace_report(&arena.engine.trace, ACTION_SEGMENT_MAP, view.address, chunk.size, 0,
+                     arena.pool.first, arena.pool.second, context)
+        arena.counts.adopted += 1
+        view = following
+    old.first_view = old.last_view = NULL
+
+
+cdef bint arena_adopt(Arena* arena, Arena* source, uint32_t context, Failure* failure) noexcept nogil:
+    """Take over the regions of another arena that are wholly free, without a call of the device.
+
+    pre: the source is of a private pool that nobody uses
+    """
+    cdef Region* region
+    cdef Space* space
+    cdef size_t i, count
+    for i in range(source.region_count):
+        if not is_all_free(source, source.regions[i]):
+            continue
+        count = count_views(source.regions[i])
+        region = <Region*> calloc(1, sizeof(Region))
+        if region == NULL or not (
+                make_room(<void**> &arena.regions, &arena.region_room, arena.region_count, sizeof(Region*))
+                and make_room(<void**> &arena.spaces, &arena.space_room, arena.space_count, sizeof(Space))
+                and slab_reserve(&arena.chunks, count) and slab_reserve(&arena.views, count)
+                and slab_reserve(&arena.tiles, count)):
+            free(region)
+            return host_memory_failed(failure)
+        region.range.base = source.regions[i].range.base
+        region.room = source.regions[i].room
+        space = space_of(source, source.regions[i])
+        # Before the last one, of which regions are still made.
+        arena.spaces[arena.space_count] = arena.spaces[arena.space_count - 1] if arena.space_count > 0 else space[0]
+        arena.spaces[arena.space_count - 1 if arena.space_count > 0 else 0] = space[0]
+        arena.space_count += 1
+        source.space_count -= 1
+        space[0] = source.spaces[source.space_count]
+        add_region(arena, region)
+        hand_over(arena, source, source.regions[i], region, context)
     return True

@@ -1,12 +1,13 @@
-from libc.stdint cimport uint64_t
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport is_idle
 from allotment._core.mechanism.broken cimport broken
-from allotment._core.model.model cimport Totals
+from allotment._core.model.model cimport StreamRecord, Totals
 from allotment._core.placement.dense.structures cimport (
-    GRANULE, TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, DenseChunk, Node, Region, Tile, View, place_of,
-    region_of, tile_before, tile_behind, tile_end, view_end)
+    GRANULE, TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, Clock, DenseChunk, LastFree, Node, Region, Tile, View,
+    place_of, region_of, tile_before, tile_behind, tile_end, view_end)
 from allotment._core.placement.dense.tile_index cimport LARGE_TILE
 from allotment._core.records.stats cimport LARGE
 
@@ -50,8 +51,8 @@ cdef int check_region(Arena* arena, Region* region) except -1:
         at = tile_end(tile)
         before = tile
         tile = tile_behind(tile)
-    if at != region.range.base + region.filled or region.last != before or region.filled > region.range.size:
-        broken("tiles tile their region", f"region {region.number} is filled up to {region.filled}")
+    if at != region.range.base + region.range.size or region.last != before or region.range.size > region.room:
+        broken("tiles tile their region", f"region {region.number} goes up to {region.range.size} of {region.room}")
     if before != NULL and before.state == TILE_GAP:
         broken("nothing ends in a gap", show(before))
     seen = set()
@@ -74,7 +75,7 @@ cdef list used_in(Arena* arena, View* view, dict tiles, uint64_t* live):
     """What a view shows as used: [offset, size, user] of each run, and how much of it is used here."""
     found = []
     live[0] = 0
-    for begin, end, state, user in tiles[view.region.number]:
+    for begin, end, state, user, _ in tiles[view.region.number]:
         low, high = max(begin, <uint64_t> view.address), min(end, <uint64_t> view_end(view))
         if low >= high:
             continue
@@ -115,6 +116,52 @@ cdef int check_chunk(Arena* arena, DenseChunk* chunk, dict tiles) except -1:
     return 0
 
 
+# --- clocks -----------------------------------------------------------------------------------------------------------
+
+cdef bint holds(const Clock* clock, uint32_t stream, uint64_t moment) noexcept:
+    cdef int i
+    for i in range(clock.count):
+        if clock.streams[i] == stream and clock.moments[i] >= moment:
+            return True
+    return clock.everyone >= moment
+
+
+cdef int check_clock(const Tile* tile, const Clock* freed, dict done) except -1:
+    cdef int i
+    for i in range(freed.count):
+        if freed.moments[i] > done[freed.streams[i]] and not holds(&tile.clock, freed.streams[i], freed.moments[i]):
+            broken("a free tile's clock holds the last free of its bytes, whichever view they were used through",
+                   f"{show(tile)} of stream {freed.streams[i]} at {freed.moments[i]}")
+    if freed.everyone > tile.clock.everyone:
+        broken("a free tile's clock holds what was folded", show(tile))
+    return 0
+
+
+cdef int check_clocks(Arena* arena, const DenseChunk* chunk, dict tiles, dict done) except -1:
+    cdef View* view = chunk.home
+    cdef const LastFree* freed
+    cdef size_t i
+    while view != NULL:
+        free = [row for row in tiles[view.region.number]
+                if row[2] == TILE_FREE and row[0] < <uint64_t> view_end(view) and row[1] > <uint64_t> view.address]
+        for i in range(chunk.last_free_count):
+            freed = &chunk.last_frees[i]
+            for begin, end, _, _, tile in free:
+                if begin < view.address + freed.end and end > view.address + freed.begin:
+                    check_clock(<const Tile*> <size_t> tile, &freed.clock, done)
+        view = view.next_of_chunk
+    return 0
+
+
+cdef dict done_by_index(Arena* arena):
+    cdef StreamRecord* stream = arena.engine.known_streams
+    done = {}
+    while stream != NULL:
+        done[stream.index] = stream.done
+        stream = stream.next_known
+    return done
+
+
 # --- indexes --------------------------------------------------------------------------------------------------------
 
 cdef bytes_t check_longest(Node* node, Node* up, set found) except? 0:
@@ -139,7 +186,7 @@ cdef int check_indexes(Arena* arena) except -1:
     cdef Tile* neighbour
     cdef size_t i
     cdef int side
-    free, sizes, neighbours = set(), set(), set()
+    free, sizes, neighbours, gaps = set(), set(), set(), set()
     for i in range(arena.region_count):
         region = arena.regions[i]
         tile = <Tile*> region.range.head
@@ -155,7 +202,13 @@ cdef int check_indexes(Arena* arena) except -1:
                     neighbour = tile_before(tile) if side == 0 else tile_behind(tile)
                     if neighbour != NULL and neighbour.state == TILE_USED and neighbour.block.size >= LARGE_TILE:
                         neighbours.add((neighbour.block.size, place << 1 | side))
+            elif tile.state == TILE_GAP:
+                gaps.add((0, place_of(region, tile.block.address)))
+                if tile.by_place.size != tile.block.size:
+                    broken("the index of gaps knows sizes", show(tile))
             tile = tile_behind(tile)
+    if gaps != indexed(arena.gaps):
+        broken("the index of gaps holds them", f"{sorted(gaps)}, {sorted(indexed(arena.gaps))}")
     for name, wanted, found in (("place", free, indexed(arena.free_tiles)), ("size", sizes, indexed(arena.sizes)),
                                 ("neighbour", neighbours, indexed(arena.neighbours))):
         if wanted != found:
@@ -173,7 +226,7 @@ cdef set indexed(Node* root):
 # --- all ------------------------------------------------------------------------------------------------------------
 
 cdef dict tiles_by_region(Arena* arena):
-    """(begin, end, state, user) of every tile, by region."""
+    """(begin, end, state, user, tile) of every tile, by region."""
     cdef Tile* tile
     cdef size_t i
     found = {}
@@ -182,7 +235,7 @@ cdef dict tiles_by_region(Arena* arena):
         tile = <Tile*> arena.regions[i].range.head
         while tile != NULL:
             user = <size_t> (tile.user if tile.state == TILE_SHADOW else tile)
-            row.append((tile.block.address, tile_end(tile), tile.state, user))
+            row.append((tile.block.address, tile_end(tile), tile.state, user, <size_t> tile))
             tile = tile_behind(tile)
     return found
 
@@ -196,6 +249,9 @@ cdef int check_sums(Arena* arena, Totals* totals) except -1:
         reserved += chunk.size
         active += chunk.live
         count += 1
+        if 0 < chunk.live < chunk.size:
+            totals.inactive_split[LARGE] += 1
+            totals.inactive_split_bytes[LARGE] += chunk.size - chunk.live
         chunk = chunk.next
     totals.segment[LARGE] += count
     if count != arena.chunk_count or reserved != arena.reserved or reserved != arena.pool.reserved_bytes:
@@ -211,8 +267,11 @@ cdef int check_arena(Arena* arena, Totals* totals) except -1:
     for i in range(arena.region_count):
         check_region(arena, arena.regions[i])
     tiles = tiles_by_region(arena)
+    done = done_by_index(arena)
     while chunk != NULL:
         check_chunk(arena, chunk, tiles)
+        check_clocks(arena, chunk, tiles, done)
         chunk = chunk.next
     check_indexes(arena)
+    arena.witnessed = True
     return check_sums(arena, totals)

@@ -6,7 +6,8 @@ moment up to which a was seen finished. A pair (a, moment) of a tile's clock is 
 if one of those two has reached it.
 
 A wait is only ever for work that was submitted before, so the graph of waits follows the order of submission: there
-is no deadlock. While routing is active no event is recorded, asked for or waited for.
+is no deadlock. Inside a capture no event is recorded, asked for or waited for, and none is recorded on a stream that is
+in one.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -22,7 +23,10 @@ cdef bint synced_reserve(Engine* engine, StreamRecord* stream) noexcept nogil
 cdef bint order_after_clock(Arena* arena, StreamRecord* stream, const Clock* clock, Failure* failure) noexcept nogil
 cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRecord* user,
                            const PendingEvent* pending) noexcept nogil
-cdef void all_streams_done(Engine* engine) noexcept nogil
+cdef void all_streams_done(Engine* engine, uint64_t moment) noexcept nogil
+cdef bint all_are_past(Engine* engine, uint64_t moment) noexcept nogil
+cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil
+cdef void probes_clear(Arena* arena) noexcept nogil
 
 
 cdef inline void clock_clear(Clock* clock) noexcept nogil:

@@ -1,11 +1,12 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from allotment._core.contract.table cimport INVALID, OK, DeviceTable, status_t
-from allotment._core.contract.types cimport event_t
+from allotment._core.contract.table cimport NOT_READY, OK, DeviceTable, status_t
+from allotment._core.contract.types cimport capture_t, event_t
+from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.streams cimport event_give, event_take
 from allotment._core.model.model cimport Engine, Failure, PendingEvent, StreamRecord
-from allotment._core.placement.dense.structures cimport CLOCK_STREAMS, Arena, Clock
+from allotment._core.placement.dense.structures cimport CLOCK_STREAMS, Arena, Clock, Probe
 from allotment._core.tools.arrays cimport make_room_for
 
 
@@ -69,6 +70,8 @@ cdef bint clock_is_over(Engine* engine, const Clock* clock) noexcept nogil:
     """Whether everything that the clock holds was seen finished."""
     cdef StreamRecord* other = engine.known_streams
     cdef int32_t i
+    if engine.table.event_record == NULL:
+        return True
     while other != NULL:
         if clock.everyone != 0 and min(clock.everyone, other.latest) > other.done:
             return False
@@ -92,30 +95,33 @@ cdef bint synced_reserve(Engine* engine, StreamRecord* stream) noexcept nogil:
     return True
 
 
+cdef bint may_record_on(Engine* engine, const StreamRecord* stream, Failure* failure) noexcept nogil:
+    """Whether an event of a stream tells of work that runs: in a capture it would be a part of the graph."""
+    cdef capture_t capture = 0
+    if engine.impure_routes == 0:
+        return True
+    if not capture_of(engine, stream.handle, &capture, failure):
+        return False
+    return True if capture == 0 else device_failed(failure, NOT_READY, b"event_record")
+
+
 cdef bint order_after(Engine* engine, StreamRecord* stream, StreamRecord* other, Failure* failure) noexcept nogil:
     """Make `stream` wait, on the device, for everything submitted to `other` so far."""
     cdef DeviceTable* table = engine.table
     cdef event_t event
     cdef status_t status
-    if not event_take(engine, &event, failure):
+    if not (may_record_on(engine, other, failure) and event_take(engine, &event, failure)):
         return False
     status = table.event_record(table.self, event, other.handle)
-    if status == OK:
-        status = table.stream_wait(table.self, stream.handle, event)
+    if status != OK:
         event_give(engine, event)
-        if status != OK:
-            return device_failed(failure, status, b"stream_wait")
-        stream.synced[other.index] = engine.moment
-        return True
+        return device_failed(failure, status, b"event_record")
+    status = table.stream_wait(table.self, stream.handle, event)
     event_give(engine, event)
-    if status == INVALID and table.device_synchronize != NULL:
-        # A stream that was destroyed can have no event; what it left is over when everybody's work is.
-        status = table.device_synchronize(table.self)
-        if status != OK:
-            return device_failed(failure, status, b"device_synchronize")
-        all_streams_done(engine)
-        return True
-    return device_failed(failure, status, b"event_record")
+    if status != OK:
+        return device_failed(failure, status, b"stream_wait")
+    stream.synced[other.index] = engine.moment
+    return True
 
 
 cdef bint order_after_clock(Arena* arena, StreamRecord* stream, const Clock* clock, Failure* failure) noexcept nogil:
@@ -145,9 +151,77 @@ cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRec
     return True
 
 
-cdef void all_streams_done(Engine* engine) noexcept nogil:
-    """The device has finished everything."""
+cdef void all_streams_done(Engine* engine, uint64_t moment) noexcept nogil:
+    """The device has finished everything that was submitted up to a moment."""
     cdef StreamRecord* stream = engine.known_streams
     while stream != NULL:
-        stream.done = engine.moment
+        stream.done = max(stream.done, moment)
         stream = stream.next_known
+
+
+# --- how far streams have come ----------------------------------------------------------------------------------------
+
+cdef inline bint is_past(const Engine* engine, const StreamRecord* stream, uint64_t moment) noexcept nogil:
+    return min(moment, stream.latest) <= stream.done or engine.table.event_record == NULL
+
+
+cdef bint all_are_past(Engine* engine, uint64_t moment) noexcept nogil:
+    """Whether every stream was seen finished with what it had at a moment."""
+    cdef StreamRecord* stream = engine.known_streams
+    while stream != NULL:
+        if not is_past(engine, stream, moment):
+            return False
+        stream = stream.next_known
+    return True
+
+
+cdef void look_at_probe(Engine* engine, StreamRecord* stream, Probe* probe) noexcept nogil:
+    cdef status_t status = engine.table.event_query(engine.table.self, probe.event)
+    if status == NOT_READY:
+        return
+    if status == OK:
+        stream.done = max(stream.done, probe.moment)
+    event_give(engine, probe.event)
+    probe.moment = 0
+
+
+cdef void ask_stream(Arena* arena, StreamRecord* stream, uint64_t moment) noexcept nogil:
+    cdef Engine* engine = arena.engine
+    cdef Probe* probe = &arena.probes[stream.index]
+    cdef Failure failure
+    if probe.moment != 0:
+        look_at_probe(engine, stream, probe)
+    if probe.moment != 0 or is_past(engine, stream, moment):
+        return
+    if not (may_record_on(engine, stream, &failure) and event_take(engine, &probe.event, &failure)):
+        return
+    if engine.table.event_record(engine.table.self, probe.event, stream.handle) != OK:
+        event_give(engine, probe.event)
+        return
+    probe.moment = max(engine.moment, <uint64_t> 1)
+    look_at_probe(engine, stream, probe)
+
+
+cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil:
+    """Ask those that were not seen finished with what they had at a moment.
+
+    With an event now, or a look at an earlier one. What the device refuses is not known. pre: not inside a capture
+    """
+    cdef StreamRecord* stream = arena.engine.known_streams
+    if not make_room_for(<void**> &arena.probes, &arena.probe_room, arena.engine.stream_count, sizeof(Probe)):
+        return
+    while arena.probe_count < arena.engine.stream_count:
+        arena.probes[arena.probe_count].moment = 0
+        arena.probe_count += 1
+    while stream != NULL:
+        if not is_past(arena.engine, stream, moment):
+            ask_stream(arena, stream, moment)
+        stream = stream.next_known
+
+
+cdef void probes_clear(Arena* arena) noexcept nogil:
+    cdef size_t i
+    for i in range(arena.probe_count):
+        if arena.probes[i].moment != 0:
+            event_give(arena.engine, arena.probes[i].event)
+    arena.probe_count = 0

@@ -1,30 +1,36 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, qsort
+from libc.string cimport strcmp
 
-from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable
-from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t
+from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, count_t, device_t
 from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport note_free, note_handed_out
+from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.reclaim cimport release_unused_pools
+from allotment._core.mechanism.reclaim cimport release_everything, release_unused_pools
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
-from allotment._core.mechanism.streams cimport drop_empty_queues, queue_remove, wait_events
+from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.streams cimport (
+    drop_empty_queues, is_destroyed_stream, queue_remove, wait_events)
 from allotment._core.model.model cimport (
-    FAILED_DEVICE, NO_FAILURE, Block, Engine, Failure, PendingEvent, Placement, Pool, Request, StreamRecord, Totals,
-    visit_t)
+    FAILED_DEVICE, NO_FAILURE, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request, Shelf,
+    StreamRecord, Totals, visit_t)
 from allotment._core.placement.dense.arena cimport (
-    Piece, addresses_left, arena_clear, arena_extend, arena_grant, arena_make, arena_retire, arena_trim, region_make)
+    Piece, addresses_left, arena_adopt, arena_clear, arena_extend, arena_grant, arena_make, arena_retire, arena_trim,
+    drop_old_views, free_ends, region_make)
 from allotment._core.placement.dense.arena_check cimport check_arena
 from allotment._core.placement.dense.clocks cimport (
     all_streams_done, clock_clear, clock_covers, clock_note, order_after_clock, synced_reserve, wait_for_pending)
+from allotment._core.placement.dense.moves cimport report_moves
 from allotment._core.placement.dense.plan cimport Plan, Terms, plan_cheapest
 from allotment._core.placement.dense.structures cimport (
-    TILE_FREE, TILE_USED, Arena, Clock, DenseChunk, Node, Region, Tile, View, full_granules, tile_behind,
-    tile_end, tile_of, view_end, whole_granules)
+    TILE_FREE, TILE_USED, Arena, Clock, DenseChunk, Node, Region, Tile, View, full_granules, region_of, tile_before,
+    tile_behind, tile_end, tile_of, view_end, whole_granules)
 from allotment._core.placement.dense.tile cimport records_to_hand_out, tile_give, tile_take
 from allotment._core.placement.dense.tile_index cimport (
-    LARGE_TILE, first_beside, first_fit, first_of_size, next_fit, node_next)
+    LARGE_TILE, first_beside, first_fit, first_of_size, next_fit, node_from, node_next)
 from allotment._core.records.stats cimport tally_now
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.slab cimport slab_reserve
@@ -40,10 +46,21 @@ cdef inline Arena* arena_of(const Request* request) noexcept nogil:
     return <Arena*> request.shelf.rack.arena
 
 
-cdef inline bint may_wait(const Arena* arena) noexcept nogil:
-    """Whether a stream may be made to wait for another, on the device."""
-    return not arena.is_private and arena.engine.routes == NULL and (
-        arena.engine.table.event_record == NULL or arena.engine.table.stream_wait != NULL)
+cdef bint may_wait(const Arena* arena, const Request* request) noexcept nogil:
+    """Whether the request's stream may be made to wait for another, on the device."""
+    cdef Engine* engine = arena.engine
+    cdef capture_t capture = 0
+    cdef Failure failure
+    if arena.is_private or request.capturing or (
+            engine.table.event_record != NULL and engine.table.stream_wait == NULL):
+        return False
+    return engine.impure_routes == 0 or (
+        capture_of(engine, request.shelf.stream.handle, &capture, &failure) and capture == 0)
+
+
+cdef inline bint may_synchronize(const Engine* engine) noexcept nogil:
+    """Whether the device may be waited for: not while anybody captures."""
+    return engine.routes == NULL or (engine.rules.only_captures_defer and engine.impure_routes == 0)
 
 
 # How far an arena grows is measured by all memory of the engine, that of private pools included.
@@ -109,11 +126,42 @@ cdef Tile* find_after_waiting(Arena* arena, Request* request, address_t* address
     return node.tile
 
 
-cdef Tile* find(Arena* arena, Request* request, address_t* address) noexcept nogil:
-    """Steps 1 to 4. A wait that the device refuses is no reuse, and no failure."""
+cdef Tile* find(Arena* arena, Request* request, address_t* address, bint* lost) noexcept nogil:
+    """Steps 1 to 4. A wait that the device refuses is no reuse, and no failure; `lost`: a stream was destroyed."""
     cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
-    if tile == NULL and arena.engine.tuning.dense_share_streams and may_wait(arena):
+    lost[0] = False
+    if tile == NULL and arena.engine.tuning.dense_share_streams and may_wait(arena, request):
         tile = find_after_waiting(arena, request, address)
+        lost[0] = tile == NULL and is_destroyed_stream(&request.failure)
+        request.failure.reason = NO_FAILURE
+    return tile
+
+
+cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
+    """Wait for the device, if it may be; what was freed until now is over then. Steps out."""
+    cdef DeviceTable* table = engine.table
+    cdef uint64_t moment = engine.moment        # what others free meanwhile is not waited for
+    cdef outing_t outing
+    cdef status_t status
+    if not may_synchronize(engine):
+        return True
+    if table.device_synchronize != NULL:
+        outing = step_out(engine)
+        status = table.device_synchronize(table.self)
+        step_in(engine, outing)
+        if status != OK:
+            return device_failed(failure, status, b"device_synchronize")
+    all_streams_done(engine, moment)
+    return True
+
+
+cdef Tile* find_or_synchronize(Arena* arena, Request* request, address_t* address) noexcept nogil:
+    """The same. What a destroyed stream left, which can have no event, is over when the device is. Steps out."""
+    cdef bint lost
+    cdef Tile* tile = find(arena, request, address, &lost)
+    if tile == NULL and lost:
+        if synchronize(arena.engine, &request.failure):
+            tile = find(arena, request, address, &lost)
         request.failure.reason = NO_FAILURE
     return tile
 
@@ -133,6 +181,8 @@ cdef Block* deliver(Arena* arena, Request* request, Tile* tile, address_t addres
         return NULL
     tile = tile_take(arena, tile, address, request.rounded)
     tile.block.shelf = request.shelf
+    if engine.trace.on:
+        report_moves(arena, tile, False, request.context)
     note_handed_out(engine, &tile.block, request.size, request.context)
     note_peak(engine)
     return &tile.block
@@ -233,7 +283,7 @@ cdef Tile* find_waiting(Arena* arena, Request* request, count_t kept, address_t*
     cdef Tile* tile = NULL
     cdef StreamRecord* stream
     cdef size_t i
-    cdef bint ok
+    cdef bint ok, lost
     if arena.engine.first_waiting == NULL:
         return NULL
     ok = list_waiting(arena, &waiting)
@@ -243,7 +293,7 @@ cdef Tile* find_waiting(Arena* arena, Request* request, count_t kept, address_t*
             waiting.of_stream[stream.index] -= 1
             if not take_waiting(arena, waiting.blocks[i], request):
                 break
-            tile = find(arena, request, address)
+            tile = find(arena, request, address, &lost)
             if tile != NULL:
                 break
     free(waiting.blocks)
@@ -325,21 +375,21 @@ cdef bint add_new(Arena* arena, Pieces* list, bytes_t new, bytes_t left) noexcep
     return True
 
 
-cdef bint extend(Arena* arena, Region* region, Pieces* list, Request* request) noexcept nogil:
-    cdef bint ok = list.count == 0 or arena_extend(arena, region, list.pieces, list.count, request.stream,
+cdef bint extend(Arena* arena, Region* region, Tile* gap, Pieces* list, Request* request) noexcept nogil:
+    cdef bint ok = list.count == 0 or arena_extend(arena, region, gap, list.pieces, list.count, request.stream,
                                                    request.context, &request.failure)
     free(list.pieces)
     return ok
 
 
-cdef bint grow_by(Arena* arena, Region* region, bytes_t new, bytes_t left, Request* request) noexcept nogil:
+cdef bint grow_by(Arena* arena, Region* region, Tile* gap, bytes_t new, bytes_t left, Request* request) noexcept nogil:
     cdef Pieces list
     list.pieces = NULL
     list.count = list.room = 0
     if not add_new(arena, &list, new, left):
         free(list.pieces)
         return host_memory_failed(&request.failure)
-    return extend(arena, region, &list, request)
+    return extend(arena, region, gap, &list, request)
 
 
 cdef inline bytes_t free_tail(const Region* region) noexcept nogil:
@@ -367,15 +417,19 @@ cdef Region* grow_plainly(Arena* arena, Request* request, bytes_t left) noexcept
             if need > left:
                 refuse(request)
                 return NULL
-            return region if grow_by(arena, region, need, left, request) else NULL
+            return region if grow_by(arena, region, NULL, need, left, request) else NULL
     need = whole_granules(request.rounded)
     if need > left:
         refuse(request)
         return NULL
     region = region_make(arena, need, request.stream, &request.failure)
-    if region == NULL or not grow_by(arena, region, need, left, request):
+    if region == NULL or not grow_by(arena, region, NULL, need, left, request):
         return NULL
     return region
+
+
+cdef inline bint is_stitched(const Plan* plan) noexcept nogil:
+    return plan.tail_of != NULL or plan.whole_count > 0 or plan.head_of != NULL
 
 
 cdef Region* carry_out(Arena* arena, const Plan* plan, bytes_t left, Request* request) noexcept nogil:
@@ -401,10 +455,16 @@ cdef Region* carry_out(Arena* arena, const Plan* plan, bytes_t left, Request* re
         free(list.pieces)
         host_memory_failed(&request.failure)
         return NULL
-    if not extend(arena, region, &list, request):
+    if not extend(arena, region, NULL, &list, request):
         return NULL
-    arena.counts.stitches += plan.tail_of != NULL or plan.whole_count > 0 or plan.head_of != NULL
+    arena.counts.stitches += is_stitched(plan)
     arena.counts.forced_growths += plan.beyond > 0
+    if plan.tail_of != NULL:
+        drop_old_views(arena, plan.tail_of, region)
+    for i in range(plan.whole_count):
+        drop_old_views(arena, plan.whole[i], region)
+    if plan.head_of != NULL:
+        drop_old_views(arena, plan.head_of, region)
     return region
 
 
@@ -421,8 +481,69 @@ cdef void start_with(Arena* arena, Region* region, bytes_t size, Request* reques
         size -= min(size, piece)
     if not ok:
         list.count = 0
-    extend(arena, region, &list, request)
+    extend(arena, region, NULL, &list, request)
     request.failure.reason = NO_FAILURE
+
+
+cdef inline bytes_t free_size(const Tile* tile) noexcept nogil:
+    return tile.block.size if tile != NULL and tile.state == TILE_FREE else 0
+
+
+cdef Tile* cheapest_gap(Arena* arena, bytes_t size, bytes_t* need) noexcept nogil:
+    """The gap that takes the least new memory to give a place for the request, together with what is free beside it.
+
+    The lowest of equal ones; NULL if there is none.
+    """
+    cdef Node* node = node_from(arena.gaps, 0, 0)
+    cdef Tile* best = NULL
+    cdef Tile* gap
+    cdef bytes_t before, behind, wanted
+    while node != NULL:
+        gap = node.tile
+        before = free_size(tile_before(gap))
+        behind = free_size(tile_behind(gap))
+        if region_of(gap).leftovers == 0 and before < size and behind < size \
+                and before + gap.block.size + behind >= size:
+            wanted = min(whole_granules(size - before), gap.block.size)
+            if best == NULL or wanted < need[0]:
+                best = gap
+                need[0] = wanted
+        node = node_next(node)
+    return best
+
+
+cdef inline bint mapping_was_refused(const Failure* failure) noexcept nogil:
+    return failure.reason == FAILED_DEVICE and (
+        strcmp(failure.operation, b"map") == 0 or strcmp(failure.operation, b"set_access") == 0)
+
+
+cdef Region* grow_by_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t left,
+                          Request* request) noexcept nogil:
+    """The cheapest plan; if it creates beyond the room, it creates `more` at least.
+
+    A mapping that the device refuses is tried once more without any stitching.
+    """
+    cdef Terms plain = terms[0]
+    cdef Region* region
+    cdef Plan plan
+    if not plan_cheapest(arena, terms, &plan, &request.failure):
+        return NULL
+    if plan.price < 0:
+        refuse(request)
+        return NULL
+    if plan.beyond > 0 and plan.create < more and more <= left and (
+            plan.region == NULL or plan.added + (more - plan.create) <= addresses_left(plan.region)):
+        plan.added += more - plan.create
+        plan.create = more
+    if plan.create > left:
+        refuse(request)
+        return NULL
+    region = carry_out(arena, &plan, left, request)
+    if region != NULL or not is_stitched(&plan) or not mapping_was_refused(&request.failure):
+        return region
+    request.failure.reason = NO_FAILURE
+    plain.stitches = False
+    return grow_by_plan(arena, &plain, more, left, request)
 
 
 cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
@@ -432,12 +553,13 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
     cdef bytes_t left = left_to_get(arena)
     cdef bytes_t room = room_for(arena, peak, left)
     cdef bint pressed = is_pressed(held(arena.engine), left)
-    cdef bytes_t need, ahead, more
+    cdef bytes_t need, ahead
+    cdef bytes_t in_gap = 0
     cdef Region* region
+    cdef Tile* gap
     cdef Terms terms
-    cdef Plan plan
     request.failure.reason = NO_FAILURE
-    if not may_wait(arena):
+    if not may_wait(arena, request):
         return grow_plainly(arena, request, left)
     if arena.region_count == 0 and region_make(arena, 0, request.stream, &request.failure) == NULL:
         return NULL
@@ -449,36 +571,29 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
         left = left_to_get(arena)
         room = room_for(arena, peak, left)
     need = whole_granules(size - min(size, free_tail(region)))
+    ahead = 0
+    if not pressed:
+        ahead = min(whole_granules(max(<bytes_t> 16 * MEBIBYTE, held(arena.engine) // 50)), room)
+    gap = cheapest_gap(arena, size, &in_gap) if not last else NULL
+    if gap != NULL and in_gap <= room and (in_gap <= need or need > addresses_left(region)):
+        arena.counts.gaps_filled += 1
+        region = region_of(gap)
+        in_gap = max(in_gap, min(ahead, gap.block.size))
+        return region if grow_by(arena, region, gap, in_gap, left, request) else NULL
     if need <= room and need <= addresses_left(region) and not last:
-        ahead = 0
-        if not pressed:
-            ahead = whole_granules(max(<bytes_t> 16 * MEBIBYTE, held(arena.engine) // 50))
-            ahead = min(ahead, room, addresses_left(region))
-        return region if grow_by(arena, region, max(need, ahead), left, request) else NULL
+        need = max(need, min(ahead, addresses_left(region)))
+        return region if grow_by(arena, region, NULL, need, left, request) else NULL
     terms.size = size
     terms.room = room
     terms.stitches = arena.engine.tuning.dense_views > 1
     terms.mebibyte_us = 1e9 if last else 1000.0 if pressed else 20.0 * arena.engine.tuning.dense_grain / 24
-    if not plan_cheapest(arena, &terms, &plan, &request.failure):
-        return NULL
-    if plan.price < 0:
-        refuse(request)
-        return NULL
-    if plan.beyond > 0 and not pressed and not last:
-        more = max(plan.create, whole_granules(peak // 200)) - plan.create
-        if plan.create + more <= left and (plan.region == NULL or plan.added + more <= addresses_left(plan.region)):
-            plan.create += more
-            plan.added += more
-    if plan.create > left:
-        refuse(request)
-        return NULL
-    return carry_out(arena, &plan, left, request)
+    return grow_by_plan(arena, &terms, 0 if pressed or last else whole_granules(peak // 200), left, request)
 
 
 cdef Tile* find_grown(Arena* arena, Region* region, Request* request, address_t* address) noexcept nogil:
     """A place in an arena that has grown by enough for the request."""
     cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
-    if tile == NULL and not may_wait(arena):
+    if tile == NULL and not may_wait(arena, request):
         tile = region.last
         address[0] = tile.block.address
     elif tile == NULL:
@@ -488,7 +603,17 @@ cdef Tile* find_grown(Arena* arena, Region* region, Request* request, address_t*
 
 cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* address) noexcept nogil:
     cdef Region* region = grow(arena, request, last)
-    return find_grown(arena, region, request, address) if region != NULL else NULL
+    cdef Tile* tile = find_grown(arena, region, request, address) if region != NULL else NULL
+    if region == NULL or tile != NULL or not is_destroyed_stream(&request.failure):
+        return tile
+    if not synchronize(arena.engine, &request.failure):
+        return NULL
+    request.failure.reason = NO_FAILURE
+    tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+    if tile == NULL:            # others were in meanwhile
+        region = grow(arena, request, last)
+        tile = find_grown(arena, region, request, address) if region != NULL else NULL
+    return tile
 
 
 # --- the chain ------------------------------------------------------------------------------------------------------
@@ -497,23 +622,49 @@ cdef inline bint is_refused(const Request* request) noexcept nogil:
     return request.failure.reason == FAILED_DEVICE and request.failure.status == OUT_OF_MEMORY
 
 
-cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
-    """Wait for the whole device, after which every clock is over."""
-    cdef DeviceTable* table = engine.table
-    cdef int status
-    if table.device_synchronize != NULL:
-        status = table.device_synchronize(table.self)
-        if status != OK:
-            return device_failed(failure, status, b"device_synchronize")
-    all_streams_done(engine)
+cdef inline Arena* arena_of_pool(const Pool* pool) noexcept nogil:
+    return <Arena*> pool.large.arena
+
+
+cdef inline bint can_give(const Arena* arena, const Pool* pool) noexcept nogil:
+    """Whether a private pool that nobody uses any more has memory that an arena could have."""
+    return (pool.freeable and pool.asking == 0 and pool.placement == arena.pool.placement
+            and arena_of_pool(pool).chunk_count > 0)
+
+
+cdef bint adopt_unused_pools(Arena* arena, Request* request) noexcept nogil:
+    """Have what is free of pools without users, addresses and all. Steps out."""
+    cdef Engine* engine = arena.engine
+    cdef Pool* pool = engine.first_pool
+    while pool != NULL and not can_give(arena, pool):
+        pool = pool.next
+    if pool == NULL:
+        return True
+    if not synchronize(engine, &request.failure):
+        return False
+    pool = engine.first_pool if arena.region_count > 0 else NULL
+    while pool != NULL:
+        if can_give(arena, pool) and not arena_adopt(arena, arena_of_pool(pool), request.context, &request.failure):
+            return False
+        pool = pool.next
     return True
+
+
+cdef bint collect_garbage(Arena* arena, Request* request) noexcept nogil:
+    """Give back what was not used for longest, as far as more is held than the settings want to be."""
+    cdef Engine* engine = arena.engine
+    cdef bytes_t most = <bytes_t> (engine.tuning.gc_threshold * <double> engine.limit)
+    cdef bytes_t over = held(engine) - most if held(engine) > most else 0
+    if not engine.limited or engine.tuning.gc_threshold <= 0 or over == 0 or not may_wait(arena, request):
+        return True
+    return arena_trim(arena, arena.reserved - min(over, arena.reserved), request.context, &request.failure)
 
 
 cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address) noexcept nogil:
     """Step 8, but for the lender."""
     cdef Engine* engine = arena.engine
     cdef Tile* tile
-    if may_wait(arena):
+    if may_wait(arena, request):
         if engine.tuning.dense_wait_reuse >= 0:
             tile = find_waiting(arena, request, 0, address)
             if tile != NULL:
@@ -521,34 +672,52 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
         request.failure.reason = NO_FAILURE
         if not wait_events(engine, NULL, request.context, &request.failure):
             return NULL
-        tile = find(arena, request, address)
+        tile = find_or_synchronize(arena, request, address)
         if tile != NULL:
             return tile
-        if not release_unused_pools(engine, request.context, &request.failure):
+        if not (adopt_unused_pools(arena, request)
+                and release_unused_pools(engine, request.context, &request.failure)):
             return NULL
+        tile = find_or_synchronize(arena, request, address)
+        if tile != NULL:
+            return tile
         tile = grow_and_find(arena, request, True, address)
         if tile != NULL or not is_refused(request):
             return tile
         engine.stats.alloc_retries += 1
         request.failure.reason = NO_FAILURE
-        if not (synchronize(engine, &request.failure)
-                and arena_trim(arena, 0, request.context, &request.failure)):
+        if not synchronize(engine, &request.failure):
             return NULL
+        tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+        if tile != NULL:
+            return tile
+        if not arena_trim(arena, 0, request.context, &request.failure):
+            return NULL
+    elif arena.is_private and not request.capturing:
+        # What the default pool has cached is not a private one's, but the device can have it back.
+        engine.stats.alloc_retries += 1
+        request.failure.reason = NO_FAILURE
+        if not release_everything(engine, False, request.context, &request.failure):
+            return NULL
+        tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+        if tile != NULL:
+            return tile
     return grow_and_find(arena, request, True, address)
 
 
 cdef Tile* find_elsewhere(Arena* arena, Request* request, address_t* address) noexcept nogil:
     """Steps 4 to 8."""
     cdef Engine* engine = arena.engine
-    cdef Tile* tile = find(arena, request, address)
-    if tile == NULL and may_wait(arena) and engine.tuning.dense_wait_reuse >= 0:
+    cdef Tile* tile = find_or_synchronize(arena, request, address)
+    if tile == NULL and may_wait(arena, request) and engine.tuning.dense_wait_reuse >= 0:
         tile = find_waiting(arena, request, engine.tuning.dense_wait_reuse, address)
     if tile == NULL and engine.callbacks != NULL and callbacks_freed(engine):
-        tile = find(arena, request, address)
-    if tile == NULL:
-        tile = grow_and_find(arena, request, False, address)
-        if tile == NULL and is_refused(request):
-            tile = find_when_refused(arena, request, address)
+        tile = find_or_synchronize(arena, request, address)
+    if tile != NULL or not collect_garbage(arena, request):
+        return tile
+    tile = grow_and_find(arena, request, False, address)
+    if tile == NULL and is_refused(request):
+        tile = find_when_refused(arena, request, address)
     return tile
 
 
@@ -589,9 +758,14 @@ cdef inline void give_back(Engine* engine, Block* block, uint32_t context, Clock
     """A block is free; `clock` holds what streams other than its own owe."""
     cdef StreamRecord* stream = block.shelf.stream
     note_free(engine, block, context)
-    engine.moment += 1
-    stream.latest = engine.moment
-    clock_note(clock, stream.index, engine.moment)
+    if engine.trace.on:
+        report_moves(<Arena*> block.shelf.rack.arena, tile_of(block), True, context)
+    if tile_of(block).keeps_clock:
+        clock[0] = tile_of(block).clock
+    else:
+        engine.moment += 1
+        stream.latest = engine.moment
+        clock_note(clock, stream.index, engine.moment)
     tile_give(<Arena*> block.shelf.rack.arena, tile_of(block), clock)
 
 
@@ -601,12 +775,18 @@ cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nog
     give_back(engine, block, context, &clock)
 
 
-cdef Block* take_front(Engine* engine, Block* block, bytes_t size, uint32_t context) noexcept nogil:
+cdef bint reserve(Engine* engine, Pool* pool, size_t count) noexcept nogil:
+    return slab_reserve(&arena_of_pool(pool).tiles, 2 * count)
+
+
+cdef Block* take_front(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil:
     """pre: of a private pool, so there are no other views; free"""
-    cdef Tile* tile
-    if not slab_reserve(&(<Arena*> block.shelf.rack.arena).tiles, 2):
-        return NULL
-    tile = tile_take(<Arena*> block.shelf.rack.arena, tile_of(block), block.address, size)
+    cdef Clock clock = tile_of(block).clock
+    cdef Tile* tile = tile_take(<Arena*> block.shelf.rack.arena, tile_of(block), block.address, size)
+    tile.clock = clock
+    tile.keeps_clock = shelf == NULL
+    if shelf != NULL:
+        tile.block.shelf = shelf
     note_handed_out(engine, &tile.block, size, context)
     return &tile.block
 
@@ -628,10 +808,7 @@ cdef bint release(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Fa
     cdef Arena* arena = <Arena*> pool.large.arena
     if arena.chunk_count == 0 and arena.leftover_count == 0:
         return True
-    # A device under capture must not be waited for; what a capture may use is private, and not released before.
-    if engine.routes == NULL and not synchronize(engine, failure):
-        return False
-    return arena_trim(arena, keep, context, failure)
+    return synchronize(engine, failure) and arena_trim(arena, keep, context, failure)
 
 
 cdef bint retire(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
@@ -650,6 +827,32 @@ cdef bytes_t largest_free(Engine* engine, Pool* pool) noexcept nogil:
 cdef bytes_t free_bytes(Engine* engine, Pool* pool) noexcept nogil:
     cdef Arena* arena = <Arena*> pool.large.arena
     return arena.reserved - arena.active
+
+
+cdef bytes_t joinable(Engine* engine, Pool* pool) noexcept nogil:
+    """All wholly free chunks, the longest free tail and the longest free head; or one free tile, if that is more."""
+    cdef Arena* arena = arena_of_pool(pool)
+    cdef DenseChunk* chunk = arena.first_chunk
+    cdef bytes_t whole = 0
+    cdef bytes_t longest_head = 0
+    cdef bytes_t longest_tail = 0
+    cdef bytes_t head, tail
+    if arena.is_private or engine.tuning.dense_views < 2:
+        return largest_free(engine, pool)
+    while chunk != NULL:
+        if chunk.live == 0:
+            whole += chunk.size
+        else:
+            free_ends(arena, chunk, &head, &tail)
+            longest_head = max(longest_head, head)
+            longest_tail = max(longest_tail, tail)
+        chunk = chunk.next
+    return max(longest_tail + whole + longest_head, largest_free(engine, pool))
+
+
+cdef Range* ranges(Engine* engine, Pool* pool) noexcept nogil:
+    cdef Arena* arena = arena_of_pool(pool)
+    return &arena.regions[0].range if arena.region_count > 0 else NULL
 
 
 cdef bint walk(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept nogil:
@@ -690,9 +893,9 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
 
 
 cdef Placement table = Placement(
-    name=b"dense", create=create, destroy=destroy, hit=hit, miss=miss, lend=lend, take_front=take_front,
-    take_back=take_back, release=release, retire=retire, grant=grant, largest_free=largest_free,
-    free_bytes=free_bytes, walk=walk, check=check)
+    name=b"dense", needs_virtual=True, create=create, destroy=destroy, hit=hit, miss=miss, lend=lend, reserve=reserve,
+    take_front=take_front, take_back=take_back, release=release, retire=retire, grant=grant,
+    largest_free=largest_free, free_bytes=free_bytes, joinable=joinable, ranges=ranges, walk=walk, check=check)
 
 
 cdef const Placement* dense_placement() noexcept nogil:
@@ -712,4 +915,31 @@ cdef dict dense_figures(Engine* engine):
         "forced_growths": arena.counts.forced_growths,
         "waits": arena.counts.waits,
         "wait_reuses": arena.counts.wait_reuses,
+        "views_dropped": arena.counts.views_dropped,
+        "gaps_filled": arena.counts.gaps_filled,
+        "adopted": arena.counts.adopted,
+        "driver_calls": {
+            "reserve": arena.counts.reserve,
+            "create": arena.counts.create,
+            "map": arena.counts.map,
+            "access": arena.counts.access,
+            "unmap": arena.counts.unmap,
+            "release": arena.counts.release,
+        },
     }
+
+
+cdef list dense_views(Engine* engine):
+    cdef Arena* arena = <Arena*> engine.defaults.large.arena
+    cdef View* view
+    cdef size_t i
+    shown = []
+    if engine.defaults.placement != &table:
+        return None
+    for i in range(arena.region_count):
+        view = arena.regions[i].first_view
+        while view != NULL:
+            shown.append({"chunk": view.chunk.number, "size": view.chunk.size, "region": arena.regions[i].number,
+                          "address": view.address})
+            view = view.behind
+    return shown

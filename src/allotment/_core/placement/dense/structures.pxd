@@ -17,6 +17,10 @@ A tile is in one of these states:
 Free neighbours are one tile, also across the borders of chunks. For each chunk all views agree: a byte is in use
 through one of them at most, and then a shadow in all others. So no two users ever share a byte.
 
+A chunk has so many views at most, its own number that begins as the settings say. Above it the one used longest ago
+goes, if nothing is used through it and all work that used it is over: its addresses are a gap, as those of a chunk that
+was given back are. New chunks are put into gaps again.
+
 Everything is ordered by *place*: the number of the region, then the offset in it. Which addresses the driver chose
 decides nothing.
 """
@@ -24,7 +28,7 @@ decides nothing.
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t
+from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t, event_t
 from allotment._core.model.model cimport Block, Engine, Pool, Range
 from allotment._core.tools.slab cimport Slab
 
@@ -71,6 +75,7 @@ cdef struct Tile:
     Node* by_size               # free, and large: by size
     Node* beside[2]             # free, beside a large tile in use (before, behind): by that tile's size
     Clock clock                 # free
+    bint keeps_clock            # in use for a moment, while a checkpoint cuts the pool as it was: nobody uses its bytes
 
 cdef struct View:
     DenseChunk* chunk
@@ -78,6 +83,7 @@ cdef struct View:
     address_t address
     bytes_t live                # bytes in use through this view
     uint64_t last_use           # when it last served, by the arena's count of requests
+    uint64_t freed              # when something used through it was last freed, by the engine's clock
     View* before                # neighbours in the region; not always side by side, where a view has gone
     View* behind
     View* next_of_chunk
@@ -89,17 +95,26 @@ cdef struct DenseChunk:
     uint64_t number             # in order of creation
     View* home                  # its first view; the others follow by `next_of_chunk`
     uint32_t view_count
+    uint32_t view_limit         # doubles when a view comes back soon: mapping and unmapping must not go on forever
+    uint64_t dropped            # when it last lost a view, by the arena's count of requests; 0: that does not count
+    LastFree* last_frees        # kept for the checker alone: see `witness`
+    size_t last_free_count, last_free_room
     DenseChunk* prev
     DenseChunk* next            # of the arena, in order of creation
 
+cdef struct LastFree:
+    # When some bytes of a chunk were freed, and not handed out and freed again since.
+    bytes_t begin, end          # in the chunk
+    Clock clock
+
 cdef struct Region:
-    Range range                 # so that a tile's block has one; in no list of the engine
+    Range range                 # as far as there are tiles; in a list of its arena's, not of the engine's
     uint64_t number
-    bytes_t filled              # up to here there are tiles
+    bytes_t room                # its addresses
     Tile* last
     View* first_view
     View* last_view
-    count_t leftovers           # mappings behind `filled` that the device would not take back: nothing is put there
+    count_t leftovers           # mappings without a view that the device would not take back: nothing more is put here
 
 cdef struct Space:
     # Addresses as they were reserved; regions are parts of them.
@@ -114,8 +129,14 @@ cdef struct Leftover:
     bytes_t size
     bint created                # the chunk was made for that growth, so it goes with the mapping
 
+cdef struct Probe:
+    # An event by which a stream is asked how far it has come, since nothing else of it is waited for.
+    event_t event
+    uint64_t moment             # of the engine's clock; 0: there is none
+
 cdef struct Counts:
-    count_t stitches, forced_growths, waits, wait_reuses, views, views_most
+    count_t stitches, forced_growths, waits, wait_reuses, views, views_most, views_dropped, gaps_filled, adopted
+    count_t reserve, create, map, access, unmap, release        # calls of the device
 
 cdef struct Arena:
     Engine* engine
@@ -131,6 +152,7 @@ cdef struct Arena:
     Node* free_tiles            # by place
     Node* sizes                 # large free tiles by size
     Node* neighbours            # free tiles by the size of a large tile in use beside them
+    Node* gaps                  # by place
     Tile* loose                 # a free tile whose place among `sizes` is not up to date: see tile_index
     DenseChunk* first_chunk
     DenseChunk* last_chunk
@@ -144,6 +166,9 @@ cdef struct Arena:
     bytes_t freed               # so far, while `loading`
     bint loading                # until something of size was freed: what comes first mostly stays
     uint64_t requests
+    Probe* probes               # by the index of a stream
+    size_t probe_count, probe_room
+    bint witnessed              # chunks keep when their bytes were freed
 
 
 cdef inline Tile* tile_of(Block* block) noexcept nogil:

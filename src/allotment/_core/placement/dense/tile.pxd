@@ -5,7 +5,7 @@
     free      |------------------------------ A ---------------------------|     joined with its free neighbours
 
 Cutting bytes out for a user cuts the same bytes out of every other view of their chunks, as shadows of that user;
-taking them back frees them everywhere.
+taking them back frees them everywhere. Addresses whose view goes are a gap, and may be filled again from their front.
 
 Cost: O(log n) for n free tiles, for the tile and for each other view of each chunk under it.
 """
@@ -19,8 +19,10 @@ cdef Tile* tile_cut(Arena* arena, Tile* tile, address_t address, bytes_t size, i
 cdef Tile* tile_free(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil
 cdef Tile* tile_append(Arena* arena, Region* region, bytes_t size, int state, View* view) noexcept nogil
 cdef Tile* append_free(Arena* arena, Region* region, bytes_t size, View* view, const Clock* clock) noexcept nogil
-cdef void gap_settle(Arena* arena, Tile* gap) noexcept nogil
-cdef Tile* free_tile_at(Arena* arena, Region* region, address_t address) noexcept nogil
+cdef void tiles_vanish(Arena* arena, const View* view) noexcept nogil
+cdef Tile* fill_gap(Arena* arena, Tile* gap, bytes_t size, View* view) noexcept nogil
+cdef void tile_drop_free(Arena* arena, Tile* tile) noexcept nogil
+cdef Tile* tile_at(Arena* arena, Region* region, address_t address) noexcept nogil
 cdef uint64_t records_to_hand_out(const Tile* tile, address_t address, bytes_t size) noexcept nogil
 cdef Tile* tile_take(Arena* arena, Tile* tile, address_t address, bytes_t size) noexcept nogil
 cdef void tile_give(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil

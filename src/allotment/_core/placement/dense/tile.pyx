@@ -1,11 +1,14 @@
 from libc.stdint cimport uint64_t
 
-from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.placement.dense.clocks cimport clock_clear, clock_join
 from allotment._core.placement.dense.structures cimport (
-    TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, Clock, Region, Tile, View, place_of, region_of, tile_before,
-    tile_behind, tile_end, view_end)
-from allotment._core.placement.dense.tile_index cimport node_up_to, tile_changed, tile_enter, tile_leave
+    TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, Clock, DenseChunk, Node, Region, Tile, View, place_of,
+    region_of, tile_before, tile_behind, tile_end, view_end)
+from allotment._core.placement.dense.tile_index cimport (
+    gap_enter, gap_leave, node_up_to, tile_changed, tile_enter, tile_leave)
+from allotment._core.placement.dense.witness cimport witness_free
+from allotment._core.records.stats cimport LARGE, Stats, tally_move
 from allotment._core.tools.slab cimport slab_give, slab_take
 
 
@@ -153,8 +156,8 @@ cdef Tile* tile_free(Arena* arena, Tile* tile, const Clock* clock) noexcept nogi
 
 cdef Tile* tile_append(Arena* arena, Region* region, bytes_t size, int state, View* view) noexcept nogil:
     """One more tile at the end of a region, in no index. pre: a record is reserved"""
-    cdef Tile* tile = tile_new(arena, region, region.range.base + region.filled, size, state, view)
-    region.filled += size
+    cdef Tile* tile = tile_new(arena, region, region.range.base + region.range.size, size, state, view)
+    region.range.size += size
     if region.last == NULL:
         region.range.head = &tile.block
         region.last = tile
@@ -172,6 +175,27 @@ cdef Tile* append_free(Arena* arena, Region* region, bytes_t size, View* view, c
     return tile_free(arena, tile_append(arena, region, size, TILE_SHADOW, view), clock)
 
 
+cdef void tile_drop_free(Arena* arena, Tile* tile) noexcept nogil:
+    """A free tile is no more, and what it covered is its arena's no more."""
+    tile_leave(arena, tile)
+    unlink(arena, tile)
+
+
+cdef Tile* tile_at(Arena* arena, Region* region, address_t address) noexcept nogil:
+    """The tile that holds an address. pre: there is one"""
+    cdef Node* node = node_up_to(arena.free_tiles, 0, place_of(region, address))
+    cdef Tile* tile
+    if node != NULL and region_of(node.tile) == region:
+        tile = node.tile
+    else:
+        tile = <Tile*> region.range.head
+    while tile_end(tile) <= address:
+        tile = tile_behind(tile)
+    return tile
+
+
+# --- addresses without memory -------------------------------------------------------------------------------------
+
 cdef void gap_settle(Arena* arena, Tile* gap) noexcept nogil:
     """Join a gap with the gaps beside it; at the end of a region it goes, and the region ends before it."""
     cdef Region* region = region_of(gap)
@@ -180,24 +204,69 @@ cdef void gap_settle(Arena* arena, Tile* gap) noexcept nogil:
     gap.block.mapped = False
     if other != NULL and other.state == TILE_GAP:
         gap.block.size += other.block.size
+        gap_leave(arena, other)
         unlink(arena, other)
     other = tile_before(gap)
     if other != NULL and other.state == TILE_GAP:
         gap.block.address = other.block.address
         gap.block.size += other.block.size
+        gap_leave(arena, other)
         unlink(arena, other)
     if gap.block.next != NULL:
+        gap_enter(arena, gap)
         return
-    region.filled -= gap.block.size
+    region.range.size -= gap.block.size
     other = tile_before(gap)
     unlink(arena, gap)
     if other != NULL and other.state == TILE_FREE:
         tile_changed(arena, other)
 
 
-cdef Tile* free_tile_at(Arena* arena, Region* region, address_t address) noexcept nogil:
-    """The free tile that holds an address. pre: there is one"""
-    return node_up_to(arena.free_tiles, 0, place_of(region, address)).tile
+cdef void forget_shadow(Tile* shadow) noexcept nogil:
+    cdef Tile** link = &shadow.user.user
+    while link[0] != shadow:
+        link = &link[0].next_shadow
+    link[0] = shadow.next_shadow
+    shadow.user = shadow.next_shadow = NULL
+
+
+cdef void tiles_vanish(Arena* arena, const View* view) noexcept nogil:
+    """The addresses of a view are a gap. pre: nothing is used through it; two records are reserved"""
+    cdef address_t at = view.address
+    cdef Tile* gap = NULL
+    cdef Tile* tile = tile_at(arena, view.region, at)
+    cdef Tile* piece
+    while at < view_end(view):
+        if tile.state == TILE_FREE:
+            piece = tile_cut(arena, tile, at, min(tile_end(tile), view_end(view)) - at, TILE_GAP)
+        else:
+            piece = tile
+            forget_shadow(piece)
+            piece.state = TILE_GAP
+        at = tile_end(piece)
+        tile = tile_behind(piece)
+        if gap == NULL:
+            gap = piece
+        else:
+            gap.block.size += piece.block.size
+            unlink(arena, piece)
+    gap_settle(arena, gap)
+
+
+cdef Tile* fill_gap(Arena* arena, Tile* gap, bytes_t size, View* view) noexcept nogil:
+    """The front of a gap becomes free memory that nobody has used. pre: a record is reserved"""
+    cdef Clock none
+    cdef Tile* tile = tile_new(arena, region_of(gap), gap.block.address, size, TILE_SHADOW, view)
+    gap_leave(arena, gap)
+    link_before(gap, tile)
+    gap.block.address += size
+    gap.block.size -= size
+    if gap.block.size > 0:
+        gap_enter(arena, gap)
+    else:
+        unlink(arena, gap)
+    clock_clear(&none)
+    return tile_free(arena, tile, &none)
 
 
 # --- a user's bytes, in every view --------------------------------------------------------------------------------
@@ -216,14 +285,25 @@ cdef uint64_t records_to_hand_out(const Tile* tile, address_t address, bytes_t s
     return records
 
 
+cdef inline void count_live(Arena* arena, DenseChunk* chunk, bytes_t live) noexcept nogil:
+    """What is used of a chunk changes. What is free of one that is partly in use is counted as split off."""
+    cdef Stats* stats = &arena.engine.stats
+    cdef bytes_t split = chunk.size - chunk.live if chunk.live > 0 else 0
+    cdef bytes_t rest = chunk.size - live if live > 0 else 0
+    chunk.live = live
+    if (split > 0) != (rest > 0):
+        tally_move(&stats.inactive_split, LARGE, 1 if rest > 0 else -1)
+    tally_move(&stats.inactive_split_bytes, LARGE, <count_t> rest - <count_t> split)
+
+
 cdef void cast_shadows(Arena* arena, Tile* tile, View* view, bytes_t offset, bytes_t size) noexcept nogil:
     """Cut bytes of a chunk out of every view of it but the one they are used through."""
     cdef View* other = view.chunk.home
     cdef Tile* shadow
     while other != NULL:
         if other != view:
-            shadow = tile_cut(arena, free_tile_at(arena, other.region, other.address + offset),
-                              other.address + offset, size, TILE_SHADOW)
+            shadow = tile_cut(arena, tile_at(arena, other.region, other.address + offset), other.address + offset, size,
+                              TILE_SHADOW)
             shadow.next_shadow = tile.user
             shadow.user = tile
             tile.user = shadow
@@ -236,11 +316,12 @@ cdef Tile* tile_take(Arena* arena, Tile* tile, address_t address, bytes_t size) 
     cdef View* view = taken.view
     cdef address_t low, high
     taken.user = NULL
+    taken.keeps_clock = False
     arena.requests += 1
     while view != NULL and view.address < address + size:
         low = max(address, view.address)
         high = min(address + size, view_end(view))
-        view.chunk.live += high - low
+        count_live(arena, view.chunk, view.chunk.live + (high - low))
         view.live += high - low
         view.last_use = arena.requests
         if view.chunk.view_count > 1:
@@ -254,13 +335,17 @@ cdef void tile_give(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil
     """The bytes of a tile are free in every view."""
     cdef View* view = tile.view
     cdef address_t end = tile_end(tile)
-    cdef bytes_t part
+    cdef address_t low, high
     cdef Tile* shadow = tile.user
     cdef Tile* following
     while view != NULL and view.address < end:
-        part = min(end, view_end(view)) - max(tile.block.address, view.address)
-        view.chunk.live -= part
-        view.live -= part
+        low = max(tile.block.address, view.address)
+        high = min(end, view_end(view))
+        count_live(arena, view.chunk, view.chunk.live - (high - low))
+        view.live -= high - low
+        view.freed = arena.engine.moment
+        if arena.witnessed:
+            witness_free(view.chunk, low - view.address, high - view.address, clock)
         view = view.behind
     arena.active -= tile.block.size
     if arena.loading:

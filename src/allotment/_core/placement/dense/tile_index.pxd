@@ -1,12 +1,13 @@
-"""The free tiles of an arena, in the orders in which they are looked for. No decision is made here.
+"""The free tiles of an arena, in the orders in which they are looked for, and its gaps. No decision is made here.
 
     by place          the first that is large enough, from any place on
     by size           large ones of one exact size, lowest place first
     by neighbour      those beside a large tile in use of one exact size, lowest place first
 
-One treap serves all three. A tile that is cut or grown keeps its rank among its neighbours, so its keys change in
-place; only its size moves it in the second. The tile touched last is therefore left out of that one (`loose`), until
-somebody searches it or touches another: a block that comes and goes costs no insertion.
+One treap serves all three, and one more the gaps, by place. A tile that is cut or grown keeps its rank among its
+neighbours, so its keys change in place; only its size moves it in the second. The tile touched last is therefore left
+out of that one (`loose`), until somebody searches it or touches another: a block that comes and goes costs no
+insertion.
 
 The second and third order are an aid. Without host memory for a node a tile is simply not in them.
 
@@ -33,6 +34,8 @@ cdef void tile_leave(Arena* arena, Tile* tile) noexcept nogil
 cdef void tile_changed(Arena* arena, Tile* tile) noexcept nogil
 cdef Node* first_of_size(Arena* arena, bytes_t size) noexcept nogil
 cdef Node* first_beside(Arena* arena, bytes_t size) noexcept nogil
+cdef void gap_enter(Arena* arena, Tile* gap) noexcept nogil
+cdef void gap_leave(Arena* arena, Tile* gap) noexcept nogil
 
 
 cdef inline Node* first_fit(Node* root, bytes_t size) noexcept nogil:

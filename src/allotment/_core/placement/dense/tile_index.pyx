@@ -218,16 +218,20 @@ cdef inline void side_changed(Arena* arena, Tile* tile, int side, const Tile* ne
         node_insert(&arena.neighbours, node)
 
 
-cdef void tile_enter(Arena* arena, Tile* tile) noexcept nogil:
-    """A tile has become free. pre: it and its neighbours are as they will be"""
+cdef inline void enter_by_place(Arena* arena, Node** root, Tile* tile) noexcept nogil:
     cdef Node* node = &tile.by_place
     node.rank = 0
     node.place = place_of(region_of(tile), tile.block.address)
     node.size = tile.block.size
     node.tile = tile
     node.weight = draw(arena)
+    node_insert(root, node)
+
+
+cdef void tile_enter(Arena* arena, Tile* tile) noexcept nogil:
+    """A tile has become free. pre: it and its neighbours are as they will be"""
     tile.by_size = tile.beside[0] = tile.beside[1] = NULL
-    node_insert(&arena.free_tiles, node)
+    enter_by_place(arena, &arena.free_tiles, tile)
     size_changed(arena, tile)
     side_changed(arena, tile, 0, tile_before(tile))
     side_changed(arena, tile, 1, tile_behind(tile))
@@ -274,3 +278,11 @@ cdef Node* first_of_size(Arena* arena, bytes_t size) noexcept nogil:
 cdef Node* first_beside(Arena* arena, bytes_t size) noexcept nogil:
     """The first free tile beside a tile in use of exactly this size; the lowest bit of its place tells the side."""
     return node_from(arena.neighbours, size, 0)
+
+
+cdef void gap_enter(Arena* arena, Tile* gap) noexcept nogil:
+    enter_by_place(arena, &arena.gaps, gap)
+
+
+cdef void gap_leave(Arena* arena, Tile* gap) noexcept nogil:
+    node_remove(&arena.gaps, &gap.by_place)

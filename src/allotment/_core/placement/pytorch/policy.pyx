@@ -284,7 +284,7 @@ cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
     return block
 
 
-cdef Block* take_front(Engine* engine, Block* block, bytes_t size, uint32_t context) noexcept nogil:
+cdef Block* take_front(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil:
     unshelve(block)
     return hand_out(engine, block, size, size, block.size > size, context)
 
@@ -294,9 +294,10 @@ cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nog
 
 
 cdef Placement table = Placement(
-    name=b"torch", create=NULL, destroy=NULL, hit=hit, miss=miss_shelf, lend=lend, take_front=take_front,
-    take_back=take_back, release=release_shelves, retire=drop_ranges, grant=NULL, largest_free=largest_on_shelves,
-    free_bytes=free_on_shelves, walk=NULL, check=check_shelves)
+    name=b"torch", needs_virtual=False, create=NULL, destroy=NULL, hit=hit, miss=miss_shelf, lend=lend, reserve=NULL,
+    take_front=take_front, take_back=take_back, release=release_shelves, retire=drop_ranges, grant=NULL,
+    largest_free=largest_on_shelves, free_bytes=free_on_shelves, joinable=NULL, ranges=NULL, walk=NULL,
+    check=check_shelves)
 
 
 cdef const Placement* torch_placement() noexcept nogil:
