@@ -90,7 +90,7 @@ SANITIZERS = {
             "planted.overflows(2**31 - 1)": "signed integer overflow",
         },
         runs=[
-            [*PYTEST, *LEAVES_OUT, "tests/core", "tests/backends", "tests/integration", *OWN_TESTS],
+            [*PYTEST, *LEAVES_OUT, "tests/core", "tests/devices", "tests/allocators", *OWN_TESTS],
             ["-m", "allotment", "conformance", *RECORDINGS],
             ["tests/stress/threads.py", "--seconds", "10", "--pools"],
             ["tests/stress/entry_points.py", "--seconds", "5"],
