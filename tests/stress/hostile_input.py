@@ -26,7 +26,8 @@ import allotment
 from allotment._formats.torch_snapshot import read_snapshot
 from allotment._settings import KEYS, Settings, parse_leniently
 from allotment.errors import AllotmentError
-from allotment.lab.replay.run import Recording
+from allotment.lab.explain.report import explain, explain_end
+from allotment.lab.replay.run import Recording, has_history
 
 MOST_SECONDS = 10.0
 MOST_WAITING = 600.0
@@ -322,13 +323,18 @@ def history_bytes(number: int) -> bytes:
 
 
 def try_history(number: int) -> None:
-    """Read one file, replay it as recorded, under other settings, on a small device."""
+    """Read one file, replay it as recorded, under other settings, on a small device; explain it."""
     data = history_bytes(number)
     assert len(data) < MOST_FILE
     draw = random.Random(-number)
     try:
-        recording = Recording(read_snapshot(data))
+        snapshot = read_snapshot(data)
+        if not has_history(snapshot):
+            explain_end(snapshot)
+        recording = Recording(snapshot)
         recording.replay()
+        explained = explain(recording)
+        assert explained.waste.total == explained.peak.reserved_bytes - explained.peak.live_bytes
         recording.replay(
             draw.choice(("expandable_segments:True", "max_split_size_mb:40", "roundup_power2_divisions:4"))
         )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from allotment._core.edge.words import BlockState
 from allotment.lab.explain.holders import UNKNOWN, lines_of_live
+from allotment.lab.replay.gate import MOST_BYTES
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.run import Recording
@@ -57,7 +58,8 @@ def first_failure(recording: Recording) -> Failure | None:
     moment = recording.moment(call + 1)
     size, stream = int(calls["size"][call]), int(calls["stream"][call])
     pool = recording.pool_id(int(calls["pool"][call]))
-    left = int(trace.address[entry])  # an entry about being out of memory has this in the place of an address
+    # An entry about being out of memory has this in the place of an address, and the gate has not looked at it.
+    left = min(int(trace.address[entry]), MOST_BYTES)
     return Failure(
         entry=entry,
         call=call,

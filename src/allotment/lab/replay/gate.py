@@ -13,7 +13,7 @@ from allotment._core.edge.words import Action, BlockState, word_of
 from allotment._formats.torch_snapshot import Snapshot, Trace
 from allotment.errors import FormatError
 
-__all__ = ["check_segments", "check_snapshot"]
+__all__ = ["MOST_BYTES", "check_segments", "check_snapshot"]
 
 ADDRESS_END = 1 << 57
 """Above every address that a device of a recording has."""
