@@ -53,20 +53,21 @@ def command(
     Exits with 2 if the snapshot cannot be read.
     """
     if as_json:
-        print(json.dumps(_report(_explain(snapshot, device, compat, lambda what: None))))
+        print(json.dumps(_report(explained(snapshot, device, compat, lambda what: None))))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
     with progress_line(console) as progress:
-        found = _explain(snapshot, device, compat, progress)
+        found = explained(snapshot, device, compat, progress)
     _print_failure(console, found)
     _print_peak(console, found)
     _print_waste(console, found)
     _print_suggestions(console, found)
 
 
-def _explain(snapshot: str, device: int | None, compat: str | None, progress: Callable[[str], None]) -> Explanation:
+def explained(snapshot: str, device: int | None, compat: str | None, progress: Callable[[str], None]) -> Explanation:
+    """What can be said of a snapshot, with or without a history."""
     from allotment._formats.torch_snapshot import naming
     from allotment._settings import Settings
     from allotment.lab.explain.report import explain, explain_end
