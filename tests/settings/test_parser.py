@@ -378,11 +378,14 @@ def test_pytorch_caching_is_disabled_by_one():
         ("1.5GiB", 3 * GIB // 2),
         ("0.3KiB", 307),
         ("2TiB", 2 << 40),
+        ("20G", 20 * GIB),
+        ("20GB", 20 * 10**9),
+        ("1.5mb", 1_500_000),
         ("0", 0),
         (4096, 4096),
     ],
 )
-def test_sizes_are_read_in_binary_units(text, size):
+def test_sizes_are_read_in_the_units_that_people_write(text, size):
     assert parse_size(text) == size
 
 
@@ -391,8 +394,8 @@ def test_sizes_are_read_in_binary_units(text, size):
     [
         "",
         "GiB",
-        "20GB",
-        "20G",
+        "20X",
+        "20GiBB",
         "-1",
         "-1GiB",
         "1.5",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from importlib import import_module
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -61,14 +61,19 @@ def _application() -> typer.Typer:
     application = typer.Typer(
         help="A caching memory allocator for accelerators and hosts.",
         no_args_is_help=True,
+        invoke_without_command=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    application.callback()(_no_options)  # else Typer takes a single command for the whole program
+    application.callback()(_options)
     for name in COMMANDS:
         application.command(name)(import_module(f"allotment._cli.{name}").command)
     return application
 
 
-def _no_options() -> None:
-    pass
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"allotment {sys.modules['allotment'].__version__}")  # the front door, which is above this
+        raise typer.Exit

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allotment._cli import ExitCode
+from allotment._cli.options import JsonOption
 
 if TYPE_CHECKING:
     from allotment.lab.bench.run import Figure
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
     rounds: Annotated[int, typer.Option(min=1, help="How often each figure is taken.")] = 7,
     pairs: Annotated[int, typer.Option(min=1000, help="Pairs of calls in one taking.")] = 200_000,
     settings: Annotated[str, typer.Option(help="Settings of the allocators measured.")] = "compat:newest",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allotment._cli import ExitCode
+from allotment._cli.options import JsonOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ STYLES = {"equal": "green", "different": "bold red", "bad": "bold magenta", "not
 
 def command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recordings (.json.gz).", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
     check: Annotated[bool, typer.Option("--check", help="Check the engine's invariants after every call.")] = False,
 ) -> None:
     """Replay recorded ground truth and compare every decision.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allotment._cli.options import JsonOption
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,7 +19,7 @@ PICTURE_WIDTH = 64
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
     device: Annotated[str, typer.Option(help="Where to run it; its memory must be readable here.")] = "host",
     settings: Annotated[str, typer.Option(help="Settings string, e.g. expandable_segments:True.")] = "",
     steps: Annotated[int, typer.Option(min=10, help="Training steps.")] = 200,

@@ -10,6 +10,7 @@ import typer
 
 from allotment._cli import ExitCode
 from allotment._cli.explain import explained
+from allotment._cli.options import JsonOption
 from allotment._cli.progress import progress_line
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def command(
         list[str] | None,
         typer.Option(help='Exit with 1 if this holds of B over A, such as "peak_reserved > 1.05"; may be repeated.'),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what grew from one run to the other, by line of code, at the peak of each.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from allotment._cli.options import JsonOption, SnapshotArgument
 from allotment._cli.progress import progress_line
 
 if TYPE_CHECKING:
@@ -31,14 +32,7 @@ CAUSES = {
 
 
 def command(
-    snapshot: Annotated[
-        str,
-        typer.Argument(
-            metavar="SNAPSHOT",
-            help='A file from torch.cuda.memory._dump_snapshot, gzipped or not; "sample" is one that comes along.',
-            show_default=False,
-        ),
-    ],
+    snapshot: SnapshotArgument,
     device: Annotated[
         int | None, typer.Option(help="Which device; the one with most in the file unless given.")
     ] = None,
@@ -46,7 +40,7 @@ def command(
         str | None,
         typer.Option(help='The PyTorch that wrote it, such as "2.15"; found in the snapshot unless given.'),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say why a run needed the memory that it did: which request failed, who holds it, what is wasted, what would help.
 

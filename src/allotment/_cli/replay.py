@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allotment._cli import ExitCode
+from allotment._cli.options import JsonOption, SnapshotArgument
 from allotment._cli.progress import progress_line
 
 if TYPE_CHECKING:
@@ -23,19 +24,14 @@ HOW_KNOWN = {
     "reproduced": "the newest that decides as recorded",
     "assumed": "assumed: nothing tells",
 }
+LEAST_CAPACITY = 1 << 20
+"""A number without a unit is meant in another one: 80 is not a device of eighty bytes."""
 LINE = 64
 """Characters of a sparkline."""
 
 
 def command(
-    snapshot: Annotated[
-        str,
-        typer.Argument(
-            metavar="SNAPSHOT",
-            help='A file from torch.cuda.memory._dump_snapshot, gzipped or not; "sample" is one that comes along.',
-            show_default=False,
-        ),
-    ],
+    snapshot: SnapshotArgument,
     settings: Annotated[
         str | None,
         typer.Option(help='Other settings than the recorded ones, such as "expandable_segments:True".'),
@@ -47,7 +43,7 @@ def command(
         str | None,
         typer.Option(help='The PyTorch whose rules decide, such as "2.15"; found in the snapshot unless given.'),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a PyTorch memory snapshot's history through the engine, on a simulated device.
 
@@ -95,8 +91,10 @@ def _capacity(size: int) -> int:
     from allotment.errors import RequestError
     from allotment.lab.replay.run import MOST_CAPACITY
 
-    if not 0 < size <= MOST_CAPACITY:
-        raise RequestError(f"invalid --capacity: {size} bytes; give 1 to {MOST_CAPACITY}")
+    if not LEAST_CAPACITY <= size <= MOST_CAPACITY:
+        raise RequestError(
+            f"invalid --capacity: {size} bytes; give 1MiB to {MOST_CAPACITY} bytes, with a unit such as 80GiB"
+        )
     return size
 
 

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from allotment._cli.options import JsonOption
+
 
 def command(
     snapshots: Annotated[
         list[str], typer.Argument(metavar="SNAPSHOT...", help="Files from torch.cuda.memory._dump_snapshot.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the figures of recorded runs, a line for each file.
 

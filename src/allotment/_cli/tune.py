@@ -9,6 +9,7 @@ import typer
 
 from allotment._cli import ExitCode
 from allotment._cli.explain import candidate_report, lines_to_paste
+from allotment._cli.options import JsonOption, SnapshotArgument
 from allotment._cli.progress import progress_line
 
 if TYPE_CHECKING:
@@ -20,20 +21,13 @@ MOST_ROWS = 10
 
 
 def command(
-    snapshot: Annotated[
-        str,
-        typer.Argument(
-            metavar="SNAPSHOT",
-            help='A file from torch.cuda.memory._dump_snapshot, gzipped or not; "sample" is one that comes along.',
-            show_default=False,
-        ),
-    ],
+    snapshot: SnapshotArgument,
     goal: Annotated[
         str, typer.Option(help='"min-memory", "balanced" (with driver time), or "fit:20GiB": a device to fit on.')
     ] = "balanced",
     budget: Annotated[float, typer.Option(min=0, help="Seconds after which no more settings are tried.")] = 60.0,
     device: Annotated[int | None, typer.Option(help="Which device's history; the longest unless given.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Try settings on a recorded run by replay, and print the line to paste.
 

@@ -11,13 +11,18 @@ UNLIMITED = 2**64 - 1
 
 MIB = 1 << 20
 
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "pib": 1 << 50}
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _UNITS |= {f"{_letter}ib": 1 << 10 * _power, _letter: 1 << 10 * _power, f"{_letter}b": 1000**_power}
 # Bounded lengths keep the arithmetic in range of any value that could be meant.
 _SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(size: str | int) -> int:
-    """Bytes in `size`: a whole number, or text such as "1024", "512MiB" or "1.5GiB". Raises SettingsError."""
+    """Bytes in `size`: a whole number, or text such as "1024", "512MiB" or "1.5GiB". Raises SettingsError.
+
+    "G" is "GiB", as it is where memory is meant; "GB" is 10**9 bytes.
+    """
     number = size if type(size) is int else _size_of_text(str(size))
     if number is None or not 0 <= number <= UNLIMITED:
         allowed = "a whole number of bytes, or a number with one of the units B, KiB, MiB, GiB, TiB, PiB"

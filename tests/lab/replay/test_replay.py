@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +327,24 @@ def test_a_capacity_that_is_too_small_exits_with_1(capsys: pytest.CaptureFixture
 def test_bad_input_exits_with_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     code, output = run_command(capsys, *arguments)
     assert (code, output) == (2, "")
+
+
+def test_a_snapshot_can_come_from_standard_input() -> None:
+    data = (TRACES / "graph_train.default.pickle.gz").read_bytes()
+    command = [sys.executable, "-m", "allotment", "replay", "-", "--json"]
+    ended = subprocess.run(command, input=data, capture_output=True, check=True)
+    assert json.loads(ended.stdout)["matches_recording"] is True
+
+
+def test_a_capacity_without_a_unit_is_not_taken_for_a_few_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "sample", "--capacity", "80"])
+    assert ended.value.code == 2
+    assert "unit such as 80GiB" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert not ended.value.code
+    assert capsys.readouterr().out == f"allotment {allotment.__version__}\n"

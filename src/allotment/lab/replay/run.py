@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,6 +49,7 @@ __all__ = [
 
 SAMPLE = "sample"
 """The name that stands for the recording that comes with the package."""
+STANDARD_INPUT = "-"
 STEP = 2 << 20
 """What a capacity is a multiple of when the smallest one is looked for."""
 ROOMY = 8 << 30
@@ -152,7 +154,12 @@ def read_recording(
 
 
 def read_source(source: str | os.PathLike[str] | bytes | BinaryIO) -> Snapshot:
-    """Read a snapshot, or the one that comes along. Raises FormatError and OSError, as `read_recording`."""
+    """Read a snapshot: "-" is standard input, "sample" the one that comes along.
+
+    Raises FormatError and OSError, as `read_recording`.
+    """
+    if source == STANDARD_INPUT:
+        return read_snapshot(sys.stdin.buffer)
     if source == SAMPLE and not os.path.exists(SAMPLE):
         source = files("allotment._samples").joinpath("graph_train.pickle.gz").read_bytes()
     return read_snapshot(source)
