@@ -123,7 +123,7 @@ def plain_compilers(build: Path) -> Path:
     """A folder for PATH with compilers that run without the sanitizer: tests compile things, and compilers leak."""
     folder = build / "compiler"
     folder.mkdir(exist_ok=True)
-    for name in ("cc", "c++"):
+    for name in ("cc", "c++", "gcc", "g++"):
         if found := shutil.which(name):
             (folder / name).write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {found} "$@"\n')
             (folder / name).chmod(0o755)
