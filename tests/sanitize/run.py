@@ -51,6 +51,7 @@ RECORDINGS = [
         "pools2.lend",
     )
 ]
+DENSE = "placement:dense,dense_grain:256,dense_views:3"  # small chunks, put together often, and views that go again
 TWO_THREADS = """
 import threading
 threads = [threading.Thread(target=planted.counts_without_a_lock, args=(10**6,)) for _ in range(2)]
@@ -93,6 +94,8 @@ SANITIZERS = {
             [*PYTEST, *LEAVES_OUT, "tests/core", "tests/devices", "tests/allocators", *OWN_TESTS],
             ["-m", "allotment", "conformance", *RECORDINGS],
             ["tests/stress/threads.py", "--seconds", "10", "--pools"],
+            ["tests/stress/threads.py", "--seconds", "10", "--pools", "--settings", DENSE],
+            ["tests/stress/dense_host.py", "--seconds", "10", "--settings", DENSE],
             ["tests/stress/entry_points.py", "--seconds", "5"],
         ],
     ),
@@ -104,6 +107,8 @@ SANITIZERS = {
             ["tests/stress/threads.py", "--seconds", "20"],
             ["tests/stress/threads.py", "--seconds", "20", "--pools"],
             ["tests/stress/threads.py", "--seconds", "20", "--pools", "--settings", "expandable_segments:True"],
+            ["tests/stress/threads.py", "--seconds", "20", "--pools", "--settings", DENSE],
+            ["tests/stress/dense_host.py", "--seconds", "20", "--settings", DENSE],
             ["tests/stress/entry_points.py", "--seconds", "20"],
         ],
     ),

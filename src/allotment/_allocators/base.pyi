@@ -93,8 +93,11 @@ class AllocatorBase:
         held already stays as it is. Raises SettingsError.
         """
     def attach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
-        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, for good.
+        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, until it is detached.
 
-        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises
-        goes to the caller instead. Raises TypeError for what cannot be called.
+        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises is
+        reported through `sys.unraisablehook`; the request still ends with its OutOfMemoryError. Raises TypeError for
+        what cannot be called.
         """
+    def detach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
+        """Call an observer no more. Attached twice, it is called once from now on. Raises RequestError if it is not."""

@@ -1,5 +1,6 @@
 cimport cython
 
+from allotment._allocators.upcalls cimport report
 from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
@@ -17,7 +18,8 @@ from allotment._allocators.buffer import Buffer
 from allotment._allocators.current import holders_on
 from allotment._allocators.unsupported import rows_of
 from allotment._devices import open_device
-from allotment.errors import AddressError, OutOfMemoryFacts, SettingsError, SizeError, UnsupportedError
+from allotment.errors import (
+    AddressError, OutOfMemoryFacts, RequestError, SettingsError, SizeError, UnsupportedError)
 
 cdef extern from "Python.h":
     bint PyObject_CheckBuffer(object given) noexcept
@@ -291,16 +293,27 @@ cdef class AllocatorBase:
             private_free=0, largest_free=0, stream=0, too_large=True)
 
     def attach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
-        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, for good.
+        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, until it is detached.
 
-        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises
-        goes to the caller instead. Raises TypeError for what cannot be called.
+        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises is
+        reported through `sys.unraisablehook`; the request still ends with its OutOfMemoryError. Raises TypeError for
+        what cannot be called.
         """
         self.observers.append(read_callable(observer, "an observer"))
 
+    def detach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
+        """Call an observer no more. Attached twice, it is called once from now on. Raises RequestError if it is not."""
+        try:
+            self.observers.remove(observer)
+        except ValueError:
+            raise RequestError(f"{observer!r} is not an observer of {self!r}, or it is detached already") from None
+
     cdef int tell_observers(self, object facts) except -1:
-        for observer in self.observers:
-            observer(facts)
+        for observer in list(self.observers):       # it may detach itself
+            try:
+                observer(facts)
+            except BaseException as error:
+                report(error, observer)
         return 0
 
 

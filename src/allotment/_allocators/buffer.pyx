@@ -141,6 +141,8 @@ cdef class Buffer:
 
     cdef int take_over(self, address_t address) except -1:
         """Own the block at an address from now on; whoever did before does no more."""
+        if not callable(getattr(self.allocator, "free", None)):
+            raise TypeError(f"a Buffer needs an allocator that frees it, not {type(self.allocator).__name__}")
         if address != 0 and isinstance(self.allocator, AllocatorBase):
             require_extent(self.allocator, address, self.size)
             self.owners = (<AllocatorBase> self.allocator).owners

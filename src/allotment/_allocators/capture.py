@@ -22,7 +22,7 @@ from allotment._allocators.current import allocator_on
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
 from allotment._devices.graphs import DeviceGraph, begin_capture, end_capture
 from allotment._devices.streams import Stream
-from allotment.errors import AllotmentError, CaptureError, DeviceError, StreamError
+from allotment.errors import AllotmentError, CaptureError, DeviceError, PoolError, StreamError
 
 if TYPE_CHECKING:
     from allotment._allocators.caching.allocator import Allocator
@@ -67,8 +67,10 @@ class Graph:
         self._work = None
         if self._holds_pool:
             self._holds_pool = False
-            self.allocator.release_pool(self.pool)
-            self.allocator.empty_cache(self.pool)
+            if isinstance(self.allocator, AsyncAllocator):
+                self.allocator.empty_cache(self.pool)
+            else:
+                self.allocator._give_up_use(self.pool)
 
     def __repr__(self) -> str:
         state = "captured" if self._work is not None else "without work"
@@ -76,7 +78,8 @@ class Graph:
 
     def __del__(self) -> None:
         if getattr(self, "_holds_pool", False):
-            self.reset()
+            with suppress(PoolError):  # collected together with the allocator, which has retired the pool already
+                self.reset()
 
 
 class capture:
@@ -111,6 +114,8 @@ class capture:
             )
         if pool is None:
             pool = next_graph_pool_id()
+        if isinstance(pool, Pool):
+            pool._check_open()
         self._id = pool.pool if isinstance(pool, Graph) else pool.id if isinstance(pool, Pool) else pool
         self._stream = stream
         self._allocator = allocator

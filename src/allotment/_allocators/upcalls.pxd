@@ -1,13 +1,17 @@
 """Functions of the user's, as the engine calls them: from inside, where no exception can be carried.
 
-`self` is the Python object. What it raises is printed, and the engine goes on as though it had said no.
+`self` is the Python object. What it raises is reported through `sys.unraisablehook`, and the engine goes on as though
+it had said no.
 """
 
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.records.trace cimport TraceRecord
 
-# Prints an exception that the engine cannot carry. pre: inside an except clause
-cdef int write_unraisable(object who) except -1
+# Reports an exception that cannot be carried to the caller.
+cdef void report(object exception, object who) noexcept
+
+# Where an object is in a list, by what it is and not by what it says it is equal to; -1 if it is not there.
+cdef Py_ssize_t identity_in(list objects, object wanted) noexcept
 
 cdef class EntryTracker:
     # A tracker that is called with whole entries, as a snapshot shows them by these rules.

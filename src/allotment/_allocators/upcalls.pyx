@@ -1,3 +1,5 @@
+from cpython.exc cimport PyErr_SetObject
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
@@ -6,28 +8,36 @@ from allotment._core.edge.words cimport action_name
 from allotment._core.records.trace cimport TraceRecord
 from allotment._core.tools.arguments cimport read_address
 
+cdef extern from "Python.h":
+    void PyErr_WriteUnraisable(PyObject* where)
 
-cdef int write_unraisable(object who) except -1:
-    import sys
-    import traceback
-    print(f"Exception ignored in {who!r}, which the allocator called:", file=sys.stderr)
-    traceback.print_exc()
-    return 0
+
+cdef void report(object exception, object who) noexcept:
+    PyErr_SetObject(type(exception), exception)
+    PyErr_WriteUnraisable(<PyObject*> who)
+
+
+cdef Py_ssize_t identity_in(list objects, object wanted) noexcept:
+    cdef Py_ssize_t place
+    for place in range(len(objects)):
+        if objects[place] is wanted:
+            return place
+    return -1
 
 
 cdef bint call_free_memory(void* callback) noexcept with gil:
     try:
         return bool((<object> callback)())
-    except BaseException:
-        write_unraisable(<object> callback)
+    except BaseException as error:
+        report(error, <object> callback)
         return False
 
 
 cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil:
     try:
         return bool((<object> accepts)(stream))
-    except BaseException:
-        write_unraisable(<object> accepts)
+    except BaseException as error:
+        report(error, <object> accepts)
         return False
 
 
@@ -48,8 +58,8 @@ cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with
                 continue
             tracker(action_name(record.action), record.address, record.size, record.stream,
                     (record.pool_first, record.pool_second))
-        except BaseException:
-            write_unraisable(tracker)
+        except BaseException as error:
+            report(error, tracker)
 
 
 cdef address_t call_raw_alloc(void* allocator, bytes_t size, stream_t stream) noexcept with gil:
@@ -57,16 +67,16 @@ cdef address_t call_raw_alloc(void* allocator, bytes_t size, stream_t stream) no
         return read_address((<object> allocator).allocate(size, stream) or 0)
     except MemoryError:
         return 0
-    except BaseException:
-        write_unraisable(<object> allocator)
+    except BaseException as error:
+        report(error, <object> allocator)
         return 0
 
 
 cdef void call_raw_delete(void* allocator, address_t address, bytes_t size, stream_t stream) noexcept with gil:
     try:
         (<object> allocator).free(address, size, stream)
-    except BaseException:
-        write_unraisable(<object> allocator)
+    except BaseException as error:
+        report(error, <object> allocator)
 
 
 cdef void drop_reference(void* owned) noexcept with gil:

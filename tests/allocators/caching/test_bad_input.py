@@ -359,9 +359,9 @@ def test_a_pool_that_has_been_given_up(life):
         lambda: life.alloc.create_or_incref_pool(pool.id),
         lambda: life.alloc.begin_allocate_to_pool(pool.id),
         lambda: life.alloc.checkpoint_pool(pool.id),
-        pool.__enter__,
     ):
         refused(life, PoolError, call, names="last user")
+    refused(life, PoolError, pool.__enter__, names="closed")
 
 
 def test_a_route_that_is_begun_twice_or_never(life):

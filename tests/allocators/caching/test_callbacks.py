@@ -1,11 +1,13 @@
 """Functions of the user's that the allocator calls: on a miss, before it gives up, and at every trace entry."""
 
 import gc
+import weakref
 
 import pytest
 
 from allotment.errors import OutOfMemoryError, RequestError
 from helpers.engine import BUFFER, MIB, check, empties, on_device, reserved
+from helpers.unraisable import reported
 
 
 class Reserve:
@@ -144,7 +146,7 @@ def test_a_pool_closed_inside_a_callback_is_gone_after_it():
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_callback_that_raises_is_reported_and_frees_nothing(error, capfd):
+def test_a_callback_that_raises_is_reported_and_frees_nothing(error):
     alloc = on_device()
 
     def broken():
@@ -153,9 +155,10 @@ def test_a_callback_that_raises_is_reported_and_frees_nothing(error, capfd):
     reserve = Reserve(alloc, 30 * MIB)
     alloc.add_free_memory_callback(broken)
     alloc.add_free_memory_callback(reserve)
-    alloc.malloc(30 * MIB)
+    with reported() as seen:
+        alloc.malloc(30 * MIB)
     assert reserve.calls == 1
-    assert "boom" in capfd.readouterr().err
+    assert seen == [(broken, f"{error.__name__}: boom")]
     check(alloc)
 
 
@@ -252,20 +255,44 @@ def test_observers_see_the_facts_in_order_before_the_error():
     assert seen == [("first", 20 * MIB, 10 * MIB), ("second", None, 10 * MIB)]
 
 
-def test_an_observer_that_raises_replaces_the_error_and_those_behind_it():
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+def test_an_observer_that_raises_is_reported_and_changes_nothing(error):
     alloc = on_device(10 * MIB)
-    seen = []
+    told = []
 
-    def refuse(facts):
-        raise LookupError("instead")
+    def broken(facts):
+        raise error("no matter")
 
-    alloc.attach_out_of_memory_observer(refuse)
-    alloc.attach_out_of_memory_observer(seen.append)
-    with pytest.raises(LookupError, match="instead"):
+    alloc.attach_out_of_memory_observer(broken)
+    alloc.attach_out_of_memory_observer(told.append)
+    with reported() as seen, pytest.raises(OutOfMemoryError):
         alloc.malloc(20 * MIB)
-    assert seen == []
+    assert seen == [(broken, f"{error.__name__}: no matter")]
+    assert [facts.requested for facts in told] == [20 * MIB]
     assert alloc.stats()["num_ooms"] == 1
     check(alloc)
+
+
+def test_observers_can_be_detached_also_by_themselves():
+    alloc = on_device(10 * MIB)
+    told = []
+
+    def once(facts):
+        told.append("once")
+        alloc.detach_out_of_memory_observer(once)
+
+    def always(facts):
+        told.append("always")
+
+    for observer in (once, always, always):
+        alloc.attach_out_of_memory_observer(observer)
+    alloc.detach_out_of_memory_observer(always)
+    for _ in range(2):
+        with pytest.raises(OutOfMemoryError):
+            alloc.malloc(20 * MIB)
+    assert told == ["once", "always", "always"]
+    with pytest.raises(RequestError, match="not an observer"):
+        alloc.detach_out_of_memory_observer(once)
 
 
 def test_an_observer_may_use_the_allocator():
@@ -334,7 +361,7 @@ def test_trackers_see_what_the_history_skips():
     assert [entry["action"] for entry in alloc.snapshot()["device_traces"][0]] == ["segment_alloc"]
 
 
-def test_a_tracker_that_raises_or_calls_back_is_reported_and_the_request_served(capfd):
+def test_a_tracker_that_raises_or_calls_back_is_reported_and_the_request_served():
     alloc = on_device()
     seen = []
 
@@ -343,8 +370,43 @@ def test_a_tracker_that_raises_or_calls_back_is_reported_and_the_request_served(
 
     alloc.attach_trace_tracker(intrusive)
     alloc.attach_trace_tracker(lambda *entry: seen.append(entry[0]))
-    address = alloc.malloc(1)
+    with reported() as errors:
+        address = alloc.malloc(1)
     assert seen == ["segment_alloc", "alloc"]
-    assert "called from inside itself" in capfd.readouterr().err
+    assert [(who, "called from inside itself" in error) for who, error in errors] == [(intrusive, True)] * 2
+    with reported():
+        alloc.free(address)
+        empties(alloc)
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_a_tracker_can_be_detached(entries):
+    alloc = on_device()
+    seen = []
+
+    def tracker(*entry):
+        seen.append(1)
+
+    alloc.attach_trace_tracker(tracker, entries=entries)
+    alloc.attach_trace_tracker(tracker, entries=entries)
+    address = alloc.malloc(MIB)
+    assert len(seen) == 2 * 2
+    alloc.detach_trace_tracker(tracker)
     alloc.free(address)
-    empties(alloc)
+    assert len(seen) == 2 * 2 + 2
+    alloc.detach_trace_tracker(tracker)
+    alloc.malloc(MIB)
+    assert len(seen) == 2 * 2 + 2
+    with pytest.raises(RequestError, match="not a tracker"):
+        alloc.detach_trace_tracker(tracker)
+    check(alloc)
+
+
+def test_a_tracker_that_is_detached_is_let_go():
+    alloc = on_device()
+    tracker = Reserve(alloc)
+    gone = weakref.ref(tracker)
+    alloc.attach_trace_tracker(tracker)
+    alloc.detach_trace_tracker(tracker)
+    del tracker
+    assert gone() is None

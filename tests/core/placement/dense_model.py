@@ -116,10 +116,6 @@ class Streams:
     def see_done(self, stream: int, tick: int) -> None:
         self.done[stream] = max(tick, self.done.get(stream, 0))
 
-    def all_done(self) -> None:
-        for stream in self.known:
-            self.see_done(stream, self.tick)
-
     def is_done_with(self, stream: int, tick: int) -> bool:
         return min(tick, self.latest.get(stream, 0)) <= self.done.get(stream, 0)
 
@@ -870,9 +866,11 @@ class Memory:
         self.worked[stream] = self.launched.get(stream, 0)
 
     def synchronize(self) -> None:
-        for stream in list(self.launched):
-            self.finish(stream)
-        self.streams.all_done()
+        """Wait for every stream that may still use what it freed."""
+        for stream in self.streams.known:
+            if not self.streams.is_done_with(stream, self.streams.tick):
+                self.finish(stream)
+                self.streams.see_done(stream, self.streams.tick)
 
     def ask_streams(self) -> None:
         """See how far those have come that are not known to be finished."""

@@ -66,7 +66,7 @@ class Allocator(PoolingAllocator):
 
         It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
         for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
-        raises is printed. Raises TypeError for what cannot be called.
+        raises is reported through `sys.unraisablehook`. Raises TypeError for what cannot be called.
         """
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call it no more. Raises RequestError if it was not added, or is removed already."""

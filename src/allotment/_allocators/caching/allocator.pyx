@@ -6,7 +6,7 @@ from libc.string cimport memset
 
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
 from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
-from allotment._allocators.upcalls cimport call_free_memory
+from allotment._allocators.upcalls cimport call_free_memory, identity_in
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.edge.sharing cimport SharedHandle, share_block
@@ -328,34 +328,42 @@ cdef class Allocator(PoolingAllocator):
 
         It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
         for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
-        raises is printed. Raises TypeError for what cannot be called.
+        raises is reported through `sys.unraisablehook`. Raises TypeError for what cannot be called.
         """
-        cdef bint ok
+        cdef bint ok = False
         read_callable(callback, "a free-memory callback")
-        self.enter()
-        ok = callback_add(self.engine, call_free_memory, <void*> callback)
-        if ok:
-            self.callbacks.append(callback)
-        engine_leave(self.engine)
+        # In the list before the engine points at it, and out of it again if the engine cannot be entered.
+        self.callbacks.append(callback)
+        try:
+            self.enter()
+            ok = callback_add(self.engine, call_free_memory, <void*> callback)
+            engine_leave(self.engine)
+        finally:
+            if not ok:
+                del self.callbacks[identity_in(self.callbacks, callback)]
         if not ok:
             raise MemoryError("the host has no memory for the allocator's own records")
 
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call it no more. Raises RequestError if it was not added, or is removed already."""
-        cdef bint busy
-        if callback not in self.callbacks:
-            raise RequestError(f"{callback!r} is not a free-memory callback of {self!r}, or it is removed already")
-        callback = self.callbacks[self.callbacks.index(callback)]
-        self.enter()
-        callback_remove(self.engine, <void*> callback)
-        busy = self.engine.callback_runs != NULL
-        engine_leave(self.engine)
-        # A thread in the middle of it still needs the object.
-        self.removed_callbacks = [*self.removed_callbacks, callback] if busy else []
-        for at, kept in enumerate(self.callbacks):
-            if kept is callback:
-                del self.callbacks[at]
-                break
+        cdef list unneeded = self.removed_callbacks
+        cdef bint removed = False
+        cdef bint collects
+        for kept in list(self.callbacks):
+            if kept == callback:
+                collects = self.enter_making_objects()
+                try:
+                    removed = callback_remove(self.engine, <void*> kept)
+                    if removed:
+                        # A thread in the middle of it still needs the object, and of those removed before.
+                        unneeded = self.removed_callbacks
+                        self.removed_callbacks = [*unneeded, kept] if self.engine.callback_runs != NULL else []
+                        del self.callbacks[identity_in(self.callbacks, kept)]
+                finally:
+                    self.leave_making_objects(collects)
+                if removed:
+                    return      # what is not needed any more goes here, outside
+        raise RequestError(f"{callback!r} is not a free-memory callback of {self!r}, or it is removed already")
 
     # --- sharing ---
 

@@ -18,14 +18,19 @@ cdef enum Level:                # contexts are gathered for
 cdef class EngineAllocator(AllocatorBase):
     cdef Engine* engine
     cdef int level                      # a Level
-    cdef list forgotten_pools           # closed from inside the engine: given up when it is entered next
+    cdef list forgotten_pools           # (id, whether by its maker) given up from inside the engine: see close_pool
     cdef object rules                   # of the version that the settings name
     cdef dict reserve_classes           # stream -> class of expandable_segments_reserve_by_class
     cdef bint shared_by_pointer         # C entry points refer to the engine: it must outlive everything
 
     cdef int enter(self) except -1
     cdef void wait_outside(self) noexcept
+    # Around the making of Python objects inside: a collection there would run finalizers, functions of others, under
+    # the lock. What the first returns the second wants back.
+    cdef bint enter_making_objects(self) except -1
+    cdef void leave_making_objects(self, bint collects) noexcept
     cdef int leave(self, bint ok, const Failure* failure) except -1 nogil
     cdef object failed(self, const Failure* failure)
     cdef int close_forgotten_pools(self) except -1
-    cdef int apply_reserves(self, object settings) except -1
+    cdef list reserves_of(self, object settings, dict classes)
+    cdef int apply_reserves(self, list reserves) except -1

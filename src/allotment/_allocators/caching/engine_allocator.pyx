@@ -38,6 +38,10 @@ cdef extern from *:
     """
     bint has_interpreter_lock "allotment_has_interpreter_lock"() noexcept
 
+cdef extern from "Python.h":
+    bint PyGC_Enable() noexcept
+    bint PyGC_Disable() noexcept
+
 
 @cython.no_gc_clear
 cdef class EngineAllocator(AllocatorBase):
@@ -65,7 +69,7 @@ cdef class EngineAllocator(AllocatorBase):
             self.engine = engine_create(&self.device.table, &tuning, &rules, placement, &failure)
         if self.engine == NULL:
             raise self.failed(&failure)
-        self.apply_reserves(settings)
+        self.apply_reserves(self.reserves_of(settings, self.reserve_classes))
         self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
         if settings.per_process_memory_fraction < 1.0:
             self.memory_fraction = settings.per_process_memory_fraction
@@ -120,6 +124,15 @@ cdef class EngineAllocator(AllocatorBase):
             engine_enter(engine)
         engine.outside -= 1
 
+    cdef bint enter_making_objects(self) except -1:
+        self.enter()
+        return PyGC_Disable()
+
+    cdef void leave_making_objects(self, bint collects) noexcept:
+        if collects:
+            PyGC_Enable()
+        engine_leave(self.engine)
+
     cdef int leave(self, bint ok, const Failure* failure) except -1 nogil:
         """Leave the engine, and raise what an operation in it failed with."""
         engine_leave(self.engine)
@@ -169,6 +182,7 @@ cdef class EngineAllocator(AllocatorBase):
         chosen = rules_of(settings.compat)
         fill_tuning(&tuning, settings)
         fill_rules(&rules, chosen)
+        reserves = self.reserves_of(settings, self.reserve_classes)
         self.enter()
         if chosen is not self.rules and (
                 self.engine.first_range != NULL or tally_now(&self.engine.stats.reserved_bytes) > 0):
@@ -185,25 +199,32 @@ cdef class EngineAllocator(AllocatorBase):
             self.engine.interpreter_guards = False
         engine_leave(self.engine)
         self.rules = chosen
-        return self.apply_reserves(settings)
+        return self.apply_reserves(reserves)
 
-    cdef int apply_reserves(self, object settings) except -1:
-        """Tell the engine what the settings have ranges reserve, in bytes of this device."""
-        cdef stream_t stream
-        cdef bytes_t size
-        cdef Failure failure
-        cdef bint ok
+    cdef list reserves_of(self, object settings, dict classes):
+        """(stream, bytes that ranges for it reserve) in bytes of this device; None is every stream without a class."""
         total = self.engine.total_memory
         whole = settings.expandable_segments_reserve
         by_class = dict(settings.expandable_segments_reserve_by_class)
-        size = 0 if whole is None else whole.bytes_of(total)
-        self.enter()
-        self.engine.tuning.range_bytes = size
-        engine_leave(self.engine)
-        for stream, name in self.reserve_classes.items():
-            size = by_class[name].bytes_of(total) if name in by_class else 0
+        return [
+            (None, 0 if whole is None else whole.bytes_of(total)),
+            *[(stream, by_class[name].bytes_of(total) if name in by_class else 0) for stream, name in classes.items()],
+        ]
+
+    cdef int apply_reserves(self, list reserves) except -1:
+        """Tell the engine what ranges reserve."""
+        cdef stream_t handle
+        cdef bytes_t size
+        cdef Failure failure
+        cdef bint ok
+        for stream, size in reserves:
+            handle = 0 if stream is None else stream
+            ok = True
             self.enter()
-            ok = engine_reserve_ranges(self.engine, stream, size, &failure)
+            if stream is None:
+                self.engine.tuning.range_bytes = size
+            else:
+                ok = engine_reserve_ranges(self.engine, handle, size, &failure)
             self.leave(ok, &failure)
         return 0
 
@@ -214,8 +235,9 @@ cdef class EngineAllocator(AllocatorBase):
         """
         if not isinstance(name, str):
             raise TypeError(f"the class of a stream must be a text, not {type(name).__name__}")
-        self.reserve_classes[self.stream_handle(stream)] = name
-        self.apply_reserves(self.current_settings)
+        classes = {**self.reserve_classes, self.stream_handle(stream): name}
+        self.apply_reserves(self.reserves_of(self.current_settings, classes))
+        self.reserve_classes = classes
 
     @property
     def caching(self) -> bool:
@@ -245,13 +267,13 @@ cdef class EngineAllocator(AllocatorBase):
 
         `stats` has them flattened. Takes the allocator's lock for a moment. Safe to call from several threads.
         """
-        self.enter()
+        cdef bint collects = self.enter_making_objects()
         try:
             nested = stats_by_rules(&self.engine.stats, self.rules)
             dense = dense_figures(self.engine)
-            return nested if dense is None else {**nested, "dense": dense}
         finally:
-            engine_leave(self.engine)
+            self.leave_making_objects(collects)
+        return nested if dense is None else {**nested, "dense": dense}
 
     def reset_peak_stats(self) -> None:
         """Let the peaks start anew from what is in use now. Safe to call from several threads."""
@@ -324,13 +346,15 @@ cdef class EngineAllocator(AllocatorBase):
         """(stream, is_small, mapped bytes) of each expandable segment of a stream other than 0."""
         cdef Range* range_
         cdef list sizes = []
-        self.enter()
-        range_ = self.engine.first_range
-        while range_ != NULL:
-            if range_.page != 0 and range_.shelf.stream.handle != 0:
-                sizes.append((range_.shelf.stream.handle, range_.shelf.rack.size_class == SMALL, range_.mapped))
-            range_ = range_.next
-        engine_leave(self.engine)
+        cdef bint collects = self.enter_making_objects()
+        try:
+            range_ = self.engine.first_range
+            while range_ != NULL:
+                if range_.page != 0 and range_.shelf.stream.handle != 0:
+                    sizes.append((range_.shelf.stream.handle, range_.shelf.rack.size_class == SMALL, range_.mapped))
+                range_ = range_.next
+        finally:
+            self.leave_making_objects(collects)
         return sizes
 
     # --- other devices ---
@@ -352,21 +376,16 @@ cdef class EngineAllocator(AllocatorBase):
 
         Takes no lock when called from inside the allocator, by a scripted device that is asked about an event.
         """
-        cdef StreamRecord* stream
-        cdef PendingEvent* pending
-        cdef bint inside = engine_is_inside(self.engine)
         cdef list events = []
-        if not inside:
-            self.enter()
-        stream = self.engine.first_waiting
-        while stream != NULL:
-            pending = stream.first
-            while pending != NULL:
-                events.append((stream.handle, pending.event, pending.block.address))
-                pending = pending.next
-            stream = stream.next_waiting
-        if not inside:
-            engine_leave(self.engine)
+        cdef bint collects
+        if engine_is_inside(self.engine):
+            list_events(self.engine, events)
+            return events
+        collects = self.enter_making_objects()
+        try:
+            list_events(self.engine, events)
+        finally:
+            self.leave_making_objects(collects)
         return events
 
     def check_invariants(self) -> None:
@@ -374,8 +393,21 @@ cdef class EngineAllocator(AllocatorBase):
 
         Looks at everything the allocator knows, with its lock held: for tests.
         """
-        self.enter()
+        cdef bint collects = self.enter_making_objects()
         try:
             check_engine(self.engine)
         finally:
-            engine_leave(self.engine)
+            self.leave_making_objects(collects)
+
+
+cdef int list_events(Engine* engine, list events) except -1:
+    """(stream, event, block address) of every event waited for."""
+    cdef StreamRecord* stream = engine.first_waiting
+    cdef PendingEvent* pending
+    while stream != NULL:
+        pending = stream.first
+        while pending != NULL:
+            events.append((stream.handle, pending.event, pending.block.address))
+            pending = pending.next
+        stream = stream.next_waiting
+    return 0

@@ -10,7 +10,7 @@ from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
 from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints, current_t
 from allotment._allocators.caching.tenants cimport Tenant
-from allotment._allocators.upcalls cimport write_unraisable
+from allotment._allocators.upcalls cimport report
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
@@ -122,8 +122,8 @@ cdef void tell_observers(Context* context, const Failure* failure) noexcept with
             allocator.raise_out_of_memory(allocator.failed(failure))
         except OutOfMemoryError:
             pass    # goes to the caller as NULL
-        except BaseException:
-            write_unraisable(allocator)
+        except BaseException as error:
+            report(error, allocator)
 
 
 cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept nogil:

@@ -6,14 +6,19 @@
 from libc.stdint cimport uint64_t
 
 from allotment._allocators.caching.recording_allocator cimport RecordingAllocator
+from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.edge.checkpoint cimport AddressList
 from allotment._core.edge.walk cimport Arrangement
-from allotment._core.model.model cimport Engine, Failure, Pool as EnginePool
+from allotment._core.model.model cimport Engine, Failure
 
 ctypedef bint (*pool_step_t)(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
+
+cdef struct PoolFigures:
+    count_t use_count
+    bytes_t reserved_bytes
 
 cdef class PoolingAllocator(RecordingAllocator):
     cdef dict owners_in(self, const Arrangement* arrangement)
     cdef int hand_over(self, const AddressList* freed, const AddressList* created, dict buffers) except -1
     cdef int step_of_pool(self, object pool, pool_step_t step) except -1
-    cdef EnginePool* find_pool(self, object pool) except NULL    # pre: inside the engine; left if there is none
+    cdef int read_pool(self, object pool, PoolFigures* figures) except -1      # raises PoolError if there is none

@@ -36,6 +36,8 @@ class PoolingAllocator(RecordingAllocator):
         Called from inside the allocator, by a collection or a callback, it is done when the allocator is entered next.
         Raises PoolError, DeviceError.
         """
+    def _give_up_use(self, pool: PoolId) -> None:
+        """`close_pool` for a user that has not made the pool: others may go on lending it."""
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
         """Give unused cached memory back to the device: all of it, or that of one pool.
 

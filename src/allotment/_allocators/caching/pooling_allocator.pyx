@@ -32,10 +32,10 @@ from allotment._allocators.caching.pools import Pool, PoolState
 from allotment.errors import AllotmentError, CheckpointError, PoolError, RequestError
 
 
-cdef dict owners_alive(PoolingAllocator allocator, object state):
+cdef dict owners_alive(PoolingAllocator allocator, object owners):
     """The buffers that had blocks in a state and are still there."""
     cdef dict found = {}
-    for address, reference in state.owners.items():
+    for address, reference in owners.items():
         buffer = reference()
         if isinstance(buffer, Buffer) and (<Buffer> buffer).allocator is allocator:
             if (<Buffer> buffer).address == address:
@@ -113,16 +113,27 @@ cdef class PoolingAllocator(RecordingAllocator):
         Raises PoolError, DeviceError.
         """
         if engine_is_inside(self.engine):
-            self.forgotten_pools.append(pool)
+            self.forgotten_pools.append((pool, True))
             return
         self.set_use_on_oom(pool, False)
+        self._give_up_use(pool)
+
+    def _give_up_use(self, pool: PoolId) -> None:
+        """`close_pool` for a user that has not made the pool: others may go on lending it."""
+        if engine_is_inside(self.engine):
+            self.forgotten_pools.append((pool, False))
+            return
         self.release_pool(pool)
         self.empty_cache(pool)
 
     cdef int close_forgotten_pools(self) except -1:
         while self.forgotten_pools:
+            pool, is_closed = self.forgotten_pools.pop()
             try:
-                self.close_pool(self.forgotten_pools.pop())
+                if is_closed:
+                    self.close_pool(pool)
+                else:
+                    self._give_up_use(pool)
             except AllotmentError:
                 pass    # it is given up; what the device would not take goes with the cache
         return 0
@@ -154,32 +165,35 @@ cdef class PoolingAllocator(RecordingAllocator):
             self.leave(ok, &failure)
         return 0
 
-    cdef EnginePool* find_pool(self, object pool) except NULL:
+    cdef int read_pool(self, object pool, PoolFigures* figures) except -1:
         cdef EnginePool* found
         cdef uint64_t first = 0, second = 0
-        try:
-            read_pool_id(pool, &first, &second)
-            found = pool_find(self.engine, first, second)
-            if found == NULL:
-                raise PoolError(f"there is no pool {pool} on {self.device.name}")
-            return found
-        except BaseException:
-            engine_leave(self.engine)
-            raise
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        found = pool_find(self.engine, first, second)
+        if found != NULL:
+            figures.use_count = found.use_count
+            figures.reserved_bytes = found.reserved_bytes
+        engine_leave(self.engine)
+        if found == NULL:
+            raise PoolError(f"there is no pool {(first, second)} on {self.device.name}")
+        return 0
 
     def pool_use_count(self, pool: PoolId) -> int:
         """How many uses the pool has: by `Pool` objects, by `with` blocks, by graphs. Raises PoolError."""
-        self.enter()
-        count = self.find_pool(pool).use_count
-        engine_leave(self.engine)
-        return count
+        cdef PoolFigures figures
+        self.read_pool(pool, &figures)
+        return figures.use_count
 
     def pool_reserved_bytes(self, pool: PoolId) -> int:
         """Physical memory that the pool holds now; (0, 0) is the default pool. Raises PoolError."""
-        self.enter()
-        reserved = self.engine.defaults.reserved_bytes if pool == (0, 0) else self.find_pool(pool).reserved_bytes
-        engine_leave(self.engine)
-        return reserved
+        cdef PoolFigures figures
+        cdef uint64_t first = 0, second = 0
+        read_pool_id(pool, &first, &second)
+        if first == 0 and second == 0:
+            return self.engine.defaults.reserved_bytes
+        self.read_pool((first, second), &figures)
+        return figures.reserved_bytes
 
     def set_use_on_oom(self, pool: PoolId, on: bool) -> None:
         """Let the pool lend its free memory to others when memory is out, or not. Raises PoolError."""
@@ -342,19 +356,19 @@ cdef class PoolingAllocator(RecordingAllocator):
         cdef size_t i
         if not isinstance(state, PoolState):
             raise CheckpointError(f"a pool is restored from a PoolState of Pool.checkpoint, not {type(state).__name__}")
-        if state.allocator is not self:
-            raise CheckpointError(f"the state of pool {state.pool} was taken from another allocator")
+        if getattr(state, "allocator", None) is not self:
+            raise CheckpointError(f"the state of pool {getattr(state, 'pool', None)} was taken from another allocator")
         read_pool_id(state.pool, &first, &second)
-        buffers = owners_alive(self, state)
-        self.owners.reserve(len(buffers))
         memset(&freed, 0, sizeof(AddressList))
         memset(&created, 0, sizeof(AddressList))
         memset(&arrangement, 0, sizeof(Arrangement))
         try:
             try:
                 arrange_state(&arrangement, state.segments)
+                buffers = owners_alive(self, state.owners)
             except (AttributeError, OverflowError, TypeError) as error:
                 raise CheckpointError(f"this PoolState was not made by Pool.checkpoint: {error}") from None
+            self.owners.reserve(len(buffers))
             self.enter()
             try:
                 with nogil:

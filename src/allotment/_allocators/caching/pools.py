@@ -136,7 +136,8 @@ class Pool:
         return self.allocator.pool_reserved_bytes(self.id)
 
     def __enter__(self) -> Pool:
-        """Serve this thread's requests from the pool until the end of the block. Raises PoolError."""
+        """Serve this thread's requests from the pool until the end of the block. Raises PoolError if it is closed."""
+        self._check_open()
         self.allocator.begin_allocate_to_pool(self.id, thread=threading.get_ident())
         return self
 
@@ -147,6 +148,11 @@ class Pool:
             self.allocator.end_allocate_to_pool(self.id)
         finally:
             self.allocator.release_pool(self.id)
+
+    def _check_open(self) -> None:
+        """A pool that is closed is gone; by its id another one would be made, without its allocator and options."""
+        if self._closed:
+            raise PoolError(f"{self!r} cannot be used any more; make another one with Allocator.pool()")
 
     def segments(self) -> list[dict[str, Any]]:
         """The pool's part of a snapshot; see `Allocator.segments`."""

@@ -9,6 +9,7 @@ cdef class RecordingAllocator(EngineAllocator):
     cdef list trackers, annotations
     cdef object most_annotations
 
+    cdef bint replace_trackers(self, object gone, object new) except -1
     cdef TraceRecord* copy_history(self, size_t* count) except NULL
     cdef list history(self)
     cdef list mappings(self)

@@ -12,13 +12,18 @@ class RecordingAllocator(EngineAllocator):
     """An engine and its history; users hold an `Allocator`."""
 
     def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
-        """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, for good.
+        """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, until it is detached.
 
         With `entries` it is called with the entry as a snapshot shows it instead, a dictionary.
 
         It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
-        For "oom" the address is the device's free memory. What it raises is printed. Raises TypeError for what cannot
-        be called.
+        For "oom" the address is the device's free memory. What it raises is reported through `sys.unraisablehook`.
+        Raises TypeError for what cannot be called.
+        """
+    def detach_trace_tracker(self, tracker: Callable[..., None]) -> None:
+        """Call a tracker no more. One that was attached twice is called once from now on.
+
+        Raises RequestError if it is not attached.
         """
     def annotate(self, block: Buffer | int, text: str) -> None:
         """Note a text for a block in use, an address or a `Buffer`, as an entry of the history.

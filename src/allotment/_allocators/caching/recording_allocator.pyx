@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from allotment._allocators.caching.engine_allocator cimport ALLOC, EVERYTHING, NEVER, STATE, EngineAllocator
-from allotment._allocators.upcalls cimport EntryTracker, call_trackers
+from allotment._allocators.upcalls cimport EntryTracker, call_trackers, identity_in
 from allotment._core.contract.types cimport address_t
 from allotment._core.edge.snapshot cimport segment_dicts, trace_dicts
 from allotment._core.edge.snapshot_pickle cimport write_snapshot
@@ -45,22 +45,50 @@ cdef class RecordingAllocator(EngineAllocator):
     # --- the history ---
 
     def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
-        """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, for good.
+        """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, until it is detached.
 
         With `entries` it is called with the entry as a snapshot shows it instead, a dictionary.
 
         It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
-        For "oom" the address is the device's free memory. What it raises is printed. Raises TypeError for what cannot
-        be called.
+        For "oom" the address is the device's free memory. What it raises is reported through `sys.unraisablehook`.
+        Raises TypeError for what cannot be called.
         """
         read_callable(tracker, "a tracker")
-        if entries:
-            tracker = EntryTracker(tracker, self.rules)
-        self.enter()
-        # The engine points at this list, which lives as long as it does; a new one leaves a running call its own.
-        self.trackers.append(tracker)
-        trace_track(&self.engine.trace, call_trackers, <void*> self.trackers)
-        engine_leave(self.engine)
+        self.replace_trackers(None, EntryTracker(tracker, self.rules) if entries else tracker)
+
+    def detach_trace_tracker(self, tracker: Callable[..., None]) -> None:
+        """Call a tracker no more. One that was attached twice is called once from now on.
+
+        Raises RequestError if it is not attached.
+        """
+        for attached in list(self.trackers):
+            function = (<EntryTracker> attached).tracker if isinstance(attached, EntryTracker) else attached
+            if function == tracker and self.replace_trackers(attached, None):
+                return
+        raise RequestError(f"{tracker!r} is not a tracker of {self!r}, or it is detached already")
+
+    cdef bint replace_trackers(self, object gone, object new) except -1:
+        """Take one tracker out, or put one in; False if it is not there. The list that the engine has never changes."""
+        cdef list before = self.trackers
+        cdef list after
+        cdef bint collects = self.enter_making_objects()
+        try:
+            before = self.trackers
+            after = list(before)
+            if gone is None:
+                after.append(new)
+            elif identity_in(before, gone) >= 0:
+                del after[identity_in(before, gone)]
+            else:
+                return False        # another thread was quicker
+            self.trackers = after
+            if after:
+                trace_track(&self.engine.trace, call_trackers, <void*> after)
+            else:
+                trace_track(&self.engine.trace, NULL, NULL)
+        finally:
+            self.leave_making_objects(collects)
+        return True         # what the list before kept goes here, outside
 
     def annotate(self, block: Buffer | int, text: str) -> None:
         """Note a text for a block in use, an address or a `Buffer`, as an entry of the history.
@@ -105,6 +133,8 @@ cdef class RecordingAllocator(EngineAllocator):
         Raises RequestError.
         """
         cdef Engine* engine = self.engine
+        cdef bint listens, forgets
+        cdef int level
         cdef size_t most = NO_END if max_entries is None else min(max(max_entries, 1), NO_END)
         cdef uint32_t skip = 0
         if enabled not in (None, "state", "all"):
@@ -119,16 +149,20 @@ cdef class RecordingAllocator(EngineAllocator):
             skip |= (<uint32_t> 1) << action_number(name)
         if enabled == "state":
             most = 1
+        listens = enabled is not None
+        forgets = not listens or clear_history
+        level = CONTEXT_LEVELS[context] if listens else NEVER
         self.enter()
-        if enabled is None or clear_history:
+        if forgets:
             trace_clear(&engine.trace)
-            self.annotations.clear()
         engine.trace.skip = skip
-        self.level = CONTEXT_LEVELS[context] if enabled is not None else NEVER
-        engine.trace.attach_stacks = self.level >= ALLOC
-        trace_listen(&engine.trace, enabled is not None, most)
-        self.most_annotations = most
+        self.level = level
+        engine.trace.attach_stacks = level >= ALLOC
+        trace_listen(&engine.trace, listens, most)
         engine_leave(engine)
+        self.most_annotations = most
+        if forgets:
+            self.annotations = []       # what the old ones hold goes outside of the lock
 
     def _resize_history_in_place(self) -> None:
         """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
@@ -140,8 +174,9 @@ cdef class RecordingAllocator(EngineAllocator):
         It gets the device's index and the time.         Nothing happens while no history is recorded.
         """
         if self.engine.trace.history:
-            self.annotations.append({**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000})
-            del self.annotations[:-self.most_annotations]
+            kept = [*self.annotations,
+                    {**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000}]
+            self.annotations = kept[-self.most_annotations:]
 
     # --- snapshots ---
 

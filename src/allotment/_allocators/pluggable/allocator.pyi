@@ -59,6 +59,7 @@ class PluggableAllocator(PluggedMemory):
     record_history: Unsupported  # type: ignore[assignment, override]
     record_annotation: Unsupported  # type: ignore[assignment, override]
     attach_trace_tracker: Unsupported  # type: ignore[assignment, override]
+    detach_trace_tracker: Unsupported  # type: ignore[assignment, override]
     add_free_memory_callback: Unsupported  # type: ignore[assignment, override]
     remove_free_memory_callback: Unsupported  # type: ignore[assignment, override]
     limit: Unsupported  # type: ignore[assignment, override]

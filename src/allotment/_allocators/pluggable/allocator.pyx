@@ -89,6 +89,7 @@ cdef class PluggableAllocator(PluggedMemory):
     record_annotation = refused("record_annotation", instead=f"it keeps no history; {OWN_POOLS}")
     attach_trace_tracker = refused(
         "attach_trace_tracker", instead=f"track in the functions themselves; or {OWN_POOLS}")
+    detach_trace_tracker = refused("detach_trace_tracker", instead=f"track in the functions themselves; or {OWN_POOLS}")
     add_free_memory_callback = refused("add_free_memory_callback", instead=NO_CACHE)
     remove_free_memory_callback = refused("remove_free_memory_callback", instead=NO_CACHE)
     limit = refused("limit", instead="how much there is the functions decide; see set_memory_fraction")
@@ -365,15 +366,15 @@ cdef class PluggableAllocator(PluggedMemory):
         cdef device_t index = self.device_index(device)
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
-        use = index, (first, second)
-        left = self.pool_uses.pop(use, 0) - 1
-        if left > 0:
-            self.pool_uses[use] = left
         if hook != NULL:
             with nogil:
                 hook(index, first, second)
         else:
             self.call("release_pool", (index, (first, second)))
+        use = index, (first, second)
+        left = self.pool_uses.pop(use, 0) - 1
+        if left > 0:
+            self.pool_uses[use] = left
 
     def pool_use_count(self, pool: PoolId, *, device: int | None = None) -> int:
         """How often the pool was begun and not released yet. Raises PoolError for what is not a pool id."""

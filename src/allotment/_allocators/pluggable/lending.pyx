@@ -3,7 +3,7 @@ from libc.stdlib cimport malloc
 
 from allotment._allocators.pluggable.ledger cimport Entry, ledger_enter, ledger_remove
 from allotment._allocators.pluggable.plugged_memory cimport Lender, Plug, PluggedMemory, unknown_pointer
-from allotment._allocators.upcalls cimport write_unraisable
+from allotment._allocators.upcalls cimport report
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.model.model cimport RawAllocator
 
@@ -52,8 +52,8 @@ cdef address_t lend_from_python(Lender* lender, bytes_t size, stream_t stream) n
         return owner.obtain(size, lender.device, stream)
     except MemoryError:
         return 0
-    except BaseException:
-        write_unraisable(owner)
+    except BaseException as error:
+        report(error, owner)
         return 0
 
 
@@ -69,8 +69,8 @@ cdef void take_back(void* self, address_t address, bytes_t size, stream_t stream
 cdef void report_unknown(Plug* plug, address_t address) noexcept with gil:
     try:
         raise unknown_pointer(address)
-    except AddressError:
-        write_unraisable(<object> plug.owner)
+    except AddressError as error:
+        report(error, <object> plug.owner)
 
 
 cdef void release(Plug* plug, const Entry* entry) noexcept nogil:
@@ -84,8 +84,8 @@ cdef void release_to_python(Plug* plug, const Entry* entry) noexcept with gil:
     cdef PluggedMemory owner = <PluggedMemory> plug.owner
     try:
         owner.hand_back(entry.address, entry.size, entry.device, entry.stream)
-    except BaseException:
-        write_unraisable(owner)
+    except BaseException as error:
+        report(error, owner)
 
 
 cdef void drop_lender(void* self) noexcept with gil:

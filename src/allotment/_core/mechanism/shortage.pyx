@@ -81,16 +81,17 @@ cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept n
     return True
 
 
-cdef void callback_remove(Engine* engine, void* self) noexcept nogil:
-    """Not called again from now on. Who is in the middle of it needs `self` until `callback_runs` is NULL again."""
+cdef bint callback_remove(Engine* engine, void* self) noexcept nogil:
+    """Not called again from now on; False if there is none. Who is in it needs `self` until `callback_runs` is NULL."""
     cdef FreeMemoryCallback* callback = engine.callbacks
     while callback != NULL and (callback.removed or callback.self != self):
         callback = callback.next
     if callback == NULL:
-        return
+        return False
     callback.removed = True
     if callback.running == 0:
         forget_callback(engine, callback)
+    return True
 
 
 cdef Block* borrow(Engine* engine, Request* request) noexcept nogil:

@@ -23,10 +23,14 @@ cdef bint synced_reserve(Engine* engine, StreamRecord* stream) noexcept nogil
 cdef bint order_after_clock(Arena* arena, StreamRecord* stream, const Clock* clock, Failure* failure) noexcept nogil
 cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRecord* user,
                            const PendingEvent* pending) noexcept nogil
-cdef void all_streams_done(Engine* engine, uint64_t moment) noexcept nogil
 cdef bint all_are_past(Engine* engine, uint64_t moment) noexcept nogil
 cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil
 cdef void probes_clear(Arena* arena) noexcept nogil
+
+
+cdef inline bint is_past(const Engine* engine, const StreamRecord* stream, uint64_t moment) noexcept nogil:
+    """Whether a stream was seen finished with what it had at a moment."""
+    return min(moment, stream.latest) <= stream.done or engine.table.event_record == NULL
 
 
 cdef inline void clock_clear(Clock* clock) noexcept nogil:

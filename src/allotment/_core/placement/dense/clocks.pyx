@@ -6,6 +6,7 @@ from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.streams cimport event_give, event_take
 from allotment._core.model.model cimport Engine, Failure, PendingEvent, StreamRecord
+from allotment._core.placement.dense.clocks cimport is_past
 from allotment._core.placement.dense.structures cimport CLOCK_STREAMS, Arena, Clock, Probe
 from allotment._core.tools.arrays cimport make_room_for
 
@@ -98,8 +99,6 @@ cdef bint synced_reserve(Engine* engine, StreamRecord* stream) noexcept nogil:
 cdef bint may_record_on(Engine* engine, const StreamRecord* stream, Failure* failure) noexcept nogil:
     """Whether an event of a stream tells of work that runs: in a capture it would be a part of the graph."""
     cdef capture_t capture = 0
-    if engine.impure_routes == 0:
-        return True
     if not capture_of(engine, stream.handle, &capture, failure):
         return False
     return True if capture == 0 else device_failed(failure, NOT_READY, b"event_record")
@@ -151,19 +150,7 @@ cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRec
     return True
 
 
-cdef void all_streams_done(Engine* engine, uint64_t moment) noexcept nogil:
-    """The device has finished everything that was submitted up to a moment."""
-    cdef StreamRecord* stream = engine.known_streams
-    while stream != NULL:
-        stream.done = max(stream.done, moment)
-        stream = stream.next_known
-
-
 # --- how far streams have come ----------------------------------------------------------------------------------------
-
-cdef inline bint is_past(const Engine* engine, const StreamRecord* stream, uint64_t moment) noexcept nogil:
-    return min(moment, stream.latest) <= stream.done or engine.table.event_record == NULL
-
 
 cdef bint all_are_past(Engine* engine, uint64_t moment) noexcept nogil:
     """Whether every stream was seen finished with what it had at a moment."""

@@ -13,8 +13,8 @@ until it has its bytes. `s` is its stream; memory is *ready* for s if s comes af
            7  grow: new memory while that stays within a hundredth of the most ever in use, in a gap if that takes no
               more, else the cheapest plan
            8  refused: 5 with every waiting block; wait for all events; have the memory of pools without users; the
-              plan with the least new memory; wait for the device; give everything free back and grow; a lender; out
-              of memory
+              plan with the least new memory; wait for all streams; give everything free back and grow; a lender;
+              out of memory
 
 Inside a capture nothing may be waited for: 4, 5 and the plans are left out, and growing takes fresh memory. A private
 pool has an arena of its own, and does the same always: what a graph replays later must not be shared.

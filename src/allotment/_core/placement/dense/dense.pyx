@@ -3,17 +3,16 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, qsort
 from libc.string cimport strcmp
 
-from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
+from allotment._core.contract.table cimport OK, OUT_OF_MEMORY
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, count_t, device_t
 from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport note_free, note_handed_out
-from allotment._core.mechanism.capturing cimport capture_of
+from allotment._core.mechanism.capturing cimport capture_of, is_inside_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.reclaim cimport release_everything, release_unused_pools
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
-from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.mechanism.streams cimport (
-    drop_empty_queues, is_destroyed_stream, queue_remove, wait_events)
+    drop_empty_queues, is_destroyed_stream, queue_remove, wait_events, wait_for_stream)
 from allotment._core.model.model cimport (
     FAILED_DEVICE, NO_FAILURE, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request, Shelf,
     StreamRecord, Totals, visit_t)
@@ -22,7 +21,7 @@ from allotment._core.placement.dense.arena cimport (
     drop_old_views, free_ends, region_make)
 from allotment._core.placement.dense.arena_check cimport check_arena
 from allotment._core.placement.dense.clocks cimport (
-    all_streams_done, clock_clear, clock_covers, clock_note, order_after_clock, synced_reserve, wait_for_pending)
+    clock_clear, clock_covers, clock_note, is_past, order_after_clock, synced_reserve, wait_for_pending)
 from allotment._core.placement.dense.moves cimport report_moves
 from allotment._core.placement.dense.plan cimport Plan, Terms, plan_cheapest
 from allotment._core.placement.dense.structures cimport (
@@ -56,11 +55,6 @@ cdef bint may_wait(const Arena* arena, const Request* request) noexcept nogil:
         return False
     return engine.impure_routes == 0 or (
         capture_of(engine, request.shelf.stream.handle, &capture, &failure) and capture == 0)
-
-
-cdef inline bint may_synchronize(const Engine* engine) noexcept nogil:
-    """Whether the device may be waited for: not while anybody captures."""
-    return engine.routes == NULL or (engine.rules.only_captures_defer and engine.impure_routes == 0)
 
 
 # How far an arena grows is measured by all memory of the engine, that of private pools included.
@@ -138,25 +132,33 @@ cdef Tile* find(Arena* arena, Request* request, address_t* address, bint* lost) 
 
 
 cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
-    """Wait for the device, if it may be; what was freed until now is over then. Steps out."""
-    cdef DeviceTable* table = engine.table
+    """Wait for every stream that may still use what it freed; what was freed until now is over then. Steps out.
+
+    Not inside a capture, where nothing may be waited for, nor for a stream in one: what it freed is not over then.
+    """
     cdef uint64_t moment = engine.moment        # what others free meanwhile is not waited for
-    cdef outing_t outing
-    cdef status_t status
-    if not may_synchronize(engine):
-        return True
-    if table.device_synchronize != NULL:
-        outing = step_out(engine)
-        status = table.device_synchronize(table.self)
-        step_in(engine, outing)
-        if status != OK:
-            return device_failed(failure, status, b"device_synchronize")
-    all_streams_done(engine, moment)
+    cdef StreamRecord* stream = engine.known_streams
+    cdef capture_t capture
+    cdef bint inside, ok
+    if not is_inside_capture(engine, 0, &inside, failure):
+        return False
+    while stream != NULL and not inside:
+        if not is_past(engine, stream, moment):
+            if not capture_of(engine, stream.handle, &capture, failure):
+                return False
+            if capture == 0:
+                stream.users += 1
+                ok = wait_for_stream(engine, stream.handle, failure)
+                stream.users -= 1
+                if not ok:
+                    return False
+                stream.done = max(stream.done, moment)
+        stream = stream.next_known
     return True
 
 
 cdef Tile* find_or_synchronize(Arena* arena, Request* request, address_t* address) noexcept nogil:
-    """The same. What a destroyed stream left, which can have no event, is over when the device is. Steps out."""
+    """The same. What a destroyed stream left, which can have no event, is waited for. Steps out."""
     cdef bint lost
     cdef Tile* tile = find(arena, request, address, &lost)
     if tile == NULL and lost:

@@ -1,0 +1,19 @@
+"""What is reported through `sys.unraisablehook`, because nobody can be told in another way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def reported() -> Iterator[list[tuple[Any, str]]]:
+    """(the object it was raised in, the exception's text) of each, as they come."""
+    before, seen = sys.unraisablehook, []
+    sys.unraisablehook = lambda report: seen.append((report.object, f"{report.exc_type.__name__}: {report.exc_value}"))
+    try:
+        yield seen
+    finally:
+        sys.unraisablehook = before
