@@ -324,7 +324,7 @@ class TestCapture:
         assert probe.capture_terminals(0) == ()
         assert refusal(probe.capture_begin, 0).status != Status.OK
         with suppress(StatusError):
-            probe.capture_end(stream)
+            probe.graph_destroy(probe.capture_end(stream))
 
 
 class TestMemory:

@@ -21,8 +21,9 @@ HERE = Path(__file__).resolve().parent
 PYTEST = ["-m", "pytest", "--capture=sys", "-m", "not gpu and not slow"]
 # Programs that lose memory and mean to: a child of fork has no worker thread and so loses the task that the worker
 # had in hand; the other ends with everything open. And forks beside threads that allocate: the checker's own malloc
-# leaves its locks taken in the child.
+# leaves its locks taken in the child. And programs that measure their own memory: what is freed the checker keeps.
 LEAVES_OUT = [
+    "--deselect=tests/core/mechanism/test_forgetting.py",
     "--deselect=tests/devices/host/test_lifetimes.py::test_a_child_ends_normally_at_the_end_of_its_program",
     "--deselect=tests/allocators/host_cache/test_threads.py::test_a_program_may_end_with_everything_open",
     "--deselect=tests/devices/host/test_lifetimes.py::test_forks_in_the_middle_of_work_leave_every_lock_in_order",

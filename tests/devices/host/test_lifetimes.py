@@ -46,6 +46,7 @@ def run(script: str, first: str = "") -> subprocess.CompletedProcess[str]:
 def test_a_wait_for_a_stream_answers_ctrl_c(waiting):
     script = f"""
 import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)    # a shell's background jobs are started without one
 gate = threading.Event()
 stream = Stream(device)
 stream.submit(gate.wait)
