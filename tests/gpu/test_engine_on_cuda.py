@@ -151,6 +151,36 @@ def test_a_capture_goes_on_while_memory_of_a_destroyed_stream_is_freed(device, a
     allocator.check_invariants()
 
 
+# States of pools.
+
+
+def test_a_restore_waits_for_the_streams_that_use_the_pool_and_leaves_blocks_to_their_owners(
+    device, allocator, streams
+):
+    size = 2 * MIB
+    own, side = streams
+    pool = allocator.pool()
+    with pool:
+        first = allocator.empty(size, own)
+    state = pool.checkpoint()
+    with pool:
+        later = allocator.empty(size, own)
+    for _ in range(200):
+        device.memset_async(first.address, 7, size, side.handle)
+    allocator.record_stream(first, side)
+    pool.restore(state)
+    assert side.query()
+    device.memset_async(first.address, 2, size, own.handle)
+    own.synchronize()
+    assert device.copy_to_host(first.address, size) == filled(2, size)
+    with pytest.raises(allotment.RequestError, match="restored"):
+        _ = later.address
+    del later, first
+    assert allocator.stats()["allocation.all.current"] == 0
+    pool.close()
+    allocator.check_invariants()
+
+
 # Graphs.
 
 

@@ -240,13 +240,16 @@ cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t ad
         return 0
     request.rounded = round_size(&engine.tuning, request.size)
     rack = rack_for_size(pool, request.rounded)
+    if rack.arena != NULL:
+        request.failure.reason = FAILED_EXACT_ADDRESS
+        return 0
     stream = stream_for(engine, request.stream)
     request.shelf = shelf_for(engine, rack, stream) if stream != NULL else NULL
     if request.shelf == NULL:
         host_memory_failed(&request.failure)
         return 0
     engine.trace.exact_address = True
-    block = hit_address(engine, request, address, &front) if rack.arena == NULL else NULL
+    block = hit_address(engine, request, address, &front)
     if front != NULL:
         front.context = 0
         release_block(engine, address_take(engine, front.address), 0)

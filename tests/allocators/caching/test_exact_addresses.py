@@ -129,3 +129,15 @@ def test_streams_are_entered_and_left_by_each_thread():
         pass
     with pytest.raises(Exception, match="is not current in this thread"):
         first.__exit__(None, None, None)
+
+
+def test_memory_of_another_placement_cannot_be_had_at_its_address():
+    alloc = on_device(settings="placement:dense")
+    address = alloc.malloc(MIB)
+    alloc.free(address)
+    for size in (512, MIB, 30 * MIB):
+        with pytest.raises(AddressError, match="no free block"):
+            alloc.malloc_at(size, address)
+        alloc.check_invariants()
+    alloc.empty_cache()
+    assert reserved(alloc) == 0
