@@ -500,7 +500,7 @@ def test_whichever_call_to_the_device_fails_nothing_is_lost(name: str, times: in
 
 @OUT_OF_MEMORY
 @TIMES
-@pytest.mark.parametrize("name", LIVES_OF_DENSE)
+@pytest.mark.parametrize("name", CROWDED)
 def test_whichever_operation_of_the_device_fails_nothing_is_lost(name: str, times: int, out_of_memory: bool) -> None:
     """One kind of call alone: what undoes another may then succeed, or be the only thing that fails."""
     expected, calls = undisturbed(name, "dense")

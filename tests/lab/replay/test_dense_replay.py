@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from allotment import Allocator
 from allotment.lab.replay.run import read_recording
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -34,6 +35,23 @@ def test_waste_is_measured_by_what_was_live_in_the_recording() -> None:
 
     assert dense.waits > 0
     assert dense.peak_active_bytes < dense.recorded_peak_active_bytes == torch.peak_active_bytes
+
+
+def test_memory_that_moves_in_a_history_is_not_taken_for_released(tmp_path: Path) -> None:
+    allocator = Allocator("sim:1GiB", settings="placement:dense,dense_slack:0")
+    allocator.record_history("all")
+    blocks = [allocator.malloc(64 << 20) for _ in range(8)]
+    for block in blocks[::2]:
+        allocator.free(block)
+    allocator.free(allocator.malloc(200 << 20))
+    assert allocator.stats()["dense.stitches"] == 1
+    allocator.dump_snapshot(tmp_path / "dense.pickle")
+
+    recording = read_recording(tmp_path / "dense.pickle")
+
+    torch = recording.replay("expandable_segments:True")
+    assert torch.driver_calls["unmap"] == torch.driver_calls["release"] == 0
+    assert torch.recorded_peak_active_bytes == allocator.stats()["active_bytes.all.peak"]
 
 
 def test_a_device_hardly_larger_than_what_is_live_is_enough() -> None:

@@ -58,6 +58,8 @@ MOST_ROOMY = 1 << 44
 """The most capacity that no one asked for: a device has records for each of its pages."""
 MOST_CAPACITY = 1 << 55
 MOST_SAMPLES = 512
+VIEWS = "allotment_views"
+"""What only a snapshot of dense placement has: where each chunk is mapped."""
 MOST_ASSUMPTIONS = 400
 MOST_COMPARED = 1 << 23
 """Entries compared in all while assumptions are tried, whatever the history's length."""
@@ -216,7 +218,7 @@ class Recording:
         check_snapshot(snapshot, trace)
         self._snapshot = snapshot
         progress("working out what was asked")
-        self._history = History(trace)
+        self._history = History(trace, moves=VIEWS in snapshot.extra)
         self._placement = Placement(self._history, snapshot, self.device)
         self._retries = self._history.likely_retries(self.settings)
         self._refused_pools: dict[int, int] = {}

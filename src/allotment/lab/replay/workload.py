@@ -52,9 +52,11 @@ class History:
     """The entries of one device that are about memory, with every entry of a block or segment tied to its life.
 
     A *life* runs from a block's `alloc` to its `free_completed`; one that begins with a free was there before.
+    `moves`: memory may have several addresses, and what is unmapped at one and mapped at another is not released.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, moves: bool = False) -> None:
+        self._moves = moves
         self.kept = np.flatnonzero(np.isin(trace.action, ABOUT_MEMORY))
         """Where the entries are in the file."""
         self.action = trace.action[self.kept]
@@ -142,7 +144,17 @@ class History:
             return []
         starts = np.flatnonzero(np.diff(released, prepend=released[0] - 2) > 1)
         ends = np.append(starts[1:], len(released)) - 1
-        return [(int(released[start]), int(released[end]) + 1) for start, end in zip(starts, ends, strict=True)]
+        runs = [(int(released[start]), int(released[end]) + 1) for start, end in zip(starts, ends, strict=True)]
+        return [run for run in runs if not (self._moves and self._is_move(run))]
+
+    def _is_move(self, run: Run) -> bool:
+        """Whether as much is mapped right behind a run as it has unmapped."""
+        left = int(self.size[run[0] : run[1]].sum())
+        at = run[1]
+        while left > 0 and at < len(self) and self.action[at] == Action.SEGMENT_MAP:
+            left -= int(self.size[at])
+            at += 1
+        return left == 0
 
     @cached_property
     def after_growth(self) -> NDArray[np.int64]:
