@@ -238,7 +238,7 @@ class Arena:
         self.loading = True
         self.requests = 0
         self.carved = 0  # addresses given to regions
-        self.freeable = False  # nobody uses it any more
+        self.freeable = False  # it has no user any more
 
     # --- finding ----------------------------------------------------------------------------------------------
 
@@ -523,7 +523,7 @@ class Arena:
         self.memory.reserved -= chunk.size
 
     def adopt(self, source: Arena) -> None:
-        """Have the regions of a pool that nobody uses, if they are wholly free."""
+        """Have the regions of a pool without users, if they are wholly free."""
         for old in source.regions:
             if len(old.tiles) != 1 or old.tiles[0].state != "free" or not self.streams.is_over(old.tiles[0].clock):
                 continue

@@ -338,6 +338,28 @@ def test_what_a_destroyed_stream_left_is_had_after_the_device_was_waited_for() -
     allocator.check_invariants()
 
 
+def test_a_stream_in_a_capture_is_not_waited_for() -> None:
+    allocator = dense(more=",dense_slack:0")
+    blocks = [allocator.malloc(64 * MIB, 1) for _ in range(6)]
+    for block in blocks[::2]:
+        allocator.free(block)
+    capture = allocator.device.begin_capture(1)
+    allocator.begin_allocate_to_pool((9, 0), capture=capture)
+    recorded = allocator.device.calls["event_record"]
+
+    outside = [allocator.malloc(size * MIB, 0) for size in (60, 100)]
+    allocator.empty_cache()
+
+    assert allocator.device.calls["event_record"] == recorded and allocator.stats()["dense.waits"] == 0
+    allocator.check_invariants()
+    allocator.device.end_capture(1)
+    allocator.end_allocate_to_pool((9, 0))
+    assert allocator.malloc(64 * MIB, 0) in blocks[::2]
+    for block in outside:
+        allocator.free(block)
+    allocator.check_invariants()
+
+
 def test_garbage_goes_before_memory_grows() -> None:
     allocator = dense(more=",garbage_collection_threshold:0.5", limit=200 * MIB)
     allocator.free(allocator.malloc(120 * MIB, 1))

@@ -599,7 +599,7 @@ cdef bint arena_grant(Arena* arena, device_t device, Failure* failure) noexcept 
     return True
 
 
-# --- from a pool that nobody uses -------------------------------------------------------------------------------------
+# --- from a pool without users ---------------------------------------------------------------------------------------
 
 cdef bint is_all_free(Arena* arena, const Region* region) noexcept nogil:
     """Whether a region is one free tile, which the device was seen finished with, at addresses of its own."""
@@ -656,7 +656,7 @@ cdef void hand_over(Arena* arena, Arena* source, Region* old, Region* new, uint3
 cdef bint arena_adopt(Arena* arena, Arena* source, uint32_t context, Failure* failure) noexcept nogil:
     """Take over the regions of another arena that are wholly free, without a call of the device.
 
-    pre: the source is of a private pool that nobody uses
+    pre: the source is of a private pool without users
     """
     cdef Region* region
     cdef Space* space

@@ -19,7 +19,7 @@ until it has its bytes. `s` is its stream; memory is *ready* for s if s comes af
 Inside a capture nothing may be waited for: 4, 5 and the plans are left out, and growing takes fresh memory. A private
 pool has an arena of its own, and does the same always: what a graph replays later must not be shared.
 
-Wherever somebody is waited for, others come and go meanwhile (see `stepping_out`): nothing that was found before is
+Wherever work is waited for, others come and go meanwhile (see `stepping_out`): nothing that was found before is
 used after that.
 """
 

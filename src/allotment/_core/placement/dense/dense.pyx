@@ -604,17 +604,26 @@ cdef Tile* find_grown(Arena* arena, Region* region, Request* request, address_t*
 
 
 cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* address) noexcept nogil:
+    """Steps out where a stream was destroyed that has to be waited for."""
     cdef Region* region = grow(arena, request, last)
     cdef Tile* tile = find_grown(arena, region, request, address) if region != NULL else NULL
-    if region == NULL or tile != NULL or not is_destroyed_stream(&request.failure):
+    if region == NULL or tile != NULL or request.failure.reason != FAILED_DEVICE:
         return tile
-    if not synchronize(arena.engine, &request.failure):
-        return NULL
+    if is_destroyed_stream(&request.failure):
+        if not synchronize(arena.engine, &request.failure):
+            return NULL
+        tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+        if tile != NULL:
+            return tile
+    # What is there can be had by no wait, or others have it by now.
     request.failure.reason = NO_FAILURE
+    region = grow_plainly(arena, request, left_to_get(arena))
+    if region == NULL:
+        return NULL
     tile = find_ready(arena, request.rounded, request.shelf.stream, address)
-    if tile == NULL:            # others were in meanwhile
-        region = grow(arena, request, last)
-        tile = find_grown(arena, region, request, address) if region != NULL else NULL
+    if tile == NULL:
+        tile = region.last
+        address[0] = tile.block.address
     return tile
 
 
@@ -629,7 +638,7 @@ cdef inline Arena* arena_of_pool(const Pool* pool) noexcept nogil:
 
 
 cdef inline bint can_give(const Arena* arena, const Pool* pool) noexcept nogil:
-    """Whether a private pool that nobody uses any more has memory that an arena could have."""
+    """Whether a private pool without users has memory that an arena could have."""
     return (pool.freeable and pool.asking == 0 and pool.placement == arena.pool.placement
             and arena_of_pool(pool).chunk_count > 0)
 

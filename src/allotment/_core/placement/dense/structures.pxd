@@ -75,7 +75,7 @@ cdef struct Tile:
     Node* by_size               # free, and large: by size
     Node* beside[2]             # free, beside a large tile in use (before, behind): by that tile's size
     Clock clock                 # free
-    bint keeps_clock            # in use for a moment, while a checkpoint cuts the pool as it was: nobody uses its bytes
+    bint keeps_clock            # in use for a moment, while a checkpoint cuts the pool as it was: without a user
 
 cdef struct View:
     DenseChunk* chunk

@@ -254,7 +254,7 @@ cdef void tiles_vanish(Arena* arena, const View* view) noexcept nogil:
 
 
 cdef Tile* fill_gap(Arena* arena, Tile* gap, bytes_t size, View* view) noexcept nogil:
-    """The front of a gap becomes free memory that nobody has used. pre: a record is reserved"""
+    """The front of a gap becomes free memory, new. pre: a record is reserved"""
     cdef Clock none
     cdef Tile* tile = tile_new(arena, region_of(gap), gap.block.address, size, TILE_SHADOW, view)
     gap_leave(arena, gap)
