@@ -80,9 +80,11 @@ class FileDevice(Backend):
         with self._lock:
             return self._space.free_bytes, self._space.capacity
 
-    def copy(self, destination: int, source: int, size: int, source_device: int, stream: int) -> None:
-        if source_device != self.index:
-            raise UnsupportedError(f"cannot copy from device {source_device}")
+    def copy(
+        self, destination: int, source: int, size: int, destination_device: int, source_device: int, stream: int
+    ) -> None:
+        if {destination_device, source_device} != {self.index}:
+            raise UnsupportedError(f"cannot copy from device {source_device} to device {destination_device}")
         ctypes.memmove(destination, source, size)
 
     # Virtual memory. A range is addresses that nothing may touch, a chunk is a piece of the file, and a mapping

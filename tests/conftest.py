@@ -9,6 +9,14 @@ import pytest
 pytest.register_assert_rewrite("contracts", "helpers")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of `allotment.testing` that start threads say so without our marker, which its users do not have."""
+    for item in items:
+        if getattr(getattr(item, "function", None), "runs_threads", False):
+            item.add_marker(pytest.mark.threads)
+
+
 @pytest.fixture(scope="session")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModuleType]:
     """Gives a compiled module of the tests by its name; see helpers/extension.py."""

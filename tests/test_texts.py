@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 
 import pytest
@@ -64,8 +65,18 @@ def test_pytorch_message_under_a_limit_equals_the_recorded_one():
         " allowed; Of the allocated memory 1024.00 MiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but"
         " unallocated." + ADVICE
     )
-    process = "Including non-PyTorch memory, this process has 1.51 GiB memory in use. "
-    assert pytorch_out_of_memory(UNDER_A_LIMIT, process) == recorded
+    facts = replace(UNDER_A_LIMIT, processes=((os.getpid(), int(1.51 * 2**30)),))
+    assert pytorch_out_of_memory(facts) == recorded
+
+
+def test_both_messages_name_the_processes_that_hold_memory():
+    facts = replace(UNDER_A_LIMIT, processes=((os.getpid(), GIB), (12, 512 * MIB)))
+    assert "this process has 1024.00 MiB memory in use. Process 12 has 512.00 MiB memory in use. " in (
+        pytorch_out_of_memory(facts)
+    )
+    assert ", in use by this process 1024.00 MiB, process 12 512.00 MiB. Allocator:" in (
+        device_neutral_out_of_memory(facts)
+    )
 
 
 def test_pytorch_message_counts_free_memory_of_private_pools_as_allocated():

@@ -250,7 +250,12 @@ def methods() -> str:
 
 def method(operation: Operation) -> Iterator[str]:
     parameters = ["self", *(f"{value.name}: {ROLES[value.role].python}" for value in operation.parameters)]
-    yield f"    def {operation.python_name}({', '.join(parameters)}) -> {python_result(operation)}:"
+    result = python_result(operation)
+    line = f"    def {operation.python_name}({', '.join(parameters)}) -> {result}:"
+    if len(line) <= 120:
+        yield line
+    else:
+        yield from (f"    def {operation.python_name}(", f"        {', '.join(parameters)}", f"    ) -> {result}:")
     lines = [line for text in operation.doc.split("\n") for line in wrapped(text, "        ") or [""]]
     lines[0] = f'        """{lines[0].strip()}'
     if len(lines) == 1:

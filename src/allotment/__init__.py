@@ -2,7 +2,7 @@
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
-from allotment._allocators.caching.pools import Pool, PoolState
+from allotment._allocators.caching.pools import Pool, PoolState, graph_pool_handle
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.capture import Graph, capture
 from allotment._allocators.current import current
@@ -76,6 +76,7 @@ __all__ = [
     "change_current_allocator",
     "current",
     "get_device_allocator",
+    "graph_pool_handle",
     "make_allocator",
     "register_device_allocator",
 ]

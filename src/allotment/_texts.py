@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from allotment._rules import NEWEST, rules_of
 
@@ -26,7 +26,6 @@ __all__ = [
     "memory_summary",
     "pytorch_exact_address",
     "pytorch_out_of_memory",
-    "pytorch_processes",
 ]
 
 _KIB = 1 << 10
@@ -60,12 +59,8 @@ _PYTORCH_RESERVE_ADVICE = (
 )
 
 
-def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "", *, rules: Rules | None = None) -> str:
-    """The message PyTorch raises for these facts, to the letter; that of the newest version, or by its `rules`.
-
-    `processes` says what each process holds on the device, one sentence each, every one ended by a blank;
-    only a device's own management library knows, so it is not part of the facts.
-    """
+def pytorch_out_of_memory(facts: OutOfMemoryFacts, *, rules: Rules | None = None) -> str:
+    """The message PyTorch raises for these facts, to the letter; that of the newest version, or by its `rules`."""
     if facts.too_large:
         return "CUDA out of memory. Tried to allocate more than 1EB memory."
     if facts.device_pool:
@@ -81,7 +76,7 @@ def pytorch_out_of_memory(facts: OutOfMemoryFacts, processes: str = "", *, rules
     return (
         f"CUDA out of memory. Tried to allocate {format_size(facts.segment_size)}. GPU {facts.device_index}"
         f" has a total capacity of {format_size(facts.device_total)}"
-        f" of which {format_size(facts.device_free)} is free. {processes}{limit}"
+        f" of which {format_size(facts.device_free)} is free. {_pytorch_processes(facts)}{limit}"
         f"Of the allocated memory {format_size(facts.allocated + in_pools)} is allocated by PyTorch, {pools}"
         f"and {format_size(facts.reserved - facts.allocated - in_pools)} is reserved by PyTorch but unallocated."
         f"{_pytorch_advice(facts, rules or rules_of(NEWEST))}"
@@ -111,13 +106,11 @@ def pytorch_exact_address(address: int) -> str:
     return f"Could not allocate CUDA storage at exact address {address:#x}"
 
 
-def pytorch_processes(device: Any) -> str:
-    """Who holds memory on a device, for `pytorch_out_of_memory`; nothing where the device cannot tell."""
-    held: list[tuple[int, int]] = getattr(device, "processes", list)()
+def _pytorch_processes(facts: OutOfMemoryFacts) -> str:
     return "".join(
         f"{'Including non-PyTorch memory, this process' if process == os.getpid() else f'Process {process}'}"
         f" has {format_size(size)} memory in use. "
-        for process, size in held
+        for process, size in facts.processes
     )
 
 
@@ -177,7 +170,16 @@ def _device_memory(facts: OutOfMemoryFacts) -> str:
     """Nothing where there is no device, or one that does not tell."""
     if not facts.device_total:
         return ""
-    return f" Device: {format_size(facts.device_free)} free of {format_size(facts.device_total)}."
+    free = f" Device: {format_size(facts.device_free)} free of {format_size(facts.device_total)}"
+    return f"{free}{_processes(facts)}."
+
+
+def _processes(facts: OutOfMemoryFacts) -> str:
+    held = [
+        f"{'this process' if process == os.getpid() else f'process {process}'} {format_size(size)}"
+        for process, size in facts.processes
+    ]
+    return f", in use by {', '.join(held)}" if held else ""
 
 
 def _remedies(facts: OutOfMemoryFacts) -> Iterator[str]:

@@ -87,6 +87,8 @@ class OutOfMemoryFacts:
     `expandable`: the settings ask for expandable segments. `range_bytes` is what they have one for this stream reserve,
     None if they leave that open; `range_class` is the class that the stream was put in.
 
+    `processes` is who holds memory on the device, (process id, bytes) each; empty where the device cannot tell.
+
     `rejected`: the settings (throw_on_cudamalloc_oom) forbade to ask the device; `limit` is the share that they grant.
     """
 
@@ -110,6 +112,7 @@ class OutOfMemoryFacts:
     range_class: str = ""
     rejected: bool = False
     joinable: int | None = None
+    processes: tuple[tuple[int, int], ...] = ()
 
 
 class OutOfMemoryError(AllotmentError, MemoryError):

@@ -11,7 +11,7 @@ import pytest
 
 from allotment._core.contract.probe import Capability, Probe, Share, Status, StatusError
 from allotment.errors import DeviceError, RequestError, StreamError
-from contracts.backend_contract import BackendContract
+from allotment.testing import BackendContract
 
 pytestmark = pytest.mark.gpu
 
@@ -194,7 +194,7 @@ class TestStreams:
             lambda: probe.segment_allocate(SIZE, stream),
             lambda: probe.capture_status(stream),
             lambda: probe.capture_begin(stream),
-            lambda: probe.copy(memory, memory, 8, 0, stream),
+            lambda: probe.copy(memory, memory, 8, 0, 0, stream),
         ):
             assert refusal(call).status == Status.INVALID
         with pytest.raises(DeviceError, match="destroyed"):
@@ -358,8 +358,8 @@ class TestMemory:
         pinned = probe.pinned_allocate(4096)
         ctypes.memmove(pinned, b"from the host", 13)
         with device.hold(stream):
-            probe.copy(memory, pinned, 13, device.index, stream)
-            probe.copy(pinned + 100, memory, 13, device.index, stream)
+            probe.copy(memory, pinned, 13, device.index, device.index, stream)
+            probe.copy(pinned + 100, memory, 13, device.index, device.index, stream)
             ctypes.memmove(pinned, b"From", 4)
         device.synchronize(stream)
         assert device.copy_to_host(memory, 13) == b"From the host"
@@ -461,14 +461,15 @@ class TestPeers:
     def test_memory_is_copied_between_devices(self, device, probe, peer, memory):
         there = Probe(peer).segment_allocate(SIZE)
         peer.copy_from_host(there, b"there")
-        probe.copy(memory, there, 5, peer.index)
+        probe.copy(memory, there, 5, device.index, peer.index)
         device.synchronize(0)
         assert device.copy_to_host(memory, 5) == b"there"
         Probe(peer).segment_free(there, SIZE)
 
     def test_a_device_that_is_not_there_is_invalid(self, probe, peer, memory):
         assert refusal(probe.peer_enable, 1000).status == Status.INVALID
-        assert refusal(probe.copy, memory, memory, 8, 1000).status == Status.INVALID
+        assert refusal(probe.copy, memory, memory, 8, 0, 1000).status == Status.INVALID
+        assert refusal(probe.copy, memory, memory, 8, 1000, 0).status == Status.INVALID
 
 
 class TestWithTorch:
@@ -483,7 +484,7 @@ class TestWithTorch:
         tensor = torch.arange(16, dtype=torch.uint8, device="cuda:0")
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
-        probe.copy(memory, tensor.data_ptr(), 16, device.index, stream.cuda_stream)
+        probe.copy(memory, tensor.data_ptr(), 16, device.index, device.index, stream.cuda_stream)
         event = probe.event_create()
         probe.event_record(event, stream.cuda_stream)
         probe.event_synchronize(event)

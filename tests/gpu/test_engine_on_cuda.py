@@ -190,7 +190,7 @@ def test_a_graph_replayed_a_thousand_times_stays_right_while_others_allocate(dev
     probe = Probe(device)
     warm = allocator.malloc(size, origin)  # the first work of its kind may set things up, which no capture allows
     device.memset_async(warm, 0, size, origin.handle)
-    probe.copy(warm, warm + size // 2, size // 2, device.index, origin.handle)
+    probe.copy(warm, warm + size // 2, size // 2, device.index, device.index, origin.handle)
     origin.synchronize()
     allocator.free(warm)
 
@@ -199,7 +199,7 @@ def test_a_graph_replayed_a_thousand_times_stays_right_while_others_allocate(dev
         for half, value in enumerate((5, 9)):
             temporary = allocator.malloc(size, origin)
             device.memset_async(temporary, value, size, origin.handle)
-            probe.copy(result + half * size, temporary, size, device.index, origin.handle)
+            probe.copy(result + half * size, temporary, size, device.index, device.index, origin.handle)
             allocator.free(temporary)
 
     for turn in range(1_000):

@@ -18,7 +18,14 @@ from helpers.stub_cupy import StubCupy
 from helpers.stub_numba import StubNumba
 from helpers.torch_stand_in import adapter_on_stand_in
 
-MODULES = ["allotment", "allotment.cpu", "allotment.devices", "allotment.entry", "allotment.errors"]
+MODULES = [
+    "allotment",
+    "allotment.cpu",
+    "allotment.devices",
+    "allotment.entry",
+    "allotment.errors",
+    "allotment.testing",
+]
 
 
 @dataclass(frozen=True)

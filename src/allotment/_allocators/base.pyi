@@ -1,6 +1,8 @@
 # Made from base.pyx by `make stubs`: change it there.
 
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from allotment._allocators.buffer import Buffer
 from allotment._core.contract.table import Device
@@ -11,6 +13,19 @@ from allotment.errors import OutOfMemoryFacts
 class AllocatorBase:
     """What every kind of allocator has; users hold one of the kinds."""
 
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def close(self) -> None:
+        """Give all memory that is not in use back to the device, and serve no request any more.
+
+        Blocks that are in use are reported with a ResourceWarning; they can still be freed. Figures can still be read.
+        A second time, nothing happens. Raises RequestError if C code was given its entry points, DeviceError.
+        """
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: requests raise RequestError then."""
     @property
     def device(self) -> Device:
         """The device whose memory this is: its `name`, `index` and `capabilities`."""
@@ -38,14 +53,15 @@ class AllocatorBase:
         stream: Stream | int = 0,
         *,
         source_device: int | None = None,
+        destination_device: int | None = None,
     ) -> None:
         """Copy `size` bytes in stream order, from `source` to `destination`.
 
         Each is a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
         must lie in that memory: AddressError, SizeError. An address that no allocator here knows is refused on host
-        memory, and left to the device elsewhere. `source_device` is the index of another device that holds the
-        source. Returns at once; the copy is done when the stream is. Raises StreamError, UnsupportedError if the
-        device cannot copy, DeviceError. Safe to call from several threads.
+        memory, and left to the device elsewhere. `source_device` and `destination_device` are the indexes of other
+        devices that hold them. Returns at once; the copy is done when the stream is. Raises StreamError,
+        UnsupportedError if the device cannot copy, DeviceError. Safe to call from several threads.
         """
     def enable_peer_access(self, peer: int) -> None:
         """Let the device of index `peer` touch this allocator's memory, also what it gets later.

@@ -7,10 +7,11 @@ from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream
 from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, IN_UNUSED, Whereabouts
 from allotment._core.records.stats cimport stats_flat
 from allotment._core.tools.arguments cimport (
-    read_address, read_block, read_byte_count, read_callable, read_device_index, read_fraction, read_stream,
+    read_address, read_byte_count, read_callable, read_device_index, read_fraction, read_place, read_stream,
     refuse_pickling)
 
 import operator
+import warnings
 
 from allotment import _settings as config
 from allotment import _texts as texts
@@ -42,6 +43,50 @@ cdef class AllocatorBase:
             return f"<{type(self).__name__}>"
         limit = f"limit {amount(most)}" if self.find_limit(&most) else "no limit"
         return f"<{type(self).__name__} {self.place()}: {self.figures()}, {limit}>"
+
+    # --- its end ---
+
+    def __enter__(self) -> Self:
+        self.require_open()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.close()
+
+    def close(self) -> None:
+        """Give all memory that is not in use back to the device, and serve no request any more.
+
+        Blocks that are in use are reported with a ResourceWarning; they can still be freed. Figures can still be read.
+        A second time, nothing happens. Raises RequestError if C code was given its entry points, DeviceError.
+        """
+        cdef bytes_t live = self.live_bytes()
+        if self.closed:
+            return
+        self.shut()
+        self.closed = True
+        self.warn_of(live)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: requests raise RequestError then."""
+        return self.closed
+
+    cdef int require_open(self) except -1:
+        if self.closed:
+            raise RequestError(f"{self!r} is closed; make another allocator")
+        return 0
+
+    cdef bytes_t live_bytes(self) noexcept:
+        return 0
+
+    cdef int shut(self) except -1:
+        return 0
+
+    cdef int warn_of(self, bytes_t live) except -1:
+        if live != 0:
+            warnings.warn(
+                f"{self!r} ends with {amount(live)} in use; free all blocks first", ResourceWarning, source=self)
+        return 0
 
     @property
     def device(self) -> Device:
@@ -100,30 +145,32 @@ cdef class AllocatorBase:
         stream: Stream | int = 0,
         *,
         source_device: int | None = None,
+        destination_device: int | None = None,
     ) -> None:
         """Copy `size` bytes in stream order, from `source` to `destination`.
 
         Each is a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
         must lie in that memory: AddressError, SizeError. An address that no allocator here knows is refused on host
-        memory, and left to the device elsewhere. `source_device` is the index of another device that holds the
-        source. Returns at once; the copy is done when the stream is. Raises StreamError, UnsupportedError if the
-        device cannot copy, DeviceError. Safe to call from several threads.
+        memory, and left to the device elsewhere. `source_device` and `destination_device` are the indexes of other
+        devices that hold them. Returns at once; the copy is done when the stream is. Raises StreamError,
+        UnsupportedError if the device cannot copy, DeviceError. Safe to call from several threads.
         """
         cdef DeviceTable* table = &self.device.table
         cdef bytes_t count = read_byte_count(size)
-        cdef device_t where = read_device_index(source_device, self.device)
+        cdef device_t source_index = read_device_index(source_device, self.device)
+        cdef device_t destination_index = read_device_index(destination_device, self.device)
         cdef stream_t handle = self.stream_handle(stream)
         cdef address_t target, origin
         cdef status_t status
         self.require_device("copy")
-        destination, target = memory_of(self, destination, count, True, self.device.table.device)
-        source, origin = memory_of(self, source, count, False, where)
+        destination, target = memory_of(self, destination, count, True, destination_index)
+        source, origin = memory_of(self, source, count, False, source_index)
         if count == 0:
             return
         if table.copy == NULL:
             raise UnsupportedError(f"{self.device.name} does not support copy", operation="copy")
         with nogil:
-            status = table.copy(table.self, target, origin, count, where, handle)
+            status = table.copy(table.self, target, origin, count, destination_index, source_index, handle)
         if status != OK:
             raise device_error(self.device, status, "copy")
         if destination is not None or source is not None:
@@ -334,7 +381,7 @@ cdef tuple memory_of(AllocatorBase allocator, object given, bytes_t size, bint i
         return None, address
     if PyObject_CheckBuffer(given):
         return memory_of_object(given, size, is_written)
-    address = read_block(given)
+    address = read_place(given)
     if size == 0:
         return None, address
     if address == 0:

@@ -1,5 +1,6 @@
 # Made from buffer.pyx by `make stubs`: change it there.
 
+from types import TracebackType
 from typing import Any
 
 from allotment._allocators.registry import DeviceAllocator
@@ -10,20 +11,42 @@ class Buffer:
 
     Seen by others without a copy, as bytes: the buffer protocol and `numpy.asarray` (host memory), DLPack (host and
     CUDA), `__cuda_array_interface__` (CUDA). Who got it that way keeps it alive. Its free is stream-ordered like any
-    other.
+    other. `with buffer:` closes it at the end of the block; `buffer[start:stop]` is a part of it that keeps it alive.
     """
 
     def __init__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0) -> None: ...
+    def __enter__(self) -> Buffer: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def close(self) -> None:
+        """Give the block back now, in stream order, instead of with the last reference; a second time does nothing.
+
+        A slice lets go of what it is a part of. Raises BufferError while arrays, DLPack capsules or slices see the
+        memory (`__cuda_array_interface__` leaves no trace, so who got it that way is not known).
+        """
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, so that it has no memory any more."""
+    def __getitem__(self, part: slice) -> Buffer:
+        """The bytes from `start` to `stop`, as a buffer that keeps this one's block alive.
+
+        Raises TypeError for a single index (`memoryview(buffer)` reads bytes), ValueError for a step.
+        """
     def __len__(self) -> int: ...
     @property
     def allocator(self) -> DeviceAllocator:
         """The allocator that the block is of, and goes back to."""
     @property
     def address(self) -> int:
-        """Where the block starts; 0 for a buffer of 0 bytes.
+        """Where its memory starts; 0 for a buffer of 0 bytes.
 
-        Raises RequestError if the block has ended: its pool was restored to a state that does not have it.
+        Raises RequestError if it is closed, or its block has ended: its pool was restored to a state that does not have
+        it.
         """
+    @property
+    def block(self) -> int:
+        """Where the block starts that its memory lies in: for a slice, that of the buffer it is a part of."""
     @property
     def size(self) -> int:
         """How many bytes were asked for."""

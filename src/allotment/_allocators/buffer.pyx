@@ -1,9 +1,3 @@
-"""Memory that frees itself, and how other libraries see it without a copy.
-
-A buffer is bytes: the buffer protocol, DLPack and `__cuda_array_interface__` show it as one dimension of
-uint8; users view it as what they like. Whoever got it by DLPack or the buffer protocol keeps it alive.
-"""
-
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
@@ -18,7 +12,7 @@ from allotment._core.tools.arguments cimport read_address, read_arguments, read_
 
 import operator
 
-from allotment.errors import RequestError
+from allotment.errors import AddressError, RequestError
 
 cdef extern from *:
     """
@@ -80,11 +74,13 @@ cdef struct ExportedVersioned:
 
 
 cdef void drop_exported(DLManaged* managed) noexcept with gil:
+    (<Buffer> managed.owner).views -= 1
     Py_DECREF(<object> managed.owner)
     free(managed)
 
 
 cdef void drop_versioned(DLVersioned* managed) noexcept with gil:
+    (<Buffer> managed.owner).views -= 1
     Py_DECREF(<object> managed.owner)
     free(managed)
 
@@ -127,7 +123,7 @@ cdef class Buffer:
 
     Seen by others without a copy, as bytes: the buffer protocol and `numpy.asarray` (host memory), DLPack (host and
     CUDA), `__cuda_array_interface__` (CUDA). Who got it that way keeps it alive. Its free is stream-ordered like any
-    other.
+    other. `with buffer:` closes it at the end of the block; `buffer[start:stop]` is a part of it that keeps it alive.
     """
 
     def __cinit__(self, *args, **kwargs):
@@ -154,6 +150,8 @@ cdef class Buffer:
 
     cdef bint has_block(self) noexcept:
         """Whether the block is still the buffer's: restoring a pool ends blocks."""
+        if self.whole is not None:
+            return self.whole.has_block()
         return self.owners is None or self.owners.owner_of(self.address) == <void*> self
 
     @cython.embedsignature(False)    # the class has it
@@ -164,12 +162,69 @@ cdef class Buffer:
         return refuse_pickling(self, "its memory belongs to this process; send its contents, bytes(buffer)")
 
     def __del__(self):
-        if self.address == 0:
-            return
+        if self.whole is not None:
+            self.whole.views -= 1
+        elif self.address != 0:
+            self.give_back(self.address)
+
+    cdef int give_back(self, address_t address) except -1:
+        """Free the block, unless it has another owner by now."""
         if self.owners is not None:
-            (<AllocatorBase> self.allocator).free_owned(self.address, <void*> self)
+            (<AllocatorBase> self.allocator).free_owned(address, <void*> self)
         else:
-            self.allocator.free(self.address)
+            self.allocator.free(address)
+        return 0
+
+    def __enter__(self) -> Buffer:
+        self.check_block()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.close()
+
+    def close(self) -> None:
+        """Give the block back now, in stream order, instead of with the last reference; a second time does nothing.
+
+        A slice lets go of what it is a part of. Raises BufferError while arrays, DLPack capsules or slices see the
+        memory (`__cuda_array_interface__` leaves no trace, so who got it that way is not known).
+        """
+        cdef address_t address = self.address
+        if self.closed:
+            return
+        if self.views != 0:
+            raise BufferError(
+                f"{self!r} cannot be closed: {self.views} arrays, DLPack capsules or slices see its memory; drop them "
+                "first")
+        self.closed = True
+        self.address = 0
+        if self.whole is not None:
+            self.whole.views -= 1
+            self.whole = None
+        elif address != 0:
+            self.give_back(address)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, so that it has no memory any more."""
+        return self.closed
+
+    def __getitem__(self, part: slice) -> Buffer:
+        """The bytes from `start` to `stop`, as a buffer that keeps this one's block alive.
+
+        Raises TypeError for a single index (`memoryview(buffer)` reads bytes), ValueError for a step.
+        """
+        cdef Buffer piece
+        self.check_block()
+        if not isinstance(part, slice):
+            raise TypeError("a Buffer takes slices, buffer[start:stop]; read single bytes through memoryview(buffer)")
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise ValueError(f"a slice of a Buffer cannot have a step of {step}; view it as an array to do that")
+        piece = Buffer(self.allocator, 0, max(stop - start, 0), self.stream)
+        piece.whole = self if self.whole is None else self.whole
+        piece.whole.views += 1
+        piece.address = self.address + <address_t> start
+        return piece
 
     def __len__(self) -> int:
         return self.size
@@ -177,7 +232,8 @@ cdef class Buffer:
     def __repr__(self):
         stream = f"{self.stream:#x}" if isinstance(self.stream, int) else repr(self.stream)
         device = getattr(getattr(self.allocator, "device", None), "name", "an unknown device")
-        return f"<Buffer of {self.size} bytes at {self.address:#x} on {device}, stream {stream}>"
+        where = "closed," if self.closed else f"at {self.address:#x}"
+        return f"<Buffer of {self.size} bytes {where} on {device}, stream {stream}>"
 
     @property
     def allocator(self) -> DeviceAllocator:
@@ -186,18 +242,27 @@ cdef class Buffer:
 
     @property
     def address(self) -> int:
-        """Where the block starts; 0 for a buffer of 0 bytes.
+        """Where its memory starts; 0 for a buffer of 0 bytes.
 
-        Raises RequestError if the block has ended: its pool was restored to a state that does not have it.
+        Raises RequestError if it is closed, or its block has ended: its pool was restored to a state that does not have
+        it.
         """
         self.check_block()
         return self.address
 
     cdef int check_block(self) except -1:
+        if self.closed:
+            raise RequestError(f"{self!r} was closed, and has no memory any more")
         if not self.has_block():
             raise RequestError(
                 f"{self!r} has no block any more: its pool was restored to a state in which it had none")
         return 0
+
+    @property
+    def block(self) -> int:
+        """Where the block starts that its memory lies in: for a slice, that of the buffer it is a part of."""
+        self.check_block()
+        return self.address if self.whole is None else self.whole.address
 
     @property
     def size(self) -> int:
@@ -214,8 +279,7 @@ cdef class Buffer:
 
         Raises StreamError.
         """
-        self.check_block()
-        self.allocator.record_stream(self.address, stream)
+        self.allocator.record_stream(self.block, stream)
 
     cdef bint is_host(self) except -1:
         return self.allocator.device.capabilities & IS_HOST != 0
@@ -224,11 +288,16 @@ cdef class Buffer:
         return self.allocator.device.family == "cuda"
 
     def __getbuffer__(self, Py_buffer* view, int flags):
+        self.check_block()
         if not self.is_host():
             raise BufferError(
                 f"memory of {self.allocator.device.name} cannot be read by this process; copy it to host memory first")
         self.check_memory()
         PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
+        self.views += 1
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.views -= 1
 
     cdef int check_memory(self) except -1:
         """Raises unless others may look at the memory: it may have been freed by its address."""
@@ -256,6 +325,7 @@ cdef class Buffer:
         """The memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
         cdef Exported* exported
         cdef ExportedVersioned* versioned
+        self.check_block()
         kind, index = self.__dlpack_device__()
         self.check_memory()
         if copy or (dl_device is not None and tuple(dl_device) != (kind, index)):
@@ -269,6 +339,7 @@ cdef class Buffer:
             versioned.managed.owner = <void*> self
             versioned.managed.deleter = drop_versioned
             Py_INCREF(self)
+            self.views += 1
             return PyCapsule_New(versioned, b"dltensor_versioned", drop_capsule)
         exported = <Exported*> calloc(1, sizeof(Exported))
         if exported == NULL:
@@ -277,6 +348,7 @@ cdef class Buffer:
         exported.managed.owner = <void*> self
         exported.managed.deleter = drop_exported
         Py_INCREF(self)
+        self.views += 1
         return PyCapsule_New(exported, b"dltensor", drop_capsule)
 
     @property
@@ -295,3 +367,18 @@ cdef class Buffer:
             # 0 is not allowed there; 1 is the legacy default stream.
             "stream": handle or 1,
         }
+
+
+cdef bint free_buffer(object given, object allocator) except -1:
+    cdef Buffer buffer
+    if not isinstance(given, Buffer):
+        return False
+    buffer = <Buffer> given
+    if buffer.closed:
+        raise AddressError(f"{buffer!r} was freed already", 0)
+    if buffer.allocator is not allocator:
+        raise AddressError(f"{buffer!r} is not of this allocator; free it with its own: buffer.close()", buffer.address)
+    if buffer.whole is not None:
+        raise AddressError(f"{buffer!r} is a slice; free the buffer that it is a part of", buffer.address)
+    buffer.close()
+    return True

@@ -35,7 +35,7 @@ def current(device: str = "host", *, settings: str | Settings | None = None) -> 
 
     with _lock:
         name = shared_name(device)
-        if name not in _shared:
+        if name not in _shared or getattr(_shared[name], "closed", False):
             _shared[name] = make_allocator(name, settings=_with_version_of_torch(settings))
         return _shared[name]
 

@@ -32,8 +32,8 @@ class DeviceAllocator(Protocol):
     def malloc(self, size: int, stream: Stream | int = 0) -> int:
         """Address of `size` bytes for work on `stream`. Raises OutOfMemoryError."""
 
-    def free(self, address: int, /) -> None:
-        """Give a block back. Raises AddressError for what is not a live block's start."""
+    def free(self, address: Any, /) -> None:
+        """Give a block back, by its address. Raises AddressError for what is not a live block's start."""
 
     def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
         """A buffer of `size` bytes that frees itself."""

@@ -17,6 +17,9 @@ cdef class EntryTracker:
     # A tracker that is called with whole entries, as a snapshot shows them by these rules.
     cdef object tracker
     cdef object rules
+    cdef int device
+
+    cdef int call(self, const TraceRecord* record) except -1
 
 
 cdef bint call_free_memory(void* callback) noexcept with gil

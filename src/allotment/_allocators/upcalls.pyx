@@ -42,9 +42,16 @@ cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil:
 
 
 cdef class EntryTracker:
-    def __init__(self, tracker, rules):
+    def __init__(self, tracker, rules, device):
         self.tracker = tracker
         self.rules = rules
+        self.device = device
+
+    cdef int call(self, const TraceRecord* record) except -1:
+        entry = trace_dicts(record, 1, self.rules)[0]
+        entry["device"] = self.device
+        self.tracker(entry)
+        return 0
 
     def __repr__(self):
         return repr(self.tracker)
@@ -54,7 +61,7 @@ cdef void call_trackers(void* trackers, const TraceRecord* record) noexcept with
     for tracker in <list> trackers:
         try:
             if isinstance(tracker, EntryTracker):
-                (<EntryTracker> tracker).tracker(trace_dicts(record, 1, (<EntryTracker> tracker).rules)[0])
+                (<EntryTracker> tracker).call(record)
                 continue
             tracker(action_name(record.action), record.address, record.size, record.stream,
                     (record.pool_first, record.pool_second))

@@ -16,7 +16,7 @@ from allotment._allocators.caching.entry_points cimport (
 from allotment._core.contract.types cimport stream_t
 
 from allotment._rules import rules_of
-from allotment._texts import pytorch_out_of_memory, pytorch_processes
+from allotment._texts import pytorch_out_of_memory
 from allotment.errors import OutOfMemoryError
 
 cdef extern from "raise_in_torch.hpp" namespace "allotment" nogil:
@@ -47,7 +47,7 @@ cdef object words_of(object error):
         return str(error)
     allocator = tenants[error.facts.device_index].allocator
     rules = rules_of(allocator.settings.compat)
-    return pytorch_out_of_memory(error.facts, pytorch_processes(allocator.device), rules=rules)
+    return pytorch_out_of_memory(error.facts, rules=rules)
 
 
 cdef void fail(const EntryPoints* table) noexcept nogil:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
 
 from allotment._allocators.caching.pools import PoolId
-from allotment.errors import UnsupportedError
+from allotment.errors import PoolError, UnsupportedError
 from allotment.torch._replacements import allocator_of, memory_snapshot, used_devices
 
 
@@ -66,4 +67,5 @@ def _give_up(device: int, pool: PoolId) -> None:
     allocator_of(device).close_pool(pool)
     for other in used_devices():  # `use_mem_pool` may have taken it there
         if other != device:
-            allocator_of(other).empty_cache(pool)
+            with suppress(PoolError):  # it never was there
+                allocator_of(other).empty_cache(pool)

@@ -233,13 +233,20 @@ def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dic
     first, second, *rest = pool if pool is not None else (0, 0)
     include_traces = bool(rest[0]) if rest else True
     devices = used_devices()
-    parts = [allocator_of(device).snapshot((first, second), include_traces) for device in devices]
+    parts = [_snapshot_of(allocator_of(device), (first, second), include_traces) for device in devices]
     traces = dict(zip(devices, (part["device_traces"][-1] for part in parts), strict=True))
     count = torch.cuda.device_count() if devices else 0
     settings = parts[0]["allocator_settings"] if parts else process_state.settings.as_pytorch_dict()
     annotations = [annotation for part in parts for annotation in part["external_annotations"]]
     segments = [segment for part in parts for segment in part["segments"]]
     return assembled(segments, traces, count, settings, sorted(annotations, key=lambda found: found["time_us"]))
+
+
+def _snapshot_of(allocator: Allocator, pool: PoolId, include_traces: bool) -> dict[str, Any]:
+    try:
+        return allocator.snapshot(pool, include_traces)
+    except PoolError:  # PyTorch says the same of a pool that never was and of one without memory
+        return {**allocator.snapshot(include_traces=include_traces), "segments": []}
 
 
 # -- Pools -----------------------------------------------------------------------------------------------------------

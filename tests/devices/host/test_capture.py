@@ -63,7 +63,7 @@ def test_captured_copies_are_made_at_each_replay(device, stream, probe):
     source, destination = (probe.segment_allocate(SIZE) for _ in range(2))
     ctypes.memset(source, 1, SIZE)
     device.begin_capture(stream)
-    probe.copy(destination, source, SIZE, 0, stream.handle)
+    probe.copy(destination, source, SIZE, 0, 0, stream.handle)
     graph = device.end_capture(stream)
     for value in (1, 2):
         ctypes.memset(source, value, SIZE)

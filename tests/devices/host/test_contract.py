@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from allotment._devices.host.device import HostDevice
-from contracts.backend_contract import BackendContract
+from allotment.testing import BackendContract
 
 pytestmark = pytest.mark.threads
 

@@ -204,7 +204,7 @@ def test_a_made_up_handle_is_invalid(device, handle):
         lambda: probe.event_query(handle),
         lambda: probe.event_destroy(handle),
         lambda: probe.capture_status(handle),
-        lambda: probe.copy(1, 1, 1, 0, handle),
+        lambda: probe.copy(1, 1, 1, 0, 0, handle),
     ):
         with pytest.raises(StatusError) as caught:
             call()

@@ -9,7 +9,7 @@ from allotment._core.contract.probe import Capability, Probe, Share, Status, Sta
 from allotment._core.contract.raising import error_for
 from allotment._devices.python.backend import Backend
 from allotment.errors import AddressError, RequestError, StreamError, UnsupportedError
-from contracts.backend_contract import BackendContract
+from allotment.testing import BackendContract
 from helpers.examples import load_example
 from helpers.queue_device import QueueDevice
 

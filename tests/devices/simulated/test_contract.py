@@ -6,7 +6,7 @@ import pytest
 
 from allotment._devices.simulated.device import SimulatedDevice
 from allotment.errors import StreamError
-from contracts.backend_contract import BackendContract
+from allotment.testing import BackendContract
 
 
 class TestSimulatedContract(BackendContract):

@@ -15,7 +15,8 @@ class Allocator(PoolingAllocator):
     ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB".
 
     Safe to use from several threads; a hit in the cache keeps the interpreter lock, anything that asks the device
-    lets it go. When the last reference goes, all memory goes back to the device, also what is still in use.
+    lets it go. `with allocator:` closes it at the end of the block. When it is closed, or the last reference goes, its
+    memory goes back to the device but for blocks that are still in use, which a ResourceWarning tells.
 
     Raises SettingsError for settings that cannot be read or ask for another class (`make_allocator` chooses the
     class), RequestError for a name that is not a device's, DeviceError.
@@ -28,12 +29,13 @@ class Allocator(PoolingAllocator):
         out the cache is given back. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from
         several threads.
         """
-    def free(self, address: int, /) -> None:
+    def free(self, address: Buffer | int, /) -> None:
         """Give a block back. If other streams were recorded for it, it is reused only when they are done.
 
-        Freeing 0 does nothing. The memory stays in the cache: `empty_cache` gives it to the device. Raises
-        AddressError for anything that is not a live block's start. Safe to call from several threads, and from a
-        callback inside the allocator, where it is done on the way out.
+        A `Buffer` is closed. Freeing 0 does nothing. The memory stays in the cache: `empty_cache` gives it to the
+        device. Raises AddressError for anything that is not a live block's start, BufferError for a buffer that arrays
+        or slices see. Safe to call from several threads, and from a callback inside the allocator, where it is done on
+        the way out.
         """
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
@@ -70,8 +72,9 @@ class Allocator(PoolingAllocator):
         """
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call it no more. Raises RequestError if it was not added, or is removed already."""
-    def share(self, address: int) -> tuple[int, bytes]:
+    def share(self, block: Buffer | int) -> tuple[int, bytes]:
         """(offset, handle) for another process: the block lies `offset` bytes into what the handle opens.
 
-        Raises AddressError, UnsupportedError if the device cannot export memory, DeviceError.
+        `block` is an address or a `Buffer`. Raises AddressError, UnsupportedError if the device cannot export memory,
+        DeviceError.
         """

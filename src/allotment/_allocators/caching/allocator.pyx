@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
 from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
 from allotment._allocators.upcalls cimport call_free_memory, identity_in
@@ -19,7 +20,6 @@ from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.shortage cimport callback_add, callback_remove
 from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request
-from allotment._core.records.history cimport capture_stack
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_block, read_callable, read_size
 from allotment._core.tools.numbers cimport int_value, is_plain_int
@@ -57,7 +57,8 @@ cdef class Allocator(PoolingAllocator):
     ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB".
 
     Safe to use from several threads; a hit in the cache keeps the interpreter lock, anything that asks the device
-    lets it go. When the last reference goes, all memory goes back to the device, also what is still in use.
+    lets it go. `with allocator:` closes it at the end of the block. When it is closed, or the last reference goes, its
+    memory goes back to the device but for blocks that are still in use, which a ResourceWarning tells.
 
     Raises SettingsError for settings that cannot be read or ask for another class (`make_allocator` chooses the
     class), RequestError for a name that is not a device's, DeviceError.
@@ -85,22 +86,25 @@ cdef class Allocator(PoolingAllocator):
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def free(self, address: int, /) -> None:
+    def free(self, address: Buffer | int, /) -> None:
         """Give a block back. If other streams were recorded for it, it is reused only when they are done.
 
-        Freeing 0 does nothing. The memory stays in the cache: `empty_cache` gives it to the device. Raises
-        AddressError for anything that is not a live block's start. Safe to call from several threads, and from a
-        callback inside the allocator, where it is done on the way out.
+        A `Buffer` is closed. Freeing 0 does nothing. The memory stays in the cache: `empty_cache` gives it to the
+        device. Raises AddressError for anything that is not a live block's start, BufferError for a buffer that arrays
+        or slices see. Safe to call from several threads, and from a callback inside the allocator, where it is done on
+        the way out.
         """
         cdef Engine* engine = self.engine
         cdef long long value = 0
         cdef uint32_t context
         cdef Block* block
         if not is_plain_int(address) or not int_value(address, &value) or value < 0:
+            if free_buffer(address, self):
+                return
             value = <long long> read_address(address)
         if value == 0:
             return
-        context = capture_stack() if self.level >= EVERYTHING else 0
+        context = self.stack_now() if self.level >= EVERYTHING else 0
         if is_guarded_already(engine):
             block = address_take(engine, value)
             if is_freed_at_once(block):
@@ -141,7 +145,7 @@ cdef class Allocator(PoolingAllocator):
         request.size = wanted
         request.stream = <stream_t> handle
         request.thread = thread
-        request.context = tenant | capture_stack() if self.level >= STATE else tenant
+        request.context = tenant | self.stack_now() if self.level >= STATE else tenant
         if is_guarded_already(engine) and needs_no_calls(engine) and not engine.uncached:
             # The hot path: a hit is served under the interpreter lock alone.
             block = serve_from_cache(engine, &request)
@@ -168,6 +172,7 @@ cdef class Allocator(PoolingAllocator):
         """All of a request, under the engine's lock."""
         cdef Engine* engine = self.engine
         cdef address_t address
+        self.require_open()
         self.enter()
         with nogil:
             address = engine_allocate(engine, request)
@@ -196,7 +201,7 @@ cdef class Allocator(PoolingAllocator):
     cdef int release_address(self, address_t address, void* buffer=NULL) except -1:
         """pre: address != 0"""
         cdef Engine* engine = self.engine
-        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
         cdef Block* block
         if not is_guarded_already(engine):
             return self.release_inside(address, context, buffer)
@@ -252,6 +257,8 @@ cdef class Allocator(PoolingAllocator):
         with nogil:
             ok = engine_free(engine, address, context, &failure)
             self.leave(ok, &failure)
+        if self.closed:
+            self.shut()         # what was in use when it was closed goes back as it is freed
         return 0
 
     def malloc_at(self, size: int, address: int, stream: Stream | int = 0) -> int:
@@ -269,9 +276,10 @@ cdef class Allocator(PoolingAllocator):
         request.size = self.checked_size(size)
         if request.size == 0:
             return 0
+        self.require_open()
         request.stream = self.stream_handle(stream)
         request.thread = thread
-        request.context = capture_stack() if self.level >= STATE else 0
+        request.context = self.stack_now() if self.level >= STATE else 0
         self.enter()
         with nogil:
             got = engine_allocate_at(self.engine, &request, wanted)
@@ -367,14 +375,15 @@ cdef class Allocator(PoolingAllocator):
 
     # --- sharing ---
 
-    def share(self, address: int) -> tuple[int, bytes]:
+    def share(self, block: Buffer | int) -> tuple[int, bytes]:
         """(offset, handle) for another process: the block lies `offset` bytes into what the handle opens.
 
-        Raises AddressError, UnsupportedError if the device cannot export memory, DeviceError.
+        `block` is an address or a `Buffer`. Raises AddressError, UnsupportedError if the device cannot export memory,
+        DeviceError.
         """
         cdef SharedHandle handle
         cdef Failure failure
-        cdef address_t wanted = read_address(address)
+        cdef address_t wanted = read_block(block)
         cdef long pid = os.getpid()
         cdef bint ok
         self.enter()

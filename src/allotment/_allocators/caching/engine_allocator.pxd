@@ -6,6 +6,8 @@ interpreter lock throughout, and as long as no thread can come in without that (
 other; one that has to ask the device takes the engine's and lets it go.
 """
 
+from libc.stdint cimport uint32_t
+
 from allotment._allocators.base cimport AllocatorBase
 from allotment._core.model.model cimport Engine, Failure
 
@@ -18,11 +20,15 @@ cdef enum Level:                # contexts are gathered for
 cdef class EngineAllocator(AllocatorBase):
     cdef Engine* engine
     cdef int level                      # a Level
+    cdef object recorder                # gives contexts instead of Python's stack; None: there is none
+    cdef set recording                  # threads that are in it
     cdef list forgotten_pools           # (id, whether by its maker) given up from inside the engine: see close_pool
     cdef object rules                   # of the version that the settings name
     cdef dict reserve_classes           # stream -> class of expandable_segments_reserve_by_class
     cdef bint shared_by_pointer         # C entry points refer to the engine: it must outlive everything
 
+    cdef uint32_t stack_now(self) except? 0xFFFFFFFF     # the calling thread's context
+    cdef uint32_t recorded_stack(self) except? 0xFFFFFFFF
     cdef int enter(self) except -1
     cdef void wait_outside(self) noexcept
     # Around the making of Python objects inside: a collection there would run finalizers, functions of others, under
@@ -34,3 +40,4 @@ cdef class EngineAllocator(AllocatorBase):
     cdef int close_forgotten_pools(self) except -1
     cdef list reserves_of(self, object settings, dict classes)
     cdef int apply_reserves(self, list reserves) except -1
+    cdef int warn_of_plain_segments(self, object settings) except -1

@@ -3,6 +3,7 @@
 from typing import Any
 
 from allotment._allocators.base import AllocatorBase
+from allotment._allocators.buffer import Buffer
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 from allotment._settings.record import Settings
@@ -18,6 +19,9 @@ class EngineAllocator(AllocatorBase):
 
         It counts for segments that are reserved from now on. Raises TypeError for a name that is not a text.
         """
+    @property
+    def name(self) -> str:
+        """ "native": what PyTorch calls this kind of allocator."""
     @property
     def caching(self) -> bool:
         """Whether requests go through the cache, which they do unless it is switched off.
@@ -36,8 +40,8 @@ class EngineAllocator(AllocatorBase):
         """Let the peaks start anew from what is in use now. Safe to call from several threads."""
     def reset_accumulated_stats(self) -> None:
         """Let the sums of all allocations and frees start anew from 0. Safe to call from several threads."""
-    def base_allocation(self, address: int) -> tuple[int, int]:
-        """(base, size) of the plain segment that holds the live block at `address`.
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
+        """(base, size) of the plain segment that holds a live block, an address or a `Buffer`.
 
         Raises AddressError for what is not a live block's start, UnsupportedError for a block of an expandable
         segment.

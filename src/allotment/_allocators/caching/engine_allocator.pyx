@@ -1,8 +1,12 @@
 cimport cython
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.math cimport round
 from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
 
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
+from allotment._allocators.upcalls cimport report
+from allotment._core.contract.table cimport CAN_VIRTUAL
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.edge.invariants cimport check_engine
 from allotment._core.edge.outcome cimport failure_error
@@ -17,10 +21,12 @@ from allotment._core.model.sizes cimport Tuning
 from allotment._core.model.tuning cimport fill_tuning
 from allotment._core.placement.dense.dense cimport dense_figures
 from allotment._core.placement.registry cimport placement_check, placement_named
+from allotment._core.records.history cimport capture_stack, intern_frames
 from allotment._core.records.stats cimport (
     SMALL, stats_by_rules, stats_reset_accumulated, stats_reset_peak, tally_now)
-from allotment._core.tools.arguments cimport read_address, read_arguments, read_byte_count
+from allotment._core.tools.arguments cimport read_arguments, read_block, read_byte_count
 
+import warnings
 from dataclasses import replace
 
 from allotment import _settings as config
@@ -56,6 +62,7 @@ cdef class EngineAllocator(AllocatorBase):
         cdef Failure failure
         device, settings, limit = read_arguments(type(self), args, kwargs).values()
         self.forgotten_pools = []
+        self.recording = set()
         self.reserve_classes = {}
         settings = config.from_environment() if settings is None else config.settings_of(settings)
         self.current_settings = self.expect_backend(settings, "native")
@@ -69,6 +76,7 @@ cdef class EngineAllocator(AllocatorBase):
             self.engine = engine_create(&self.device.table, &tuning, &rules, placement, &failure)
         if self.engine == NULL:
             raise self.failed(&failure)
+        self.warn_of_plain_segments(settings)
         self.apply_reserves(self.reserves_of(settings, self.reserve_classes))
         self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
         if settings.per_process_memory_fraction < 1.0:
@@ -88,12 +96,27 @@ cdef class EngineAllocator(AllocatorBase):
 
     def __del__(self):
         # A finalizer, because a deallocator may not call a device that is written in Python.
+        cdef bytes_t live = self.live_bytes()
+        if self.engine != NULL and not self.shared_by_pointer:
+            self.shut()
+            if not self.closed:
+                self.warn_of(live)
+
+    cdef int shut(self) except -1:
+        """Give back all that is not in use."""
         cdef Engine* engine = self.engine
-        if engine != NULL and not self.shared_by_pointer:
-            self.enter()
-            with nogil:
-                engine_retire(engine)
-                engine_leave(engine)
+        if self.shared_by_pointer:
+            raise RequestError(
+                f"{self!r} cannot be closed: its entry points were given to C code, which may call them at any time")
+        self.enter()
+        engine.interpreter_guards = False   # requests come by the long way, where it is asked whether it is open
+        with nogil:
+            engine_retire(engine)
+            engine_leave(engine)
+        return 0
+
+    cdef bytes_t live_bytes(self) noexcept:
+        return <bytes_t> tally_now(&self.engine.stats.allocated_bytes) if self.engine != NULL else 0
 
     def __dealloc__(self):
         cdef Engine* engine = self.engine
@@ -101,6 +124,25 @@ cdef class EngineAllocator(AllocatorBase):
             return
         with nogil:
             engine_destroy(engine)
+
+    # --- contexts ---
+
+    cdef uint32_t stack_now(self) except? 0xFFFFFFFF:
+        return capture_stack() if self.recorder is None else self.recorded_stack()
+
+    cdef uint32_t recorded_stack(self) except? 0xFFFFFFFF:
+        thread = PyThread_get_thread_ident()
+        if thread in self.recording:
+            return 0            # it is the recorder who asks
+        recorder = self.recorder
+        self.recording.add(thread)
+        try:
+            return intern_frames(recorder())
+        except Exception as error:
+            report(error, recorder)
+            return 0
+        finally:
+            self.recording.discard(thread)
 
     # --- the lock rule: see the header ---
 
@@ -183,6 +225,8 @@ cdef class EngineAllocator(AllocatorBase):
         fill_tuning(&tuning, settings)
         fill_rules(&rules, chosen)
         reserves = self.reserves_of(settings, self.reserve_classes)
+        if not self.current_settings.expandable_segments:
+            self.warn_of_plain_segments(settings)   # first: a warning may be an error
         self.enter()
         if chosen is not self.rules and (
                 self.engine.first_range != NULL or tally_now(&self.engine.stats.reserved_bytes) > 0):
@@ -200,6 +244,14 @@ cdef class EngineAllocator(AllocatorBase):
         engine_leave(self.engine)
         self.rules = chosen
         return self.apply_reserves(reserves)
+
+    cdef int warn_of_plain_segments(self, object settings) except -1:
+        """As PyTorch does on platforms without virtual memory: the setting is no error, and has no effect."""
+        if settings.expandable_segments and not self.device.table.capabilities & CAN_VIRTUAL:
+            warnings.warn(
+                f"expandable_segments:True has no effect on {self.device.name}, which does not support virtual memory"
+                " (range_reserve, map, ...); its segments are plain ones")
+        return 0
 
     cdef list reserves_of(self, object settings, dict classes):
         """(stream, bytes that ranges for it reserve) in bytes of this device; None is every stream without a class."""
@@ -238,6 +290,11 @@ cdef class EngineAllocator(AllocatorBase):
         classes = {**self.reserve_classes, self.stream_handle(stream): name}
         self.apply_reserves(self.reserves_of(self.current_settings, classes))
         self.reserve_classes = classes
+
+    @property
+    def name(self) -> str:
+        """ "native": what PyTorch calls this kind of allocator."""
+        return "native"
 
     @property
     def caching(self) -> bool:
@@ -297,8 +354,8 @@ cdef class EngineAllocator(AllocatorBase):
         engine_leave(engine)
         return where
 
-    def base_allocation(self, address: int) -> tuple[int, int]:
-        """(base, size) of the plain segment that holds the live block at `address`.
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
+        """(base, size) of the plain segment that holds a live block, an address or a `Buffer`.
 
         Raises AddressError for what is not a live block's start, UnsupportedError for a block of an expandable
         segment.
@@ -306,7 +363,7 @@ cdef class EngineAllocator(AllocatorBase):
         cdef Failure failure
         cdef address_t base = 0
         cdef bytes_t size = 0
-        cdef address_t wanted = read_address(address)
+        cdef address_t wanted = read_block(block)
         cdef bint ok
         self.enter()
         ok = engine_base(self.engine, wanted, &base, &size, &failure)

@@ -42,7 +42,7 @@ class PoolingAllocator(RecordingAllocator):
         """Give unused cached memory back to the device: all of it, or that of one pool.
 
         Waits for events of blocks that other streams used, and calls the device for each segment. Blocks in use stay.
-        Raises PoolError, DeviceError. Safe to call from several threads.
+        Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
         """
     def pool_use_count(self, pool: PoolId) -> int:
         """How many uses the pool has: by `Pool` objects, by `with` blocks, by graphs. Raises PoolError."""

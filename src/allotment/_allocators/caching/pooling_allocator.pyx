@@ -18,12 +18,11 @@ from allotment._core.contract.types cimport address_t
 from allotment._core.edge.walk cimport STATE_ALLOCATED, Arrangement, arrangement_clear
 from allotment._core.engine cimport engine_empty_cache, engine_end_routing, engine_is_inside, engine_leave
 from allotment._core.mechanism.pool cimport (
-    pool_create_or_incref, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
+    pool_create_or_incref, pool_expect, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
 from allotment._core.model.model cimport (
     FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Failure, Filter, Placement,
     Pool as EnginePool, RawAllocator)
 from allotment._core.placement.registry cimport placement_check, placement_named
-from allotment._core.records.history cimport capture_stack
 from allotment._core.tools.arguments cimport read_identity, read_pool_id
 
 from weakref import ref
@@ -142,14 +141,16 @@ cdef class PoolingAllocator(RecordingAllocator):
         """Give unused cached memory back to the device: all of it, or that of one pool.
 
         Waits for events of blocks that other streams used, and calls the device for each segment. Blocks in use stay.
-        Raises PoolError, DeviceError. Safe to call from several threads.
+        Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
         """
         cdef uint64_t first, second
-        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
         cdef Failure failure
         cdef bint ok
         read_pool_id(pool, &first, &second)
         self.enter()
+        if not pool_expect(self.engine, first, second, &failure):
+            self.leave(False, &failure)
         with nogil:
             ok = engine_empty_cache(self.engine, first, second, context, &failure)
             self.leave(ok, &failure)
@@ -264,7 +265,7 @@ cdef class PoolingAllocator(RecordingAllocator):
         Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
         """
         cdef uint64_t first, second
-        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
         cdef Failure failure
         cdef bint ok
         read_pool_id(pool, &first, &second)
@@ -299,7 +300,7 @@ cdef class PoolingAllocator(RecordingAllocator):
         Looks at every block of it. Raises PoolError, CheckpointError if blocks wait for other streams.
         """
         cdef uint64_t first, second
-        cdef uint32_t context = capture_stack() if self.level >= EVERYTHING else 0
+        cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
         cdef Arrangement arrangement
         cdef Failure failure
         cdef bint ok
@@ -350,7 +351,7 @@ cdef class PoolingAllocator(RecordingAllocator):
         cdef Arrangement arrangement
         cdef AddressList freed, created
         cdef uint64_t first, second
-        cdef uint32_t context = capture_stack() if self.level >= STATE else 0
+        cdef uint32_t context = self.stack_now() if self.level >= STATE else 0
         cdef Failure failure
         cdef bint ok
         cdef size_t i

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from allotment._allocators.buffer import Buffer
     from allotment._allocators.caching.allocator import Allocator
+    from allotment._core.contract.table import Device
 
 PoolId = tuple[int, int]
 
@@ -42,6 +43,15 @@ def leave_ids_to_others() -> list[PoolId]:
 def next_user_pool_id() -> PoolId:
     """An id for a pool that a user makes; nothing is created by taking one."""
     return 0, next(_user_ids)
+
+
+def graph_pool_handle() -> PoolId:
+    """An id for a pool that several captures are to share, as `capture(stream, pool=id)`.
+
+    Nothing is made by taking one: the first capture makes the pool, and it goes with the last graph. Safe to call from
+    several threads.
+    """
+    return next_user_pool_id()
 
 
 def next_graph_pool_id() -> PoolId:
@@ -100,7 +110,8 @@ class Pool:
     of another way to divide its memory than the allocator's.
 
     Its cached memory goes back when the pool is closed or forgotten; blocks still in use then keep theirs until they
-    are freed and the cache is emptied. `allocator` and `id` are attributes. Safe to use from several threads; each
+    are freed and the cache is emptied. `allocator` (whose pool it is), `given_allocator` (where its segments come from,
+    None if from the device) and `id` are attributes. Safe to use from several threads; each
     has its own `with`.
     """
 
@@ -114,6 +125,7 @@ class Pool:
         placement: str | None = None,
     ) -> None:
         self.allocator = allocator_of_device
+        self.given_allocator = allocator
         self.id = next_user_pool_id()
         self._closed = True
         if placement is None and no_split:
@@ -124,6 +136,16 @@ class Pool:
             self.allocator.set_use_on_oom(self.id, True)
         if no_split:
             self.allocator.set_no_split(self.id)
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory it holds."""
+        return self.allocator.device
+
+    @property
+    def is_user_created(self) -> bool:
+        """Whether it was asked for by name, and not made by a capture for itself: its id is (0, n)."""
+        return self.id[0] == 0
 
     @property
     def use_count(self) -> int:
@@ -175,7 +197,8 @@ class Pool:
         if self._closed:
             return
         self._closed = True
-        self.allocator.close_pool(self.id)
+        if not self.allocator.closed:
+            self.allocator.close_pool(self.id)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

@@ -1,6 +1,6 @@
 # Made from recording_allocator.pyx by `make stubs`: change it there.
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -14,7 +14,8 @@ class RecordingAllocator(EngineAllocator):
     def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
         """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, until it is detached.
 
-        With `entries` it is called with the entry as a snapshot shows it instead, a dictionary.
+        With `entries` it is called with the whole entry instead, a dictionary as a snapshot shows it (time, metadata,
+        and the stack in "frames" if `record_history` gathers them), and with the "device", its index.
 
         It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
         For "oom" the address is the device's free memory. What it raises is reported through `sys.unraisablehook`.
@@ -39,15 +40,25 @@ class RecordingAllocator(EngineAllocator):
         max_entries: int | None = None,
         clear_history: bool = False,
         skip_actions: Collection[str] | None = None,
+        recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
     ) -> None:
         """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
 
         `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
         carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
-        nothing (None). `max_entries` is how many events are kept, the newest of them; None is all, which grows for as
-        long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python frames.
-        Raises RequestError.
+        nothing (None). `max_entries` is how many events are kept, the newest of them, at least one; None is all,
+        which grows for as long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python
+        frames.
+
+        `recorder` is a function of yours that gives the stack instead, innermost frame first, each with a "name", a
+        "filename" and a "line". It is called by the thread that allocates or frees, before that is done, without any
+        lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
+        to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
+
+        Raises RequestError, TypeError for a recorder that cannot be called.
         """
+    def is_history_enabled(self) -> bool:
+        """Whether `record_history` keeps what happens, now. Safe to call from several threads."""
     def _resize_history_in_place(self) -> None:
         """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
     def record_annotation(self, pairs: Mapping[str, Any]) -> None:
@@ -58,15 +69,17 @@ class RecordingAllocator(EngineAllocator):
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
         """The segments of `snapshot` alone; (0, 0) is all of them, another id those of that pool.
 
-        Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Safe to call from several
-        threads.
+        Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Raises PoolError for a pool
+        that never was. Safe to call from several threads.
         """
+    def _segments_of(self, pool: PoolId) -> list[dict[str, Any]]:
+        """`segments` also of a pool that never was, which has none, as PyTorch says: for comparing with what it did."""
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
         """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
 
         `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
         one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
-        `dump_snapshot` does without. Safe to call from several threads.
+        `dump_snapshot` does without. Raises PoolError for a pool that never was. Safe to call from several threads.
         """
     def dump_snapshot(self, path: str | PathLike[str]) -> None:
         """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""

@@ -11,11 +11,12 @@ from allotment._core.edge.snapshot_pickle cimport write_snapshot
 from allotment._core.edge.walk cimport Arrangement, arrangement_clear, walk_segments
 from allotment._core.edge.words cimport action_number
 from allotment._core.engine cimport engine_annotate, engine_leave
+from allotment._core.mechanism.pool cimport pool_expect
 from allotment._core.model.model cimport Engine, Failure
 from allotment._core.placement.dense.dense cimport dense_views
-from allotment._core.records.history cimport capture_stack, intern_name
+from allotment._core.records.history cimport intern_name
 from allotment._core.records.trace cimport TraceRecord, trace_clear, trace_copy, trace_listen, trace_track
-from allotment._core.tools.arguments cimport read_block, read_callable, read_pool_id
+from allotment._core.tools.arguments cimport read_block, read_callable, read_number, read_pool_id
 
 import time
 
@@ -27,6 +28,13 @@ from allotment.errors import RequestError
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
 cdef str VIEWS = "allotment_views"
+
+
+cdef size_t entry_count(object given) except 0:
+    cdef uint64_t count = 0
+    if not read_number(given, &count):
+        raise RequestError(f"record_history: max_entries must be 0 or more, or None for no end, not {given!r}")
+    return min(max(count, <uint64_t> 1), NO_END)
 
 
 @cython.no_gc_clear
@@ -47,14 +55,17 @@ cdef class RecordingAllocator(EngineAllocator):
     def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
         """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, until it is detached.
 
-        With `entries` it is called with the entry as a snapshot shows it instead, a dictionary.
+        With `entries` it is called with the whole entry instead, a dictionary as a snapshot shows it (time, metadata,
+        and the stack in "frames" if `record_history` gathers them), and with the "device", its index.
 
         It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
         For "oom" the address is the device's free memory. What it raises is reported through `sys.unraisablehook`.
         Raises TypeError for what cannot be called.
         """
         read_callable(tracker, "a tracker")
-        self.replace_trackers(None, EntryTracker(tracker, self.rules) if entries else tracker)
+        if entries:
+            tracker = EntryTracker(tracker, self.rules, self.device.table.device)
+        self.replace_trackers(None, tracker)
 
     def detach_trace_tracker(self, tracker: Callable[..., None]) -> None:
         """Call a tracker no more. One that was attached twice is called once from now on.
@@ -97,7 +108,7 @@ cdef class RecordingAllocator(EngineAllocator):
         """
         cdef address_t address = read_block(block)
         cdef uint32_t note = intern_name(text)
-        cdef uint32_t context = capture_stack() if self.level >= ALLOC else 0
+        cdef uint32_t context = self.stack_now() if self.level >= ALLOC else 0
         cdef Failure failure
         cdef bint ok
         if not self.rules.annotates_blocks:
@@ -123,19 +134,27 @@ cdef class RecordingAllocator(EngineAllocator):
         max_entries: int | None = None,
         clear_history: bool = False,
         skip_actions: Collection[str] | None = None,
+        recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
     ) -> None:
         """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
 
         `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
         carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
-        nothing (None). `max_entries` is how many events are kept, the newest of them; None is all, which grows for as
-        long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python frames.
-        Raises RequestError.
+        nothing (None). `max_entries` is how many events are kept, the newest of them, at least one; None is all,
+        which grows for as long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python
+        frames.
+
+        `recorder` is a function of yours that gives the stack instead, innermost frame first, each with a "name", a
+        "filename" and a "line". It is called by the thread that allocates or frees, before that is done, without any
+        lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
+        to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
+
+        Raises RequestError, TypeError for a recorder that cannot be called.
         """
         cdef Engine* engine = self.engine
         cdef bint listens, forgets
         cdef int level
-        cdef size_t most = NO_END if max_entries is None else min(max(max_entries, 1), NO_END)
+        cdef size_t most = NO_END if max_entries is None else entry_count(max_entries)
         cdef uint32_t skip = 0
         if enabled not in (None, "state", "all"):
             raise RequestError(f"record_history: enabled must be 'all', 'state' or None, not {enabled!r}")
@@ -149,6 +168,8 @@ cdef class RecordingAllocator(EngineAllocator):
             skip |= (<uint32_t> 1) << action_number(name)
         if enabled == "state":
             most = 1
+        if recorder is not None:
+            read_callable(recorder, "a recorder")
         listens = enabled is not None
         forgets = not listens or clear_history
         level = CONTEXT_LEVELS[context] if listens else NEVER
@@ -160,9 +181,14 @@ cdef class RecordingAllocator(EngineAllocator):
         engine.trace.attach_stacks = level >= ALLOC
         trace_listen(&engine.trace, listens, most)
         engine_leave(engine)
+        self.recorder = recorder if listens else None
         self.most_annotations = most
         if forgets:
             self.annotations = []       # what the old ones hold goes outside of the lock
+
+    def is_history_enabled(self) -> bool:
+        """Whether `record_history` keeps what happens, now. Safe to call from several threads."""
+        return self.engine.trace.history
 
     def _resize_history_in_place(self) -> None:
         """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
@@ -183,9 +209,20 @@ cdef class RecordingAllocator(EngineAllocator):
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
         """The segments of `snapshot` alone; (0, 0) is all of them, another id those of that pool.
 
-        Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Safe to call from several
-        threads.
+        Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Raises PoolError for a pool
+        that never was. Safe to call from several threads.
         """
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.enter()
+        ok = pool_expect(self.engine, first, second, &failure)
+        self.leave(ok, &failure)
+        return self._segments_of(pool)
+
+    def _segments_of(self, pool: PoolId) -> list[dict[str, Any]]:
+        """`segments` also of a pool that never was, which has none, as PyTorch says: for comparing with what it did."""
         cdef Arrangement arrangement
         cdef uint64_t first, second
         cdef bint ok
@@ -228,7 +265,7 @@ cdef class RecordingAllocator(EngineAllocator):
 
         `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
         one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
-        `dump_snapshot` does without. Safe to call from several threads.
+        `dump_snapshot` does without. Raises PoolError for a pool that never was. Safe to call from several threads.
         """
         annotations = [dict(annotation) for annotation in self.annotations]
         traces = self.history() if include_traces else []

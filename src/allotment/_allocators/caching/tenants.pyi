@@ -20,7 +20,7 @@ class Tenant:
         """The name that its blocks are reported under."""
     def malloc(self, size: int, stream: Stream | int = 0) -> int:
         """`Allocator.malloc`, in this tenant's name."""
-    def free(self, address: int, /) -> None:
+    def free(self, address: Buffer | int, /) -> None:
         """`Allocator.free`; the block may be another tenant's."""
     def _free_working_on(self, address: int, stream: Stream | int) -> None:
         """`free` for an adapter that knows the caller's current stream, which decides where a graph is captured."""

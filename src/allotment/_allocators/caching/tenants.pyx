@@ -57,7 +57,7 @@ cdef class Tenant:
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def free(self, address: int, /) -> None:
+    def free(self, address: Buffer | int, /) -> None:
         """`Allocator.free`; the block may be another tenant's."""
         self.allocator.free(address)
 

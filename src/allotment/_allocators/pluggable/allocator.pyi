@@ -57,6 +57,7 @@ class PluggableAllocator(PluggedMemory):
     share: Unsupported  # type: ignore[assignment, override]
     expandable_segment_sizes: Unsupported  # type: ignore[assignment, override]
     record_history: Unsupported  # type: ignore[assignment, override]
+    is_history_enabled: Unsupported  # type: ignore[assignment, override]
     record_annotation: Unsupported  # type: ignore[assignment, override]
     attach_trace_tracker: Unsupported  # type: ignore[assignment, override]
     detach_trace_tracker: Unsupported  # type: ignore[assignment, override]
@@ -103,6 +104,19 @@ class PluggableAllocator(PluggedMemory):
 
         Raises RequestError if the library cannot be loaded or has no such function.
         """
+    def set_function(self, name: str, function: Function | None) -> None:
+        """Put a function in place of an optional one, from the next call of it on; None takes it away.
+
+        `name` is one of the optional functions of the class. A copy that was made before keeps what it had. Raises
+        RequestError for another name, TypeError and RequestError for what is not a function.
+        """
+    @property
+    def raw_deleter(self) -> Callable[[int], None]:
+        """`free` as a C function, void(void*), for code that is handed memory together with what deletes it.
+
+        It is a ctypes function; `ctypes.cast(f, ctypes.c_void_p).value` is its address, which is good for as long as
+        the allocator lives. It takes the interpreter lock, and what `free` raises goes to `sys.unraisablehook`.
+        """
     @property
     def name(self) -> str:
         """ "pluggable": what PyTorch calls such an allocator."""
@@ -122,8 +136,8 @@ class PluggableAllocator(PluggedMemory):
         A pointer that is handed out twice is remembered as it was the first time. Raises SizeError, StreamError,
         OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
-    def free(self, address: int, /) -> None:
-        """Forget the pointer, then call the free function with what it was allocated with.
+    def free(self, address: Buffer | int, /) -> None:
+        """Forget the pointer, then call the free function with what it was allocated with. A `Buffer` is closed.
 
         0 is a pointer like any other here. Raises AddressError for what is not out, DeviceError if the function raises
         (the pointer is forgotten all the same). Safe to call from several threads.
@@ -140,7 +154,7 @@ class PluggableAllocator(PluggedMemory):
         """
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
         """Run `reset`; the pool is ignored. Raises DeviceError if the function raises."""
-    def base_allocation(self, address: int) -> tuple[int, int]:
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
         """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
 
         Raises AddressError, DeviceError if the function raises or gives something else.

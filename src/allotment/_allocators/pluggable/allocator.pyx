@@ -3,6 +3,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from allotment._allocators.base cimport device_given
+from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.pluggable.books cimport segments_of
 from allotment._allocators.pluggable.ledger cimport (
     Entry, ledger_find, ledger_remove, ledger_reset_accumulated, ledger_reset_peak, ledger_stats)
@@ -19,6 +20,7 @@ import operator
 import os
 import pickle
 from functools import partial
+from weakref import ref
 
 from allotment._allocators.files import replaced
 from allotment._allocators.unsupported import Unsupported
@@ -32,6 +34,9 @@ cdef str OWN_BOOKS = "a copy for each user, copy.copy(this), has the same functi
 cdef str NO_STATE = f"where its memory comes from cannot be restored; {OWN_POOLS}"
 cdef str NO_CACHE = "what is cached is up to the functions; reset, given as one of them, empties it"
 refused = partial(Unsupported, kind="a pluggable allocator")
+cdef tuple OPTIONAL = (
+    "init", "reset", "memory_fraction", "base_alloc", "record_stream", "begin_allocate_to_pool", "end_allocate_to_pool",
+    "release_pool")
 
 
 @cython.final
@@ -86,6 +91,7 @@ cdef class PluggableAllocator(PluggedMemory):
         "expandable_segment_sizes", instead="it has no expandable segments; segments() shows what is out")
     record_history = refused(
         "record_history", instead=f"snapshot() shows what is out now; for a history {OWN_POOLS}")
+    is_history_enabled = refused("is_history_enabled", instead=f"it keeps no history; {OWN_POOLS}")
     record_annotation = refused("record_annotation", instead=f"it keeps no history; {OWN_POOLS}")
     attach_trace_tracker = refused(
         "attach_trace_tracker", instead=f"track in the functions themselves; or {OWN_POOLS}")
@@ -168,6 +174,29 @@ cdef class PluggableAllocator(PluggedMemory):
     def __deepcopy__(self, memo):
         return self.__copy__()
 
+    def set_function(self, name: str, function: Function | None) -> None:
+        """Put a function in place of an optional one, from the next call of it on; None takes it away.
+
+        `name` is one of the optional functions of the class. A copy that was made before keeps what it had. Raises
+        RequestError for another name, TypeError and RequestError for what is not a function.
+        """
+        if name not in OPTIONAL:
+            raise RequestError(f"unknown function {name!r}; those that can be set are {', '.join(OPTIONAL)}")
+        self.replace_function(name, function)
+
+    @property
+    def raw_deleter(self) -> Callable[[int], None]:
+        """`free` as a C function, void(void*), for code that is handed memory together with what deletes it.
+
+        It is a ctypes function; `ctypes.cast(f, ctypes.c_void_p).value` is its address, which is good for as long as
+        the allocator lives. It takes the interpreter lock, and what `free` raises goes to `sys.unraisablehook`.
+        """
+        if self.plug.functions.free == NULL and "free" not in self.callables:
+            raise RequestError("this PluggableAllocator was made by __new__ alone, and has nothing to free")
+        if self.deleter is None:
+            self.deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(partial(_free_pointer, ref(self)))
+        return self.deleter
+
     @property
     def name(self) -> str:
         """ "pluggable": what PyTorch calls such an allocator."""
@@ -208,6 +237,7 @@ cdef class PluggableAllocator(PluggedMemory):
         cdef stream_t handle = self.stream_handle(stream)
         cdef bytes_t wanted = 0
         cdef address_t address
+        self.require_open()
         if not read_any_size(size, &wanted, 64):    # what no function can be told
             raise OutOfMemoryError(self.too_large_facts(size))
         try:
@@ -219,14 +249,17 @@ cdef class PluggableAllocator(PluggedMemory):
             self.tell_observers(self.facts(size, index, handle))
         return address
 
-    def free(self, address: int, /) -> None:
-        """Forget the pointer, then call the free function with what it was allocated with.
+    def free(self, address: Buffer | int, /) -> None:
+        """Forget the pointer, then call the free function with what it was allocated with. A `Buffer` is closed.
 
         0 is a pointer like any other here. Raises AddressError for what is not out, DeviceError if the function raises
         (the pointer is forgotten all the same). Safe to call from several threads.
         """
-        cdef address_t pointer = read_address(address)
+        cdef address_t pointer
         cdef Entry entry
+        if free_buffer(address, self):
+            return
+        pointer = read_address(address)
         if not ledger_remove(&self.plug.ledger, pointer, &entry):
             raise unknown_pointer(pointer)
         self.hand_back(entry.address, entry.size, entry.device, entry.stream)
@@ -267,13 +300,13 @@ cdef class PluggableAllocator(PluggedMemory):
         else:
             self.call("reset", ())
 
-    def base_allocation(self, address: int) -> tuple[int, int]:
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
         """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
 
         Raises AddressError, DeviceError if the function raises or gives something else.
         """
         cdef base_alloc_t hook = self.plug.functions.base_alloc
-        cdef address_t base = read_address(address)
+        cdef address_t base = read_block(block)
         cdef Entry entry
         cdef size_t size = 0
         if ledger_find(&self.plug.ledger, base, &entry):
@@ -427,6 +460,13 @@ cdef class PluggableAllocator(PluggedMemory):
         """Write `snapshot()` to a file that PyTorch's memory tools open."""
         with replaced(path) as file:
             pickle.dump(self.snapshot(), file)
+
+
+def _free_pointer(allocator, address):
+    """What a raw deleter does. It must not keep its allocator, which keeps it."""
+    living = allocator()
+    if living is not None:
+        living.free(address or 0)
 
 
 cdef object symbol(object library, str name):

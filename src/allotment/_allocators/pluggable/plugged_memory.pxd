@@ -62,7 +62,10 @@ cdef class PluggedMemory(AllocatorBase):
     cdef dict callables         # name of a function -> Python's
     cdef list kept_alive        # what the C functions belong to
 
+    cdef object deleter         # `raw_deleter`, once it was asked for
+
     cdef int take_functions(self, dict given) except -1
+    cdef int replace_function(self, str name, object given) except -1
     cdef void* read_function(self, str name, object given) except? NULL
     cdef int share_functions(self, PluggedMemory other) except -1
     cdef object call(self, str name, tuple arguments)       # the result of a Python callable; None if there is none

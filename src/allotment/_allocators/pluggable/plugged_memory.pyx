@@ -54,6 +54,9 @@ cdef class PluggedMemory(AllocatorBase):
         live = amount(ledger_live_bytes(&self.plug.ledger))
         return f"{live} live, {live} reserved"
 
+    cdef bytes_t live_bytes(self) noexcept:
+        return ledger_live_bytes(&self.plug.ledger)
+
     # --- the functions ---
 
     cdef int take_functions(self, dict given) except -1:
@@ -62,16 +65,34 @@ cdef class PluggedMemory(AllocatorBase):
             raise TypeError("PluggableAllocator needs both alloc and free, and one of them is None")
         functions.alloc = <alloc_t> self.read_function("alloc", given["alloc"])
         functions.free = <free_t> self.read_function("free", given["free"])
-        functions.init = <init_t> self.read_function("init", given["init"])
-        functions.reset = <reset_t> self.read_function("reset", given["reset"])
-        functions.memory_fraction = <memory_fraction_t> self.read_function("memory_fraction", given["memory_fraction"])
-        functions.base_alloc = <base_alloc_t> self.read_function("base_alloc", given["base_alloc"])
-        functions.record_stream = <record_stream_t> self.read_function("record_stream", given["record_stream"])
-        functions.begin_allocate_to_pool = <begin_pool_t> self.read_function(
-            "begin_allocate_to_pool", given["begin_allocate_to_pool"])
-        functions.end_allocate_to_pool = <end_pool_t> self.read_function(
-            "end_allocate_to_pool", given["end_allocate_to_pool"])
-        functions.release_pool = <end_pool_t> self.read_function("release_pool", given["release_pool"])
+        for name, function in given.items():
+            if name != "alloc" and name != "free":
+                self.replace_function(name, function)
+        return 0
+
+    cdef int replace_function(self, str name, object given) except -1:
+        """Of the optional ones. Calls that are under way end as they began."""
+        cdef Functions* functions = &self.plug.functions
+        cdef void* found = self.read_function(name, given)
+        if name == "init":
+            functions.init = <init_t> found
+        elif name == "reset":
+            functions.reset = <reset_t> found
+        elif name == "memory_fraction":
+            functions.memory_fraction = <memory_fraction_t> found
+        elif name == "base_alloc":
+            functions.base_alloc = <base_alloc_t> found
+        elif name == "record_stream":
+            functions.record_stream = <record_stream_t> found
+        elif name == "begin_allocate_to_pool":
+            functions.begin_allocate_to_pool = <begin_pool_t> found
+        elif name == "end_allocate_to_pool":
+            functions.end_allocate_to_pool = <end_pool_t> found
+        else:
+            assert name == "release_pool"
+            functions.release_pool = <end_pool_t> found
+        if found != NULL or given is None:
+            self.callables.pop(name, None)
         return 0
 
     cdef void* read_function(self, str name, object given) except? NULL:

@@ -20,14 +20,15 @@ class AsyncAllocator(AllocatorBase):
     be in use at once through this allocator.
 
     Safe to use from several threads; every request calls the device, without the interpreter lock. When the last
-    reference goes, all memory goes back to the pool. Raises SettingsError, UnsupportedError if the device has no such
-    pool, DeviceError.
+    reference goes, all memory goes back to the pool, also what is in use, which a ResourceWarning tells. Raises
+    SettingsError, UnsupportedError if the device has no such pool, DeviceError.
     """
 
     snapshot: Unsupported  # type: ignore[assignment, override]
     dump_snapshot: Unsupported  # type: ignore[assignment, override]
     segments: Unsupported  # type: ignore[assignment, override]
     record_history: Unsupported  # type: ignore[assignment, override]
+    is_history_enabled: Unsupported  # type: ignore[assignment, override]
     record_annotation: Unsupported  # type: ignore[assignment, override]
     attach_trace_tracker: Unsupported  # type: ignore[assignment, override]
     detach_trace_tracker: Unsupported  # type: ignore[assignment, override]
@@ -68,12 +69,12 @@ class AsyncAllocator(AllocatorBase):
         Every request is a call to the device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to
         call from several threads.
         """
-    def free(self, address: int, /) -> None:
+    def free(self, address: Buffer | int, /) -> None:
         """Give a block back, in stream order: after what its stream, and those recorded for it, have been given.
 
-        Freeing 0 does nothing. During a graph capture, what was allocated before it is freed after it (one warning).
-        Raises AddressError for anything that is not a live block's start, DeviceError. Safe to call from several
-        threads.
+        A `Buffer` is closed. Freeing 0 does nothing. During a graph capture, what was allocated before it is freed
+        after it (one warning). Raises AddressError for anything that is not a live block's start, DeviceError. Safe to
+        call from several threads.
         """
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
@@ -97,8 +98,8 @@ class AsyncAllocator(AllocatorBase):
         """Let the pool's peaks start anew from what there is now: for all that share the pool. Raises DeviceError."""
     def reset_accumulated_stats(self) -> None:
         """Warns, and does nothing: the device's pool accumulates nothing."""
-    def base_allocation(self, address: int) -> tuple[int, int]:
-        """(address, size) of the live block at `address`. Raises AddressError."""
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
+        """(address, size) of a live block, an address or a `Buffer`. Raises AddressError."""
     def cache_info(self, largest: int = 0) -> int:
         """The largest block that could be had, or `largest` if that is more.
 

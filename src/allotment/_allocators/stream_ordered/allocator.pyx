@@ -9,6 +9,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
+from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.stream_ordered.device_pool cimport (
     POOL_DONE, POOL_DONE_LATE, POOL_FULL, POOL_NO_HOST_MEMORY, POOL_NO_SUCH_BLOCK, POOL_OWN_STREAM, POOL_POSTPONED,
     POOL_REFUSED, POOL_TAKEN, DevicePool, PoolOutcome, PoolRefusal, pool_adds_up, pool_catch_up, pool_clear, pool_find,
@@ -61,8 +62,8 @@ cdef class AsyncAllocator(AllocatorBase):
     be in use at once through this allocator.
 
     Safe to use from several threads; every request calls the device, without the interpreter lock. When the last
-    reference goes, all memory goes back to the pool. Raises SettingsError, UnsupportedError if the device has no such
-    pool, DeviceError.
+    reference goes, all memory goes back to the pool, also what is in use, which a ResourceWarning tells. Raises
+    SettingsError, UnsupportedError if the device has no such pool, DeviceError.
     """
 
     cdef DevicePool blocks
@@ -73,6 +74,7 @@ cdef class AsyncAllocator(AllocatorBase):
     dump_snapshot = unseen("dump_snapshot")
     segments = unseen("segments")
     record_history = unseen("record_history")
+    is_history_enabled = unseen("is_history_enabled")
     record_annotation = unseen("record_annotation")
     attach_trace_tracker = unseen("attach_trace_tracker")
     detach_trace_tracker = unseen("detach_trace_tracker")
@@ -140,8 +142,17 @@ cdef class AsyncAllocator(AllocatorBase):
 
     def __del__(self):
         # A finalizer, because a deallocator may not call a device that is written in Python.
+        cdef bytes_t live = self.blocks.used
+        self.shut()
+        self.warn_of(live)
+
+    cdef int shut(self) except -1:
         with nogil:
             pool_retire(&self.blocks)
+        return 0
+
+    cdef bytes_t live_bytes(self) noexcept:
+        return self.blocks.used
 
     def __dealloc__(self):
         with nogil:
@@ -215,16 +226,19 @@ cdef class AsyncAllocator(AllocatorBase):
         error.__cause__ = cause
         return error
 
-    def free(self, address: int, /) -> None:
+    def free(self, address: Buffer | int, /) -> None:
         """Give a block back, in stream order: after what its stream, and those recorded for it, have been given.
 
-        Freeing 0 does nothing. During a graph capture, what was allocated before it is freed after it (one warning).
-        Raises AddressError for anything that is not a live block's start, DeviceError. Safe to call from several
-        threads.
+        A `Buffer` is closed. Freeing 0 does nothing. During a graph capture, what was allocated before it is freed
+        after it (one warning). Raises AddressError for anything that is not a live block's start, DeviceError. Safe to
+        call from several threads.
         """
-        cdef address_t given = read_address(address)
+        cdef address_t given
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
+        if free_buffer(address, self):
+            return
+        given = read_address(address)
         if given == 0 or self.blocks.device == NULL:
             return                      # with the allocator itself everything has gone back
         with nogil:
@@ -338,9 +352,9 @@ cdef class AsyncAllocator(AllocatorBase):
             found = pool_find(&self.blocks, address, start, size)
         return IN_BLOCK if found else ELSEWHERE
 
-    def base_allocation(self, address: int) -> tuple[int, int]:
-        """(address, size) of the live block at `address`. Raises AddressError."""
-        cdef address_t wanted = read_address(address)
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
+        """(address, size) of a live block, an address or a `Buffer`. Raises AddressError."""
+        cdef address_t wanted = read_block(block)
         cdef bytes_t size = 0
         cdef PoolOutcome outcome
         with nogil:

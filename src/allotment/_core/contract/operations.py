@@ -168,7 +168,8 @@ GROUPS = (
                 method="allocate", finds_memory=True,
             ),
             Operation(
-                "segment_free", "address address, bytes size", "", "Give back what `allocate` returned, whole.",
+                "segment_free", "address address, bytes size", "",
+                "Give back what `allocate` returned, whole. A second time, or for anything else, raise AddressError.",
                 method="free",
             ),
         ),
@@ -326,14 +327,15 @@ GROUPS = (
     ),
     Group(
         "Copies",
-        "In stream order; `source_device` may differ from this one.",
+        "In stream order; `destination_device` and `source_device` may differ from this one.",
         "moving blocks",
         "no copies",
         (
             Operation(
                 "copy",
-                "address destination, address source, bytes size, device source_device, stream stream", "",
-                "Copy in stream order; `source` may be an address of another device.",
+                "address destination, address source, bytes size, device destination_device, device source_device,"
+                " stream stream", "",
+                "Copy in stream order; `destination` and `source` may be addresses of other devices.",
             ),
         ),
         Capability.COPY,

@@ -132,9 +132,9 @@ cdef struct DeviceTable:
     # how many.
     size_t (*describe)(void* self, char* text, size_t capacity) noexcept nogil
 
-    # Copies. In stream order; `source_device` may differ from this one.
-    status_t (*copy)(void* self, address_t destination, address_t source, bytes_t size, device_t source_device,
-                     stream_t stream) noexcept nogil
+    # Copies. In stream order; `destination_device` and `source_device` may differ from this one.
+    status_t (*copy)(void* self, address_t destination, address_t source, bytes_t size, device_t destination_device,
+                     device_t source_device, stream_t stream) noexcept nogil
 
     # Other devices. Chunks are opened to another device by set_access.
     status_t (*peer_enable)(void* self, device_t other) noexcept nogil

@@ -29,6 +29,14 @@ cdef dict POOL_TEXTS = {
 }
 
 
+cdef tuple processes_on(Device device):
+    """Who holds memory there, where the device has a way to tell: a report does not fail because of a footnote."""
+    try:
+        return tuple([(int(process), int(size)) for process, size in device.processes()])
+    except Exception:
+        return ()
+
+
 cdef object out_of_memory(Device device, const Failure* failure):
     error = OutOfMemoryError(OutOfMemoryFacts(
         device=device.name,
@@ -48,6 +56,7 @@ cdef object out_of_memory(Device device, const Failure* failure):
         expandable=failure.expandable,
         range_bytes=failure.range_bytes or None,
         rejected=failure.reason == FAILED_REJECTED,
+        processes=processes_on(device),
     ))
     error.__cause__ = take_cause(&device.table, OUT_OF_MEMORY)
     return error

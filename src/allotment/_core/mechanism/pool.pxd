@@ -21,6 +21,8 @@ cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcep
 cdef void drop_idle_shelves(Pool* pool) noexcept nogil
 cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept nogil
 cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
+# Whether there is such a pool, or was one; (0, 0) stands for all of them.
+cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 const Placement* placement, Failure* failure) noexcept nogil
 cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil

@@ -121,6 +121,14 @@ cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept n
     return <Pool*> map_get(&engine.pools, pool_key(first, second))
 
 
+cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
+    if first == 0 and second == 0:
+        return True
+    if is_pool_id(first, second) and map_get(&engine.pool_tallies, pool_key(first, second)) != NULL:
+        return True
+    return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
+
+
 cdef bint tally_for(Engine* engine, Pool* pool) noexcept nogil:
     """Find or make the tally that a pool's id has for good; False without host memory for it."""
     cdef uint64_t key = pool_key(pool.first, pool.second)

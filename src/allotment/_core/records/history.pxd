@@ -8,6 +8,7 @@ process. 0 is "none". A context is such a number with, in its upper bits, whose 
 from libc.stdint cimport uint32_t
 
 cdef uint32_t capture_stack() except? 0xFFFFFFFF
+cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF     # a stack that somebody else gathered
 cdef list stack_frames(uint32_t stack)
 cdef uint32_t intern_name(str name) except? 0xFFFFFFFF
 cdef str name_of(uint32_t number)

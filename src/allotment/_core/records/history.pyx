@@ -42,6 +42,7 @@ cdef struct Stack:
 cdef PointerMap met             # hash -> Stack
 cdef list stacks = [()]         # number -> tuple of (code, offset), innermost first
 cdef dict rendered = {}         # number -> frames, once somebody has looked
+cdef dict given_stacks = {}     # frames of a recorder -> number
 cdef list names = [""]
 cdef dict name_numbers = {"": 0}
 
@@ -102,6 +103,18 @@ cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0x
     stack.next = <Stack*> map_get(&met, hash)
     map_put(&met, hash, stack)
     return stack.number
+
+
+cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF:
+    """The number of a stack given as frames, as snapshots show them; 0 for an empty one, or when there are too many."""
+    cdef tuple given = tuple([
+        (str(frame["name"]), str(frame["filename"]), int(frame["line"])) for frame in frames])[:DEEPEST]
+    number = given_stacks.get(given, 0)
+    if number == 0 and given and len(stacks) <= STACK_MOST:
+        number = given_stacks[given] = len(stacks)
+        rendered[number] = [{"name": name, "filename": filename, "line": line} for name, filename, line in given]
+        stacks.append(())
+    return number
 
 
 cdef list stack_frames(uint32_t stack):

@@ -22,7 +22,8 @@ cdef bint read_number(object given, uint64_t* number) except -1
 cdef bint read_any_size(object given, bytes_t* size, int bits) except -1
 cdef bytes_t read_byte_count(object given) except? 0
 cdef address_t read_any_address(object given) except? 0
-cdef address_t read_block(object given) except? 0       # an address, or an object that has one
+cdef address_t read_block(object given) except? 0       # the start of a block: a buffer stands for the one it lies in
+cdef address_t read_place(object given) except? 0       # an address, or an object that has one
 cdef device_t read_device_index(object given, Device otherwise) except -1     # None is that of `otherwise`
 cdef int read_device_count(object given) except -1
 cdef uint64_t read_identity(object given, str what) except? 0

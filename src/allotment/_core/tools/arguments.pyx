@@ -57,6 +57,11 @@ cdef address_t read_any_address(object given) except? 0:
 
 
 cdef address_t read_block(object given) except? 0:
+    block = getattr(given, "block", None)
+    return read_place(given) if block is None else read_address(block)
+
+
+cdef address_t read_place(object given) except? 0:
     return read_address(getattr(given, "address", given))
 
 

@@ -266,22 +266,25 @@ cdef status_t set_access(void* self, address_t address, bytes_t size, device_t d
 
 # Moving and sharing.
 
-cdef status_t copy(void* self, address_t destination, address_t source, bytes_t size, device_t source_device,
-                   stream_t stream) noexcept nogil:
+cdef status_t copy(void* self, address_t destination, address_t source, bytes_t size, device_t destination_device,
+                   device_t source_device, stream_t stream) noexcept nogil:
     cdef CudaContext* here = context_in(self)
-    cdef CudaContext* there = NULL
+    cdef CudaContext* into = NULL
+    cdef CudaContext* out_of = NULL
     cdef Visit visit
     cdef CUresult result
     if is_parked(here, stream):
         return refuse_parked()
     if not enter(here, &visit):
         return DEVICE_ERROR
-    if source_device == here.ordinal:
+    if destination_device == here.ordinal and source_device == here.ordinal:
         result = driver.cuMemcpyAsync(destination, source, size, <CUstream> stream)
         return leave(&visit, b"cuMemcpyAsync", result)
-    result = context_of(source_device, &there)
+    result = context_of(destination_device, &into)
     if result == CUDA_SUCCESS:
-        result = driver.cuMemcpyPeerAsync(destination, here.handle, source, there.handle, size, <CUstream> stream)
+        result = context_of(source_device, &out_of)
+    if result == CUDA_SUCCESS:
+        result = driver.cuMemcpyPeerAsync(destination, into.handle, source, out_of.handle, size, <CUstream> stream)
     return leave(&visit, b"cuMemcpyPeerAsync", result)
 
 

@@ -334,11 +334,13 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
     return last_refusal(text, capacity)
 
 
-cdef status_t copy(void* self, address_t destination, address_t source, bytes_t size, device_t source_device,
-                   stream_t stream) noexcept nogil:
+cdef status_t copy(void* self, address_t destination, address_t source, bytes_t size, device_t destination_device,
+                   device_t source_device, stream_t stream) noexcept nogil:
     cdef Task task
     if source_device != (<Host*> self).index:
         return refuse_number(UNSUPPORTED, b"the host cannot copy from device %llu", source_device)
+    if destination_device != (<Host*> self).index:
+        return refuse_number(UNSUPPORTED, b"the host cannot copy to device %llu", destination_device)
     memset(&task, 0, sizeof(Task))
     task.kind = TASK_COPY
     task.destination = destination

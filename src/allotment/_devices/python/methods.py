@@ -28,7 +28,7 @@ class Methods:
         raise self._lacks("allocate")
 
     def free(self, address: int, size: int) -> None:
-        """Give back what `allocate` returned, whole."""
+        """Give back what `allocate` returned, whole. A second time, or for anything else, raise AddressError."""
         raise self._lacks("free")
 
     # Virtual memory: addresses (ranges) apart from physical memory (chunks) (all or none).
@@ -163,8 +163,10 @@ class Methods:
 
     # Copies.
 
-    def copy(self, destination: int, source: int, size: int, source_device: int, stream: int) -> None:
-        """Copy in stream order; `source` may be an address of another device."""
+    def copy(
+        self, destination: int, source: int, size: int, destination_device: int, source_device: int, stream: int
+    ) -> None:
+        """Copy in stream order; `destination` and `source` may be addresses of other devices."""
         raise self._lacks("copy")
 
     # Other devices.

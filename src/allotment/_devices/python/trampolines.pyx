@@ -333,10 +333,10 @@ cdef status_t call_clear_error(void* self) noexcept with gil:
 TRAMPOLINES.clear_error = call_clear_error
 
 
-cdef status_t call_copy(void* self, address_t destination, address_t source, bytes_t size, device_t source_device,
-                        stream_t stream) noexcept with gil:
+cdef status_t call_copy(void* self, address_t destination, address_t source, bytes_t size,
+                        device_t destination_device, device_t source_device, stream_t stream) noexcept with gil:
     try:
-        living(self).copy(destination, source, size, source_device, stream)
+        living(self).copy(destination, source, size, destination_device, source_device, stream)
         return OK
     except BaseException as error:
         return failed(self, error)

@@ -436,8 +436,8 @@ cdef status_t graph_destroy(void* self, graph_t graph) noexcept nogil:
 
 # --- copying -----------------------------------------------------------------------------------------------
 
-cdef status_t copy(void* self, address_t destination, address_t source, bytes_t size, device_t source_device,
-                   stream_t stream) noexcept nogil:
+cdef status_t copy(void* self, address_t destination, address_t source, bytes_t size, device_t destination_device,
+                   device_t source_device, stream_t stream) noexcept nogil:
     """There is no content: a copy is a unit of work."""
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* on = NULL

@@ -457,7 +457,7 @@ def summary(world: World, op: Op) -> None:
 def snapshot(world: World, op: Op) -> None:
     pool = (0, 0) if op["mempool_id"] is None else pool_id(op["mempool_id"])
     reordered = world.script.tape.reordered_completions
-    world.noted |= compare_segments("segments", op["segments"], world.allocator.segments(pool), reordered)
+    world.noted |= compare_segments("segments", op["segments"], world.allocator._segments_of(pool), reordered)
 
 
 @question(id=NUMBER, offset=SIZE, handle_length=NUMBER, handle_start=list_of(BYTE, length=2))

@@ -1,4 +1,4 @@
-"""What every backend shows, tested through its contract table and nothing else.
+"""The suite itself: what a device shows is tested through its contract table and nothing else.
 
 A backend runs all of it with a subclass in its own test file:
 
@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_any
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from typing import TypeVar
 
 import pytest
 
@@ -33,7 +34,7 @@ from allotment._core.contract.table import Device
 
 Busy = Callable[[int], Callable[[], object]]
 
-ABSURD_SIZE = 1 << 60
+MORE_THAN_ANY_DEVICE = 1 << 60
 
 OPERATIONS_OF: dict[Capability, list[set[str]]] = {}
 """What each capability stands for, in groups that a device has whole or not at all; sharing has two of them."""
@@ -42,7 +43,23 @@ for group in GROUPS:
         OPERATIONS_OF.setdefault(group.capability, []).append({operation.name for operation in group.operations})
 
 
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+def on_threads(test: Test) -> Test:
+    """Say of a test that it starts threads, without a marker that its users would have to know."""
+    vars(test)["runs_threads"] = True
+    return test
+
+
 class BackendContract:
+    """Tests that a device passes; subclass it in a test file, with a fixture `device`.
+
+    What the contract has no operation for, the subclass supplies by overriding `write`, `read`, `hold` and `launch`. A
+    test that needs what the device cannot do, or what its tests do not supply, is skipped, and says so. `segment_size`
+    is how large the segments are that it is tested with.
+    """
+
     segment_size = 2 << 20
     exact_memory_info = False
     """Whether no other process uses the device, and its free memory moves by exactly what is allocated and created."""
@@ -56,6 +73,7 @@ class BackendContract:
 
     @pytest.fixture
     def device(self) -> Device:
+        """The device to be tested: yours to supply."""
         raise NotImplementedError("a contract test needs a `device` fixture")
 
     def write(self, device: Device, address: int, data: bytes) -> None:
@@ -81,15 +99,18 @@ class BackendContract:
 
     @pytest.fixture
     def probe(self, device: Device) -> Probe:
+        """The operations of its contract table, callable one by one."""
         return Probe(device)
 
     @pytest.fixture
     def stream(self, probe: Probe) -> Iterator[int]:
+        """Handle of a stream."""
         with created_stream(probe) as stream:
             yield stream
 
     @pytest.fixture
     def other_stream(self, probe: Probe) -> Iterator[int]:
+        """Handle of another stream."""
         with created_stream(probe) as stream:
             yield stream
 
@@ -108,8 +129,10 @@ class BackendContract:
 
     @pytest.fixture
     def event(self, probe: Probe) -> int:
+        """Handle of an event that was never recorded."""
         need(probe, Capability.EVENTS)
-        return probe.event_create()
+        event: int = probe.event_create()
+        return event
 
     @pytest.fixture
     def page(self, probe: Probe) -> int:
@@ -117,7 +140,8 @@ class BackendContract:
         need(probe, Capability.VIRTUAL)
         granularity = probe.granularity()
         assert granularity > 0
-        return -(-self.segment_size // granularity) * granularity
+        page: int = -(-self.segment_size // granularity) * granularity
+        return page
 
     # The table.
 
@@ -166,7 +190,7 @@ class BackendContract:
         probe.segment_free(second, self.segment_size)
 
     def test_a_segment_too_large_for_the_device_is_out_of_memory(self, probe: Probe) -> None:
-        assert refusal(probe.segment_allocate, ABSURD_SIZE) == Status.OUT_OF_MEMORY
+        assert refusal(probe.segment_allocate, MORE_THAN_ANY_DEVICE) == Status.OUT_OF_MEMORY
         probe.segment_free(probe.segment_allocate(self.segment_size), self.segment_size)
 
     def test_a_segment_cannot_be_freed_twice(self, probe: Probe) -> None:
@@ -174,7 +198,7 @@ class BackendContract:
         probe.segment_free(address, self.segment_size)
         assert refusal(probe.segment_free, address, self.segment_size) in (Status.INVALID, Status.DEVICE_ERROR)
 
-    @pytest.mark.threads
+    @on_threads
     def test_threads_allocate_and_free_at_once(self, probe: Probe) -> None:
         live: set[int] = set()
         starting = threading.Barrier(4)
@@ -205,7 +229,7 @@ class BackendContract:
         free, total = probe.memory_info()
         address = probe.segment_allocate(self.segment_size)
         assert probe.memory_info() == (free - self.segment_size, total)
-        assert refusal(probe.segment_allocate, ABSURD_SIZE) == Status.OUT_OF_MEMORY
+        assert refusal(probe.segment_allocate, MORE_THAN_ANY_DEVICE) == Status.OUT_OF_MEMORY
         assert probe.memory_info() == (free - self.segment_size, total)
         probe.segment_free(address, self.segment_size)
         assert probe.memory_info() == (free, total)
@@ -224,13 +248,13 @@ class BackendContract:
         assert probe.memory_info() == (free, total)
         probe.range_release(address, 4 * page)
 
-    @pytest.mark.threads
+    @on_threads
     def test_a_failure_is_described_to_the_thread_that_saw_it(self, probe: Probe) -> None:
         need_operation(probe, "describe")
         before = probe.describe()
 
         def fail() -> str:
-            assert refusal(probe.segment_allocate, ABSURD_SIZE) == Status.OUT_OF_MEMORY
+            assert refusal(probe.segment_allocate, MORE_THAN_ANY_DEVICE) == Status.OUT_OF_MEMORY
             return probe.describe()
 
         with ThreadPoolExecutor(1) as thread:
@@ -306,7 +330,7 @@ class BackendContract:
         probe.range_release(address, 4 * page)
 
     def test_a_chunk_too_large_for_the_device_is_out_of_memory(self, probe: Probe, page: int) -> None:
-        assert refusal(probe.chunk_create, ABSURD_SIZE // page * page) == Status.OUT_OF_MEMORY
+        assert refusal(probe.chunk_create, MORE_THAN_ANY_DEVICE // page * page) == Status.OUT_OF_MEMORY
         probe.chunk_release(probe.chunk_create(page), page)
 
     def test_a_released_chunk_cannot_be_mapped_and_leaves_the_place_free(self, probe: Probe, page: int) -> None:
@@ -439,7 +463,7 @@ class BackendContract:
         finish()
         probe.stream_synchronize(stream)
 
-    @pytest.mark.threads
+    @on_threads
     def test_waiting_for_an_event_lasts_until_it_is_ready(
         self, probe: Probe, busy: Busy, stream: int, event: int
     ) -> None:
@@ -447,12 +471,12 @@ class BackendContract:
         probe.event_record(event, stream)
         self.assert_lasts(lambda: probe.event_synchronize(event), lambda: probe.event_query(event), finish)
 
-    @pytest.mark.threads
+    @on_threads
     def test_waiting_for_a_stream_lasts_until_it_is_idle(self, probe: Probe, busy: Busy, stream: int) -> None:
         finish = busy(stream)
         self.assert_lasts(lambda: probe.stream_synchronize(stream), lambda: probe.stream_query(stream), finish)
 
-    @pytest.mark.threads
+    @on_threads
     def test_waiting_for_the_device_lasts_until_every_stream_is_idle(
         self, probe: Probe, busy: Busy, stream: int, other_stream: int
     ) -> None:
@@ -616,7 +640,7 @@ class BackendContract:
         source, destination = (probe.segment_allocate(self.segment_size) for _ in range(2))
         self.write(device, source, b"before copied after")
         self.write(device, destination, b"................")
-        probe.copy(destination + 3, source + 7, 6, device.index)
+        probe.copy(destination + 3, source + 7, 6, device.index, device.index)
         self.wait_for(probe, 0)
         assert self.read(device, destination, 12) == b"...copied..."
         for address in (source, destination):
@@ -627,7 +651,7 @@ class BackendContract:
         source, destination = (probe.segment_allocate(self.segment_size) for _ in range(2))
         self.write(device, source, b"early")
         finish = busy(stream)
-        probe.copy(destination, source, 5, device.index, stream)
+        probe.copy(destination, source, 5, device.index, device.index, stream)
         assert not probe.stream_query(stream)
         self.write(device, source, b"later")
         finish()
@@ -698,7 +722,7 @@ class BackendContract:
     def test_a_request_that_the_pool_cannot_serve_is_out_of_memory(self, probe: Probe, stream: int) -> None:
         need(probe, Capability.STREAM_ORDERED)
         used = probe.ordered_usage()[0]
-        assert refusal(probe.ordered_allocate, ABSURD_SIZE, stream) == Status.OUT_OF_MEMORY
+        assert refusal(probe.ordered_allocate, MORE_THAN_ANY_DEVICE, stream) == Status.OUT_OF_MEMORY
         assert probe.ordered_usage()[0] == used
         probe.ordered_free(probe.ordered_allocate(self.segment_size, stream), stream)
         probe.stream_synchronize(stream)
@@ -810,7 +834,7 @@ class BackendContract:
         need(probe, Capability.STREAM_ORDERED)
         probe.ordered_access(device.index)
 
-    @pytest.mark.threads
+    @on_threads
     def test_threads_share_the_pool(self, probe: Probe, stream: int, other_stream: int) -> None:
         need(probe, Capability.STREAM_ORDERED)
         live: set[int] = set()
@@ -837,23 +861,29 @@ class BackendContract:
         need(probe, Capability.CAPTURE)
         probe.capture_begin(stream)
         self.launch(device, stream)
-        return probe.capture_end(stream)
+        graph: int = probe.capture_end(stream)
+        return graph
 
     def map_with_access(self, probe: Probe, address: int, size: int, chunk: int) -> None:
+        """Map a chunk so that the device may touch it."""
         probe.map(address, size, chunk)
         probe.set_access(address, size, probe.device.index)
 
     def unmap_and_release(self, probe: Probe, address: int, size: int, chunk: int) -> None:
+        """The end of a chunk that is mapped once."""
         probe.unmap(address, size)
         probe.chunk_release(chunk, size)
 
     def wait_for(self, probe: Probe, stream: int) -> None:
+        """Wait for a stream, if the device has a way to."""
         if "stream_synchronize" in probe.operations:
             probe.stream_synchronize(stream)
 
     def assert_lasts(
         self, wait: Callable[[], None], is_ready: Callable[[], bool], finish: Callable[[], object]
     ) -> None:
+        """Check that `wait` returns once `finish` was called, and that it is ready then."""
+
         def is_ready_after_waiting() -> bool:
             wait()
             return is_ready()
@@ -865,6 +895,7 @@ class BackendContract:
             assert waiting.result()
 
     def need_exact_memory_info(self, probe: Probe) -> None:
+        """Skip the test unless free memory moves by what is allocated alone."""
         need_operation(probe, "memory_info")
         if not self.exact_memory_info:
             pytest.skip("the free memory of this device also moves for other reasons")
@@ -895,3 +926,20 @@ def refusal(call: Callable[..., object], *arguments: object) -> Status:
     with pytest.raises(StatusError) as caught:
         call(*arguments)
     return caught.value.status
+
+
+def requirements() -> list[str]:
+    """What the suite requires of a device, a sentence for each test, in its order.
+
+    What a device cannot do is not required of it: see what each test needs.
+    """
+    return [sentence(name) for name in vars(BackendContract) if name.startswith("test_")]
+
+
+def sentence(test_name: str) -> str:
+    return test_name.removeprefix("test_").replace("_", " ").capitalize() + "."
+
+
+for name, test in vars(BackendContract).items():
+    if name.startswith("test_"):
+        test.__doc__ = sentence(name)
