@@ -374,14 +374,18 @@ def test_observers_do_not_hear_of_nothing(plug, memory):
     assert heard == []
 
 
-def test_what_an_observer_raises_replaces_the_error(plug, memory):
+def test_what_an_observer_raises_is_reported_and_does_not_replace_the_error(plug, memory, monkeypatch):
+    reported = []
+    monkeypatch.setattr("sys.unraisablehook", lambda report: reported.append(type(report.exc_value)))
+
     def observer(facts):
         raise LookupError
 
     plug.attach_out_of_memory_observer(observer)
     memory.script = [MemoryError()]
-    with pytest.raises(LookupError):
+    with pytest.raises(OutOfMemoryError):
         plug.malloc(1)
+    assert reported == [LookupError]
 
 
 def test_an_observer_learns_what_the_device_has(memory):
