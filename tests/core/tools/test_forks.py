@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from allotment import Allocator, Backend
+from helpers.child import output_of
 from helpers.forked import fork_past_python, goes_well_in_child
 
 pytestmark = [
@@ -174,3 +175,32 @@ assert own.stats()["active.all.current"] == 0
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.threads
+def test_a_finalizer_in_the_middle_of_a_fork_is_refused_by_a_simulated_device_and_does_not_wait():
+    assert (
+        output_of("""
+        import os
+
+        # Hooks that are registered before ours run while a fork has the locks, as destructors may.
+        os.register_at_fork(after_in_parent=lambda: use(), after_in_child=lambda: use())
+        import allotment
+
+        device = allotment.SimulatedDevice(1 << 30)
+        stream = allotment.Stream(device)
+
+        def use():
+            for call in (stream.query, lambda: device.launch(stream.handle)):
+                try:
+                    call()
+                except allotment.DeviceError:
+                    pass
+
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], stream.query())
+    """)
+        == "0 True\n"
+    )

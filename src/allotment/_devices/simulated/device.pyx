@@ -18,7 +18,7 @@ from allotment._core.contract.table cimport (
 from allotment._core.contract.types cimport address_t, capture_t, device_t, event_t, node_t, stream_t
 from allotment._core.tools.arguments cimport SIZE_BITS, read_arguments, read_device_index
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
-from allotment._core.tools.lock cimport lock_give, lock_wait
+from allotment._core.tools.lock cimport lock_give, lock_is_mine, lock_wait
 from allotment._devices.simulated.memory cimport clear_memory, fill_memory
 from allotment._devices.simulated.pool cimport clear_pool, fill_pool
 from allotment._devices.simulated.simulation cimport (
@@ -146,6 +146,8 @@ cdef class SimulatedDevice(Device):
         cdef Simulation* sim = &self.simulation
         cdef SimStream* on
         cdef node_t node = 0
+        if lock_is_mine(&sim.lock):
+            self.raise_unless(DEVICE_ERROR, "launch")
         with nogil:
             lock_wait(&sim.lock)
             on = stream_at(&self.simulation, stream)
