@@ -149,7 +149,7 @@ def test_copies_in_stream_order_carry_a_value_through_all_streams(seed):
         for at, stream in enumerate(streams[1:], start=1):
             if event is not None:
                 stream.wait(event)
-            probe.copy(buffers[at], buffers[at - 1], size, device.index, stream.handle)
+            probe.copy(buffers[at], buffers[at - 1], size, device.index, device.index, stream.handle)
             event = stream.record()
         event.synchronize()
         for buffer in buffers:
