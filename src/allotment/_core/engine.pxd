@@ -28,7 +28,7 @@ from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
 from allotment._core.placement.pytorch.policy cimport hit_shelf
 from allotment._core.placement.pytorch.shelves cimport free_to_shelf_untraced
-from allotment._core.tools.lock cimport allotment_lock_is_free, lock_give, lock_is_mine, lock_try, lock_wait
+from allotment._core.tools.lock cimport allotment_lock_is_unused, lock_give, lock_is_mine, lock_try, lock_wait
 
 cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules* rules, const Placement* placement,
                            Failure* failure) noexcept nogil
@@ -82,8 +82,8 @@ cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
     It is while no thread can enter without it: no C entry points, no thread inside, waiting outside of it or about to
     come back, and no function of the user's to call, which could let another thread run.
     """
-    return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_free(&engine.lock.word)
-            and engine.away == 0 and engine.trace.tracker == NULL)
+    return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_unused(&engine.lock.word)
+            and engine.trace.tracker == NULL)
 
 
 cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:

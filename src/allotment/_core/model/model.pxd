@@ -364,7 +364,6 @@ cdef struct Engine:
     Lock lock
     bint interpreter_guards     # whoever is inside holds `lock`, or the interpreter lock throughout
     int outside                 # threads that wait for `lock` without the interpreter lock, against that rule
-    count_t away                # threads that stepped out in the middle of an operation, and will be back
     DeviceTable* table
     Tuning tuning
     Rules rules

@@ -5,6 +5,10 @@ protects; here the release is a store, and a thread that has to wait spins brief
 sleeps in short steps. Waits are rare and long (somebody is in the driver), so a late wake-up costs nothing
 that matters.
 
+The lowest bit of the word says that the lock is held; the bits above count threads that have let it go in the middle of
+what they do and will be back (`lock_lend`, `lock_reclaim`). So one look at the word tells that no thread is inside and
+none will come back: two words could change between one look and the other.
+
 The owner is remembered, because code that runs under the lock (a callback, a backend written in Python)
 can come back on the same thread: such a call must be seen, not waited for.
 """
@@ -18,9 +22,16 @@ cdef extern from *:
     #if defined(_MSC_VER)
     #include <intrin.h>
     #include <windows.h>
-    static __inline int allotment_lock_take(volatile long* word) { return _InterlockedExchange(word, 1) == 0; }
-    static __inline void allotment_lock_give(volatile long* word) { _InterlockedExchange(word, 0); }
-    static __inline int allotment_lock_is_free(volatile long* word) { return *word == 0; }
+    static __inline int allotment_lock_take(volatile long* word) { return (_InterlockedOr(word, 1) & 1) == 0; }
+    static __inline void allotment_lock_give(volatile long* word, long more) {
+        _InterlockedExchange(word, (*word & ~1L) + more);
+    }
+    static __inline int allotment_lock_retake(volatile long* word) {
+        long seen = *word;
+        return (seen & 1) == 0 && _InterlockedCompareExchange(word, seen - 1, seen) == seen;
+    }
+    static __inline int allotment_lock_is_open(volatile long* word) { return (*word & 1) == 0; }
+    static __inline int allotment_lock_is_unused(volatile long* word) { return *word == 0; }
     #define allotment_owner_set(place, value) (*(volatile unsigned __int64*)(place) = (value))
     #define allotment_owner_get(place) (*(volatile unsigned __int64*)(place))
     static __inline void allotment_lock_relax(int round) {
@@ -30,11 +41,23 @@ cdef extern from *:
     #include <sched.h>
     #include <time.h>
     static inline int allotment_lock_take(volatile long* word) {
-        return __atomic_exchange_n(word, 1, __ATOMIC_ACQUIRE) == 0;
+        return (__atomic_fetch_or(word, 1, __ATOMIC_ACQUIRE) & 1) == 0;
     }
-    static inline void allotment_lock_give(volatile long* word) { __atomic_store_n(word, 0, __ATOMIC_RELEASE); }
-    /* Acquire: who sees it free, and has another reason to come in, also sees what the last owner wrote. */
-    static inline int allotment_lock_is_free(volatile long* word) {
+    /* Only the holder changes the bits above the lowest, so a plain load and store will do. */
+    static inline void allotment_lock_give(volatile long* word, long more) {
+        __atomic_store_n(word, (__atomic_load_n(word, __ATOMIC_RELAXED) & ~1L) + more, __ATOMIC_RELEASE);
+    }
+    /* One thread less is out, and the lock is held: less 2 and plus 1. */
+    static inline int allotment_lock_retake(volatile long* word) {
+        long seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+        return (seen & 1) == 0
+            && __atomic_compare_exchange_n(word, &seen, seen - 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    }
+    static inline int allotment_lock_is_open(volatile long* word) {
+        return (__atomic_load_n(word, __ATOMIC_RELAXED) & 1) == 0;
+    }
+    /* Acquire: who sees it unused, and has another reason to come in, also sees what the last owner wrote. */
+    static inline int allotment_lock_is_unused(volatile long* word) {
         return __atomic_load_n(word, __ATOMIC_ACQUIRE) == 0;
     }
     #define allotment_owner_set(place, value) __atomic_store_n(place, value, __ATOMIC_RELAXED)
@@ -55,8 +78,10 @@ cdef extern from *:
     #endif
     """
     bint allotment_lock_take(long* word) noexcept nogil
-    void allotment_lock_give(long* word) noexcept nogil
-    bint allotment_lock_is_free(long* word) noexcept nogil
+    void allotment_lock_give(long* word, long more) noexcept nogil
+    bint allotment_lock_retake(long* word) noexcept nogil
+    bint allotment_lock_is_open(long* word) noexcept nogil
+    bint allotment_lock_is_unused(long* word) noexcept nogil
     void allotment_lock_relax(int round) noexcept nogil
     void allotment_owner_set(uint64_t* place, uint64_t value) noexcept nogil
     uint64_t allotment_owner_get(uint64_t* place) noexcept nogil
@@ -74,7 +99,7 @@ cdef extern from *:
     uint64_t this_thread "allotment_this_thread"() noexcept nogil
 
 cdef struct Lock:
-    long word           # 0 free, 1 held
+    long word           # 1 if it is held, and 2 for each thread that will be back
     uint64_t owner      # thread that holds it, 0 when free
 
 
@@ -88,14 +113,29 @@ cdef inline bint lock_try(Lock* lock) noexcept nogil:
 cdef inline void lock_wait(Lock* lock) noexcept nogil:
     """Take the lock however long it takes. pre: not held by this thread, interpreter lock not held."""
     cdef int round = 0
-    while not (allotment_lock_is_free(&lock.word) and lock_try(lock)):
+    while not (allotment_lock_is_open(&lock.word) and lock_try(lock)):
         allotment_lock_relax(round)
         round += 1
 
 
 cdef inline void lock_give(Lock* lock) noexcept nogil:
     allotment_owner_set(&lock.owner, 0)
-    allotment_lock_give(&lock.word)
+    allotment_lock_give(&lock.word, 0)
+
+
+cdef inline void lock_lend(Lock* lock) noexcept nogil:
+    """Let others have the lock for a while; `lock_reclaim` follows."""
+    allotment_owner_set(&lock.owner, 0)
+    allotment_lock_give(&lock.word, 2)
+
+
+cdef inline void lock_reclaim(Lock* lock) noexcept nogil:
+    """Take a lock that was lent. pre: as of `lock_wait`, or else it is free at once"""
+    cdef int round = 0
+    while not allotment_lock_retake(&lock.word):
+        allotment_lock_relax(round)
+        round += 1
+    allotment_owner_set(&lock.owner, this_thread())
 
 
 cdef inline bint lock_is_mine(Lock* lock) noexcept nogil:
