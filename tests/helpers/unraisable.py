@@ -1,4 +1,4 @@
-"""What is reported through `sys.unraisablehook`, because nobody can be told in another way."""
+"""What is reported through `sys.unraisablehook`, because it cannot be raised."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_closed_pool_cannot_be_entered_or_captured_into():
     """) == ["PoolError", "PoolError", "0", "PoolError"]
 
 
-# --- a share of memory that nobody knows ---
+# --- a share of memory of unknown size ---
 
 
 def test_a_share_of_a_device_that_does_not_tell_its_memory_is_refused():

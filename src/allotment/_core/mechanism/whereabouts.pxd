@@ -9,7 +9,7 @@ from allotment._core.model.model cimport Engine
 
 ctypedef enum Whereabouts:
     IN_BLOCK            # of a live block: `start` and `size` are its
-    IN_UNUSED           # memory of ours that is in nobody's use
+    IN_UNUSED           # memory of ours that is not in use
     ELSEWHERE           # not memory of this engine
 
 cdef Whereabouts find_address(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil
