@@ -24,8 +24,6 @@ HOW_KNOWN = {
     "reproduced": "the newest that decides as recorded",
     "assumed": "assumed: nothing tells",
 }
-LEAST_CAPACITY = 1 << 20
-"""A number without a unit is meant in another one: 80 is not a device of eighty bytes."""
 LINE = 64
 """Characters of a sparkline."""
 
@@ -70,14 +68,14 @@ def _replay(
 ) -> tuple[Result, int | None]:
     from dataclasses import replace
 
-    from allotment._settings import Settings, parse_size
-    from allotment.lab.replay.run import read_recording
+    from allotment._settings import Settings
+    from allotment.lab.replay.run import read_capacity, read_recording
 
     if settings is not None:
         Settings.parse(settings)  # what is wrong with it is said before a long reading
     if compat is not None:
         compat = Settings.parse(f"compat:{compat}").compat
-    size = None if capacity is None else _capacity(parse_size(capacity))
+    size = None if capacity is None else read_capacity(capacity)
     recording = read_recording(snapshot, device, progress, compat)
     wanted = None if settings is None else Settings.parse(settings, compat=compat or recording.compat)
     if wanted is None and compat is not None:
@@ -85,17 +83,6 @@ def _replay(
     progress("replaying")
     result = recording.replay(wanted, size)
     return result, recording.fit(wanted, progress) if fit else None
-
-
-def _capacity(size: int) -> int:
-    from allotment.errors import RequestError
-    from allotment.lab.replay.run import MOST_CAPACITY
-
-    if not LEAST_CAPACITY <= size <= MOST_CAPACITY:
-        raise RequestError(
-            f"invalid --capacity: {size} bytes; give 1MiB to {MOST_CAPACITY} bytes, with a unit such as 80GiB"
-        )
-    return size
 
 
 def _report(result: Result, smallest: int | None, fit: bool) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def test_a_device_that_is_too_small_is_a_goal_that_is_missed(recording) -> None:
     assert tune(recording, Goal.parse(f"fit:{2 * live}"), budget=0.0).goal_met
 
 
-@pytest.mark.parametrize("text", ["", "fit", "fit:", "fit:nothing", "fast"])
+@pytest.mark.parametrize("text", ["", "fit", "fit:", "fit:nothing", "fit:0", "fit:80", "fit:9999PiB", "fast"])
 def test_an_unknown_goal_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
         Goal.parse(text)

@@ -41,6 +41,7 @@ __all__ = [
     "Recording",
     "Result",
     "has_history",
+    "read_capacity",
     "read_recording",
     "read_source",
     "recording_of",
@@ -57,6 +58,8 @@ ROOMY = 8 << 30
 MOST_ROOMY = 1 << 44
 """The most capacity that no one asked for: a device has records for each of its pages."""
 MOST_CAPACITY = 1 << 55
+LEAST_CAPACITY = 1 << 20
+"""A number without a unit is meant in another one: 80 is not a device of eighty bytes."""
 MOST_SAMPLES = 512
 VIEWS = "allotment_views"
 """What only a snapshot of dense placement has: where each chunk is mapped."""
@@ -165,6 +168,16 @@ def read_source(source: str | os.PathLike[str] | bytes | BinaryIO) -> Snapshot:
     if source == SAMPLE and not os.path.exists(SAMPLE):
         source = files("allotment._samples").joinpath("graph_train.pickle.gz").read_bytes()
     return read_snapshot(source)
+
+
+def read_capacity(text: str) -> int:
+    """The size of a device, as people write it. Raises RequestError for one that no device has, and SettingsError."""
+    size = config.parse_size(text)
+    if not LEAST_CAPACITY <= size <= MOST_CAPACITY:
+        raise RequestError(
+            f"invalid capacity {text!r}: {size} bytes; give 1MiB to {MOST_CAPACITY} bytes, with a unit such as 80GiB"
+        )
+    return size
 
 
 def has_history(snapshot: Snapshot) -> bool:

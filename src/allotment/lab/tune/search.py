@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
-from allotment._settings import Settings, parse_size
+from allotment._settings import Settings
 from allotment.errors import RequestError
-from allotment.lab.replay.run import Recording, Result
+from allotment.lab.replay.run import Recording, Result, read_capacity
 from allotment.lab.tune.candidates import all_candidates
 
 __all__ = ["Candidate", "Goal", "Tuned", "try_settings", "tune"]
@@ -31,7 +31,7 @@ class Goal:
             return Goal(text)
         name, colon, size = text.partition(":")
         if name == "fit" and colon:
-            return Goal(text, parse_size(size))
+            return Goal(text, read_capacity(size))
         raise RequestError(f"unknown goal {text!r}; use fit:SIZE (such as fit:20GiB), min-memory or balanced")
 
 
