@@ -78,9 +78,10 @@ cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
 
 
 cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept nogil:
-    """Enter the framework's current stream where it decides anything; whether that was so. pre: outside the engine"""
+    """Enter the framework's current stream where it decides anything; whether that was so. Not from inside the engine."""
     cdef Engine* engine = context.engine
-    if context.current == NULL or engine.impure_routes == 0 or not engine.rules.only_captures_defer:
+    if (context.current == NULL or engine.impure_routes == 0 or not engine.rules.only_captures_defer
+            or engine_is_inside(engine)):
         return False
     current_enter(entered, engine.table, context.current(engine.table.device))
     return True
@@ -147,7 +148,7 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
         return NULL
     request.context = context.tenant | context_here(context, STATE)
     request.failure.reason = NO_FAILURE
-    took_current = not engine_is_inside(engine) and take_current(context, &current)
+    took_current = take_current(context, &current)
     if not enter(engine):
         if took_current:
             current_leave(&current)
@@ -178,7 +179,7 @@ cdef int release(void* self, void* address, size_t size, int device, void* strea
     cdef bint ok
     if address == NULL:
         return 1
-    took_current = not engine_is_inside(engine) and take_current(context, &current)
+    took_current = take_current(context, &current)
     if enter(engine):
         ok = release_address(engine, <address_t> address, stack, &failure)
         engine_leave(engine)
@@ -198,7 +199,7 @@ cdef int record_stream(void* self, void* address, void* stream) noexcept nogil:
     cdef bint ok = False
     if address == NULL:
         return 1
-    took_current = not engine_is_inside(engine) and take_current(<Context*> self, &current)
+    took_current = take_current(<Context*> self, &current)
     if enter(engine):
         ok = engine_record_stream(engine, <address_t> address, <stream_t> stream, &failure)
         engine_leave(engine)
@@ -211,7 +212,7 @@ cdef int record_stream(void* self, void* address, void* stream) noexcept nogil:
 cdef int empty_cache(void* self) noexcept nogil:
     cdef Engine* engine = (<Context*> self).engine
     cdef CurrentStream current
-    cdef bint took_current = not engine_is_inside(engine) and take_current(<Context*> self, &current)
+    cdef bint took_current = take_current(<Context*> self, &current)
     cdef Failure failure
     cdef bint ok = False
     if enter(engine):

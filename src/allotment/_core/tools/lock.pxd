@@ -1,4 +1,4 @@
-"""The engine's mutex: one word, taken with one atomic exchange, given back with one plain store.
+"""The engine's mutex: one word, taken with one atomic compare-and-exchange, given back with one plain store.
 
 A system mutex costs two atomic read-modify-writes a round, which is as much as the whole cache hit it
 protects; here the release is a store, and a thread that has to wait spins briefly, then yields, then
@@ -40,8 +40,11 @@ cdef extern from *:
     #else
     #include <sched.h>
     #include <time.h>
+    /* From 0, as nearly always, in one instruction that needs no look before it. */
     static inline int allotment_lock_take(volatile long* word) {
-        return (__atomic_fetch_or(word, 1, __ATOMIC_ACQUIRE) & 1) == 0;
+        long seen = 0;
+        return __builtin_expect(__atomic_compare_exchange_n(word, &seen, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED), 1)
+            || ((seen & 1) == 0 && (__atomic_fetch_or(word, 1, __ATOMIC_ACQUIRE) & 1) == 0);
     }
     /* Only the holder changes the bits above the lowest, so a plain load and store will do. */
     static inline void allotment_lock_give(volatile long* word, long more) {
