@@ -1,5 +1,6 @@
 """What a program makes and gives up in great numbers leaves nothing behind."""
 
+import allotment
 from helpers.child import output_of
 
 GROWTH = """
@@ -61,3 +62,61 @@ def test_captures_of_a_simulated_device_are_forgotten():
     """
     )
     assert told == "True\n"
+
+
+def test_expandable_pools_that_grew_twice_are_forgotten_when_they_are_closed():
+    told = output_of(
+        GROWTH
+        + """
+    allocator = allotment.Allocator("sim:1GiB", settings="expandable_segments:True")
+
+    def once():
+        with allocator.pool() as pool:
+            addresses = [allocator.malloc(30 << 20), allocator.malloc(30 << 20)]
+        for address in addresses:
+            allocator.free(address)
+        pool.close()
+        allocator.empty_cache()
+
+    print(growth(once) < 3_000 * 20)
+    allocator.check_invariants()
+    """
+    )
+    assert told == "True\n"
+
+
+def test_destroyed_streams_of_a_simulated_device_are_forgotten():
+    told = output_of(
+        GROWTH
+        + """
+    from allotment._devices.simulated.device import SimulatedDevice
+    device = SimulatedDevice(1 << 30)
+
+    def once():
+        stream = device.create_stream()
+        device.launch(stream)
+        device.destroy_stream(stream)
+
+    print(growth(once) < 3_000 * 20)
+    """
+    )
+    assert told == "True\n"
+
+
+def test_statistics_keep_the_newest_of_the_pools_that_are_gone():
+    allocator = allotment.Allocator("sim:1GiB")
+    ids = []
+    for _ in range(2500):
+        with allocator.pool() as pool:
+            allocator.free(allocator.malloc(1000))
+        ids.append(pool.id)
+        pool.close()
+        allocator.empty_cache()
+    with allocator.pool() as pool:
+        allocator.free(allocator.malloc(1000))
+
+    told = {name.split(".")[1] for name in allocator.stats() if name.startswith("reserved_bytes_by_private_pools.")}
+
+    assert told >= {f"{first}_{second}" for first, second in [*ids[-1000:], pool.id]}
+    assert len(told) <= 2001
+    allocator.check_invariants()

@@ -13,13 +13,13 @@ from allotment._core.mechanism.block cimport is_idle, take_back
 from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport host_memory_failed, pool_failed
 from allotment._core.mechanism.frees cimport free_at_once, free_used_block, is_freed_at_once
-from allotment._core.mechanism.pool cimport pool_find, shelf_for
+from allotment._core.mechanism.pool cimport pool_absent, pool_find, shelf_for
 from allotment._core.mechanism.ranges cimport first_range_of
 from allotment._core.mechanism.streams cimport (
     defer_unprepared, settle_deferred, stream_for, uses_drop, wait_events, wait_for_stream)
 from allotment._core.model.model cimport (
     FAILED_CHECKPOINT_CAPTURE, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE,
-    FAILED_POOL_UNKNOWN, LEAVING, Block, Engine, Failure, Pool, Range, Shelf, StreamRecord, StreamUse)
+    LEAVING, Block, Engine, Failure, Pool, Range, Shelf, StreamRecord, StreamUse)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.pointer_map cimport (
@@ -30,7 +30,7 @@ from allotment._core.tools.slab cimport slab_reserve
 cdef Pool* find_in_use(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
-        pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
+        pool_absent(engine, first, second, failure)
         return NULL
     if pool.freeable:
         pool_failed(failure, FAILED_POOL_FREEABLE, first, second)
@@ -382,7 +382,7 @@ cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, Addres
     cdef Range* range_
     cdef Block* block
     if pool == NULL:
-        return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
+        return pool_absent(engine, first, second, failure)
     range_ = first_range_of(engine, pool)
     while range_ != NULL:
         block = range_.head if range_.shelf.rack.pool == pool else NULL

@@ -1,8 +1,10 @@
 """Pools and routes: which memory serves whom.
 
 A private pool lives by two counts. `use_count` is how many users (pool objects, routings, graphs) it
-has; at 0 it is freeable and cannot be revived. `malloc_count` is what it still owes the device; a
-freeable pool is deleted when that reaches 0.
+has; at 0 it is freeable and cannot be revived. `reserved_bytes` is the device's memory that it holds; a
+freeable pool goes when that reaches 0. PyTorch goes by `malloc_count` instead, which growing in place and
+unmapping need not bring back to 0: there such a pool stays for good, without memory, and its id is spent. Here
+the pool goes, and its tally remembers that.
 
 Cost: finding a pool by id or a shelf by stream is one look-up in a map.
 """
@@ -22,6 +24,8 @@ cdef void drop_idle_shelves(Pool* pool) noexcept nogil
 cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept nogil
 cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
 # Whether there is such a pool, or was one; (0, 0) stands for all of them.
+# Always False: there is no such pool any more, or never was
+cdef bint pool_absent(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 const Placement* placement, Failure* failure) noexcept nogil

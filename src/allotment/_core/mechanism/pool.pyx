@@ -121,6 +121,14 @@ cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept n
     return <Pool*> map_get(&engine.pools, pool_key(first, second))
 
 
+cdef bint pool_absent(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
+    cdef PoolTally* tally = NULL
+    if is_pool_id(first, second):
+        tally = <PoolTally*> map_get(&engine.pool_tallies, pool_key(first, second))
+    return pool_failed(failure, FAILED_POOL_FREEABLE if tally != NULL and tally.spent else FAILED_POOL_UNKNOWN,
+                       first, second)
+
+
 cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
     if first == 0 and second == 0:
         return True
@@ -163,6 +171,7 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
 
     `placement` is NULL for the engine's own, or for whichever a pool that is there has.
     """
+    cdef PoolTally* tally
     cdef Pool* pool
     if not is_pool_id(first, second):
         return pool_failed(failure, FAILED_POOL_ID, first, second)
@@ -174,6 +183,9 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
             return pool_failed(failure, FAILED_POOL_IN_USE, first, second)
         pool.use_count += 1
         return True
+    tally = <PoolTally*> map_get(&engine.pool_tallies, pool_key(first, second))
+    if tally != NULL and tally.spent:
+        return pool_absent(engine, first, second, failure)
     pool = <Pool*> malloc(sizeof(Pool))
     if pool == NULL or not map_reserve(&engine.pools):
         free(pool)
@@ -203,7 +215,7 @@ cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure*
     """One user less; without any, the pool is freeable."""
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
-        return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
+        return pool_absent(engine, first, second, failure)
     if pool.freeable:
         return pool_failed(failure, FAILED_POOL_FREEABLE, first, second)
     pool.use_count -= 1
@@ -213,9 +225,34 @@ cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure*
     return True
 
 
+cdef enum:
+    MOST_GONE = 1000        # pools that are gone and still in the statistics; up to twice as many for a while
+
+cdef void forget_gone_pools(Engine* engine) noexcept nogil:
+    """Keep the statistics of the newest pools that are gone. Done for many at a time, so a pool costs a step or two."""
+    cdef size_t gone = engine.pool_tallies.count - engine.pools.count
+    cdef PoolTally** place = &engine.stats.pools
+    cdef PoolTally* tally
+    cdef size_t kept = 0
+    if gone < 2 * MOST_GONE:
+        return
+    while place[0] != NULL:
+        tally = place[0]
+        if map_get(&engine.pools, pool_key(tally.first, tally.second)) != NULL:
+            place = &tally.next
+        elif kept < MOST_GONE:
+            kept += 1
+            place = &tally.next
+        else:
+            place[0] = tally.next
+            map_pop(&engine.pool_tallies, pool_key(tally.first, tally.second))
+            free(tally)
+
+
 cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil:
     """pre: freeable, no memory left"""
     map_pop(&engine.pools, pool_key(pool.first, pool.second))
+    pool.tally.spent = pool.malloc_count > 0
     if pool.prev != NULL:
         pool.prev.next = pool.next
     else:
@@ -229,13 +266,14 @@ cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil:
         engine.lender_count -= 1
     pool_clear(engine, pool)
     free(pool)
+    forget_gone_pools(engine)
 
 
 cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, bint on,
                               Failure* failure) noexcept nogil:
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
-        return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
+        return pool_absent(engine, first, second, failure)
     if pool.use_on_oom != on:
         engine.lender_count += 1 if on else -1
         pool.use_on_oom = on
@@ -245,7 +283,7 @@ cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, b
 cdef bint pool_set_no_split(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
-        return pool_failed(failure, FAILED_POOL_UNKNOWN, first, second)
+        return pool_absent(engine, first, second, failure)
     if pool.large.arena != NULL:
         return pool_failed(failure, FAILED_POOL_PLACEMENT, first, second)
     pool.no_split = True

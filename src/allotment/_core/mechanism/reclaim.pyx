@@ -7,14 +7,14 @@ from allotment._core.model.model cimport Engine, Failure, Pool
 
 
 cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
-    """Release what a freeable pool can spare, and the pool itself once it owes nothing. Steps out."""
+    """Release what a freeable pool can spare, and the pool itself once it holds no memory. Steps out."""
     cdef bint ok
     pool.asking += 1        # others may find it empty meanwhile, and must leave it to us
     ok = pool.placement.release(engine, pool, 0, context, failure)
     pool.asking -= 1
     if not ok:
         return False
-    if pool.malloc_count > 0 or pool.reserved_bytes > 0 or pool.asking > 0:
+    if pool.reserved_bytes > 0 or pool.asking > 0:
         return True
     if route_find(engine, pool.first, pool.second) != NULL:
         return True

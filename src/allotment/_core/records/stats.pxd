@@ -31,9 +31,11 @@ cdef struct Tally:
     count_t freed_mark[2]   # total - current, likewise
 
 cdef struct PoolTally:
-    # What one private pool has reserved over time. Kept when the pool is gone: its id stays in the statistics.
+    # What one private pool has reserved over time. Kept when the pool is gone: its id stays in the statistics, until
+    # many others have gone after it.
     uint64_t first, second      # the id
     bint used                   # the pool has had memory; before that nothing is shown
+    bint spent                  # the pool is gone, and the id cannot be used again: see `pool`
     Tally reserved_bytes
     PoolTally* next
 

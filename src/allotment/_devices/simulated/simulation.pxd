@@ -38,6 +38,8 @@ cdef struct SimStream:
     SimMoment* awaited      # what its work from now on comes after, apart from its own earlier work
     size_t awaited_count, awaited_room
     SimStream* older        # the stream made before it
+    stream_t handle
+    SimStream* next_unused
 
 cdef struct SimMoment:      # when a stream has finished this much
     SimStream* stream
@@ -84,6 +86,7 @@ cdef struct Simulation:
     PointerMap mappings         # address -> SimChunk
     PointerMap streams          # handle + 1 -> SimStream
     SimStream* newest_stream    # of all that ever were: events refer to destroyed ones
+    SimStream* unused_streams   # destroyed, to be given out again, as a driver does with its handles
     SimCapture* first_capture   # of those under way
     PointerMap events           # handle -> SimEvent
     PointerMap nodes            # node -> NodeSet of predecessors

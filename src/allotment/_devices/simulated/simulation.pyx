@@ -74,6 +74,7 @@ cdef SimStream* stream_at(Simulation* device, stream_t handle) noexcept nogil:
             return NULL
         stream = <SimStream*> calloc(1, sizeof(SimStream))
         if stream != NULL:
+            stream.handle = handle
             stream.older = device.newest_stream
             device.newest_stream = stream
             map_put(&device.streams, handle + 1, stream)

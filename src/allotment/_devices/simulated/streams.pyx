@@ -75,8 +75,15 @@ cdef void clear_streams(Simulation* device) noexcept:
 cdef status_t stream_create(void* self, stream_t* stream) noexcept nogil:
     cdef Simulation* device = <Simulation*> self
     cdef status_t status = enter(device, STREAM_CREATE)
+    cdef SimStream* unused
     if status != OK:
         return status
+    unused = device.unused_streams
+    if unused != NULL:
+        device.unused_streams = unused.next_unused
+        map_put(&device.streams, unused.handle + 1, unused)
+        stream[0] = unused.handle
+        return leave(device, OK)
     stream[0] = new_handle(device)
     return leave(device, OK if stream_at(device, stream[0]) != NULL else OUT_OF_MEMORY)
 
@@ -87,9 +94,14 @@ cdef status_t stream_destroy(void* self, stream_t handle) noexcept nogil:
     cdef status_t status = enter_on(device, STREAM_DESTROY, handle, &stream)
     if status != OK:
         return status
-    # The record stays for events that refer to it; a destroyed stream's work goes on to its end.
+    # A destroyed stream's work goes on to its end. Events that refer to the record are done then, and stay so: who
+    # gets it next counts on from here.
     stream.finished = stream.launched
     map_put(&device.streams, handle + 1, destroyed())
+    if stream.capture == NULL:
+        stream.awaited_count = 0
+        stream.next_unused = device.unused_streams
+        device.unused_streams = stream
     return leave(device, OK)
 
 
