@@ -5,7 +5,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from allotment._allocators.buffer cimport free_buffer
-from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
+from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
 from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
 from allotment._allocators.upcalls cimport call_free_memory, identity_in
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
@@ -145,7 +145,7 @@ cdef class Allocator(PoolingAllocator):
         request.size = wanted
         request.stream = <stream_t> handle
         request.thread = thread
-        request.context = tenant | self.stack_now() if self.level >= STATE else tenant
+        request.context = tenant | self.request_context() if self.level != NEVER else tenant
         if is_guarded_already(engine) and needs_no_calls(engine) and not engine.uncached:
             # The hot path: a hit is served under the interpreter lock alone.
             block = serve_from_cache(engine, &request)

@@ -13,6 +13,7 @@ from allotment._core.model.model cimport Engine, Failure
 
 cdef enum Level:                # contexts are gathered for
     NEVER                       # nothing
+    PACED                       # nothing, but a history file is behind which requests wait
     STATE                       # blocks, as snapshots show them
     ALLOC                       # and entries of the history
     EVERYTHING                  # and frees in their own right

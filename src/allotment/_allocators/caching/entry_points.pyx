@@ -7,7 +7,7 @@ from libc.stdlib cimport calloc
 from libc.string cimport memcpy, memset
 
 from allotment._allocators.caching.allocator cimport Allocator
-from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
+from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
 from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints, current_t
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.upcalls cimport report
@@ -22,6 +22,7 @@ from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
     Request, drop_t, filter_t)
 from allotment._core.records.history cimport capture_stack
+from allotment._core.records.spool cimport Spool, spool_pace
 from allotment._core.tools.arguments cimport SIZE_BITS, is_fraction
 
 from allotment.errors import AllotmentError, OutOfMemoryError, RequestError
@@ -75,6 +76,13 @@ cdef uint32_t stack_here() noexcept with gil:
 cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
     """The number of the Python stack, if one is wanted of calls like this and there can still be one."""
     return stack_here() if context.level[0] >= needed and not Py_IsFinalizing() else 0
+
+
+cdef void pace(Context* context) noexcept nogil:
+    """Wait for a history file that is behind. Once C code has entry points, its spool stays (see `end_file`)."""
+    cdef Spool* spool = <Spool*> context.engine.trace.spool
+    if spool != NULL and not engine_is_inside(context.engine):
+        spool_pace(spool)
 
 
 cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept nogil:
@@ -145,6 +153,8 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
         request.failure.requested = request.failure.segment = size
         note(&request.failure)
         return NULL
+    if context.level[0] != NEVER:
+        pace(context)
     request.context = context.tenant | context_here(context, STATE)
     request.failure.reason = NO_FAILURE
     took_current = not engine_is_inside(engine) and take_current(context, &current)

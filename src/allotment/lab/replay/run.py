@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from allotment import _settings as config
 from allotment._core.edge.words import Action, BlockState, word_of
+from allotment._formats.history_file import HISTORY_FIELD
 from allotment._formats.torch_snapshot import Snapshot, Stack, Trace, naming, read_snapshot
 from allotment._rules import rules_of
 from allotment._settings import Settings
@@ -540,6 +541,11 @@ class Recording:
                 "the history begins in mid-run, and what was there before is not certain:"
                 f" the sizes of {initial.uncertain} blocks can be up to 1 MiB larger than was assumed"
             )
+        if difference is not None and not initial.is_empty and rules_of(self.compat).free_order != "address":
+            return None, (
+                "the history begins in mid-run, and what was there before is not certain:"
+                " which of its segments and blocks were older is not told, and decides between free blocks of one size"
+            )
         if difference is None and not initial.is_empty:
             return True, (
                 f"the history begins in mid-run: {len(initial.layouts)} segments and {len(initial.requests)} blocks"
@@ -559,7 +565,12 @@ class Recording:
         return Difference(int(history.kept[entry]), recorded, None if got is None else _entry(*got))
 
     def _difference_at_end(self, run: Replay) -> Difference | None:
-        """The first block of the snapshot that is not there, or one that is and should not."""
+        """The first block of the snapshot that is not there, or one that is and should not.
+
+        A history file does not tell what was there at its end.
+        """
+        if HISTORY_FIELD in self._snapshot.extra:
+            return None
         blocks, segments = self._snapshot.blocks, self._snapshot.segments
         mine = segments.device[blocks.segment] == self.device
         recorded = sorted(
