@@ -15,7 +15,7 @@ from allotment._core.mechanism.pool cimport (
     pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
 from allotment._core.mechanism.ranges cimport (
     LEAST_ALIGNMENT, await_departure, fault_of_address, grant_access, is_anybodys)
-from allotment._core.mechanism.reclaim cimport release_everything, release_one_pool
+from allotment._core.mechanism.reclaim cimport release_down_to, release_everything, release_one_pool
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.mechanism.streams cimport (
     anything_waits, poll_events, settle_deferred, stream_for, streams_clear, use_record)
@@ -309,6 +309,16 @@ cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, ui
         return release_everything(engine, captured, context, failure)
     pool = pool_find(engine, first, second)
     return pool == NULL or release_one_pool(engine, pool, captured, context, failure)
+
+
+cdef bint engine_trim(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
+    """Give cached memory back until no more than `keep` is reserved; inside a capture, that of unused pools alone."""
+    cdef bint captured
+    if not is_inside_capture(engine, 0, &captured, failure):
+        return False
+    if captured:
+        return release_everything(engine, True, context, failure)
+    return release_down_to(engine, keep, context, failure)
 
 
 cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,

@@ -56,12 +56,12 @@ cdef class RecordingAllocator(EngineAllocator):
         self.ended_files = []
 
     cdef int shut(self) except -1:
-        if not self.shared_by_pointer:
+        if self.pointer_holders == 0:
             self.end_file()
         return EngineAllocator.shut(self)
 
     def __dealloc__(self):
-        if self.engine != NULL and not self.shared_by_pointer:
+        if self.engine != NULL and self.pointer_holders == 0:
             trace_track(&self.engine.trace, NULL, NULL)
 
     # --- the history ---
@@ -271,7 +271,7 @@ cdef class RecordingAllocator(EngineAllocator):
             spool_flush(&file.spool)
         engine_leave(self.engine)
         self.file = None
-        if self.shared_by_pointer:
+        if self.pointer_holders != 0:
             self.ended_files.append(file)
         return file.finish()
 
