@@ -34,6 +34,7 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
                            Failure* failure) noexcept nogil
 cdef bint engine_retire(Engine* engine) noexcept nogil
 cdef bint engine_destroy(Engine* engine) noexcept nogil
+cdef void engine_discard(Engine* engine) noexcept nogil
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
 cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil

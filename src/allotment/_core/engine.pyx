@@ -22,7 +22,8 @@ from allotment._core.mechanism.streams cimport (
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_NOT_ROUTING,
     FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE, PEERS_MOST, Block, Chunk, Deferred, Engine, Failure,
-    FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Request, Route, StreamRecord, StreamUse)
+    FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Range, Request, Route, StreamRecord,
+    StreamUse)
 from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport MIN_BLOCK, Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
@@ -122,6 +123,18 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
         return False
     discard(engine)
     return True
+
+
+cdef void engine_discard(Engine* engine) noexcept nogil:
+    """Free the engine's own records, also of ranges and pools that have memory. pre: the device needs nothing back"""
+    cdef Range* following
+    cdef Range* range_ = engine.first_range
+    while range_ != NULL:
+        following = range_.next
+        free(range_.views)
+        free(range_)
+        range_ = following
+    discard(engine)
 
 
 cdef bint engine_retire(Engine* engine) noexcept nogil:
