@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import allotment
-from allotment import Allocator, SimulatedDevice
+from allotment import Allocator, Plan, SimulatedDevice
 from allotment.errors import OutOfMemoryError, SizeError, UnsupportedError
 from helpers.effort import some
 
@@ -73,7 +73,7 @@ def prepare(allocator: Allocator, device: SimulatedDevice, pool: allotment.Pool,
             pass
 
 
-def what_malloc_does(allocator: Allocator, requests: list[tuple[int, int]]) -> allotment.Plan:
+def what_malloc_does(allocator: Allocator, requests: list[tuple[int, int]]) -> Plan:
     before = allocator.stats()["reserved_bytes.all.current"]
     failed = None
     for number, (size, stream) in enumerate(requests):
@@ -82,7 +82,7 @@ def what_malloc_does(allocator: Allocator, requests: list[tuple[int, int]]) -> a
         except OutOfMemoryError:
             failed = number
             break
-    return allotment.Plan(failed is None, allocator.stats()["reserved_bytes.all.current"] - before, failed)
+    return Plan(failed is None, allocator.stats()["reserved_bytes.all.current"] - before, failed)
 
 
 @settings(deadline=None, max_examples=some(300))
@@ -122,9 +122,9 @@ def test_a_plan_is_what_malloc_then_does(
 
 def test_sizes_alone_are_for_the_default_stream_and_nothing_is_nothing() -> None:
     allocator = Allocator("sim:64MiB", settings="compat:newest")
-    assert allocator.plan([]) == (True, 0, None)
-    assert allocator.plan([0, 0]) == (True, 0, None)
-    assert allocator.plan([30 * MIB, 0, 30 * MIB, 30 * MIB]) == (False, 60 * MIB, 3)
+    assert allocator.plan([]) == Plan(True, 0, None)
+    assert allocator.plan([0, 0]) == Plan(True, 0, None)
+    assert allocator.plan([30 * MIB, 0, 30 * MIB, 30 * MIB]) == Plan(False, 60 * MIB, 3)
     assert not allocator.would_fit([1 << 62])
     with pytest.raises(SizeError):
         allocator.plan([-1])
@@ -133,9 +133,9 @@ def test_sizes_alone_are_for_the_default_stream_and_nothing_is_nothing() -> None
 def test_a_plan_counts_what_is_cached_and_the_limit() -> None:
     allocator = Allocator("sim:1GiB", settings="compat:newest", limit="64MiB")
     allocator.free(allocator.malloc(40 * MIB))
-    assert allocator.plan([40 * MIB]) == (True, 0, None)
-    assert allocator.plan([40 * MIB, 20 * MIB]) == (True, 20 * MIB, None)
-    assert allocator.plan([50 * MIB]) == (True, 10 * MIB, None)  # the cache would be given back first
+    assert allocator.plan([40 * MIB]) == Plan(True, 0, None)
+    assert allocator.plan([40 * MIB, 20 * MIB]) == Plan(True, 20 * MIB, None)
+    assert allocator.plan([50 * MIB]) == Plan(True, 10 * MIB, None)  # the cache would be given back first
     assert allocator.plan([40 * MIB, 40 * MIB]).failed_index == 1
     assert allocator.stats()["num_alloc_retries"] == 0
     assert allocator.stats()["reserved_bytes.all.current"] == 40 * MIB
@@ -148,9 +148,9 @@ def test_a_free_that_waits_counts_once_its_streams_are_done() -> None:
     device.launch(7)
     allocator.record_stream(block, 7)
     allocator.free(block)
-    assert allocator.plan([40 * MIB]) == (True, 40 * MIB, None)
+    assert allocator.plan([40 * MIB]) == Plan(True, 40 * MIB, None)
     device.finish(7)
-    assert allocator.plan([40 * MIB]) == (True, 0, None)
+    assert allocator.plan([40 * MIB]) == Plan(True, 0, None)
     assert allocator.stats()["active_bytes.all.current"] == 40 * MIB  # the free itself is not completed by a plan
 
 

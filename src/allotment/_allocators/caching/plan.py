@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 __all__ = ["Plan"]
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """What `Allocator.plan` found."""
 
     fits: bool
