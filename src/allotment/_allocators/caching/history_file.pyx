@@ -121,6 +121,8 @@ cdef class HistoryFile:
                 if why == FAILED:
                     raise OSError(errno, os.strerror(errno), self.path)
                 if self.finishing or self.spool.closed:
+                    if self.spool.first != NULL:
+                        continue        # it came between the last look and the end
                     break
                 allocator = self.allocator()
                 if allocator is not None:
