@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from allotment._core.edge.words import BlockState
 from allotment._formats.torch_snapshot import Snapshot, Stack
 from allotment._settings import Settings
-from allotment.errors import FormatError
-from allotment.lab.replay.gate import check_segments
+from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.run import Recording
 from allotment.lab.timeline.columns import Columns, gathered
@@ -307,12 +306,8 @@ def timeline_of_end(snapshot: Snapshot, device: int | None = None) -> Timeline:
     `device` is the one with most reserved, unless given. Raises FormatError if the snapshot has no memory of it.
     """
     segments, blocks = snapshot.segments, snapshot.blocks
-    reserved = {number: int(segments.total_size[segments.device == number].sum()) for number in snapshot.devices}
-    chosen = max(reserved, key=lambda number: reserved[number], default=0) if device is None else device
-    check_segments(snapshot, chosen)
+    chosen = device_at_end(snapshot, device)
     mine = np.flatnonzero(segments.device == chosen)
-    if len(mine) == 0:
-        raise FormatError(f"the snapshot has neither a history nor memory of device {chosen}")
     states = (BlockState.ACTIVE_ALLOCATED, BlockState.ACTIVE_PENDING_FREE)
     used = np.flatnonzero((segments.device[blocks.segment] == chosen) & np.isin(blocks.state, states))
     pools: dict[tuple[int, int], int] = {(0, 0): 0}
