@@ -2,6 +2,7 @@
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.plan import Plan
 from allotment._allocators.caching.pools import Pool, PoolState, graph_pool_handle
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.capture import Graph, capture
@@ -57,6 +58,7 @@ __all__ = [
     "InvariantError",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
+    "Plan",
     "PluggableAllocator",
     "Pool",
     "PoolError",

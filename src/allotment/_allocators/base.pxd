@@ -34,6 +34,7 @@ cdef class AllocatorBase:
     cdef int free_owned(self, address_t address, void* buffer) except -1    # unless another owns the block by now
     cdef str place(self)                                        # for `repr`: on which device
     cdef str figures(self)                                      # live and reserved bytes as text; never fails or waits
+    cdef bint is_readable(self) noexcept                        # whether this process can read the memory
     cdef bytes_t live_bytes(self) noexcept                      # in use now; never waits
     cdef int shut(self) except -1                               # gives back what is not in use; may be called again
 
@@ -46,6 +47,7 @@ cdef class AllocatorBase:
     cdef bytes_t known_total(self) except 0                     # raises UnsupportedError if the device does not tell
     cdef int tell_observers(self, object facts) except -1
     cdef int require_open(self) except -1
+    cdef int require_readable(self) except -1
     cdef int warn_of(self, bytes_t live) except -1              # that ends with its allocator
 
 # Raises unless all of it lies in one live block; what lies elsewhere may pass.

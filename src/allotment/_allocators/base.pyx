@@ -15,6 +15,7 @@ import warnings
 
 from allotment import _settings as config
 from allotment import _texts as texts
+from allotment._allocators import arrays
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.current import holders_on
 from allotment._allocators.unsupported import rows_of
@@ -115,6 +116,43 @@ cdef class AllocatorBase:
         """
         count = operator.index(size)        # once: another time it might be another
         return self.owned(self.malloc(count, stream), count, stream)
+
+    def array(self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int = 0) -> NDArray[Any]:
+        """A NumPy array of this allocator's memory, with whatever is in it; the array keeps its block alive.
+
+        Raises UnsupportedError for memory that this process cannot read, TypeError for a dtype that holds Python
+        objects, and what `malloc` raises. Safe to call from several threads.
+        """
+        self.require_readable()
+        return arrays.array(self, shape, dtype, stream)
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int = 0) -> NDArray[Any]:
+        """`array`, filled with zeros, by the calling thread."""
+        self.require_readable()
+        return arrays.full(self, shape, 0, dtype, stream)
+
+    def full(
+        self, shape: int | tuple[int, ...], value: Any, dtype: Any = None, *, stream: Stream | int = 0
+    ) -> NDArray[Any]:
+        """`array`, filled with a value by the calling thread; its dtype is that of the value if none is given."""
+        self.require_readable()
+        return arrays.full(self, shape, value, dtype, stream)
+
+    def like(self, array: Any, *, stream: Stream | int = 0) -> NDArray[Any]:
+        """`array` of the shape and dtype of another, with whatever is in it: its values are not copied."""
+        self.require_readable()
+        return arrays.like(self, array, stream)
+
+    cdef bint is_readable(self) noexcept:
+        return self.device is not None and self.device.table.capabilities & IS_HOST != 0
+
+    cdef int require_readable(self) except -1:
+        if not self.is_readable():
+            self.require_device("array")
+            raise UnsupportedError(
+                f"{self.device.name} does not support arrays: this process cannot read its memory;"
+                " PinnedAllocator has memory that both can", operation="array")
+        return 0
 
     cdef object owned(self, object address, object size, object stream):
         """A buffer of a block that was allocated just now."""

@@ -282,10 +282,12 @@ cdef class Buffer:
         self.allocator.record_stream(self.block, stream)
 
     cdef bint is_host(self) except -1:
+        if isinstance(self.allocator, AllocatorBase):
+            return (<AllocatorBase> self.allocator).is_readable()
         return self.allocator.device.capabilities & IS_HOST != 0
 
     cdef bint is_cuda(self) except -1:
-        return self.allocator.device.family == "cuda"
+        return self.allocator.device.family == "cuda" and not self.is_host()
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         self.check_block()

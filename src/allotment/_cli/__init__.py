@@ -16,7 +16,7 @@ import typer
 
 from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
 
-COMMANDS = ("bench", "conformance", "demo", "diff", "explain", "replay", "stats", "tune")
+COMMANDS = ("bench", "conformance", "demo", "diff", "explain", "replay", "stats", "tune", "view")
 
 
 class ExitCode(IntEnum):

@@ -34,6 +34,7 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
                            Failure* failure) noexcept nogil
 cdef bint engine_retire(Engine* engine) noexcept nogil
 cdef bint engine_destroy(Engine* engine) noexcept nogil
+cdef void engine_discard(Engine* engine) noexcept nogil
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
 cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil
@@ -48,6 +49,7 @@ cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) no
 cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil
 cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
                              Failure* failure) noexcept nogil
+cdef bint engine_trim(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
 cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,
                       Failure* failure) noexcept nogil
 cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
@@ -106,7 +108,7 @@ cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil
 cdef inline Pool* request_begin(Engine* engine, Request* request) noexcept nogil:
     """The pool that serves a request, after all that has finished; NULL with the reason in request.failure."""
     request.failure.reason = NO_FAILURE
-    request.capturing = False
+    request.capturing = request.is_fresh = False
     if engine.routes == NULL:
         if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
             return NULL

@@ -15,14 +15,15 @@ from allotment._core.mechanism.pool cimport (
     pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
 from allotment._core.mechanism.ranges cimport (
     LEAST_ALIGNMENT, await_departure, fault_of_address, grant_access, is_anybodys)
-from allotment._core.mechanism.reclaim cimport release_everything, release_one_pool
+from allotment._core.mechanism.reclaim cimport release_down_to, release_everything, release_one_pool
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.mechanism.streams cimport (
     anything_waits, poll_events, settle_deferred, stream_for, streams_clear, use_record)
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_NOT_ROUTING,
     FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE, PEERS_MOST, Block, Chunk, Deferred, Engine, Failure,
-    FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Request, Route, StreamRecord, StreamUse)
+    FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Range, Request, Route, StreamRecord,
+    StreamUse)
 from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport MIN_BLOCK, Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
@@ -122,6 +123,18 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
         return False
     discard(engine)
     return True
+
+
+cdef void engine_discard(Engine* engine) noexcept nogil:
+    """Free the engine's own records, also of ranges and pools that have memory. pre: the device needs nothing back"""
+    cdef Range* following
+    cdef Range* range_ = engine.first_range
+    while range_ != NULL:
+        following = range_.next
+        free(range_.views)
+        free(range_)
+        range_ = following
+    discard(engine)
 
 
 cdef bint engine_retire(Engine* engine) noexcept nogil:
@@ -309,6 +322,16 @@ cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, ui
         return release_everything(engine, captured, context, failure)
     pool = pool_find(engine, first, second)
     return pool == NULL or release_one_pool(engine, pool, captured, context, failure)
+
+
+cdef bint engine_trim(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
+    """Give cached memory back until no more than `keep` is reserved; inside a capture, that of unused pools alone."""
+    cdef bint captured
+    if not is_inside_capture(engine, 0, &captured, failure):
+        return False
+    if captured:
+        return release_everything(engine, True, context, failure)
+    return release_down_to(engine, keep, context, failure)
 
 
 cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_t* size,

@@ -13,12 +13,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allotment._core.edge.words import Action, BlockState, SegmentType, word_of
+from allotment._core.edge.words import HISTORY_MAGIC, Action, BlockState, SegmentType, word_of
 from allotment._formats.limits import Limits
 from allotment._formats.pickle_columns import Frame, RowReader, Rows, StackTable, TextTable
 from allotment._formats.pickle_reader import PickleTree, Value
@@ -151,6 +152,8 @@ class Snapshot:
     """Unknown fields of frames: key, frame, value."""
     extra: dict[str, Plain]
     """Unknown fields of the snapshot itself."""
+    first_blocks: Blocks | None = None
+    """The blocks before the first entry, where that is known: of a history file. Their segments are not kept."""
 
 
 def read_snapshot(
@@ -183,8 +186,14 @@ def naming(source: object) -> Iterator[None]:
 
 
 def _read(stream: BinaryIO, limits: Limits) -> Snapshot:
+    pieces = unpacked(stream, limits)
+    first = next(pieces, b"")
+    if first.startswith(HISTORY_MAGIC):
+        from allotment._formats.history_file import read_history  # made of what is here
+
+        return read_history(chain([first], pieces), limits)
     tree = PickleTree(max_memory=limits.max_memory, max_density=limits.max_density, free_memory=limits.free_memory)
-    for piece in unpacked(stream, limits):
+    for piece in chain([first], pieces):
         tree.feed(piece)
     return _Interpreter(tree, tree.finish()).snapshot()
 

@@ -1,8 +1,9 @@
 # Made from allocator.pyx by `make stubs`: change it there.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from allotment._allocators.buffer import Buffer
+from allotment._allocators.caching.plan import Plan
 from allotment._allocators.caching.pooling_allocator import PoolingAllocator
 from allotment._allocators.caching.tenants import Tenant
 from allotment._devices.streams import Stream
@@ -51,6 +52,20 @@ class Allocator(PoolingAllocator):
         """
     def malloc_as(self, size: int, stream: int, thread: int, address: int | None = None) -> int:
         """`malloc`, or `malloc_at`, as though called by thread number `thread`: for replaying recordings."""
+    def plan(self, requests: Iterable[int | tuple[int, Stream | int]]) -> Plan:
+        """What these requests would come to if they were made now, one after the other, by the calling thread.
+
+        A request is a size, or a size and a stream. They are tried on a copy of all that the allocator keeps, by the
+        code that would serve them, so the result is exact, and nothing changes: no figure, no entry of the history, no
+        call that changes anything on the device. Rehearsed are the cache, limits, pools and routes, frees whose streams
+        are done, and everything that is tried when memory is short, except free-memory callbacks. Of the device it is
+        taken that it gives what it says is free.
+
+        Looks at every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where no copy can tell:
+        placement:dense, a pool with an allocator of its own, a filter that is a function, or a capture.
+        """
+    def would_fit(self, requests: Iterable[int | tuple[int, Stream | int]]) -> bool:
+        """Whether these requests would all be served if they were made now. See `plan`."""
     def tenant(self, name: str) -> Tenant:
         """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
 

@@ -1,15 +1,18 @@
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from allotment._allocators.buffer cimport free_buffer
-from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
+from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
 from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
 from allotment._allocators.upcalls cimport call_free_memory, identity_in
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
+from allotment._core.edge.rehearsal cimport (
+    NOT_REFUSED, REFUSED_ALLOCATOR, REFUSED_DEFERRED, REFUSED_FILTER, REFUSED_PLACEMENT, Rehearsal, Wish, rehearse)
 from allotment._core.edge.sharing cimport SharedHandle, share_block
 from allotment._core.engine cimport (
     needs_no_calls, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once,
@@ -26,8 +29,17 @@ from allotment._core.tools.numbers cimport int_value, is_plain_int
 
 import os
 
+from allotment._allocators.caching.plan import Plan
 from allotment._allocators.current import note_allocator
-from allotment.errors import OutOfMemoryError, RequestError
+from allotment.errors import OutOfMemoryError, RequestError, UnsupportedError
+
+cdef dict REFUSALS = {
+    <int> REFUSED_PLACEMENT: "plan: memory under placement:dense cannot be rehearsed; it can under placement:torch",
+    <int> REFUSED_ALLOCATOR: "plan: requests are routed to a pool with an allocator of its own, which cannot be asked"
+                             " without changing it",
+    <int> REFUSED_FILTER: "plan: requests are routed by a function or by a capture, which cannot be asked ahead",
+    <int> REFUSED_DEFERRED: "plan: freed blocks wait for the end of a capture, or of routing; plan after it",
+}
 
 
 cdef void add_tenants(const Range* range_, bytes_t[TENANTS_MOST][3] sums) noexcept nogil:
@@ -145,7 +157,7 @@ cdef class Allocator(PoolingAllocator):
         request.size = wanted
         request.stream = <stream_t> handle
         request.thread = thread
-        request.context = tenant | self.stack_now() if self.level >= STATE else tenant
+        request.context = tenant | self.request_context() if self.level != NEVER else tenant
         if is_guarded_already(engine) and needs_no_calls(engine) and not engine.uncached:
             # The hot path: a hit is served under the interpreter lock alone.
             block = serve_from_cache(engine, &request)
@@ -291,6 +303,57 @@ cdef class Allocator(PoolingAllocator):
         if address is not None:
             return self.allocate_at(size, address, stream, thread)
         return self.allocate(size, stream, thread, 0)
+
+    # --- would it fit ---
+
+    def plan(self, requests: Iterable[int | tuple[int, Stream | int]]) -> Plan:
+        """What these requests would come to if they were made now, one after the other, by the calling thread.
+
+        A request is a size, or a size and a stream. They are tried on a copy of all that the allocator keeps, by the
+        code that would serve them, so the result is exact, and nothing changes: no figure, no entry of the history, no
+        call that changes anything on the device. Rehearsed are the cache, limits, pools and routes, frees whose streams
+        are done, and everything that is tried when memory is short, except free-memory callbacks. Of the device it is
+        taken that it gives what it says is free.
+
+        Looks at every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where no copy can tell:
+        placement:dense, a pool with an allocator of its own, a filter that is a function, or a capture.
+        """
+        cdef Wish* wishes
+        cdef Rehearsal found
+        cdef bint ok
+        cdef size_t i, count
+        wanted = [self.read_wish(request) for request in requests]
+        kept = [i for i, (size, _) in enumerate(wanted) if size > 0]
+        count = len(kept)
+        wishes = <Wish*> malloc((count + 1) * sizeof(Wish))
+        if wishes == NULL:
+            raise MemoryError("the host has no memory for the requests")
+        try:
+            for i, number in enumerate(kept):
+                wishes[i].size, wishes[i].stream = wanted[number]
+            self.require_open()
+            self.enter()
+            with nogil:
+                ok = rehearse(self.engine, wishes, count, &found)
+        finally:
+            free(wishes)
+        if found.refusal != NOT_REFUSED:
+            raise UnsupportedError(REFUSALS[<int> found.refusal])
+        if not ok:
+            raise self.failed(&found.failure)
+        return Plan(found.fits, found.new_reserved, None if found.fits else kept[found.served])
+
+    def would_fit(self, requests: Iterable[int | tuple[int, Stream | int]]) -> bool:
+        """Whether these requests would all be served if they were made now. See `plan`."""
+        return self.plan(requests).fits
+
+    cdef tuple read_wish(self, object request):
+        """Size and stream of a request; one that no device can serve has the largest size there is."""
+        cdef bytes_t size = 0
+        given, stream = request if isinstance(request, tuple) else (request, 0)
+        if not read_size(given, &size):
+            size = (<bytes_t> 1 << SIZE_BITS) - 1
+        return size, self.stream_handle(stream)
 
     # --- who has what ---
 

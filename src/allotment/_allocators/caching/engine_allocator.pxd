@@ -13,6 +13,7 @@ from allotment._core.model.model cimport Engine, Failure
 
 cdef enum Level:                # contexts are gathered for
     NEVER                       # nothing
+    PACED                       # nothing, but a history file is behind which requests wait
     STATE                       # blocks, as snapshots show them
     ALLOC                       # and entries of the history
     EVERYTHING                  # and frees in their own right
@@ -25,7 +26,7 @@ cdef class EngineAllocator(AllocatorBase):
     cdef list forgotten_pools           # (id, whether by its maker) given up from inside the engine: see close_pool
     cdef object rules                   # of the version that the settings name
     cdef dict reserve_classes           # stream -> class of expandable_segments_reserve_by_class
-    cdef bint shared_by_pointer         # C entry points refer to the engine: it must outlive everything
+    cdef int pointer_holders            # tables of C entry points that refer to the engine, which must outlive them
 
     cdef uint32_t stack_now(self) except? 0xFFFFFFFF     # the calling thread's context
     cdef uint32_t recorded_stack(self) except? 0xFFFFFFFF

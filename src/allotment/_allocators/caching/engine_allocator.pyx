@@ -97,7 +97,7 @@ cdef class EngineAllocator(AllocatorBase):
     def __del__(self):
         # A finalizer, because a deallocator may not call a device that is written in Python.
         cdef bytes_t live = self.live_bytes()
-        if self.engine != NULL and not self.shared_by_pointer:
+        if self.engine != NULL and self.pointer_holders == 0:
             self.shut()
             if not self.closed:
                 self.warn_of(live)
@@ -105,7 +105,7 @@ cdef class EngineAllocator(AllocatorBase):
     cdef int shut(self) except -1:
         """Give back all that is not in use."""
         cdef Engine* engine = self.engine
-        if self.shared_by_pointer:
+        if self.pointer_holders != 0:
             raise RequestError(
                 f"{self!r} cannot be closed: its entry points were given to C code, which may call them at any time")
         self.enter()
@@ -120,7 +120,7 @@ cdef class EngineAllocator(AllocatorBase):
 
     def __dealloc__(self):
         cdef Engine* engine = self.engine
-        if engine == NULL or self.shared_by_pointer:
+        if engine == NULL or self.pointer_holders != 0:
             return
         with nogil:
             engine_destroy(engine)

@@ -8,7 +8,7 @@ NULL (or 0), and `last_error` has the words, per thread. Callers may or may not 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment._core.contract.types cimport stream_t
+from allotment._core.contract.types cimport bytes_t, stream_t
 from allotment._core.model.model cimport drop_t, filter_t
 
 cdef enum:
@@ -33,8 +33,21 @@ cdef struct EntryPoints:
     int (*end_allocate_to_pool)(void* context, uint64_t first, uint64_t second) noexcept nogil
     int (*release_pool)(void* context, uint64_t first, uint64_t second) noexcept nogil
 
-# For an Allocator, or for a Tenant of one.
+# For an Allocator, or for a Tenant of one, which lives as long as the table: for ever, unless that is dropped by who
+# knows all that could call it.
 cdef EntryPoints* entry_points_of(object allocator) except NULL
+cdef int entry_points_drop(EntryPoints* table) except -1
+
+cdef struct Lent:               # the block that a request was given
+    bytes_t size
+    bint is_fresh               # its pages are as the device gave them: no one has had them
+    bint is_plain               # it lies in a segment of the device's own, which is one mapping
+
+# The same as `allocate` and `free` of the table, for those who have to know the block. A size of 0: the address is not
+# of a block in use here, and nothing happened.
+cdef void* allocate_block(EntryPoints* table, size_t size, void* stream, Lent* lent) noexcept nogil
+cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil
+cdef bytes_t block_size(EntryPoints* table, void* address) noexcept nogil
 
 # A framework's current stream of a device, in the calling thread. Asked for before the engine is entered, and only
 # while it decides something: while a graph may be captured.

@@ -1,14 +1,15 @@
 """C entry points: see the header, entry_points.pxd."""
 
 from cpython.pycapsule cimport PyCapsule_New
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from allotment._allocators.caching.allocator cimport Allocator
-from allotment._allocators.caching.engine_allocator cimport EVERYTHING, STATE
-from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints, current_t
+from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
+from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints, Lent, current_t
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.upcalls cimport report
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
@@ -16,13 +17,17 @@ from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
     allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_is_inside,
     engine_leave, engine_limit_share, engine_record_stream, engine_try_enter, release_address, serve)
+from allotment._core.mechanism.address_map cimport block_at
+from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.frees cimport free_later
 from allotment._core.mechanism.pool cimport pool_release, route_begin
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
     Request, drop_t, filter_t)
 from allotment._core.records.history cimport capture_stack
+from allotment._core.records.spool cimport Spool, spool_pace
 from allotment._core.tools.arguments cimport SIZE_BITS, is_fraction
+from allotment._core.tools.pointer_map cimport map_get
 
 from allotment.errors import AllotmentError, OutOfMemoryError, RequestError
 
@@ -77,6 +82,13 @@ cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
     return stack_here() if context.level[0] >= needed and not Py_IsFinalizing() else 0
 
 
+cdef void pace(Context* context) noexcept nogil:
+    """Wait for a history file that is behind. Once C code has entry points, its spool stays (see `end_file`)."""
+    cdef Spool* spool = <Spool*> context.engine.trace.spool
+    if spool != NULL and not engine_is_inside(context.engine):
+        spool_pace(spool)
+
+
 cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept nogil:
     """Enter the framework's current stream where it decides anything; whether that was so. Not from inside the engine."""
     cdef Engine* engine = context.engine
@@ -128,7 +140,11 @@ cdef void tell_observers(Context* context, const Failure* failure) noexcept with
 
 
 cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept nogil:
-    cdef Context* context = <Context*> self
+    return serve_context(<Context*> self, size, stream, NULL)
+
+
+cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent) noexcept nogil:
+    """A request; `lent`, unless NULL, is told what served it."""
     cdef Engine* engine = context.engine
     cdef CurrentStream current
     cdef bint took_current
@@ -146,6 +162,8 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
         request.failure.requested = request.failure.segment = size
         note(&request.failure)
         return NULL
+    if context.level[0] != NEVER:
+        pace(context)
     request.context = context.tenant | context_here(context, STATE)
     request.failure.reason = NO_FAILURE
     took_current = take_current(context, &current)
@@ -155,10 +173,17 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
         return NULL
     if engine.uncached:
         address = allocate_direct(engine, &request)
+        if lent != NULL:
+            lent.size = size
+            lent.is_fresh = lent.is_plain = True
     else:
         block = serve(engine, &request)
         if block != NULL:
             address = block.address
+            if lent != NULL:
+                lent.size = block.size
+                lent.is_fresh = request.is_fresh
+                lent.is_plain = is_plain(block) and block.shelf.rack.pool.allocator.allocate == NULL
     engine_leave(engine)
     if took_current:
         current_leave(&current)
@@ -189,6 +214,46 @@ cdef int release(void* self, void* address, size_t size, int device, void* strea
     if took_current:
         current_leave(&current)
     return ok
+
+
+cdef bytes_t size_at(const Engine* engine, address_t address) noexcept nogil:
+    """0 if no block in use begins there. pre: inside"""
+    cdef Block* block = block_at(engine, address)
+    return block.size if block != NULL else <bytes_t> map_get(&engine.direct, address)
+
+
+cdef void* allocate_block(EntryPoints* table, size_t size, void* stream, Lent* lent) noexcept nogil:
+    return serve_context(<Context*> table.context, size, stream, lent)
+
+
+cdef bytes_t block_size(EntryPoints* table, void* address) noexcept nogil:
+    cdef Engine* engine = (<Context*> table.context).engine
+    cdef bytes_t size
+    if not enter(engine):
+        return size_at(engine, <address_t> address)
+    size = size_at(engine, <address_t> address)
+    engine_leave(engine)
+    return size
+
+
+cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil:
+    cdef Context* context = <Context*> table.context
+    cdef Engine* engine = context.engine
+    cdef uint32_t stack = 0
+    cdef Failure failure
+    cdef bytes_t size
+    if not enter(engine):
+        size = size_at(engine, <address_t> address)
+        return size if size == 0 or free_later(engine, <address_t> address) else 0
+    size = size_at(engine, <address_t> address)
+    if size != 0 and context.level[0] >= EVERYTHING:
+        engine_leave(engine)            # a stack is gathered outside; whose the block is does not change meanwhile
+        stack = context_here(context, EVERYTHING)
+        enter(engine)
+    if size != 0 and not release_address(engine, <address_t> address, stack, &failure):
+        note(&failure)
+    engine_leave(engine)
+    return size
 
 
 cdef int record_stream(void* self, void* address, void* stream) noexcept nogil:
@@ -314,8 +379,17 @@ cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:
     return length
 
 
+cdef int entry_points_drop(EntryPoints* table) except -1:
+    cdef Context* context = <Context*> table.context
+    cdef Allocator owner = <Allocator> context.allocator
+    free(context)
+    free(table)
+    owner.pointer_holders -= 1
+    Py_DECREF(owner)
+    return 0
+
+
 cdef EntryPoints* entry_points_of(object allocator) except NULL:
-    """A table for an allocator, which from now on lives as long as the process."""
     cdef Tenant tenant = allocator if isinstance(allocator, Tenant) else None
     cdef Allocator owner
     cdef EntryPoints* table
@@ -326,14 +400,16 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     table = <EntryPoints*> calloc(1, sizeof(EntryPoints))
     context = <Context*> calloc(1, sizeof(Context))
     if table == NULL or context == NULL:
+        free(table)
+        free(context)
         raise MemoryError("the host has no memory for the entry points")
     context.engine = owner.engine
     context.allocator = <void*> owner
     context.tenant = 0 if tenant is None else tenant.context
     context.level = &owner.level
-    owner.shared_by_pointer = True
+    owner.pointer_holders += 1
+    Py_INCREF(owner)
     owner.engine.interpreter_guards = False
-    immortal.append(owner)
     table.size = sizeof(EntryPoints)
     table.version = ENTRY_VERSION
     table.context = context
@@ -348,9 +424,6 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     table.end_allocate_to_pool = end_allocate_to_pool
     table.release_pool = release_pool
     return table
-
-
-cdef list immortal = []
 
 
 cdef object last_exception(const EntryPoints* table):

@@ -44,6 +44,12 @@ class PoolingAllocator(RecordingAllocator):
         Waits for events of blocks that other streams used, and calls the device for each segment. Blocks in use stay.
         Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
         """
+    def trim_to(self, size: int | str) -> int:
+        """Give cached memory back until no more than `size` bytes are reserved; gives how many bytes went.
+
+        `size` is a number of bytes or a text such as "2GiB". What is in use stays, so more may be left. Waits and
+        raises as `empty_cache` does. Safe to call from several threads.
+        """
     def pool_use_count(self, pool: PoolId) -> int:
         """How many uses the pool has: by `Pool` objects, by `with` blocks, by graphs. Raises PoolError."""
     def pool_reserved_bytes(self, pool: PoolId) -> int:

@@ -14,19 +14,22 @@ from allotment._allocators.pluggable.lending cimport lend_segments
 from allotment._allocators.pluggable.plugged_memory cimport PluggedMemory
 from allotment._allocators.upcalls cimport call_filter, call_raw_alloc, call_raw_delete, drop_reference
 from allotment._core.edge.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
-from allotment._core.contract.types cimport address_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.edge.walk cimport STATE_ALLOCATED, Arrangement, arrangement_clear
-from allotment._core.engine cimport engine_empty_cache, engine_end_routing, engine_is_inside, engine_leave
+from allotment._core.engine cimport (
+    engine_empty_cache, engine_end_routing, engine_is_inside, engine_leave, engine_trim)
 from allotment._core.mechanism.pool cimport (
     pool_create_or_incref, pool_expect, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
 from allotment._core.model.model cimport (
     FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Failure, Filter, Placement,
     Pool as EnginePool, RawAllocator)
 from allotment._core.placement.registry cimport placement_check, placement_named
+from allotment._core.records.stats cimport tally_now
 from allotment._core.tools.arguments cimport read_identity, read_pool_id
 
 from weakref import ref
 
+from allotment import _settings as config
 from allotment._allocators.caching.pools import Pool, PoolState
 from allotment.errors import AllotmentError, CheckpointError, PoolError, RequestError
 
@@ -154,6 +157,25 @@ cdef class PoolingAllocator(RecordingAllocator):
         with nogil:
             ok = engine_empty_cache(self.engine, first, second, context, &failure)
             self.leave(ok, &failure)
+
+    def trim_to(self, size: int | str) -> int:
+        """Give cached memory back until no more than `size` bytes are reserved; gives how many bytes went.
+
+        `size` is a number of bytes or a text such as "2GiB". What is in use stays, so more may be left. Waits and
+        raises as `empty_cache` does. Safe to call from several threads.
+        """
+        cdef bytes_t keep = config.parse_size(size)
+        cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
+        cdef Failure failure
+        cdef count_t before
+        cdef bint ok
+        self.enter()
+        before = tally_now(&self.engine.stats.reserved_bytes)
+        with nogil:
+            ok = engine_trim(self.engine, keep, context, &failure)
+            before -= tally_now(&self.engine.stats.reserved_bytes)
+            self.leave(ok, &failure)
+        return max(before, 0)
 
     cdef int step_of_pool(self, object pool, pool_step_t step) except -1:
         cdef uint64_t first, second

@@ -41,6 +41,7 @@ class RecordingAllocator(EngineAllocator):
         clear_history: bool = False,
         skip_actions: Collection[str] | None = None,
         recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+        file: str | PathLike[str] | None = None,
     ) -> None:
         """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
 
@@ -55,7 +56,13 @@ class RecordingAllocator(EngineAllocator):
         lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
         to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
 
-        Raises RequestError, TypeError for a recorder that cannot be called.
+        With a `file`, events go there instead of into memory, for as long as it runs, until `record_history` is called
+        again or the allocator is closed: a few bytes each, written by a thread of its own. What is at that path is
+        replaced. A program that is killed leaves a file that every command reads, up to the last second or so. If the
+        disk is slower than the program, requests wait for it; if it fails, what is lost is told in the file and the
+        error goes to `sys.unraisablehook`. `max_entries` has no meaning then, and `snapshot` shows no history.
+
+        Raises RequestError, TypeError for a recorder that cannot be called, OSError for a file that cannot be written.
         """
     def is_history_enabled(self) -> bool:
         """Whether `record_history` keeps what happens, now. Safe to call from several threads."""
@@ -64,7 +71,7 @@ class RecordingAllocator(EngineAllocator):
     def record_annotation(self, pairs: Mapping[str, Any]) -> None:
         """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
 
-        It gets the device's index and the time.         Nothing happens while no history is recorded.
+        It gets the device's index and the time. Nothing happens while no history is recorded.
         """
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
         """The segments of `snapshot` alone; (0, 0) is all of them, another id those of that pool.

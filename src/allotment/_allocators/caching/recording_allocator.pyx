@@ -3,23 +3,29 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from allotment._allocators.caching.engine_allocator cimport ALLOC, EVERYTHING, NEVER, STATE, EngineAllocator
+from allotment._allocators.caching.engine_allocator cimport (
+    ALLOC, EVERYTHING, NEVER, PACED, STATE, EngineAllocator)
+from allotment._allocators.caching.history_file cimport HistoryFile
 from allotment._allocators.upcalls cimport EntryTracker, call_trackers, identity_in
 from allotment._core.contract.types cimport address_t
 from allotment._core.edge.snapshot cimport segment_dicts, trace_dicts
 from allotment._core.edge.snapshot_pickle cimport write_snapshot
 from allotment._core.edge.walk cimport Arrangement, arrangement_clear, walk_segments
 from allotment._core.edge.words cimport action_number
-from allotment._core.engine cimport engine_annotate, engine_leave
+from allotment._core.engine cimport engine_annotate, engine_is_inside, engine_leave
 from allotment._core.mechanism.pool cimport pool_expect
 from allotment._core.model.model cimport Engine, Failure
 from allotment._core.placement.dense.dense cimport dense_views
 from allotment._core.records.history cimport intern_name
+from allotment._core.records.spool cimport spool_flush, spool_pace, spool_place
 from allotment._core.records.trace cimport TraceRecord, trace_clear, trace_copy, trace_listen, trace_track
 from allotment._core.tools.arguments cimport read_block, read_callable, read_number, read_pool_id
 
+import atexit
+import io
 import time
 
+from allotment._allocators.caching.history_file import finish_all
 from allotment._allocators.files import replaced
 from allotment._core.edge.snapshot import assembled
 from allotment._core.edge.words import ACTIONS
@@ -28,6 +34,8 @@ from allotment.errors import RequestError
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
 cdef str VIEWS = "allotment_views"
+
+atexit.register(finish_all)
 
 
 cdef size_t entry_count(object given) except 0:
@@ -45,9 +53,15 @@ cdef class RecordingAllocator(EngineAllocator):
         self.trackers = []
         self.annotations = []
         self.most_annotations = 1
+        self.ended_files = []
+
+    cdef int shut(self) except -1:
+        if self.pointer_holders == 0:
+            self.end_file()
+        return EngineAllocator.shut(self)
 
     def __dealloc__(self):
-        if self.engine != NULL and not self.shared_by_pointer:
+        if self.engine != NULL and self.pointer_holders == 0:
             trace_track(&self.engine.trace, NULL, NULL)
 
     # --- the history ---
@@ -135,6 +149,7 @@ cdef class RecordingAllocator(EngineAllocator):
         clear_history: bool = False,
         skip_actions: Collection[str] | None = None,
         recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+        file: str | PathLike[str] | None = None,
     ) -> None:
         """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
 
@@ -149,7 +164,13 @@ cdef class RecordingAllocator(EngineAllocator):
         lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
         to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
 
-        Raises RequestError, TypeError for a recorder that cannot be called.
+        With a `file`, events go there instead of into memory, for as long as it runs, until `record_history` is called
+        again or the allocator is closed: a few bytes each, written by a thread of its own. What is at that path is
+        replaced. A program that is killed leaves a file that every command reads, up to the last second or so. If the
+        disk is slower than the program, requests wait for it; if it fails, what is lost is told in the file and the
+        error goes to `sys.unraisablehook`. `max_entries` has no meaning then, and `snapshot` shows no history.
+
+        Raises RequestError, TypeError for a recorder that cannot be called, OSError for a file that cannot be written.
         """
         cdef Engine* engine = self.engine
         cdef bint listens, forgets
@@ -170,21 +191,100 @@ cdef class RecordingAllocator(EngineAllocator):
             most = 1
         if recorder is not None:
             read_callable(recorder, "a recorder")
+        if file is not None and (enabled != "all" or max_entries is not None):
+            raise RequestError(
+                "record_history: a file takes every event; leave out max_entries, and enabled other than 'all'")
+        streamed = None if file is None else HistoryFile(file)
         listens = enabled is not None
-        forgets = not listens or clear_history
+        forgets = not listens or clear_history or file is not None
         level = CONTEXT_LEVELS[context] if listens else NEVER
+        if file is not None:
+            level = max(level, <int> PACED)
+        self.end_file()
         self.enter()
         if forgets:
             trace_clear(&engine.trace)
         engine.trace.skip = skip
         self.level = level
         engine.trace.attach_stacks = level >= ALLOC
-        trace_listen(&engine.trace, listens, most)
+        trace_listen(&engine.trace, listens and file is None, most)
         engine_leave(engine)
+        if streamed is not None:
+            self.start_file(streamed)
         self.recorder = recorder if listens else None
         self.most_annotations = most
         if forgets:
             self.annotations = []       # what the old ones hold goes outside of the lock
+
+    cdef uint32_t request_context(self) except? 0xFFFFFFFF:
+        """What a request does first while something is recorded: wait for a file that is behind; its stack."""
+        cdef HistoryFile file = self.file
+        if file is not None and not engine_is_inside(self.engine):
+            spool_pace(&file.spool)
+        return self.stack_now() if self.level >= STATE else 0
+
+    cdef int start_file(self, HistoryFile file) except -1:
+        """Send the history there from now on. The arrangement that it begins with is of the same moment."""
+        cdef Arrangement arrangement
+        cdef TraceRecord* none = NULL
+        cdef bint ok
+        begins = io.BytesIO()
+        self.enter()
+        with nogil:
+            ok = walk_segments(self.engine, 0, 0, &arrangement)
+            if ok:
+                self.engine.trace.spool = &file.spool
+                self.engine.trace.place = spool_place
+                trace_listen(&self.engine.trace, True, 1)
+            engine_leave(self.engine)
+        try:
+            if not ok:
+                raise MemoryError("the host has no memory for a snapshot")
+            device = self.device.table.device
+            shown = assembled(
+                segment_dicts(&arrangement, device), {}, device + 1, self.current_settings.as_pytorch_dict(), [])
+            shown["device"] = device
+            shown["torch_version"] = self.rules.version
+            if (views := self.mappings()) is not None:
+                shown[VIEWS] = views
+            write_snapshot(begins, shown, none, 0, self.rules)
+        finally:
+            arrangement_clear(&arrangement)
+        self.file = file
+        try:
+            file.start(self, begins.getvalue())
+        except BaseException:
+            self.end_file()
+            raise
+        return 0
+
+    cdef int end_file(self) except -1:
+        """Write what is left of a history file and close it. Raises what writing failed with."""
+        cdef HistoryFile file = self.file
+        if file is None:
+            return 0
+        self.enter()
+        if self.engine.trace.spool == <void*> &file.spool:
+            self.engine.trace.place = NULL
+            self.engine.trace.spool = NULL
+            trace_listen(&self.engine.trace, False, 1)
+            spool_flush(&file.spool)
+        engine_leave(self.engine)
+        self.file = None
+        if self.pointer_holders != 0:
+            self.ended_files.append(file)
+        return file.finish()
+
+    def _end_history_file(self):
+        self.end_file()
+
+    def _flush_history(self):
+        """Let the file have what is not a full batch yet."""
+        cdef HistoryFile file = self.file
+        self.enter()
+        if file is not None and self.engine.trace.spool == <void*> &file.spool:
+            spool_flush(&file.spool)
+        engine_leave(self.engine)
 
     def is_history_enabled(self) -> bool:
         """Whether `record_history` keeps what happens, now. Safe to call from several threads."""
@@ -197,12 +297,14 @@ cdef class RecordingAllocator(EngineAllocator):
     def record_annotation(self, pairs: Mapping[str, Any]) -> None:
         """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
 
-        It gets the device's index and the time.         Nothing happens while no history is recorded.
+        It gets the device's index and the time. Nothing happens while no history is recorded.
         """
         if self.engine.trace.history:
-            kept = [*self.annotations,
-                    {**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000}]
-            self.annotations = kept[-self.most_annotations:]
+            note = {**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000}
+            if self.file is not None:
+                self.file.notes = [*self.file.notes, note]
+                return
+            self.annotations = [*self.annotations, note][-self.most_annotations:]
 
     # --- snapshots ---
 

@@ -67,6 +67,7 @@ class PluggableAllocator(PluggedMemory):
     settings: Unsupported  # type: ignore[assignment, override]
     configure: Unsupported  # type: ignore[assignment, override]
     malloc_as: Unsupported  # type: ignore[assignment, override]
+    trim_to: Unsupported  # type: ignore[assignment, override]
     malloc_at: Unsupported  # type: ignore[assignment, override]
     annotate: Unsupported  # type: ignore[assignment, override]
     expandable_ranges: Unsupported  # type: ignore[assignment, override]

@@ -52,6 +52,7 @@ class AsyncAllocator(AllocatorBase):
     remove_free_memory_callback: Unsupported  # type: ignore[assignment, override]
     share: Unsupported  # type: ignore[assignment, override]
     malloc_as: Unsupported  # type: ignore[assignment, override]
+    trim_to: Unsupported  # type: ignore[assignment, override]
     malloc_at: Unsupported  # type: ignore[assignment, override]
     annotate: Unsupported  # type: ignore[assignment, override]
     expandable_ranges: Unsupported  # type: ignore[assignment, override]

@@ -98,6 +98,7 @@ cdef class AsyncAllocator(AllocatorBase):
     remove_free_memory_callback = refused("remove_free_memory_callback", instead=UNASKED)
     share = refused("share", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
     malloc_as = refused("malloc_as", instead=f"requests are not routed by thread: {NATIVE}")
+    trim_to = refused("trim_to", instead=f"call empty_cache for all of it: {NATIVE}")
     malloc_at = refused("malloc_at", instead=f"where memory lies the device's pool decides: {NATIVE}")
     annotate = refused("annotate", instead=f"it keeps no history: {NATIVE}")
     expandable_ranges = refused("expandable_ranges", instead=f"the device's pool has no expandable segments: {NATIVE}")

@@ -40,3 +40,5 @@ def word_of(member: IntEnum) -> str:
 ACTIONS: tuple[str, ...]
 
 ENTRY_FIELDS: tuple[str, ...]
+
+HISTORY_MAGIC: bytes

@@ -59,6 +59,7 @@ ENTRY_FIELDS: tuple[str, ...] = (
 WORDS = (*ENTRY_FIELDS, *ACTIONS)
 STATES = tuple([word_of(BlockState(number)) for number in range(STATE_UNMAPPED)])
 NO_CONTEXT = "N/A"
+HISTORY_MAGIC: bytes = b"allotment history"  # what a history file begins with: see history_codes
 assert len(ENTRY_FIELDS) == FIRST_ACTION and len(WORDS) == WORD_COUNT
 
 

@@ -13,7 +13,8 @@ from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport count_t
 from allotment._core.model.model cimport (
-    Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request, Route, Shelf, StreamRecord)
+    FILTER_CAPTURE, FILTER_FUNCTION, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request, Route,
+    Shelf, StreamRecord)
 
 cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second, const Placement* placement,
                     Failure* failure) noexcept nogil
@@ -52,3 +53,8 @@ cdef inline Shelf* shelf_for(Engine* engine, Rack* rack, StreamRecord* stream) n
     if rack.recent != NULL and rack.recent.stream == stream:
         return rack.recent
     return shelf_make(engine, rack, stream)
+
+
+cdef inline bint is_impure(const Filter* filter) noexcept nogil:
+    """Whether applying the filter leaves the engine: asks the device, or calls somebody's function."""
+    return filter.kind == FILTER_CAPTURE or filter.kind == FILTER_FUNCTION

@@ -5,10 +5,10 @@ from libc.string cimport memset
 from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport bytes_t, capture_t, count_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
-from allotment._core.mechanism.pool cimport pool_key
+from allotment._core.mechanism.pool cimport is_impure, pool_key
 from allotment._core.model.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
-    FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM,
+    FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_STREAM,
     FILTER_THREAD, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request,
     Route, Shelf, StreamRecord)
 from allotment._core.records.stats cimport LARGE, SMALL, PoolTally, tally_move
@@ -297,11 +297,6 @@ cdef Route* route_find(Engine* engine, uint64_t first, uint64_t second) noexcept
     while route != NULL and (route.pool.first != first or route.pool.second != second):
         route = route.older
     return route
-
-
-cdef inline bint is_impure(const Filter* filter) noexcept nogil:
-    """Whether applying the filter leaves the engine: asks the device, or calls somebody's function."""
-    return filter.kind == FILTER_CAPTURE or filter.kind == FILTER_FUNCTION
 
 
 cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter filter,

@@ -1,9 +1,11 @@
 from libc.stdint cimport uint32_t
 
+from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.pool cimport drop_idle_shelves, pool_delete, route_find
 from allotment._core.mechanism.ranges cimport drop_leftovers
 from allotment._core.mechanism.streams cimport forget_idle_streams, wait_events
 from allotment._core.model.model cimport Engine, Failure, Pool
+from allotment._core.records.stats cimport tally_now
 
 
 cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
@@ -36,6 +38,21 @@ cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Fa
         return False
     forget_idle(engine)
     return True
+
+
+cdef bint release_down_to(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
+    cdef bytes_t reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
+    cdef bytes_t of_others
+    if reserved <= keep:
+        return True
+    if not wait_events(engine, NULL, context, failure):
+        return False
+    of_others = <bytes_t> tally_now(&engine.stats.reserved_bytes) - engine.defaults.reserved_bytes
+    if not engine.defaults.placement.release(
+            engine, &engine.defaults, keep - min(keep, of_others), context, failure):
+        return False
+    return (<bytes_t> tally_now(&engine.stats.reserved_bytes) <= keep
+            or release_unused_pools(engine, context, failure))
 
 
 cdef void forget_idle(Engine* engine) noexcept nogil:

@@ -87,6 +87,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     range_number(engine, range_)     # only now: other threads may have been quicker meanwhile
     give_order(engine, block)
     block.segment_context = request.context
+    request.is_fresh = pool.allocator.allocate == NULL
     pool.malloc_count += 1
     tally_up(&engine.stats.segment, size_class, 1)
     count_reserved(engine, request.shelf.rack, <count_t> size)

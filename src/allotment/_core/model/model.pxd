@@ -356,6 +356,7 @@ cdef struct Request:
     thread_t thread             # 0: the calling one
     uint32_t context
     bint capturing              # the caller is inside a capture
+    bint is_fresh               # served with a new segment of the device's, which no one has had
     Shelf* shelf
     bint expandable             # expandable memory may serve it
     Failure failure

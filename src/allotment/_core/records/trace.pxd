@@ -2,8 +2,9 @@
 
 The engine reports each fact once, by `trace_report`. The hot path asks `on` first: with no listener a
 fact costs one comparison.
-Listeners are the ring (history) and one tracker function. A record holds numbers only: stacks,
-compile contexts and user metadata are interned elsewhere and appear here by their number, 0 = none.
+Listeners are the history and one tracker function. The history is kept in the ring, or wherever `place` says: on its
+way to a file (see `spool`). A record holds numbers only: stacks, compile contexts and user metadata are interned
+elsewhere and appear here by their number, 0 = none.
 
 Read-out starts at the cursor, which is the oldest entry. Another size puts the entries in order first and then keeps
 the newest of them, as many as it has room for. (PyTorch leaves them where they are, so that old ones come among new.)
@@ -40,14 +41,18 @@ cdef struct TraceRecord:
 
 ctypedef void (*tracker_t)(void* listener, const TraceRecord* record) noexcept nogil
 
+ctypedef TraceRecord* (*place_t)(void* spool) noexcept nogil   # where the next record goes; NULL: it is not kept
+
 cdef struct Trace:
     bint on                     # anyone listening: the only field the hot path reads
-    bint history                # the ring is
+    bint history                # the history is
     bint in_place               # another size leaves entries where they are: PyTorch's way, for comparing with it
     bint attach_stacks          # entries carry contexts
     uint32_t skip               # bit per action that the ring leaves out
     bint exact_address          # what is reported now is part of serving a request for one address
     int64_t moment              # not 0: the time of everything that is reported now, without asking the clock
+    place_t place               # not NULL: records go there, and not to the ring
+    void* spool
     size_t most                 # entries kept
     TraceRecord* ring
     size_t stored, room, cursor

@@ -141,7 +141,7 @@ cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size
         trace.tracker(trace.listener, &told)
     if not trace.history or (trace.skip >> action) & 1:
         return
-    kept = next_place(trace)
+    kept = next_place(trace) if trace.place == NULL else trace.place(trace.spool)
     if kept == NULL:
         return
     if not trace.attach_stacks:

@@ -19,7 +19,13 @@ from allotment._devices.shared.posix cimport (
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock)
 from allotment._devices.shared.refusal cimport refuse, refuse_number, refuse_system
 
+cdef extern from "<sys/mman.h>" nogil:
+    int madvise(void* address, size_t length, int advice)
+    int MADV_HUGEPAGE
+
 cdef enum:
+    HUGE_PAGE = 2 << 20
+    HUGE_FROM = 4 << 20             # a smaller segment may hold little, and a huge page is taken whole
     FILE_CAPACITY = 16384           # /proc/meminfo and memory.stat are well below 8 KiB
 
 cdef uint64_t NO_LIMIT = <uint64_t> 0xFFFF_FFFF_FFFF_FFFF
@@ -137,6 +143,27 @@ cdef uint64_t number_after(const char* key, const char* path, char* text) noexce
     return NO_LIMIT if end == place else number
 
 
+cdef void* map_pages(bytes_t size) noexcept nogil:
+    """A private mapping; a large one where huge pages fit, which the system is asked for if it has any."""
+    cdef void* place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    cdef bytes_t before
+    if size < HUGE_FROM or place == MAP_FAILED:
+        return place
+    if <address_t> place % HUGE_PAGE != 0:
+        # Systems that do not align by themselves: what is mapped too much is cut off on both sides.
+        munmap(place, size)
+        place = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if place == MAP_FAILED:
+            return place
+        before = (HUGE_PAGE - <address_t> place % HUGE_PAGE) % HUGE_PAGE
+        if before != 0:
+            munmap(place, before)
+        munmap(<char*> place + before + size, HUGE_PAGE - before)
+        place = <char*> place + before
+    madvise(place, size, MADV_HUGEPAGE)
+    return place
+
+
 cdef status_t segment_allocate(HostMemory* memory, bytes_t size, address_t* address) noexcept nogil:
     cdef status_t status = memory_take(memory, size)
     cdef void* place
@@ -146,7 +173,7 @@ cdef status_t segment_allocate(HostMemory* memory, bytes_t size, address_t* addr
     if not map_reserve(&memory.segments, memory.leaving + 1):
         status = refuse(OUT_OF_MEMORY, b"no memory to remember a segment")
     else:
-        place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        place = map_pages(size)
         if place == MAP_FAILED:
             status = refuse_system(b"mmap", errno.errno)
         else:

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from allotment._core.edge.words import BlockState, SegmentType
 from allotment._formats.torch_snapshot import Snapshot
-from allotment.errors import FormatError
 from allotment.lab.explain.failure import Failure, first_failure
 from allotment.lab.explain.holders import Holder, holders, lines_of, lines_of_live
 from allotment.lab.explain.waste import Waste, waste_at
-from allotment.lab.replay.gate import check_segments
+from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.records import MOMENT_BLOCK, Kind
 from allotment.lab.replay.run import Recording
@@ -100,12 +99,8 @@ def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
     `device` is the one with most reserved, unless given. Raises FormatError if the snapshot has no memory of it.
     """
     segments, blocks = snapshot.segments, snapshot.blocks
-    reserved = {number: int(segments.total_size[segments.device == number].sum()) for number in snapshot.devices}
-    chosen = max(reserved, key=lambda number: reserved[number], default=0) if device is None else device
-    check_segments(snapshot, chosen)
+    chosen = device_at_end(snapshot, device)
     mine = np.flatnonzero(segments.device[blocks.segment] == chosen)
-    if len(mine) == 0:
-        raise FormatError(f"the snapshot has neither a history nor memory of device {chosen}")
     moment = Moment(_as_moment_blocks(snapshot, mine), np.zeros(0, dtype=np.uint64))
     live = mine[blocks.state[mine] == BlockState.ACTIVE_ALLOCATED]
     stream, pool = _asker_of_most(moment)

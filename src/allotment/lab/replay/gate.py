@@ -13,7 +13,7 @@ from allotment._core.edge.words import Action, BlockState, word_of
 from allotment._formats.torch_snapshot import Snapshot, Trace
 from allotment.errors import FormatError
 
-__all__ = ["MOST_BYTES", "check_segments", "check_snapshot"]
+__all__ = ["MOST_BYTES", "check_segments", "check_snapshot", "device_at_end"]
 
 ADDRESS_END = 1 << 57
 """Above every address that a device of a recording has."""
@@ -58,6 +58,20 @@ def _check_history(trace: Trace) -> None:
             f"the history of device {trace.device} is about {total:.3g} bytes in {len(trace)} entries and about"
             f" {held:.3g} bytes at a time, which is more than any device has"
         )
+
+
+def device_at_end(snapshot: Snapshot, device: int | None) -> int:
+    """The device whose memory can be looked at without a history: the one with most reserved, unless given.
+
+    Raises FormatError if there is no memory of it, or none that can be.
+    """
+    segments = snapshot.segments
+    reserved = {number: int(segments.total_size[segments.device == number].sum()) for number in snapshot.devices}
+    chosen = max(reserved, key=lambda number: reserved[number], default=0) if device is None else device
+    check_segments(snapshot, chosen)
+    if not np.any(segments.device[snapshot.blocks.segment] == chosen):
+        raise FormatError(f"the snapshot has neither a history nor memory of device {chosen}")
+    return chosen
 
 
 def check_segments(snapshot: Snapshot, device: int) -> None:

@@ -7,6 +7,7 @@ and the blocks in use at the first entry, and the gaps between them.
 One thing is not certain. A large block can be up to 1 MiB larger than the request it serves, and the entry of a free
 tells only the request. A gap of up to 1 MiB behind a block is such an excess, since no free block is that small; behind
 a larger gap the excess is known if something was allocated there in the block's lifetime, and taken for none otherwise.
+A history file says what was there before, and leaves nothing open.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class _Block:
     requested: int
     number: int
     freed_at: int
+    exact: bool = False
+    """The size is known, and not only what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,12 @@ def _blocks_at_first(history: History, snapshot: Snapshot, device: int, settings
             requested_size = int(blocks.requested_size[i]) or int(blocks.size[i])
             found.append(_Block(address, int(blocks.size[i]), requested_size, number, len(history)))
             number += 1
+    first = snapshot.first_blocks
+    if first is not None:
+        sizes = dict(zip(first.address.tolist(), first.size.tolist(), strict=True))
+        for block in found:
+            block.exact = block.address in sizes
+            block.size = sizes.get(block.address, block.size)
     return found
 
 
@@ -183,13 +192,16 @@ class _Cut:
         self._gap(self._life.address + self._life.size_at_first)
 
     def _gap(self, end: int) -> None:
-        if self._at < end and self._last is not None and not self._life.expandable and not self._life.small:
+        if self._at < end and self._last is not None and self._may_be_larger(self._last):
             self._widen(self._last, end)
         while self._at < end:
             piece_end = self._end_of_kind(end)
             kind = PieceKind.HOLE if self._is_hole(self._at) else PieceKind.IDLE
             self.pieces.append((piece_end - self._at, 0, -1, kind))
             self._at = piece_end
+
+    def _may_be_larger(self, block: _Block) -> bool:
+        return not (self._life.expandable or self._life.small or block.exact)
 
     def _is_hole(self, address: int) -> bool:
         pages = self._life.first_pages

@@ -30,6 +30,20 @@ class Replay:
         stream: NDArray[np.uint64],
     ) -> None:
         """Compare from now on with a recording, and answer from it. The columns are changed."""
+    def keep_journal(self) -> None:
+        """Keep from now on what is done, for `places`, `segment_events` and `late_frees`; see journal.pxd."""
+    @property
+    def block_places(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32]]:
+        """By block of the workload: address, size and the call that placed it, -1 for one before the history.
+
+        pre: a journal is kept. A block that was never placed has size 0.
+        """
+    @property
+    def segment_events(self) -> NDArray[np.void]:
+        """`SEGMENT_EVENT` records in order. pre: a journal is kept"""
+    @property
+    def late_frees(self) -> NDArray[np.void]:
+        """`LATE_FREE` records in order. pre: a journal is kept"""
     def suggest(self, places: NDArray[np.uint64]) -> None:
         """Put segments where these are, in turn, as long as that is possible. Pairs of address and size."""
     @property

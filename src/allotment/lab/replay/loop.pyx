@@ -7,7 +7,7 @@ What a call is, and what its fields mean, is said in records.pxd.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport address_t, stream_t
@@ -36,6 +36,7 @@ from allotment._core.records.stats cimport ALL, SMALL, Stats, stats_reset_accumu
 from allotment._core.records.trace cimport ACTION_ALLOC, trace_track
 from allotment._core.tools.slab cimport slab_reserve
 from allotment.lab.replay.device cimport Place, ReplayDevice, ReplayState, memory_calls
+from allotment.lab.replay.journal cimport Journal, journal_clear, journal_hear, journal_note
 from allotment.lab.replay.records cimport (
     EMPTY_CACHE, EMPTY_POOL, FREE, FREE_SHARED, HOLE, IDLE, IN_USE, MALLOC, RELEASE_POOL, Call, Layout, MomentBlock,
     Piece)
@@ -47,6 +48,7 @@ import numpy
 
 from allotment._rules import rules_of
 from allotment.lab.replay.driver_costs import CALLS
+from allotment.lab.replay.journal import LATE_FREE, SEGMENT_EVENT
 from allotment.lab.replay.records import MOMENT_BLOCK
 
 cdef struct Until:
@@ -108,6 +110,16 @@ cdef void describe(const Block* block, MomentBlock* out) noexcept nogil:
     out.releasable = (end - first) * page if end > first else 0
 
 
+cdef object copied(const void* records, size_t count, object dtype):
+    """C records as an array."""
+    cdef unsigned char[::1] bytes_of
+    found = numpy.zeros(count, dtype=dtype)
+    if count > 0:
+        bytes_of = found.view("u1").reshape(-1)
+        memcpy(&bytes_of[0], records, bytes_of.shape[0])
+    return found
+
+
 cdef class Replay:
     """Replay(settings, capacity, block_count, pools, limit=None)\n--\n
     One run of a workload through an engine of its own.
@@ -115,6 +127,9 @@ cdef class Replay:
     cdef Engine* engine
     cdef ReplayDevice device
     cdef Tape tape
+    cdef Journal* journal               # what is done is kept there; NULL: it is not
+    cdef Journal kept
+    cdef object journal_columns         # keeps the memory of its columns alive
     cdef object columns                 # keeps the memory of the tape's columns alive
     cdef object places                  # and of the suggestions
     cdef address_t[::1] addresses       # by block; 0 while it has none
@@ -167,6 +182,7 @@ cdef class Replay:
                 if self.addresses[i] != 0:
                     release_address(self.engine, self.addresses[i], 0, &failure)
             engine_destroy(self.engine)
+            journal_clear(&self.kept)
 
     def follow(
         self,
@@ -190,7 +206,50 @@ cdef class Replay:
         self.tape.count = len(action)
         self.tape.following = True
         self.device.state.tape = &self.tape
-        trace_track(&self.engine.trace, tape_hear, &self.tape)
+        if self.journal != NULL:
+            self.journal.tape = &self.tape
+        else:
+            trace_track(&self.engine.trace, tape_hear, &self.tape)
+
+    def keep_journal(self) -> None:
+        """Keep from now on what is done, for `places`, `segment_events` and `late_frees`; see journal.pxd."""
+        cdef uint64_t[::1] addresses = numpy.zeros(len(self.addresses), dtype=numpy.uint64)
+        cdef uint64_t[::1] sizes = numpy.zeros(len(self.addresses), dtype=numpy.uint64)
+        cdef int32_t[::1] placed_by = numpy.full(len(self.addresses), -1, dtype=numpy.int32)
+        memset(&self.kept, 0, sizeof(Journal))
+        self.journal_columns = (numpy.asarray(addresses), numpy.asarray(sizes), numpy.asarray(placed_by))
+        self.journal = &self.kept
+        self.journal.engine = self.engine
+        self.journal.now = -1
+        self.journal.address = &addresses[0]
+        self.journal.size = &sizes[0]
+        self.journal.placed_by = &placed_by[0]
+        self.engine.trace.moment = 1    # no entry's time is looked at
+        trace_track(&self.engine.trace, journal_hear, self.journal)
+
+    @property
+    def block_places(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32]]:
+        """By block of the workload: address, size and the call that placed it, -1 for one before the history.
+
+        pre: a journal is kept. A block that was never placed has size 0.
+        """
+        return self.journal_columns
+
+    @property
+    def segment_events(self) -> NDArray[np.void]:
+        """`SEGMENT_EVENT` records in order. pre: a journal is kept"""
+        self.check_journal()
+        return copied(self.journal.segments, self.journal.segment_count, SEGMENT_EVENT)
+
+    @property
+    def late_frees(self) -> NDArray[np.void]:
+        """`LATE_FREE` records in order. pre: a journal is kept"""
+        self.check_journal()
+        return copied(self.journal.late, self.journal.late_count, LATE_FREE)
+
+    cdef object check_journal(self):
+        if self.journal.incomplete:
+            raise MemoryError("the host has no memory for what a replay did")
 
     def suggest(self, places: NDArray[np.uint64]) -> None:
         """Put segments where these are, in turn, as long as that is possible. Pairs of address and size."""
@@ -269,6 +328,8 @@ cdef class Replay:
             cut = hand_out(engine, block, pieces[i].size, pieces[i].requested, split, 0)
             if pieces[i].kind == IN_USE:
                 self.addresses[pieces[i].block] = cut.address
+                if self.journal != NULL:
+                    journal_note(self.journal, pieces[i].block, cut)
             if split and i + 1 < layout.pieces:
                 block = cut.next
                 unshelve(block)
@@ -382,6 +443,9 @@ cdef class Replay:
         memset(&request, 0, sizeof(Request))
         for i in range(count):
             call = &calls[i]
+            if self.journal != NULL:
+                self.journal.now = -1 if until.background else <int32_t> i
+                self.journal.freeing = addresses[call.block] if call.kind == FREE else 0
             if call.kind == MALLOC:
                 device.now = -1 if until.background else i
                 request.size = call.size
@@ -393,6 +457,8 @@ cdef class Replay:
                 if block != NULL:
                     if call.block >= 0:
                         addresses[call.block] = block.address
+                        if self.journal != NULL:
+                            journal_note(self.journal, call.block, block)
                     else:
                         # Recorded as out of memory: how long it would have been kept is unknown.
                         release_address(engine, block.address, 0, failure)

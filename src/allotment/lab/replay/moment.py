@@ -1,4 +1,4 @@
-"""Memory at one moment of a recorded history: every block, and which request each live one came from."""
+"""Memory at one moment of a recorded history, and what a replay did from its first moment to its last."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from allotment._core.edge.words import BlockState
 
-__all__ = ["Moment"]
+__all__ = ["Deeds", "Moment"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,3 +41,23 @@ class Moment:
         lives = np.flatnonzero(self.address_of_life)
         places = np.searchsorted(self.blocks["address"], self.address_of_life[lives])
         return lives, self.blocks[places]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deeds:
+    """What a replay did that does not follow from its calls; see journal.pxd."""
+
+    requests: NDArray[np.void]
+    """`CALL` records of the blocks that were there before the history."""
+    waiting: NDArray[np.void]
+    """`CALL` records of frees that had been requested before the history."""
+    address: NDArray[np.uint64]
+    """By life."""
+    size: NDArray[np.uint64]
+    """By life; 0 if it never got memory."""
+    placed_by: NDArray[np.int32]
+    """By life: the call, or -1 before the history."""
+    segments: NDArray[np.void]
+    """`SEGMENT_EVENT` records in order."""
+    late_frees: NDArray[np.void]
+    """`LATE_FREE` records in order."""

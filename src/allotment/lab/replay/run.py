@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from allotment import _settings as config
 from allotment._core.edge.words import Action, BlockState, word_of
+from allotment._formats.history_file import HISTORY_FIELD
 from allotment._formats.torch_snapshot import Snapshot, Stack, Trace, naming, read_snapshot
 from allotment._rules import rules_of
 from allotment._settings import Settings
@@ -30,7 +31,7 @@ from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
 from allotment.lab.replay.initial_state import InitialState, initial_state_of
 from allotment.lab.replay.loop import Replay, rounded_sizes
-from allotment.lab.replay.moment import Moment
+from allotment.lab.replay.moment import Deeds, Moment
 from allotment.lab.replay.placement import Placement
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
@@ -350,7 +351,7 @@ class Recording:
 
         Raises SettingsError.
         """
-        settings = self._settings(settings)
+        settings = self.resolved(settings)
         if capacity is None and settings == self.settings:
             return self._as_recorded()
         run = self._prepared(settings, capacity)
@@ -366,7 +367,7 @@ class Recording:
 
     def fits(self, capacity: int, settings: Settings | str | None = None) -> bool:
         """Whether no request ends out of memory on a device of `capacity` bytes."""
-        run = self._prepared(self._settings(settings), capacity)
+        run = self._prepared(self.resolved(settings), capacity)
         return run.refused == 0 and run.run(self._workload.calls, stop_at_refusal=True)
 
     def fit(self, settings: Settings | str | None = None, progress: Progress = lambda what: None) -> int | None:
@@ -375,7 +376,7 @@ class Recording:
         Fitting is not monotone: a little less memory can lead to luckier placement. So this is the smallest that
         bisection finds, from which it was gone down as long as the next step down fitted too.
         """
-        settings = self._settings(settings)
+        settings = self.resolved(settings)
         roomy = self.replay(settings, self._roomy)
         low = min(roomy.peak_active_bytes, roomy.peak_reserved_bytes) // STEP - 1
         high = -(-roomy.peak_reserved_bytes // STEP)
@@ -404,6 +405,12 @@ class Recording:
         return int(self._history.kept[min(int(entries[call]), len(self._history) - 1)]) if call >= 0 else -1
 
     @property
+    def call_entries(self) -> NDArray[np.int64]:
+        """By call: where its entry is in the file's history."""
+        last = len(self._history) - 1
+        return np.asarray(self._history.kept[np.minimum(self._workload.entries, last)])
+
+    @property
     def trace(self) -> Trace:
         """The history as it is in the file."""
         return next(trace for trace in self._snapshot.traces if trace.device == self.device)
@@ -426,6 +433,22 @@ class Recording:
         run = self._follower()
         run.run(self.calls[:calls])
         return Moment(*run.moment())
+
+    def deeds(self, settings: Settings | str | None = None, capacity: int | None = None) -> Deeds:
+        """What a replay does, under `settings` on a device of `capacity` bytes; without either, as recorded."""
+        settings = self.resolved(settings)
+        if capacity is None and settings == self.settings:
+            run = self._follower(journal=True)
+        else:
+            run = self._prepared(settings, capacity, journal=True)
+        run.run(self.calls)
+        initial = self._initial
+        return Deeds(initial.requests, initial.frees, *run.block_places, run.segment_events, run.late_frees)
+
+    @property
+    def pool_ids(self) -> list[tuple[int, int]]:
+        """By the number that calls know a pool by."""
+        return [self.pool_id(number) for number in range(len(self._pool_ids))]
 
     def pool_id(self, number: int) -> tuple[int, int]:
         """The id of a pool that calls know by a number."""
@@ -478,7 +501,8 @@ class Recording:
         run.run(self._workload.calls)
         return run.cpu_seconds
 
-    def _settings(self, settings: Settings | str | None) -> Settings:
+    def resolved(self, settings: Settings | str | None) -> Settings:
+        """The settings that these words mean for this recording; None are the recorded ones. Raises SettingsError."""
         if settings is None:
             return self.settings
         return config.settings_of(settings, compat=self.compat)
@@ -492,21 +516,25 @@ class Recording:
         shelves = (len(np.unique(history.stream)) + len(self._pool_ids)) * 4 * self.settings.large_segment_size
         return min(max(ROOMY, 8 * most, 8 * asked) + shelves, MOST_ROOMY)
 
-    def _follower(self) -> Replay:
+    def _follower(self, *, journal: bool = False) -> Replay:
         """A replay that has come to the first entry, arranged as recorded, and follows the recording from there."""
         history, initial = self._history, self._initial
         run = Replay(self.settings, self._roomy, initial.block_count, self._pool_ids)
+        if journal:
+            run.keep_journal()
         run.restore(initial.layouts, initial.pieces)
         run.run(initial.frees, background=True)
         run.begin_window()
         run.follow(history.action.copy(), history.address.copy(), history.size.copy(), history.stream.copy())
         return run
 
-    def _prepared(self, settings: Settings, capacity: int | None) -> Replay:
+    def _prepared(self, settings: Settings, capacity: int | None, *, journal: bool = False) -> Replay:
         """A replay that has come to the first entry, with the blocks that were there before wherever they were put."""
         initial, history = self._initial, self._history
         limit = _limit(settings, capacity)
         run = Replay(settings, capacity or self._roomy, initial.block_count, self._pool_ids, limit)
+        if journal:
+            run.keep_journal()
         run.run(initial.requests, background=True)
         run.run(initial.frees, background=True)
         if settings == self.settings:
@@ -540,6 +568,11 @@ class Recording:
                 "the history begins in mid-run, and what was there before is not certain:"
                 f" the sizes of {initial.uncertain} blocks can be up to 1 MiB larger than was assumed"
             )
+        if difference is not None and not initial.is_empty and rules_of(self.compat).free_order != "address":
+            return None, (
+                "the history begins in mid-run, and what was there before is not certain:"
+                " which of its segments and blocks were older is not told, and decides between free blocks of one size"
+            )
         if difference is None and not initial.is_empty:
             return True, (
                 f"the history begins in mid-run: {len(initial.layouts)} segments and {len(initial.requests)} blocks"
@@ -559,7 +592,12 @@ class Recording:
         return Difference(int(history.kept[entry]), recorded, None if got is None else _entry(*got))
 
     def _difference_at_end(self, run: Replay) -> Difference | None:
-        """The first block of the snapshot that is not there, or one that is and should not."""
+        """The first block of the snapshot that is not there, or one that is and should not.
+
+        A history file does not tell what was there at its end.
+        """
+        if HISTORY_FIELD in self._snapshot.extra:
+            return None
         blocks, segments = self._snapshot.blocks, self._snapshot.segments
         mine = segments.device[blocks.segment] == self.device
         recorded = sorted(

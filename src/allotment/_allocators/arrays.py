@@ -1,0 +1,36 @@
+"""NumPy arrays of an allocator's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+
+def array(allocator: Any, shape: int | tuple[int, ...], dtype: Any, stream: Any) -> ndarray[Any, Any]:
+    """An array whose base is the buffer that it lies in."""
+    import numpy  # late: most users of an allocator have no array
+
+    kind = numpy.dtype(dtype)
+    if kind.hasobject:
+        raise TypeError(f"an array of {kind} holds Python objects, which must not lie in an allocator's memory")
+    size = numpy.broadcast_to(numpy.empty((), kind), shape).nbytes  # raises for what is not a shape
+    return numpy.ndarray(shape, kind, allocator.empty(size, stream) if size else None)
+
+
+def full(allocator: Any, shape: int | tuple[int, ...], value: Any, dtype: Any, stream: Any) -> ndarray[Any, Any]:
+    """An array filled with a value."""
+    import numpy
+
+    made = array(allocator, shape, numpy.asarray(value).dtype if dtype is None else dtype, stream)
+    made[...] = value
+    return made
+
+
+def like(allocator: Any, other: Any, stream: Any) -> ndarray[Any, Any]:
+    """An array of another's shape and dtype."""
+    import numpy
+
+    model = numpy.asanyarray(other)
+    return array(allocator, model.shape, model.dtype, stream)

@@ -1,0 +1,11 @@
+# Made from history_file.pyx by `make stubs`: change it there.
+
+from os import PathLike
+
+def finish_all() -> None:
+    """Write what is left, and end the files: at the end of the process."""
+
+class HistoryFile:
+    """A file that a history is written to, from when it is started until it is finished. Raises OSError."""
+
+    def __init__(self, path: str | PathLike[str]) -> None: ...

@@ -1,0 +1,195 @@
+from libc.errno cimport EINTR, errno
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport free, malloc
+
+from allotment._allocators.upcalls cimport report
+from allotment._core.edge.history_rows cimport last_context, write_head, write_rows
+from allotment._core.records.history cimport name_of, stack_frames
+from allotment._core.records.spool cimport (
+    BATCH, spool_clear, spool_close, spool_init, spool_return, spool_take)
+from allotment._core.tools.history_codes cimport (
+    HEAD, LOST, MOST_OF_ROW, NAMES, NOTES, RECORDS, SNAPSHOT, STACKS, VERSION)
+
+import json
+import os
+import threading
+import weakref
+
+from allotment._core.edge.words import HISTORY_MAGIC
+
+cdef extern from *:
+    """
+    #if defined(_MSC_VER)
+    #include <io.h>
+    #define allotment_write(file, bytes, count) _write(file, bytes, (unsigned int) (count))
+    #else
+    #include <unistd.h>
+    #define allotment_write write
+    #endif
+    """
+    long write "allotment_write"(int file, const void* content, size_t count) noexcept nogil
+
+cdef enum Pause:
+    IDLE                # nothing came for a while
+    NAMES_NEEDED        # a batch has stacks or names that the file does not
+    FAILED              # the system refused to write
+
+cdef enum:
+    PATIENCE = 1000000  # microseconds after which it asks for what there is
+
+cdef set open_files = set()
+
+
+def finish_all() -> None:
+    """Write what is left, and end the files: at the end of the process."""
+    for file in list(open_files):
+        allocator = (<HistoryFile> file).allocator()
+        if allocator is not None:
+            allocator._end_history_file()
+
+
+cdef bint put(int file, const unsigned char* content, size_t count) noexcept nogil:
+    cdef long written
+    while count > 0:
+        written = write(file, content, min(count, <size_t> 1 << 30))
+        if written < 0:
+            if errno == EINTR:
+                continue
+            return False
+        content += written
+        count -= <size_t> written
+    return True
+
+
+cdef class HistoryFile:
+    """HistoryFile(path)\n--\n
+    A file that a history is written to, from when it is started until it is finished. Raises OSError.
+    """
+
+    def __cinit__(self, path: str | PathLike[str]):
+        if not spool_init(&self.spool):
+            raise MemoryError("the host has no memory for a history")
+        self.buffer = <unsigned char*> malloc(HEAD + BATCH * MOST_OF_ROW)
+        if self.buffer == NULL:
+            raise MemoryError("the host has no memory for a history")
+        self.path = os.fspath(path)
+        self.notes = []
+        self.file = open(path, "wb", buffering=0)
+        self.descriptor = self.file.fileno()
+
+    def __dealloc__(self):
+        spool_clear(&self.spool)
+        free(self.batch)
+        free(self.buffer)
+
+    cdef int start(self, object allocator, bytes snapshot) except -1:
+        """Begin the file with the moment at which the recording begins, and write from now on."""
+        self.allocator = weakref.ref(allocator)
+        try:
+            self.put_frame(SNAPSHOT, snapshot, 0)
+        except OSError as error:
+            error.filename = self.path
+            spool_close(&self.spool)
+            self.file.close()
+            raise
+        self.thread = threading.Thread(target=self._write, name="allotment-history", daemon=True)
+        self.thread.start()
+        open_files.add(self)
+        return 0
+
+    cdef int finish(self) except -1:
+        """Write what is left and close. Raises what writing failed with. pre: the trace knows it no more"""
+        self.finishing = True
+        if self.thread is not None and self.thread is not threading.current_thread():
+            spool_close(&self.spool)
+            self.thread.join()
+        open_files.discard(self)
+        if self.error is not None:
+            raise self.error
+        return 0
+
+    def _write(self):
+        cdef int why = IDLE
+        try:
+            while True:
+                with nogil:
+                    why = self.drain()
+                if why == NAMES_NEEDED:
+                    self.tell_new_names()
+                    continue
+                if why == FAILED:
+                    raise OSError(errno, os.strerror(errno), self.path)
+                if self.finishing or self.spool.closed:
+                    if self.spool.first != NULL:
+                        continue        # it came between the last look and the end
+                    break
+                allocator = self.allocator()
+                if allocator is not None:
+                    allocator._flush_history()
+                del allocator       # the last one to know it may be this thread
+            self.tell_new_names()
+        except BaseException as error:
+            spool_close(&self.spool)
+            self.error = error
+            if not self.finishing:
+                report(error, self)
+        finally:
+            self.file.close()
+
+    cdef int drain(self) noexcept nogil:
+        """Write full batches, as long as that needs no interpreter. A Pause."""
+        cdef uint32_t last_name = 0
+        while True:
+            if self.batch == NULL:
+                self.batch = spool_take(&self.spool, PATIENCE)
+            if self.batch == NULL:
+                return IDLE
+            if (last_context(self.batch.records, self.batch.count, &last_name) > self.stacks_told
+                    or last_name > self.names_told or self.spool.lost > self.lost_told):
+                return NAMES_NEEDED
+            if not self.put_batch():
+                return FAILED
+
+    cdef bint put_batch(self) noexcept nogil:
+        cdef unsigned char* content = self.buffer + HEAD
+        cdef size_t length = write_rows(self.batch.records, self.batch.count, content)
+        write_head(self.buffer, RECORDS, content, length, self.batch.count)
+        if not put(self.descriptor, self.buffer, HEAD + length):
+            return False
+        spool_return(&self.spool, self.batch)
+        self.batch = NULL
+        return True
+
+    cdef int put_frame(self, uint32_t kind, bytes content, size_t records) except -1:
+        cdef unsigned char head[HEAD]
+        cdef bytes whole
+        write_head(head, kind, content, len(content), records)
+        whole = (HISTORY_MAGIC + bytes([VERSION]) if kind == SNAPSHOT else b"") + head[:HEAD] + content
+        if not put(self.descriptor, whole, len(whole)):
+            raise OSError(errno, os.strerror(errno), self.path)
+        return 0
+
+    cdef int tell_new_names(self) except -1:
+        """Whatever needs the interpreter: stacks and names up to those of the batch, annotations, what was lost."""
+        cdef uint32_t last_name = 0
+        cdef uint32_t last_stack = 0
+        cdef list notes = self.notes
+        if self.batch != NULL:
+            last_stack = last_context(self.batch.records, self.batch.count, &last_name)
+        if last_stack > self.stacks_told:
+            self.put_frame(STACKS, json.dumps([self.stacks_told + 1, *[
+                [[frame["name"], frame["filename"], frame["line"]] for frame in stack_frames(number)]
+                for number in range(self.stacks_told + 1, last_stack + 1)]]).encode(), 0)
+            self.stacks_told = last_stack
+        if last_name > self.names_told:
+            self.put_frame(NAMES, json.dumps([self.names_told + 1, *[
+                name_of(number) for number in range(self.names_told + 1, last_name + 1)]]).encode(), 0)
+            self.names_told = last_name
+        if notes:
+            self.notes = []
+            self.put_frame(NOTES, json.dumps(notes, default=str).encode(), 0)
+        if self.spool.lost > self.lost_told:
+            self.put_frame(LOST, b"", min(self.spool.lost - self.lost_told, <size_t> 0xFFFFFFFF))
+            self.lost_told = self.spool.lost
+        return 0

@@ -1,0 +1,65 @@
+"""One HTML document with everything in it: styles, scripts, and for a file that stands alone its data too.
+
+Names, frames and settings come out of files of others. They reach the page as data alone and become text there; and the
+policy lets no script run but ours, which it knows by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["file_page", "served_page"]
+
+STYLES = ("uplot/uPlot.min.css", "style.css")
+SCRIPTS = (
+    "uplot/uPlot.iife.min.js",
+    "words.js",
+    "source.js",
+    "chart.js",
+    "map.js",
+    "run.js",
+    "panel.js",
+    "app.js",
+)
+
+
+def served_page() -> tuple[bytes, str]:
+    """The page that asks the server it came from, and its policy."""
+    return _page("", "'self'")
+
+
+def file_page(about: dict[str, Any], packed: list[bytes]) -> bytes:
+    """The page with its data in it: needs no server and no network."""
+    data = {"about": about, "packed": [base64.b64encode(zlib.compress(part, 9)).decode() for part in packed]}
+    # In a script of JSON, "<" is the one character that could end it.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    page, policy = _page(f'<script type="application/json" id="data">{text}</script>', "'none'")
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return page.replace(b"<!-- policy -->", meta.encode(), 1)
+
+
+def _page(data: str, connect: str) -> tuple[bytes, str]:
+    styles, scripts = [_text(name) for name in STYLES], [_text(name) for name in SCRIPTS]
+    page = _text("page.html")
+    page = page.replace("<!-- styles -->", "".join(f"<style>{style}</style>" for style in styles))
+    page = page.replace("<!-- scripts -->", data + "".join(f"<script>{script}</script>" for script in scripts))
+    policy = (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:;"
+        f" connect-src {connect}; script-src {_hashes(scripts)}; style-src {_hashes(styles)}"
+    )
+    return page.encode(), policy
+
+
+@cache
+def _text(name: str) -> str:
+    return files("allotment._viewer").joinpath("page", *name.split("/")).read_text("utf-8")
+
+
+def _hashes(texts: list[str]) -> str:
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)

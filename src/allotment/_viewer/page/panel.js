@@ -1,0 +1,113 @@
+"use strict";
+// The side: the moment, the block that was picked, what was found, and who holds memory.
+
+const LIBRARIES = ["/site-packages/", "/dist-packages/", "/torch/", "<frozen "];
+
+class Panel {
+  constructor(app) {
+    this._app = app;
+    this._moment = document.getElementById("moment");
+    this._block = document.getElementById("block");
+    this._found = document.getElementById("found");
+    this._holders = document.getElementById("holders");
+  }
+
+  draw(views) {
+    const shown = views.filter((view) => view.at);
+    if (!shown.length) return;
+    this._drawMoment(shown);
+    this._drawHolders(shown);
+  }
+
+  _drawMoment(views) {
+    const {at, overview} = views[0];
+    const when = overview.history ? `Event ${count(at.moment)}` : "The end";
+    const aside = overview.history && overview.last_time > overview.first_time ? duration(at.time) : "";
+    const facts = make("dl", {class: views.length > 1 ? "facts two" : "facts"});
+    const row = (name, value, color, title) => {
+      facts.append(make("dt", {title: title || ""}, color ? make("i", {style: {background: color}}) : null, name));
+      for (const view of views) { const size = value(view); facts.append(make("dd", {title: `${count(size)} bytes`}, bytes(size))); }
+    };
+    const reserved = (view) => view.at.states.slice(0, 4).reduce((a, b) => a + b, 0);
+    row("in use", (view) => view.at.live);
+    row("reserved", reserved);
+    overview.causes.forEach((cause, i) => {
+      if (views.some((view) => view.at.waste[i])) row(CAUSE_WORDS[cause], (view) => view.at.waste[i], CAUSE_COLORS[cause], CAUSE_NOTES[cause]);
+    });
+    const bars = views.map((view) => {
+      const total = Math.max(...views.map(reserved), 1);
+      return make("div", {class: "bar"}, make("i", {style: {width: `${(100 * view.at.live) / total}%`, background: "var(--accent)"}}),
+        ...overview.causes.map((cause, i) => make("i", {style: {width: `${(100 * view.at.waste[i]) / total}%`, background: CAUSE_COLORS[cause]}})));
+    });
+    fill(this._moment, make("h2", {}, when, make("span", {class: "aside"}, aside)), ...bars, facts);
+  }
+
+  _drawHolders(views) {
+    const {at, overview} = views[0], names = overview.groupings[at.by];
+    const order = names.map((_, band) => band).sort((a, b) => at.held[b] - at.held[a]);
+    const rows = order.map((band) => {
+      const {short, folder} = shortName(names[band]);
+      const row = make("button", {class: `row${at.held[band] ? "" : " none"}${this._app.lit === band ? " lit" : ""}`, type: "button", title: `${names[band]}\n${count(at.held[band])} bytes`},
+        make("span", {class: "swatch", style: {background: bandColor(overview, at.by, band)}}),
+        make("span", {class: "name"}, short, folder ? make("small", {}, ` ${folder}`) : null),
+        make("span", {class: "amount"}, bytes(at.held[band]), make("small", {}, ` ${count(at.counts[band])}`)));
+      row.addEventListener("pointerenter", () => this._app.light(band));
+      row.addEventListener("pointerleave", () => this._app.light(-1));
+      row.addEventListener("click", () => this._app.find(folder || short.includes(":") ? (folder + short).split(" ")[0] : ""));
+      return row;
+    });
+    const words = {line: "by line of code", frame: "by innermost frame", stack: "by stack", pool: "by pool", stream: "by stream", size: "by size"};
+    fill(this._holders, make("h2", {}, "Who holds it", make("span", {class: "aside"}, `${words[at.by]} · blocks`)), make("div", {class: "rows"}, ...rows));
+  }
+
+  drawBlock(block, view) {
+    this._block.hidden = !block;
+    if (!block) return;
+    const {overview} = view;
+    const facts = make("dl", {class: "facts"});
+    const row = (name, value, title) => facts.append(make("dt", {}, name), make("dd", {title: title || ""}, value));
+    row("size", `${bytes(block.size)}`, `${count(block.size)} bytes`);
+    row("asked for", `${bytes(block.requested)}`, `${count(block.requested)} bytes`);
+    row("address", block.address);
+    row("stream, pool", `${block.stream}, ${block.pool[0] || block.pool[1] ? `(${block.pool.join(", ")})` : "default"}`);
+    if (overview.history) {
+      row("allocated", block.was_there ? "before the history" : `event ${count(block.begin)}`);
+      row("freed", block.freed === null ? "not in the history" : `event ${count(block.freed)}`);
+      if (block.freed !== null && block.end !== block.freed) row("waited for streams until", block.end === null ? "the end" : `event ${count(block.end)}`);
+      const lived = (block.end === null ? overview.last : block.end) - block.begin;
+      row("lived", `${count(lived)} events${block.lived_us ? `, ${duration(block.lived_us)}` : ""}`);
+    }
+    row("pins", block.pins ? `${bytes(block.pins)} free${block.pins_with ? `, with ${plural(block.pins_with, "other block")}` : ", alone"}` : "nothing",
+      "free memory that cannot go back to the device because of this block");
+    const frames = block.stack.map(([name, file, line]) => {
+      const isOwn = file && file !== "??" && !LIBRARIES.some((part) => file.includes(part));
+      return make("li", {class: isOwn ? "own" : ""}, make("b", {}, name), file ? ` ${file}:${line}` : "");
+    });
+    const close = make("button", {class: "close", type: "button", title: "Esc"}, "✕");
+    close.setAttribute("aria-label", "Close");
+    close.addEventListener("click", () => this._app.pick(view, -1));
+    fill(this._block, make("h2", {}, "Block", close), facts,
+      frames.length ? make("ol", {class: "stack"}, ...frames) : make("p", {class: "muted"}, "No stack was recorded."));
+  }
+
+  drawFound(found, view) {
+    this._found.hidden = !found;
+    if (!found) return;
+    const rows = found.listed.map((block) => {
+      const {short, folder} = shortName(block.line);
+      const row = make("button", {class: `row${block.is_live ? "" : " none"}`, type: "button", title: block.line},
+        make("span", {class: "swatch", style: {background: block.is_live ? "var(--accent)" : "var(--line)"}}),
+        make("span", {class: "name"}, short || "no stack", folder ? make("small", {}, ` ${folder}`) : null, make("small", {}, `  ${count(block.begin)}–${count(block.end)}`)),
+        make("span", {class: "amount"}, bytes(block.size)));
+      row.addEventListener("click", () => this._app.goTo(view, block));
+      return row;
+    });
+    const close = make("button", {class: "close", type: "button", title: "Esc"}, "✕");
+    close.setAttribute("aria-label", "Forget the search");
+    close.addEventListener("click", () => this._app.find(""));
+    const more = found.blocks > found.listed.length ? make("p", {class: "muted"}, `The largest ${found.listed.length} of ${count(found.blocks)}.`) : null;
+    fill(this._found, make("h2", {}, `“${found.query}”`, close),
+      make("p", {class: "muted"}, `${plural(found.blocks, "block")}; ${count(found.live_blocks)} in use now, ${bytes(found.live_bytes)}`),
+      make("div", {class: "rows"}, ...rows), more);
+  }
+}

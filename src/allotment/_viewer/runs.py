@@ -1,0 +1,91 @@
+"""The runs that are looked at together: a recording, another one, or the same under other settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+from allotment._formats.torch_snapshot import naming
+from allotment._settings import Settings
+from allotment._viewer.answers import Run
+from allotment.errors import RequestError
+from allotment.lab.replay.run import Recording, has_history, read_source, recording_of
+from allotment.lab.timeline.timeline import timeline_of, timeline_of_end
+
+__all__ = ["Runs"]
+
+MOST_RUNS = 6
+Progress = Callable[[str], None]
+
+
+class Runs:
+    """Runs side by side. Threads may share one."""
+
+    def __init__(self, device: int | None = None, progress: Progress = lambda what: None) -> None:
+        self.shown: list[Run] = []
+        self._device = device
+        self._progress = progress
+        self._recordings: list[tuple[str, Recording]] = []
+        self._adding = Lock()
+
+    def read(self, source: str) -> None:
+        """Read a snapshot and show it as it was recorded. Raises FormatError and OSError."""
+        name = "standard input" if source == "-" else os.path.basename(source)
+        self._progress("reading")
+        snapshot = read_source(source)
+        with naming(source):
+            if has_history(snapshot):
+                recording = recording_of(snapshot, self._device, self._progress)
+                self._recordings.append((name, recording))
+                self._add_replay(len(self._recordings) - 1, None)
+            else:
+                timeline = timeline_of_end(snapshot, self._device)
+                about = _about(name, "when the snapshot was taken", history=False)
+                self.shown.append(Run(timeline, {**about, "device": self._device or 0}))
+
+    def try_settings(self, settings: str, source: int = 0) -> Run:
+        """Show what a recording would have been under other settings.
+
+        Raises SettingsError, and RequestError if there is no such recording or no room for another run.
+        """
+        if not 0 <= source < len(self._recordings):
+            raise RequestError("there is no recorded history that other settings could be tried on")
+        Settings.parse(settings)
+        with self._adding:
+            for run in self.shown:
+                if run.about["settings"] == settings and run.about["source"] == source:
+                    return run
+            if len(self.shown) >= MOST_RUNS:
+                raise RequestError(f"{MOST_RUNS} runs are shown already; start again to look at others")
+            return self._add_replay(source, settings)
+
+    def _add_replay(self, source: int, settings: str | None) -> Run:
+        name, recording = self._recordings[source]
+        self._progress("replaying")
+        result = recording.replay(settings)
+        timeline = timeline_of(recording, settings)
+        about = {
+            **_about(name, settings or "as recorded", history=True),
+            "source": source,
+            "settings": settings,
+            "device": recording.device,
+            "events": recording.entries,
+            "compat": result.compat,
+            "placement": result.placement,
+            "matches": result.matches_recording,
+            "reason": result.reason,
+            "ooms": result.ooms,
+            "retries": result.retries,
+            "driver_ms": round(result.driver_ms, 3),
+        }
+        run = Run(timeline, about)
+        self._progress("drawing")
+        timeline.columns()
+        self.shown.append(run)
+        return run
+
+
+def _about(name: str, label: str, *, history: bool) -> dict[str, Any]:
+    return {"name": name, "label": label, "history": history, "source": -1, "settings": None}

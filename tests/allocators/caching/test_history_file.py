@@ -1,0 +1,224 @@
+"""A history that goes to a file: complete, whatever ends the program, and never in the allocator's way."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import allotment
+from allotment._core.edge.words import Action, word_of
+from allotment._core.records.history import set_user_metadata
+from allotment._formats.history_file import HISTORY_FIELD
+from allotment._formats.torch_snapshot import Snapshot, read_snapshot
+from allotment.errors import FormatError, RequestError
+from allotment.lab.replay.run import read_recording
+
+MIB = 1 << 20
+STREAM_TO = """
+import sys
+import allotment
+
+allocator = allotment.Allocator("sim:8GiB", settings="compat:newest")
+allocator.record_history(file=sys.argv[1])
+kept = [allocator.malloc(size << 20) for size in range(1, 9)]
+pairs = 0
+while True:
+    allocator.free(allocator.malloc(5_000_000 + pairs % 7))
+    pairs += 1
+    if pairs == 20_000:
+        print("ready", flush=True)
+"""
+
+
+def new_allocator(more: str = "") -> allotment.Allocator:
+    return allotment.Allocator("sim:8GiB", settings="compat:newest" + more)
+
+
+def use(allocator: allotment.Allocator) -> None:
+    """Small and large requests, a private pool, a free that waits, an empty cache."""
+    blocks = [allocator.malloc(size) for size in (100, 3 * MIB, 15 * MIB, 100)]
+    allocator.record_stream(blocks[1], 7)
+    for block in blocks[1:]:
+        allocator.free(block)
+    with allocator.pool():
+        inner = allocator.malloc(MIB)
+    allocator.empty_cache()
+    allocator.free(inner)
+    allocator.check_invariants()
+
+
+def entries(snapshot: Snapshot) -> list[tuple[str, int, int, int]]:
+    (trace,) = snapshot.traces
+    columns = zip(*(column.tolist() for column in (trace.action, trace.address, trace.size, trace.stream)), strict=True)
+    return [(word_of(Action(action)), *rest) for action, *rest in columns]
+
+
+def test_a_file_has_every_event_in_order(tmp_path: Path) -> None:
+    allocator = new_allocator()
+    heard: list[tuple[str, int, int, int]] = []
+    allocator.record_history(file=tmp_path / "run.history")
+    allocator.attach_trace_tracker(lambda *entry: heard.append(entry[:4]))
+    use(allocator)
+    allocator.record_history(None)
+    read = read_snapshot(tmp_path / "run.history")
+    assert entries(read) == heard
+    assert len(heard) > 10
+    assert read.extra[HISTORY_FIELD] == {"records": len(heard), "lost": 0, "cut_at": None}
+
+
+def test_a_file_and_a_snapshot_of_the_same_run_say_the_same(tmp_path: Path) -> None:
+    in_memory, in_file = new_allocator(), new_allocator()
+    in_memory.record_history()
+    in_file.record_history(file=tmp_path / "run.history")
+    for allocator in (in_memory, in_file):
+        use(allocator)
+    in_memory.dump_snapshot(tmp_path / "run.pickle")
+    in_file.close()
+    kept, streamed = read_snapshot(tmp_path / "run.pickle"), read_snapshot(tmp_path / "run.history")
+    told = [entry for entry in entries(kept) if entry[0] != "snapshot"]
+    assert [entry for entry in entries(streamed) if entry[0] != "snapshot"] == told
+    trace = streamed.traces[0]
+    places = {streamed.stacks[number][0].filename for number in trace.stack.tolist() if number >= 0}
+    assert places == {__file__}
+    as_kept, as_streamed = (read_recording(tmp_path / name).replay() for name in ("run.pickle", "run.history"))
+    assert as_kept.matches_recording and as_streamed.matches_recording
+    assert as_streamed.peak_reserved_bytes == as_kept.peak_reserved_bytes
+
+
+def test_metadata_annotations_and_compile_contexts_are_in_the_file(tmp_path: Path) -> None:
+    allocator = new_allocator()
+    allocator.record_history(file=tmp_path / "run.history")
+    set_user_metadata("step 1")
+    allocator.free(allocator.malloc(MIB))
+    set_user_metadata("")
+    allocator.record_annotation({"name": "here"})
+    allocator.close()
+    read = read_snapshot(tmp_path / "run.history")
+    noted = {read.user_metadata[number] for number in read.traces[0].user_metadata.tolist() if number >= 0}
+    assert noted == {"step 1"}
+    assert [note["name"] for note in read.external_annotations] == ["here"]
+
+
+def test_what_was_there_before_is_known_exactly(tmp_path: Path) -> None:
+    allocator = allotment.Allocator("sim:8GiB", settings="compat:2.11")
+    before = [allocator.malloc(size) for size in (17 * MIB + 5, 12 * MIB, 30 * MIB, 100)]
+    allocator.free(before[1])
+    allocator.record_history(file=tmp_path / "run.history")
+    allocator.free(before[0])
+    again = [allocator.malloc(size) for size in (16 * MIB, 11 * MIB, 200)]
+    allocator.free(again[1])
+    allocator.close()
+    result = read_recording(tmp_path / "run.history").replay()
+    assert result.matches_recording
+    assert result.peak_reserved_bytes == allocator.stats()["reserved_bytes.all.peak"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("history") / "run.history"
+    allocator = new_allocator()
+    allocator.record_history(file=path)
+    use(allocator)
+    allocator.close()
+    return path.read_bytes()
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_file_that_was_cut_off_is_read_up_to_its_last_whole_record(whole: bytes, data: st.DataObject) -> None:
+    all_of_it = entries(read_snapshot(whole))
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    try:
+        read = read_snapshot(whole[:cut])
+    except FormatError:
+        assert not all_of_it or cut < len(whole) // 2  # before the first frame was complete
+        return
+    assert entries(read) == all_of_it[: len(read.traces[0])]
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_gives_what_is_before_the_damage_or_an_error(whole: bytes, data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(whole) - 1))
+    damaged = bytearray(whole)
+    damaged[place] ^= data.draw(st.integers(1, 255))
+    try:
+        read = read_snapshot(bytes(damaged))
+    except FormatError:
+        return
+    assert len(read.traces[0]) <= len(entries(read_snapshot(whole)))
+
+
+def test_a_file_that_cannot_be_written_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    allocator = new_allocator()
+    allocator.record_history()
+    allocator.free(allocator.malloc(100))
+    with pytest.raises(OSError, match="nowhere"):
+        allocator.record_history(file=tmp_path / "nowhere" / "run.history")
+    assert allocator.is_history_enabled()
+    assert len(allocator.snapshot()["device_traces"][0]) > 3
+    with pytest.raises(RequestError, match="a file takes every event"):
+        allocator.record_history(file=tmp_path / "run.history", max_entries=10)
+
+
+@pytest.mark.threads
+def test_a_slow_reader_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    content: list[bytes] = []
+    reader = threading.Thread(target=lambda: content.append(path.read_bytes()))
+    reader.start()
+    allocator = new_allocator()
+    allocator.record_history(context=None, file=path)
+    pairs = 40_000
+    for _ in range(pairs):
+        allocator.free(allocator.malloc(1000))
+    allocator.close()
+    reader.join()
+    read = read_snapshot(content[0])
+    assert len(read.traces[0]) >= 3 * pairs
+    assert read.extra[HISTORY_FIELD]["lost"] == 0
+
+
+@pytest.mark.threads
+def test_a_child_of_fork_does_not_write_into_the_file(tmp_path: Path) -> None:
+    allocator = new_allocator()
+    allocator.record_history(file=tmp_path / "run.history")
+    allocator.free(allocator.malloc(MIB))
+    child = os.fork()
+    if child == 0:
+        for _ in range(10_000):
+            allocator.free(allocator.malloc(3 * MIB))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    allocator.free(allocator.malloc(2 * MIB))
+    allocator.close()
+    sizes = {entry[2] for entry in entries(read_snapshot(tmp_path / "run.history")) if entry[0] == "alloc"}
+    assert sizes == {MIB, 2 * MIB}
+
+
+@pytest.mark.threads
+def test_a_program_that_is_killed_leaves_a_file_that_replays(tmp_path: Path) -> None:
+    path = tmp_path / "run.history"
+    with subprocess.Popen([sys.executable, "-c", STREAM_TO, str(path)], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"ready\n"
+        program.send_signal(signal.SIGKILL)
+    result = read_recording(path).replay()
+    assert result.events > 40_000
+    assert result.matches_recording
+
+
+@pytest.mark.threads
+def test_the_end_of_a_program_is_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.history"
+    ends = STREAM_TO.replace('print("ready", flush=True)', "break")
+    subprocess.run([sys.executable, "-c", ends, str(path)], check=True)
+    told = entries(read_snapshot(path))
+    assert sum(entry[0] == "alloc" for entry in told) == 20_008
