@@ -23,6 +23,7 @@ import json
 import os
 import pickle
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -460,7 +461,8 @@ def judged(number: int, steps: int) -> str:
         )
     except subprocess.TimeoutExpired as error:
         return f"did not end: {error.stderr!r}"
-    return "" if done.returncode == 0 else f"ended with {done.returncode}: {done.stderr[-3000:]}"
+    said = re.sub(r"^(Current thread's C stack|Extension modules: ).*$", "", done.stderr, flags=re.MULTILINE)
+    return "" if done.returncode == 0 else f"ended with {done.returncode}: {said[-3000:]}"
 
 
 def main() -> int:

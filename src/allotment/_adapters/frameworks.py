@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.current import current_caching
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment.errors import AddressError, RequestError, StreamError
 
 LEGACY_STREAM = 1  # another name of the default stream, 0
@@ -33,7 +33,7 @@ class DeviceTenants:
     """
 
     _living: WeakSet[DeviceTenants] = WeakSet()
-    _lock = Lock()
+    _lock = fork_safe_lock()
 
     def __init__(self, name: str, allocator: Allocator | Tenant | None = None) -> None:
         self.name = name

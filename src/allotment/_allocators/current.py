@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._devices import device_name
 from allotment._rules import NEWEST, installed_version
 from allotment._settings import from_environment, settings_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from allotment._core.contract.table import Device
     from allotment._settings import Settings
 
-_lock = threading.RLock()  # an allocator made under it notes itself
+_lock = fork_safe_lock()  # an allocator made under it notes itself
 _shared: dict[str, DeviceAllocator] = {}
 _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
 _holders: WeakSet[Any] = WeakSet()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch
 from allotment import _settings as config
 from allotment._allocators.caching.pools import PoolId, leave_ids_to_others
 from allotment._allocators.current import current_caching
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._rules import nearest_version
 from allotment.errors import PoolError, RequestError, UnsupportedError
 from allotment.torch._captures import end_failed_captures
@@ -24,7 +24,7 @@ __all__ = ["install", "is_installed", "raw_allocator"]
 
 TENANT = "torch"
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _settings: config.Settings | None = None
 _ids_before: list[PoolId] = []
 _plug_in: Any = None  # PyTorch's object; kept, because PyTorch calls into it to the end

@@ -8,17 +8,17 @@ which would end in an error.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
 import torch.cuda.memory  # type: ignore[import-not-found]
 
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment.torch import _cudnn as cudnn
 from allotment.torch._pool import MemPool
 from allotment.torch._replacements import REPLACEMENTS
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _originals: list[tuple[Any, str, Any]] = []
 
 

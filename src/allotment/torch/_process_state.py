@@ -6,12 +6,12 @@ made when a device is first used, and is then told what the others were.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 from allotment._allocators.caching.allocator import Allocator
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._settings import Settings
 from allotment.errors import OutOfMemoryFacts
 
@@ -20,7 +20,7 @@ Observer = Callable[[OutOfMemoryFacts], None]
 
 class ProcessState:
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a device may be first used by what is done under it
+        self.lock = fork_safe_lock()  # reentrant: a device may be first used by what is done under it
         self.settings = Settings()
         self.caching = True
         self.history: dict[str, Any] | None = None
