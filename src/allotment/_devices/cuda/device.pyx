@@ -13,8 +13,8 @@ from allotment._devices.cuda.capture cimport CudaWork, count_nodes, fill_capture
 from allotment._devices.cuda.context cimport CudaContext, Visit, enter, leave, open_context
 from allotment._devices.cuda.driver cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_STREAM_WAIT_VALUE_GEQ, CUdevice_attribute, CUresult, CUstream, CUuuid, driver, forget_words, is_forked,
-    last_error_text, status_of)
+    CU_STREAM_WAIT_VALUE_GEQ, CUDA_SUCCESS, CUdevice_attribute, CUresult, CUstream, CUuuid, driver, forget_words,
+    is_forked, last_error_text, status_of)
 from allotment._devices.cuda.memory cimport fill_memory
 from allotment._devices.cuda.pool cimport fill_pool
 from allotment._devices.cuda.streams cimport fill_streams, is_parked, refuse_parked
@@ -292,10 +292,15 @@ cdef status_t wait_value_on(CudaContext* context, address_t address, uint32_t va
 
 
 cdef status_t copy_in(CudaContext* context, address_t address, const void* source, size_t size) noexcept nogil:
+    """Done when it returns: of pageable memory the driver has only kept a copy then, and writes it later."""
     cdef Visit visit
+    cdef CUresult result
     if not enter(context, &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuMemcpyHtoD", driver.cuMemcpyHtoD_v2(address, source, size))
+    result = driver.cuMemcpyHtoD_v2(address, source, size)
+    if result != CUDA_SUCCESS:
+        return leave(&visit, b"cuMemcpyHtoD", result)
+    return leave(&visit, b"cuStreamSynchronize", driver.cuStreamSynchronize(<CUstream> 0))
 
 
 cdef status_t copy_out(CudaContext* context, void* target, address_t address, size_t size) noexcept nogil:
