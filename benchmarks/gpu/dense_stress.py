@@ -129,11 +129,11 @@ class Stress:
                 if round_ % 2:
                     self.allocator.free(block.address)
             graph = stream.end_capture()
-        self.graphs.append((graph, stream, pool))
+        self.graphs.append((graph, pool, stream))  # in this order they go: no stream before the memory it used
 
     def step(self) -> None:
         if self.graphs and self.choose.random() < 0.2:
-            graph, stream, _ = self.choose.choice(self.graphs)
+            graph, _, stream = self.choose.choice(self.graphs)
             graph.launch(stream)
             self.launches += 1
         full = self.live > self.limit * 0.85

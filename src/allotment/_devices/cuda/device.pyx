@@ -8,7 +8,7 @@ from libc.stdint cimport uint32_t, uintptr_t
 from allotment._core.contract.raising cimport check_status
 from allotment._core.contract.table cimport DEVICE_ERROR, OK, Device, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, device_t, event_t, stream_t
-from allotment._core.tools.arguments cimport read_arguments, read_device_index
+from allotment._core.tools.arguments cimport read_arguments, read_byte_count, read_device_index
 from allotment._devices.cuda.capture cimport CudaWork, count_nodes, fill_capture, instantiate
 from allotment._devices.cuda.context cimport CudaContext, Visit, enter, leave, open_context
 from allotment._devices.cuda.driver cimport (
@@ -248,13 +248,14 @@ cdef class CudaDevice(Device):
                 status = copy_in(self.backend.context, address, &source[0], size)
         self.check(status, "copy_from_host")
 
-    def copy_to_host(self, address_t address, bytes_t size) -> bytes:
+    def copy_to_host(self, address_t address, size: int) -> bytes:
         """Copy bytes from the device; waits for no stream that was made here."""
-        cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
+        cdef bytes_t count = read_byte_count(size)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, count)
         cdef char* target = PyBytes_AS_STRING(data)
         cdef status_t status
         with nogil:
-            status = copy_out(self.backend.context, target, address, size)
+            status = copy_out(self.backend.context, target, address, count)
         self.check(status, "copy_to_host")
         return data
 
