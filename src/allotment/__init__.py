@@ -8,6 +8,7 @@ from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.capture import Graph, capture
 from allotment._allocators.current import current
 from allotment._allocators.make import make_allocator
+from allotment._allocators.pinned.allocator import PinnedAllocator
 from allotment._allocators.pluggable.allocator import PluggableAllocator
 from allotment._allocators.registry import (
     DeviceAllocator,
@@ -58,6 +59,7 @@ __all__ = [
     "InvariantError",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
+    "PinnedAllocator",
     "Plan",
     "PluggableAllocator",
     "Pool",

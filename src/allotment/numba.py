@@ -24,6 +24,8 @@ from weakref import proxy
 from allotment._adapters.frameworks import DeviceTenants, import_framework
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
+from allotment._allocators.pinned.allocator import PinnedAllocator
+from allotment._devices.per_thread import thread_stream
 from allotment.errors import OutOfMemoryError, UnsupportedError
 
 __all__ = ["MemoryManager", "install", "record_stream", "uninstall"]
@@ -37,7 +39,7 @@ _Base: Any = _cuda.HostOnlyCUDAMemoryManager
 
 
 class MemoryManager(_Base):  # type: ignore[misc]
-    """Device memory from an allocator; pinned and managed memory as in Numba's own manager.
+    """Device and pinned memory from allocators; managed and mapped memory as in Numba's own manager.
 
     Numba makes one for each context, and calls its methods from any thread that uses CUDA.
     """
@@ -53,20 +55,36 @@ class MemoryManager(_Base):  # type: ignore[misc]
     @property
     def tenant(self) -> Tenant:
         """The allocator behind this context's memory, under the name "numba"."""
-        return self.tenants.on(int(self.context.device.id))
+        return self.tenants.on(_device_number(self.context))
 
     def memalloc(self, size: int) -> Any:
-        """Memory for work on the default stream. Raises OutOfMemoryError, which is a MemoryError."""
+        """Memory for work on the default stream, or on the calling thread's own if Numba is told to use those.
+
+        Raises OutOfMemoryError, which is a MemoryError.
+        """
         tenants, tenant = self.tenants, self.tenant
+        stream = thread_stream() if _uses_streams_of_threads() else 0
         try:
-            address = tenant.malloc(size)
+            address = tenant.malloc(size, stream)
         except OutOfMemoryError:
             self.deallocations.clear()
-            address = tenant.malloc(size)
+            address = tenant.malloc(size, stream)
 
         pointer = _driver.binding.CUdeviceptr(address)
         give_back = partial(_give_back, tenant, address, tenants)
         return _cuda.MemoryPointer(proxy(self.context), pointer, size, finalizer=give_back)
+
+    def memhostalloc(self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
+        """Pinned memory, kept for reuse; what is to be mapped or write-combined is as in Numba's own manager.
+
+        Freed, it can be had again at once: as with Numba's own, copies from or to it must be done by then.
+        """
+        if mapped or wc:
+            return super().memhostalloc(size, mapped, portable, wc)
+        pinned = self.tenants.pinned_on(_device_number(self.context))
+        address = pinned.malloc(size)
+        give_back = partial(_give_back, pinned, address, self.tenants)
+        return _driver.PinnedMemory(proxy(self.context), address, size, finalizer=give_back)
 
     def get_memory_info(self) -> Any:
         """What the device has, free and in total; what is cached here counts as taken."""
@@ -102,9 +120,19 @@ class MemoryManager(_Base):  # type: ignore[misc]
         return 1
 
 
-def _give_back(tenant: Tenant, address: int, tenants: DeviceTenants) -> None:
+def _uses_streams_of_threads() -> bool:
+    """Whether Numba's default stream is the calling thread's own (NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM)."""
+    return bool(getattr(getattr(_driver, "config", None), "CUDA_PER_THREAD_DEFAULT_STREAM", 0))
+
+
+def _device_number(context: Any) -> int:
+    """Of a context of Numba's own, or of one that was made elsewhere and attached, which has the driver's device."""
+    return int(getattr(context.device, "id", context.device))
+
+
+def _give_back(source: Tenant | PinnedAllocator, address: int, tenants: DeviceTenants) -> None:
     """A finalizer, through which `tenants` lives as long as the memory."""
-    tenant.free(address)
+    source.free(address)
 
 
 _numba_memory_manager = MemoryManager  # what Numba looks for in the module that its environment variable names
@@ -138,7 +166,6 @@ def record_stream(array: Any, stream: Any) -> None:
     """Declare that work on `stream` uses an array or a view of one, so that its memory is reused only afterwards.
 
     `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere, and
-    StreamError for the per-thread default stream.
     """
     memory = array.gpu_data.owner
     if not isinstance(memory, _cuda.MemoryPointer):

@@ -1,5 +1,6 @@
 """The Numba adapter on a stand-in for numba-cuda."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -167,3 +168,37 @@ def test_a_handle_that_numba_cannot_open_is_refused(monkeypatch, adapter, numba,
     monkeypatch.setattr(type(manager), "tenant", Sharing(0, b"\x02e" + bytes(28)))
     with pytest.raises(UnsupportedError, match="expandable"):
         manager.get_ipc_handle(memory)
+
+
+def test_a_context_that_was_made_elsewhere_has_the_drivers_device(adapter, numba, allocator):
+    adapter.install(allocator)
+    context = numba.context()
+    context.device = 0  # the driver's own, a number without an `id`
+    array = context.array(1000)
+    assert live(allocator) == 1
+    del array
+
+
+def test_pinned_memory_is_kept_and_what_is_mapped_is_left_to_numba(adapter, numba, device, allocator):
+    adapter.install(allocator)
+    manager = numba.context().memory_manager
+    memory = manager.memhostalloc(1000)
+    address = memory.handle
+    assert list(device.pinned.values()) == [1024]
+    del memory
+    assert manager.memhostalloc(1000).handle == address
+    assert manager.memhostalloc(5, mapped=True) == manager.memhostalloc(5, wc=True) == "native pinned 5"
+
+
+@pytest.mark.threads
+def test_with_streams_of_threads_memory_is_for_the_calling_threads(adapter, numba, allocator):
+    numba.driver.config = SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=1)
+    adapter.install(allocator)
+    context = numba.context()
+    own = context.array(4 * MIB).gpu_data.handle
+    found = []
+    thread = threading.Thread(target=lambda: found.append(context.array(4 * MIB).gpu_data.handle))
+    thread.start()
+    thread.join()
+    assert found and found != [own]
+    assert context.array(4 * MIB).gpu_data.handle == own

@@ -3,7 +3,7 @@
 import pytest
 
 import allotment
-from allotment.errors import OutOfMemoryError, StreamError
+from allotment.errors import OutOfMemoryError
 
 core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
 adapter = pytest.importorskip("allotment.cuda_core", reason="cuda.core cannot be imported", exc_type=ImportError)
@@ -109,12 +109,14 @@ def test_without_memory_it_raises_ours(core_device, device, streams):
     assert caught.value.facts.requested == 256 * MIB
 
 
-def test_memory_is_not_kept_for_the_per_thread_stream_but_can_end_on_it(resource, allocator, streams):
-    with pytest.raises(StreamError, match="per-thread"):
-        resource.allocate(1000, stream=core.PER_THREAD_DEFAULT_STREAM)
+def test_memory_can_be_for_the_per_thread_stream_and_end_on_it(resource, allocator, streams):
+    buffer = resource.allocate(1000, stream=core.PER_THREAD_DEFAULT_STREAM)
+    buffer.fill(5, stream=core.PER_THREAD_DEFAULT_STREAM)
+    buffer.close()
     buffer = resource.allocate(1000, stream=streams[0])
     buffer.close(core.PER_THREAD_DEFAULT_STREAM)
     assert blocks(allocator) == 0
+    allocator.check_invariants()
 
 
 # Two streams and one buffer.

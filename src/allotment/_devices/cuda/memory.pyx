@@ -22,10 +22,11 @@ from allotment._devices.cuda.driver cimport (
     CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOC_GRANULARITY_MINIMUM,
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_NONE,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMHOSTALLOC_PORTABLE,
+    CU_MEMHOSTREGISTER_PORTABLE,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_SUCCESS, CUdevice_attribute,
     CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemFabricHandle, CUmemGenericAllocationHandle, CUresult, CUstream, driver, refuse, status_of)
-from allotment._devices.cuda.streams cimport is_parked, refuse_parked
+    CUmemFabricHandle, CUmemGenericAllocationHandle, CUresult, driver, refuse, status_of)
+from allotment._devices.cuda.streams cimport driver_stream, is_parked, refuse_parked
 
 
 cdef int fill_memory(Device device, CudaBackend* backend) except -1:
@@ -278,13 +279,13 @@ cdef status_t copy(void* self, address_t destination, address_t source, bytes_t 
     if not enter(here, &visit):
         return DEVICE_ERROR
     if destination_device == here.ordinal and source_device == here.ordinal:
-        result = driver.cuMemcpyAsync(destination, source, size, <CUstream> stream)
+        result = driver.cuMemcpyAsync(destination, source, size, driver_stream(stream))
         return leave(&visit, b"cuMemcpyAsync", result)
     result = context_of(destination_device, &into)
     if result == CUDA_SUCCESS:
         result = context_of(source_device, &out_of)
     if result == CUDA_SUCCESS:
-        result = driver.cuMemcpyPeerAsync(destination, into.handle, source, out_of.handle, size, <CUstream> stream)
+        result = driver.cuMemcpyPeerAsync(destination, into.handle, source, out_of.handle, size, driver_stream(stream))
     return leave(&visit, b"cuMemcpyPeerAsync", result)
 
 
@@ -420,6 +421,21 @@ cdef status_t pinned_free(void* self, address_t address) noexcept nogil:
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
     return leave(&visit, b"cuMemFreeHost", driver.cuMemFreeHost(<void*> <uintptr_t> address))
+
+
+cdef status_t register_memory(CudaContext* context, address_t address, bytes_t size) noexcept nogil:
+    cdef Visit visit
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuMemHostRegister", driver.cuMemHostRegister_v2(
+        <void*> <uintptr_t> address, size, CU_MEMHOSTREGISTER_PORTABLE))
+
+
+cdef status_t unregister_memory(CudaContext* context, address_t address) noexcept nogil:
+    cdef Visit visit
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuMemHostUnregister", driver.cuMemHostUnregister(<void*> <uintptr_t> address))
 
 
 cdef status_t memory_info(void* self, bytes_t* free_bytes, bytes_t* total_bytes) noexcept nogil:

@@ -135,7 +135,7 @@ cdef status_t stream_destroy(void* self, stream_t stream) noexcept nogil:
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    cdef CUresult result = driver.cuStreamIsCapturing(<CUstream> stream, &status)
+    cdef CUresult result = driver.cuStreamIsCapturing(driver_stream(stream), &status)
     if result != CUDA_SUCCESS:
         return leave(&visit, b"cuStreamIsCapturing", result)
     if status != CU_STREAM_CAPTURE_STATUS_NONE:
@@ -150,7 +150,7 @@ cdef status_t stream_query(void* self, stream_t stream) noexcept nogil:
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuStreamQuery", driver.cuStreamQuery(<CUstream> stream))
+    return leave(&visit, b"cuStreamQuery", driver.cuStreamQuery(driver_stream(stream)))
 
 
 cdef status_t stream_synchronize(void* self, stream_t stream) noexcept nogil:
@@ -159,7 +159,7 @@ cdef status_t stream_synchronize(void* self, stream_t stream) noexcept nogil:
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuStreamSynchronize", driver.cuStreamSynchronize(<CUstream> stream))
+    return leave(&visit, b"cuStreamSynchronize", driver.cuStreamSynchronize(driver_stream(stream)))
 
 
 cdef status_t stream_wait(void* self, stream_t stream, event_t event) noexcept nogil:
@@ -168,7 +168,7 @@ cdef status_t stream_wait(void* self, stream_t stream, event_t event) noexcept n
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuStreamWaitEvent", driver.cuStreamWaitEvent(<CUstream> stream, <CUevent> event, 0))
+    return leave(&visit, b"cuStreamWaitEvent", driver.cuStreamWaitEvent(driver_stream(stream), <CUevent> event, 0))
 
 
 cdef status_t device_synchronize(void* self) noexcept nogil:
@@ -201,7 +201,7 @@ cdef status_t event_record(void* self, event_t event, stream_t stream) noexcept 
     cdef Visit visit
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuEventRecord", driver.cuEventRecord(<CUevent> event, <CUstream> stream))
+    return leave(&visit, b"cuEventRecord", driver.cuEventRecord(<CUevent> event, driver_stream(stream)))
 
 
 cdef status_t event_query(void* self, event_t event) noexcept nogil:

@@ -22,6 +22,13 @@ class HostDevice(Device):
     @property
     def used(self) -> int:
         """Bytes of segments and chunks that exist."""
+    @property
+    def unlocked(self) -> int:
+        """How many pieces of pinned memory the system refused to lock in place (`ulimit -l`), so that it may swap."""
+    def register_host(self, address: int, size: int) -> None:
+        """Lock memory of this process in place. What the system refuses is counted by `unlocked`, and no error."""
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`; the lock ends with the memory."""
     def submit(self, stream: int, function: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""
     def take_exception(self, stream: int) -> BaseException | None:

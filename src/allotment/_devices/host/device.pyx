@@ -22,12 +22,15 @@ from allotment._devices.host.memory cimport memory_close, memory_open
 from allotment._devices.host.virtual cimport arena_close, arena_open
 from allotment._devices.host.work cimport TASK_CALL, TASK_COPY, TASK_REPLAY, Graph, Task, graph_drop, graph_keep
 from allotment._devices.host.workers cimport scheduler_new, scheduler_release
-from allotment._devices.shared.posix cimport RELAXED, atomic_load
+from allotment._devices.shared.posix cimport RELAXED, atomic_add, atomic_load
 from allotment._devices.shared.refusal cimport forget_refusal, last_refusal, refuse_number
 
 from allotment._devices.graphs import begin_capture
 from allotment._devices.host.cgroups import memory_groups
 from allotment.errors import StreamError
+
+cdef extern from "<sys/mman.h>" nogil:
+    int mlock(const void* address, size_t length)
 
 
 cdef class HostDevice(Device):
@@ -81,6 +84,22 @@ cdef class HostDevice(Device):
     def used(self) -> int:
         """Bytes of segments and chunks that exist."""
         return atomic_load(&self.host.memory.used, RELAXED)
+
+    @property
+    def unlocked(self) -> int:
+        """How many pieces of pinned memory the system refused to lock in place (`ulimit -l`), so that it may swap."""
+        return atomic_load(&self.host.unlocked, RELAXED)
+
+    def register_host(self, address_t address, bytes_t size) -> None:
+        """Lock memory of this process in place. What the system refuses is counted by `unlocked`, and no error."""
+        cdef int failed
+        with nogil:
+            failed = mlock(<void*> address, size)
+        if failed != 0:
+            atomic_add(&self.host.unlocked, 1, RELAXED)
+
+    def unregister_host(self, address_t address) -> None:
+        """Undo `register_host`; the lock ends with the memory."""
 
     def submit(self, stream_t stream, function: Callable[..., object], tuple arguments not None=()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""
@@ -350,7 +369,10 @@ cdef status_t copy(void* self, address_t destination, address_t source, bytes_t 
 
 
 cdef status_t pinned_allocate(void* self, bytes_t size, address_t* address) noexcept nogil:
-    return host_memory.segment_allocate(&(<Host*> self).memory, size, address)
+    cdef status_t status = host_memory.segment_allocate(&(<Host*> self).memory, size, address)
+    if status == OK and mlock(<void*> address[0], size) != 0:
+        atomic_add(&(<Host*> self).unlocked, 1, RELAXED)
+    return status
 
 
 cdef status_t pinned_free(void* self, address_t address) noexcept nogil:

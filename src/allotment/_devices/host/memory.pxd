@@ -1,8 +1,8 @@
 """Plain host memory, and how much of it there is.
 
 A segment is one private anonymous mapping, so a forked child that writes to it writes to its own copy, and
-giving it back gives the pages back. Pinned memory is the same thing: nothing on this device moves data behind
-the processor's back, so nothing has to be locked in place. Which segments exist is remembered, because the
+giving it back gives the pages back. Pinned memory is the same thing, locked in place where the system permits that.
+Which segments exist is remembered, because the
 system would let go of anybody's memory at a wrong address.
 
 `total` is the lesser of the machine's memory and the limits of the control groups around the process. Linux
