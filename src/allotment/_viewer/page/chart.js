@@ -144,6 +144,14 @@ class StackChart {
     ctx.beginPath();
     ctx.rect(left, top - 6 * ratio, width, height + 6 * ratio);
     ctx.clip();
+    if (this._moment !== null) {
+      const x = Math.round(plot.valToPos(this._moment, "x", true));
+      ctx.fillStyle = themed("accent");
+      ctx.fillRect(x - ratio, top, 2 * ratio, height);
+      ctx.beginPath();
+      ctx.arc(x, top, 4.5 * ratio, 0, 2 * Math.PI);
+      ctx.fill();
+    }
     for (const mark of this._marks) {
       const x = Math.round(plot.valToPos(mark.x, "x", true));
       if (x < left - 5 || x > left + width + 5) continue;
@@ -156,14 +164,6 @@ class StackChart {
       } else {
         ctx.fillRect(x, top + height - 5 * ratio, Math.max(1, ratio), 5 * ratio);
       }
-    }
-    if (this._moment !== null) {
-      const x = Math.round(plot.valToPos(this._moment, "x", true));
-      ctx.fillStyle = themed("accent");
-      ctx.fillRect(x - ratio, top, 2 * ratio, height);
-      ctx.beginPath();
-      ctx.arc(x, top, 4.5 * ratio, 0, 2 * Math.PI);
-      ctx.fill();
     }
     ctx.restore();
   }

@@ -53,9 +53,7 @@ class RunView {
     this._map = card("map", "Addresses");
     const parts = [this._title, this._live.element, this._waste.element, this._scrub.element, this._map.element];
     this.element = make("div", {class: this.overview.history ? "run" : "run only-map"}, ...parts);
-    this._waste.note.append(make("span", {class: "keys"}, ...this.overview.causes
-      .filter((cause) => this.overview.waste_at_peak[cause] > 0)
-      .map((cause) => make("span", {class: "key", title: CAUSE_NOTES[cause]}, make("i", {style: {background: CAUSE_COLORS[cause]}}), CAUSE_WORDS[cause]))));
+    this._live.note.append(make("span", {class: "key"}, make("i", {class: "line"}), "reserved"));
     this._map.note.append(make("span", {class: "keys"}, ...["free", "pinned", "waiting", "unmapped"].map((state) => {
       const looks = {
         free: themed("free"), waiting: "var(--waiting)", unmapped: "radial-gradient(var(--faint) 1px, transparent 1px) 0 0/4px 4px",
@@ -96,6 +94,7 @@ class RunView {
     this._scrub.body.addEventListener("pointermove", (event) => { if (event.buttons) scrubTo(event); });
   }
 
+  /** `other` is the run that this one is compared with. */
   setTitle(other) {
     const {overview} = this;
     const figure = (name, value, title, isBad) => make("span", {class: isBad ? "figure bad" : "figure", title: title || ""}, `${name} `, make("b", {}, value));
@@ -116,7 +115,20 @@ class RunView {
     const isCompared = this.app.views.length > 1;
     const label = isCompared ? this.app.runName(overview) : null;
     if (isCompared) figures.splice(1, 1);
-    fill(this._title, label ? make("div", {class: "label", title: label}, label) : null, make("div", {class: "figures"}, ...figures));
+    const about = make("span", {class: "about", title: overview.reason || ""}, isCompared ? "" : this._identity().join(" · "));
+    fill(this._title, label ? make("div", {class: "label", title: label}, label) : null, make("div", {class: "figures"}, ...figures, about));
+  }
+
+  _identity() {
+    const {overview} = this;
+    const parts = [`device ${overview.device}`];
+    if (overview.history) {
+      parts.push(`${count(overview.events)} entries`, `PyTorch ${overview.compat}`);
+      if (overview.matches) parts.push("every decision made again");
+      else if (overview.matches === false) parts.push("the replay differs from the recording");
+    }
+    if (overview.stills) parts.push(`map at ${count(overview.stills)} moments`);
+    return parts;
   }
 
   // --- time ------------------------------------------------------------------------------------------------------------
@@ -155,7 +167,10 @@ class RunView {
     const factor = (end - start) / Math.max(high - low, 1e-9);
     const found = await this.app.source.series(this.number, {start, end: Math.max(start, end - (axis === "time" ? 0 : 1)), columns: Math.round(columns * factor), by, axis, query});
     Object.assign(found, {low: start, high: end, axis, query});
-    if (start <= 0 && end >= this.extent) this.whole = found;
+    if (start <= 0 && end >= this.extent) {
+      this.whole = found;
+      this._nameCauses();
+    }
     if (axis !== (this.isTime ? this.app.axis : "event") || by !== this._by(this.app.by)) return;
     this._show(found);
   }
@@ -185,6 +200,14 @@ class RunView {
     this._showMoment();
     this._drawScrub();
     this.app.drawn();
+  }
+
+  /** The causes of waste that there are. */
+  _nameCauses() {
+    const {waste, moment} = this.whole.arrays, size = moment.length;
+    const there = this.overview.causes.filter((_, i) => waste.subarray(i * size, (i + 1) * size).some((value) => value > 0));
+    const keys = there.map((cause) => make("span", {class: "key", title: CAUSE_NOTES[cause]}, make("i", {style: {background: CAUSE_COLORS[cause]}}), CAUSE_WORDS[cause]));
+    fill(this._waste.note, make("span", {class: "keys"}, ...keys));
   }
 
   /** The most that was wasted at once, as far as the whole of time is known. */
