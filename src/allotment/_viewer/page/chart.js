@@ -39,7 +39,7 @@ class StackChart {
     this._top = Math.max(top, 1);
     this._isTime = isTime;
     this.starts = starts;
-    const looks = [...layers.map((layer) => layer.color + (layer.dim ? "!" : "")), ...lines.map((line) => line.color + line.fill)].join();
+    const looks = [...layers.map((layer) => layer.color + (layer.dim ? "!" : "")), ...lines.map((line) => line.color + line.fill), isTime].join();
     const data = [starts, ...sums.reverse(), ...lines.map((line) => stretched(line.values))];
     if (this._plot && this._looks === looks) {
       this._plot.setData(data, false);
