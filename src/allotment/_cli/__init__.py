@@ -6,6 +6,7 @@ modules import what they need when they run, so that listing the commands costs 
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
@@ -16,7 +17,7 @@ import typer
 
 from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
 
-COMMANDS = ("bench", "conformance", "demo", "diff", "explain", "replay", "stats", "tune", "view")
+COMMANDS = ("bench", "calibrate", "conformance", "demo", "diff", "explain", "replay", "stats", "tune", "view")
 
 
 class ExitCode(IntEnum):
@@ -41,6 +42,9 @@ class ExitCode(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit; by default with the arguments of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name may have what the terminal has not
     try:
         _application()(args=arguments, prog_name="allotment")
     except InvariantError:

@@ -95,6 +95,7 @@ class Difference:
 class Result:
     """What came of a replay. Peaks and device calls are those since the history began."""
 
+    device: int
     events: int
     peak_requested_bytes: int
     peak_allocated_bytes: int
@@ -365,6 +366,21 @@ class Recording:
         result = self._result(run, settings, samples, None, reason, None)
         return replace(result, ooms=result.ooms + refused_before)
 
+    def trial(self, settings: Settings, capacity: int | None = None, share: float = 1.0) -> tuple[int, float, int]:
+        """What is left of a replay where many are compared: most reserved, milliseconds of a driver, out of memory.
+
+        Of the first `share` of the history, wherever the blocks that were there before were put.
+        """
+        if capacity is None and settings == self.settings and share == 1.0:
+            result = self._as_recorded()
+            return result.peak_reserved_bytes, result.driver_ms, result.ooms
+        run = self._prepared(settings, capacity)
+        refused_before = run.refused
+        run.begin_window()
+        run.run(self._workload.calls[: math.ceil(share * len(self._workload.calls))])
+        figures = run.figures()
+        return int(figures["peak_reserved_bytes"]), float(run.driver_ms), int(figures["ooms"]) + refused_before
+
     def fits(self, capacity: int, settings: Settings | str | None = None) -> bool:
         """Whether no request ends out of memory on a device of `capacity` bytes."""
         run = self._prepared(self.resolved(settings), capacity)
@@ -545,11 +561,19 @@ class Recording:
     def _sampled(self, run: Replay) -> NDArray[np.uint64]:
         """Make all calls, and return how much was live and reserved in the meantime."""
         calls = self._workload.calls
-        stride = len(calls) // MOST_SAMPLES + 1
+        stride = self._stride
         samples = np.zeros((-(-len(calls) // stride), 2), dtype=np.uint64)
         run.sample(samples, stride)
         run.run(calls)
         return samples
+
+    @property
+    def _stride(self) -> int:
+        return len(self._workload.calls) // MOST_SAMPLES + 1
+
+    def sample_of(self, call: int) -> int:
+        """Which of the samples of a result, `live` and `reserved`, a call is in."""
+        return call // self._stride
 
     def _as_recorded(self) -> Result:
         run = self._follower()
@@ -620,6 +644,7 @@ class Recording:
         difference: Difference | None,
     ) -> Result:
         return Result(
+            device=self.device,
             events=self.entries,
             matches_recording=matches,
             reason=reason,
