@@ -123,16 +123,16 @@ def test_a_setting_that_is_best_while_loading_and_another_after_are_both_named(t
     allocator = allotment.Allocator("sim:64GiB", settings="compat:2.11")
     allocator.record_history()
     mib = 1 << 20
-    kept = [allocator.malloc(11 * mib) for _ in range(40)]  # a segment each, or 11 of every 20 MiB of a growing one
-    for size in range(20, 200, 7):
-        allocator.free(allocator.malloc(size * mib))
+    kept = [allocator.malloc(33 * mib) for _ in range(8)]  # 64 MiB each where sizes are powers of two
+    for size in range(33, 64, 2):
+        allocator.free(allocator.malloc(size * mib))  # each too large for those before it, unless they are all 64 MiB
     allocator.dump_snapshot(tmp_path / "run.pickle")
-    tuned = tune(
-        read_recording(tmp_path / "run.pickle"), Goal.parse("min-memory"), settings=["", "max_split_size_mb:21"]
-    )
-    assert len(kept) == 40
-    if tuned.phases is not None:
-        assert tuned.phases.loading.settings != tuned.phases.after.settings
+    recording = read_recording(tmp_path / "run.pickle")
+    tuned = tune(recording, Goal.parse("min-memory"), settings=["", "roundup_power2_divisions:1"])
+    assert tuned.phases is not None
+    assert (tuned.phases.loading.settings, tuned.phases.after.settings) == ("", "roundup_power2_divisions:1")
+    assert tuned.phases.entry <= 2 * len(kept)
+    assert tune(read_recording(SAMPLE), Goal.parse("min-memory"), settings=[""]).phases is None
 
 
 @pytest.mark.parametrize(
