@@ -123,14 +123,14 @@ def test_a_setting_that_is_best_while_loading_and_another_after_are_both_named(t
     allocator = allotment.Allocator("sim:64GiB", settings="compat:2.11")
     allocator.record_history()
     mib = 1 << 20
-    kept = [allocator.malloc(33 * mib) for _ in range(8)]  # 64 MiB each where sizes are powers of two
+    kept = [allocator.malloc(33 * mib) for _ in range(8)]  # 48 MiB each where sizes are rounded up
     for size in range(33, 64, 2):
-        allocator.free(allocator.malloc(size * mib))  # each too large for those before it, unless they are all 64 MiB
+        allocator.free(allocator.malloc(size * mib))  # each too large for those before it, unless rounded up
     allocator.dump_snapshot(tmp_path / "run.pickle")
     recording = read_recording(tmp_path / "run.pickle")
-    tuned = tune(recording, Goal.parse("min-memory"), settings=["", "roundup_power2_divisions:1"])
+    tuned = tune(recording, Goal.parse("min-memory"), settings=["", "roundup_power2_divisions:2"])
     assert tuned.phases is not None
-    assert (tuned.phases.loading.settings, tuned.phases.after.settings) == ("", "roundup_power2_divisions:1")
+    assert (tuned.phases.loading.settings, tuned.phases.after.settings) == ("", "roundup_power2_divisions:2")
     assert tuned.phases.entry <= 2 * len(kept)
     assert tune(read_recording(SAMPLE), Goal.parse("min-memory"), settings=[""]).phases is None
 
