@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 import allotment
-from allotment.lab import replay as replay_package
 from allotment.lab.bench.run import python_pair_ns
 from allotment.lab.calibrate import measure_costs
+from allotment.lab.replay import driver_costs
 from allotment.lab.replay.driver_costs import write_costs
 
 MIB = 1 << 20
@@ -76,7 +76,7 @@ def write_driver_costs(device: str, write: bool) -> None:
     for kind, points in costs.items():
         print(f"{kind:10}", "  ".join(f"{cost} us" if size == 0 else f"{size} MiB {cost} us" for size, cost in points))
     if write:
-        write_costs(Path(replay_package.__file__).parent / "driver_costs.json", name, costs)
+        write_costs(Path(driver_costs.__file__).parent / "driver_costs.json", name, costs)
 
 
 def main() -> None:

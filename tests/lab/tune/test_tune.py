@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_where_time_is_short_settings_drop_out_by_halves(recording, monkeypatch:
 
     monkeypatch.setattr(type(recording), "trial", watched)
     clock = iter(float(second) for second in range(100_000))
-    monkeypatch.setattr("allotment.lab.tune.search.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     tuned = tune(recording, Goal.parse("min-memory"), budget=400.0, settings=all_candidates(True, finely=True))
     assert {1 / 8, 1 / 4, 1 / 2, 1.0} >= set(shares) > {1.0}
     assert len(tuned.candidates) < tuned.tried

@@ -35,6 +35,7 @@ from allotment.lab.replay.moment import Deeds, Moment
 from allotment.lab.replay.placement import Placement
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
+from allotment.lab.showing import Shown, ShownTable
 
 __all__ = [
     "SAMPLE",
@@ -92,7 +93,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Shown):
     """What came of a replay. Peaks and device calls are those since the history began."""
 
     device: int
@@ -140,6 +141,14 @@ class Result:
         Not over what was active in the replay: a placement that has blocks free earlier would seem to waste more.
         """
         return self.peak_reserved_bytes / self.recorded_peak_active_bytes if self.recorded_peak_active_bytes else None
+
+    def tables(self) -> list[ShownTable]:
+        """One row of figures."""
+        names = (
+            *("events", "peak_requested_bytes", "peak_active_bytes", "peak_reserved_bytes", "waste_ratio"),
+            *("driver_ms", "retries", "ooms", "compat", "placement", "matches_recording"),
+        )
+        return [ShownTable("A recorded run, replayed", names, [[getattr(self, name) for name in names]])]
 
 
 def read_recording(

@@ -20,9 +20,10 @@ from allotment._settings import Settings
 from allotment.errors import RequestError
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.run import Recording, Result, read_capacity
+from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import all_candidates
 
-__all__ = ["Candidate", "Goal", "Phases", "Tuned", "order_of", "run_ms", "try_settings", "tune"]
+__all__ = ["Candidate", "Goal", "Phases", "Tuned", "candidate_table", "order_of", "run_ms", "try_settings", "tune"]
 
 LOADED = 0.9
 """The part of what a run keeps to its end that is allocated when it counts as loaded."""
@@ -78,8 +79,17 @@ class Phases:
     after: Candidate
 
 
+def candidate_table(name: str, candidates: Iterable[Candidate]) -> ShownTable:
+    """Candidates as rows."""
+    rows = [
+        (each.settings or "defaults", each.peak_reserved_bytes, each.driver_ms, each.ooms, each.fits)
+        for each in candidates
+    ]
+    return ShownTable(name, ("settings", "peak_reserved_bytes", "driver_ms", "ooms", "fits"), rows)
+
+
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class Tuned(Shown):
     """What came of a search."""
 
     goal: Goal
@@ -94,7 +104,15 @@ class Tuned:
 
     @property
     def best(self) -> Candidate:
+        """The first of the candidates."""
         return self.candidates[0]
+
+    def tables(self) -> list[ShownTable]:
+        """The candidates, and the recorded run."""
+        return [
+            candidate_table(f"{self.tried} settings tried, for {self.goal.name}", self.candidates),
+            candidate_table("As recorded", [replace(self.recorded, settings="as recorded")]),
+        ]
 
     @property
     def goal_met(self) -> bool:
