@@ -1,5 +1,7 @@
 """A caching memory allocator for accelerators and hosts."""
 
+import sys
+
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.plan import Plan
@@ -41,6 +43,11 @@ from allotment.errors import (
 )
 
 __version__ = "0.1.0"
+
+# The lock story of the compiled modules counts on the interpreter lock. A free-threaded Python switches it back on for
+# them, unless it was told not to.
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError("allotment needs the interpreter lock: start Python without -X gil=0 and PYTHON_GIL=0")
 
 __all__ = [
     "AddressError",

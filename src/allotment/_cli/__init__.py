@@ -13,7 +13,11 @@ from enum import IntEnum
 from importlib import import_module
 from typing import Annotated, NoReturn
 
-import typer
+try:
+    import typer
+except ImportError:
+    print("allotment: the commands need Typer and Rich: pip install 'allotment[cli]'", file=sys.stderr)
+    raise SystemExit(3) from None
 
 from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
 

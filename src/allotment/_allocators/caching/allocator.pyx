@@ -10,7 +10,7 @@ from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, S
 from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
 from allotment._allocators.upcalls cimport call_free_memory, identity_in
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
-from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t, stream_t, thread_t
 from allotment._core.edge.rehearsal cimport (
     NOT_REFUSED, REFUSED_ALLOCATOR, REFUSED_DEFERRED, REFUSED_FILTER, REFUSED_PLACEMENT, Rehearsal, Wish, rehearse)
 from allotment._core.edge.sharing cimport SharedHandle, share_block
@@ -23,6 +23,7 @@ from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.shortage cimport callback_add, callback_remove
 from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request
+from allotment._core.records.stats cimport tally_now
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_block, read_callable, read_size
 from allotment._core.tools.numbers cimport int_value, is_plain_int
@@ -30,6 +31,7 @@ from allotment._core.tools.numbers cimport int_value, is_plain_int
 import os
 
 from allotment._allocators.caching.plan import Plan
+from allotment import _logs as logs
 from allotment._allocators.current import note_allocator
 from allotment.errors import OutOfMemoryError, RequestError, UnsupportedError
 
@@ -171,11 +173,14 @@ cdef class Allocator(PoolingAllocator):
     cdef object allocate_after_miss(self, Request* request):
         """Ask the device, without the interpreter. pre: begun under the interpreter lock alone"""
         cdef Engine* engine = self.engine
+        cdef count_t retries = engine.stats.alloc_retries
+        cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
         cdef address_t address
         engine_try_enter(engine)    # succeeds: no other thread can be inside
         with nogil:
             address = engine_allocate_missed(engine, request)
             engine_leave(engine)
+        self.log_retry(retries, reserved + <count_t> request.segment if address != 0 else reserved, address != 0)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
@@ -183,12 +188,15 @@ cdef class Allocator(PoolingAllocator):
     cdef object allocate_inside(self, Request* request):
         """All of a request, under the engine's lock."""
         cdef Engine* engine = self.engine
+        cdef count_t retries = engine.stats.alloc_retries
+        cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
         cdef address_t address
         self.require_open()
         self.enter()
         with nogil:
             address = engine_allocate(engine, request)
             engine_leave(engine)
+        self.log_retry(retries, reserved + <count_t> request.segment if address != 0 else reserved, address != 0)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
@@ -204,6 +212,7 @@ cdef class Allocator(PoolingAllocator):
         """Tell the observers first, if that is what it is."""
         self.close_forgotten_pools()
         if isinstance(error, OutOfMemoryError) and not error.facts.rejected:
+            logs.out_of_memory(error.facts)
             self.tell_observers(error.facts)
         raise error
 

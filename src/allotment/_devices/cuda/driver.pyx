@@ -9,6 +9,7 @@ from allotment._core.contract.table cimport (
     DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, status_t)
 from allotment._core.tools.forks cimport fork_depth
 
+from allotment import _logs as logs
 from allotment.errors import DeviceError
 
 cdef extern from "<dlfcn.h>" nogil:
@@ -66,9 +67,10 @@ cdef int open_driver() except -1:
     cdef CUresult result
     cdef int version = 0
     if is_forked():
-        raise DeviceError(
-            "CUDA was initialized before this process was forked, and a forked process cannot use it: "
-            "start processes with the 'spawn' or 'forkserver' method", operation="fork")
+        why = ("CUDA was initialized before this process was forked, and a forked process cannot use it: "
+               "start processes with the 'spawn' or 'forkserver' method")
+        logs.fork_refused(why)
+        raise DeviceError(why, operation="fork")
     if opened:
         return 0
     find_functions(&found)
