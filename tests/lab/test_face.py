@@ -17,7 +17,7 @@ def test_what_the_commands_print_are_objects() -> None:
     as_recorded = replay(recording)
     assert isinstance(as_recorded, lab.Result)
     assert as_recorded.matches_recording
-    assert replay("sample", capacity="1GiB").ooms == 0
+    assert replay("sample", capacity="8GiB").ooms == 0
     explained = explain("sample")
     assert isinstance(explained, lab.Explanation)
     assert explained == explain(recording)

@@ -78,7 +78,7 @@ def test_the_command_has_the_promised_keys_and_exit_codes(capsys: pytest.Capture
 
 def test_figures_of_several_files(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["stats", SAMPLE, str(TRACES / "graph_train.default.pickle.gz"), "--json"])
+        main(["stats", SAMPLE, str(TRACES / "streams_prefetch.default.pickle.gz"), "--json"])
     assert ended.value.code == 0
     first, second = json.loads(capsys.readouterr().out)["files"]
     assert {key: first[key] for key in first if key != "file"} == {key: second[key] for key in second if key != "file"}

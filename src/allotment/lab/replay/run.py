@@ -177,7 +177,7 @@ def read_source(source: str | os.PathLike[str] | bytes | BinaryIO) -> Snapshot:
     if source == STANDARD_INPUT:
         return read_snapshot(sys.stdin.buffer)
     if source == SAMPLE and not os.path.exists(SAMPLE):
-        source = files("allotment._samples").joinpath("graph_train.pickle.gz").read_bytes()
+        source = files("allotment._samples").joinpath("streams_prefetch.pickle.gz").read_bytes()
     return read_snapshot(source)
 
 
