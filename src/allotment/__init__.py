@@ -10,6 +10,7 @@ from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.capture import Graph, capture
 from allotment._allocators.current import current
 from allotment._allocators.make import make_allocator
+from allotment._allocators.opened import open_shared, open_shared_torch
 from allotment._allocators.pinned.allocator import PinnedAllocator
 from allotment._allocators.pluggable.allocator import PluggableAllocator
 from allotment._allocators.registry import (
@@ -23,6 +24,7 @@ from allotment._devices.python.backend import Backend
 from allotment._devices.simulated.device import SimulatedDevice
 from allotment._devices.streams import Event, Stream
 from allotment._settings import Settings
+from allotment._sharing.handle import SharedHandle
 from allotment.errors import (
     AddressError,
     AllotmentError,
@@ -36,6 +38,7 @@ from allotment.errors import (
     PoolError,
     RequestError,
     SettingsError,
+    SharingError,
     SizeError,
     StreamError,
     UnsupportedError,
@@ -75,6 +78,8 @@ __all__ = [
     "RequestError",
     "Settings",
     "SettingsError",
+    "SharedHandle",
+    "SharingError",
     "SimulatedDevice",
     "SizeError",
     "Stream",
@@ -89,6 +94,8 @@ __all__ = [
     "get_device_allocator",
     "graph_pool_handle",
     "make_allocator",
+    "open_shared",
+    "open_shared_torch",
     "register_device_allocator",
 ]
 

@@ -21,8 +21,11 @@ from allotment._adapters.frameworks import import_framework, raw_stream_handle, 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.current import current_caching
+from allotment._allocators.opened import open_shared as open_block
+from allotment._sharing.handle import SharedHandle
+from allotment.errors import UnsupportedError
 
-__all__ = ["MemoryResource", "record_stream"]
+__all__ = ["MemoryResource", "open_shared", "record_stream"]
 
 _core = import_framework("allotment.cuda_core", "cuda.core", "cuda-core")
 
@@ -81,6 +84,14 @@ class MemoryResource(_Base):  # type: ignore[misc]
         """Declare that work on `stream` uses a buffer, so that its memory is reused only when that work is done."""
         self._tenant.record_stream(int(buffer.handle), stream_handle(stream))
 
+    def share(self, buffer: Any, *, hold: float = 60.0) -> SharedHandle:
+        """A handle by which another process opens a buffer of this resource: `allotment.cuda_core.open_shared`.
+
+        Its memory is not reused while it is open elsewhere, nor for `hold` seconds in which nobody opens it. Raises
+        AddressError for a buffer from elsewhere, UnsupportedError, DeviceError.
+        """
+        return self._tenant.allocator.share(int(buffer.handle), hold=hold)
+
     @property
     def is_device_accessible(self) -> bool:
         """True: kernels can use the memory."""
@@ -95,6 +106,41 @@ class MemoryResource(_Base):  # type: ignore[misc]
     def device_id(self) -> int:
         """Index of the device that the memory is on."""
         return self._tenant.allocator.device.index
+
+
+class _OpenedResource(_Base):  # type: ignore[misc]
+    """Where one buffer of another process goes back to."""
+
+    is_device_accessible = True
+    is_host_accessible = False
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def allocate(self, size: int, *, stream: Any = None) -> Any:
+        raise UnsupportedError("memory of another process gives no more of it; use a MemoryResource")
+
+    def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
+        if stream is not None:
+            self._opened.record_stream(stream_handle(stream))
+        self._opened.close()
+
+    @property
+    def device_id(self) -> int:
+        return int(self._opened.allocator.device.index)
+
+
+def open_shared(handle: SharedHandle, *, stream: Any = None) -> Any:
+    """A buffer that another process has shared; work on `stream`, by default the default one, comes after its own.
+
+    Raises SharingError, whose `reason` says why it cannot be opened, DeviceError.
+    """
+    if stream is None:
+        stream = _core.LEGACY_DEFAULT_STREAM
+    elif not isinstance(stream, _STREAMS):
+        stream = _core.Stream.from_handle(raw_stream_handle(stream))
+    opened = open_block(handle, stream=stream_handle(stream))
+    return _core.Buffer.from_handle(opened.address, len(opened), _OpenedResource(opened), stream=stream)
 
 
 def record_stream(buffer: Any, stream: Any) -> None:

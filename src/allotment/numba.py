@@ -18,24 +18,61 @@ tenant "numba". It has no current stream either: beside a capture, its calls cou
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from weakref import proxy
 
 from allotment._adapters.frameworks import DeviceTenants, import_framework
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
+from allotment._allocators.current import holders_on
+from allotment._allocators.opened import open_shared
 from allotment._allocators.pinned.allocator import PinnedAllocator
 from allotment._devices.per_thread import thread_stream
-from allotment.errors import OutOfMemoryError, UnsupportedError
+from allotment._sharing.handle import SharedHandle
+from allotment.errors import AddressError, OutOfMemoryError
 
-__all__ = ["MemoryManager", "install", "record_stream", "uninstall"]
+__all__ = ["IpcHandle", "MemoryManager", "install", "record_stream", "uninstall"]
 
 _cuda = import_framework("allotment.numba", "numba.cuda", "numba-cuda")
 _driver = import_framework("allotment.numba", "numba.cuda.cudadrv.driver", "numba-cuda")
 
 _NAME = "numba"
-_PLAIN_SEGMENT = b"c"  # the kind of a shared handle that is the driver's own: see core/sharing.pxd
 _Base: Any = _cuda.HostOnlyCUDAMemoryManager
+_BaseHandle: Any = _cuda.IpcHandle
+
+
+class IpcHandle(_BaseHandle):  # type: ignore[misc]
+    """Memory of an array for another process, in Numba's form: its arrays' handles, `with handle as array:`.
+
+    It is opened by `allotment.open_shared`, so plain and expandable segments are both fine, and closed when it is told
+    to, or with the last array. Raises ValueError when opened twice, or closed unopened, as Numba's own does.
+    """
+
+    def __init__(self, base: Any, shared: SharedHandle, size: int, source_info: Any = None, offset: int = 0) -> None:
+        super().__init__(base, SimpleNamespace(reserved=shared.to_bytes()), size, source_info, offset)
+        self.shared = shared
+        self._opened: Any = None
+
+    def open(self, context: Any) -> Any:
+        """The memory, in Numba's form."""
+        if self._opened is not None:
+            raise ValueError("IpcHandle is already opened")
+        opened = self._opened = open_shared(self.shared)
+        pointer = _driver.binding.CUdeviceptr(opened.address + self.offset)
+        return _cuda.MemoryPointer(context, pointer, self.size, owner=opened)
+
+    open_direct = open_staged = open  # the memory of the device itself: there is nothing to stage
+
+    def close(self) -> None:
+        """Give it back; arrays of it must not be used any more."""
+        if self._opened is None:
+            raise ValueError("IpcHandle not opened")
+        opened, self._opened = self._opened, None
+        opened.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IpcHandle, (None, self.shared, self.size, self.source_info, self.offset)
 
 
 class MemoryManager(_Base):  # type: ignore[misc]
@@ -92,22 +129,19 @@ class MemoryManager(_Base):  # type: ignore[misc]
         return _cuda.MemoryInfo(free=free, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """A handle by which another process opens the array's memory.
+        """A handle by which another process opens the memory of an array, also of one that another library made here.
 
-        Raises UnsupportedError for memory in an expandable segment, of which Numba cannot open a handle.
+        Its block is held for a minute, then as long as somebody has it open. Raises AddressError for memory that is no
+        allocator's of this process, UnsupportedError if its allocator does not share, DeviceError.
         """
-        start = int(memory.owner.handle)
-        offset, handle = self.tenant.allocator.share(start)
-        kind, of_driver = handle[1:2], handle[2:]
-        if kind != _PLAIN_SEGMENT:
-            raise UnsupportedError(
-                "Numba cannot open memory of expandable segments; set expandable_segments:False to share it"
-            )
-        driver_handle = _driver.binding.CUipcMemHandle()
-        driver_handle.reserved = of_driver
-        identity = self.context.device.get_device_identity()
-        offset += int(memory.handle) - start
-        return _cuda.IpcHandle(memory, driver_handle, memory.size, identity, offset=offset)
+        address = int(memory.handle)
+        for allocator in [self.tenant.allocator, *holders_on(self.tenant.allocator.device)]:
+            around = allocator._block_around(address)
+            if around is not None:
+                shared = allocator.share(around[0])
+                identity = self.context.device.get_device_identity()
+                return IpcHandle(memory, shared, memory.size, identity, address - around[0])
+        raise AddressError(f"{address:#x} is not in a live block of an allocator here, and cannot be shared", address)
 
     def reset(self) -> None:
         """Give cached memory back. Arrays that are still held stay valid: others may share the allocator."""

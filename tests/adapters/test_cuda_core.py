@@ -8,7 +8,7 @@ import pytest
 import allotment
 from allotment._allocators.caching.pools import next_graph_pool_id
 from allotment._devices.per_thread import thread_stream
-from allotment.errors import OutOfMemoryError, RequestError
+from allotment.errors import OutOfMemoryError, RequestError, UnsupportedError
 from helpers import stub_cuda_core
 from helpers.adapter_on import adapter_on
 from helpers.cuda_like_device import AskedDevice, CudaLikeDevice
@@ -159,3 +159,15 @@ def test_the_stream_of_a_free_decides_whether_it_is_inside_a_capture(adapter):
     device.asked.clear()
     buffer.close()
     assert own.handle in device.asked
+
+
+def test_a_buffer_of_another_process_goes_back_to_it(adapter):
+    allocator = allotment.Allocator("sim:1GiB")
+    handle = allocator.share(allocator.malloc(4096))
+    buffer = adapter.open_shared(handle, stream=Stream(0))
+    assert (buffer.size, buffer.memory_resource.device_id) == (4096, 0)
+    with pytest.raises(UnsupportedError, match="another process"):
+        buffer.memory_resource.allocate(1)
+    buffer.close()
+    handle.close()
+    allocator.check_invariants()

@@ -494,8 +494,14 @@ cdef object cannot_tell_memory(Device device):
         operation="memory_info")
 
 
-cdef Device device_given(object device):
-    return device if isinstance(device, Device) else open_device(device)
+cdef Device device_given(object device, bint shareable=False):
+    if not isinstance(device, Device):
+        return open_device(device, shareable=shareable)
+    if shareable and not getattr(device, "shareable", True):
+        raise SettingsError(
+            f"shareable:True is for a device that is made with it, and {device!r} is not: HostDevice(shareable=True)",
+            key="shareable", value="True", allowed="False")
+    return device
 
 
 cdef str amount(object size):

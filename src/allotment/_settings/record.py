@@ -389,6 +389,19 @@ class Settings:
             family=True,
         ),
     )
+    shareable: bool = field(
+        default=False,
+        metadata=_key(
+            names=("shareable",),
+            kind=Switch(),
+            values=f"{_TRUE_OR_FALSE}, and the same as at the start",
+            does="Give each segment, and each page of an expandable one, a memory file of its own, so that blocks can"
+            " be shared with other processes (`docs/sharing.md`). Costs a descriptor each.",
+            devices="host memory; other devices share without it",
+            torch=None,
+            change=Change.FIXED,
+        ),
+    )
     compat: str = field(
         default=NEWEST,
         metadata=_key(

@@ -68,7 +68,7 @@ cdef class EngineAllocator(AllocatorBase):
         settings = config.from_environment() if settings is None else config.settings_of(settings)
         self.current_settings = self.expect_backend(settings, "native")
         placement = placement_named(settings.placement)
-        self.device = device_given(device)
+        self.device = device_given(device, settings.shareable)
         placement_check(placement, &self.device.table, self.device.name)
         self.rules = rules_of(settings.compat)
         fill_tuning(&tuning, settings)

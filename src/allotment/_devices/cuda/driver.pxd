@@ -76,6 +76,7 @@ cdef enum:
     CU_STREAM_LEGACY = 1
     CU_STREAM_PER_THREAD = 2
     CU_EVENT_DISABLE_TIMING = 2
+    CU_EVENT_INTERPROCESS = 4
     CU_STREAM_WAIT_VALUE_GEQ = 0
     CU_STREAM_CAPTURE_STATUS_NONE = 0
     CU_STREAM_CAPTURE_STATUS_ACTIVE = 1
@@ -98,6 +99,9 @@ cdef struct CUuuid:
     char bytes[16]
 
 cdef struct CUipcMemHandle:
+    char reserved[CU_IPC_HANDLE_SIZE]
+
+cdef struct CUipcEventHandle:
     char reserved[CU_IPC_HANDLE_SIZE]
 
 cdef struct CUmemFabricHandle:
@@ -162,6 +166,8 @@ cdef struct Driver:
     CUresult (*cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) noexcept nogil
     CUresult (*cuIpcOpenMemHandle_v2)(CUdeviceptr* address, CUipcMemHandle handle, unsigned int flags) noexcept nogil
     CUresult (*cuIpcCloseMemHandle)(CUdeviceptr address) noexcept nogil
+    CUresult (*cuIpcGetEventHandle)(CUipcEventHandle* handle, CUevent event) noexcept nogil
+    CUresult (*cuIpcOpenEventHandle)(CUevent* event, CUipcEventHandle handle) noexcept nogil
 
     CUresult (*cuMemAddressReserve)(CUdeviceptr* address, size_t size, size_t alignment, CUdeviceptr hint,
                                     unsigned long long flags) noexcept nogil

@@ -14,11 +14,15 @@ class HostDevice(Device):
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
     the default stream work.
 
-    `index` is the device's number in reports: two host devices of one process are told apart by it. Safe to use from
-    several threads.
+    `index` is the device's number in reports: two host devices of one process are told apart by it. With `shareable`
+    each segment, and each page of an expandable one, has a memory file and with that a descriptor of its own, so that
+    other processes can be let in (`Allocator.share`). Safe to use from several threads.
     """
 
-    def __init__(self, index: int = 0) -> None: ...
+    def __init__(self, index: int = 0, *, shareable: bool = False) -> None: ...
+    @property
+    def shareable(self) -> bool:
+        """Whether its memory can be shared with other processes."""
     @property
     def used(self) -> int:
         """Bytes of segments and chunks that exist."""

@@ -9,8 +9,8 @@ from libc.string cimport memset
 
 from allotment._core.contract.raising cimport described, device_error
 from allotment._core.contract.table cimport (
-    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, Device,
-    status_t)
+    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_SHARE, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, Device,
+    share_t, status_t)
 from allotment._core.contract.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, graph_t, node_t, stream_t)
 from allotment._core.tools.arguments cimport read_arguments, read_device_index
@@ -34,28 +34,30 @@ cdef extern from "<sys/mman.h>" nogil:
 
 
 cdef class HostDevice(Device):
-    """HostDevice(index=0)\n--\n
+    """HostDevice(index=0, *, shareable=False)\n--\n
     This machine's memory as a device: "host". Linux only.
 
     Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
     the default stream work.
 
-    `index` is the device's number in reports: two host devices of one process are told apart by it. Safe to use from
-    several threads.
+    `index` is the device's number in reports: two host devices of one process are told apart by it. With `shareable`
+    each segment, and each page of an expandable one, has a memory file and with that a descriptor of its own, so that
+    other processes can be let in (`Allocator.share`). Safe to use from several threads.
     """
 
     _runs_by_itself = True      # see allotment/_devices/streams.pyx
 
     def __cinit__(self, *args, **kwargs):
-        cdef device_t index = read_device_index(read_arguments(HostDevice, args, kwargs)["index"], self)
+        given = read_arguments(HostDevice, args, kwargs)
+        cdef device_t index = read_device_index(given["index"], self)
         self.host = <Host*> calloc(1, sizeof(Host))
         if self.host == NULL:
             raise MemoryError("the host has no memory for the records of the host device")
         self.host.scheduler = scheduler_new()
         if self.host.scheduler == NULL:
             raise MemoryError("the host has no memory for the records of the host device")
-        memory_open(&self.host.memory, memory_groups())
+        memory_open(&self.host.memory, memory_groups(), given["shareable"])
         arena_open(&self.host.arena, &self.host.memory)
         self.is_open = True
         self.host.index = index
@@ -66,7 +68,7 @@ cdef class HostDevice(Device):
         fill_table(self)
 
     @cython.embedsignature(False)    # the class has it
-    def __init__(self, index: int = 0):
+    def __init__(self, index: int = 0, *, shareable: bool = False):
         pass    # `__cinit__` has read it, so that an object is whole as soon as it is there
 
     def __dealloc__(self):
@@ -79,6 +81,11 @@ cdef class HostDevice(Device):
             arena_close(&self.host.arena)
             memory_close(&self.host.memory)
         free_memory(self.host)
+
+    @property
+    def shareable(self) -> bool:
+        """Whether its memory can be shared with other processes."""
+        return self.host.memory.shareable
 
     @property
     def used(self) -> int:
@@ -198,6 +205,13 @@ cdef void fill_table(HostDevice device):
     device.table.copy = copy
     device.table.pinned_allocate = pinned_allocate
     device.table.pinned_free = pinned_free
+    if device.host.memory.shareable:
+        device.table.capabilities |= CAN_SHARE
+        device.table.segment_export = segment_export
+        device.table.segment_import = segment_import
+        device.table.segment_close = segment_close
+        device.table.chunk_export = chunk_export
+        device.table.chunk_import = chunk_import
 
 
 cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil:
@@ -377,3 +391,26 @@ cdef status_t pinned_allocate(void* self, bytes_t size, address_t* address) noex
 
 cdef status_t pinned_free(void* self, address_t address) noexcept nogil:
     return host_memory.segment_free(&(<Host*> self).memory, address, 0)
+
+
+cdef status_t segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
+                             size_t* length) noexcept nogil:
+    return host_memory.segment_export(&(<Host*> self).memory, base, handle, capacity, length)
+
+
+cdef status_t segment_import(void* self, const unsigned char* handle, size_t length, address_t* base) noexcept nogil:
+    return host_memory.segment_import(&(<Host*> self).memory, handle, length, base)
+
+
+cdef status_t segment_close(void* self, address_t base) noexcept nogil:
+    return host_memory.segment_close(&(<Host*> self).memory, base)
+
+
+cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
+                           size_t* length) noexcept nogil:
+    return host_virtual.chunk_export(&(<Host*> self).arena, chunk, kind, handle, capacity, length)
+
+
+cdef status_t chunk_import(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,
+                           chunk_t* chunk) noexcept nogil:
+    return host_virtual.chunk_import(&(<Host*> self).arena, kind, handle, length, size, chunk)

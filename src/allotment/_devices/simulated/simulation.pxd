@@ -25,6 +25,7 @@ cdef struct SimChunk:
     bytes_t size
     uint64_t views
     bint released           # memory goes back once it is mapped nowhere
+    bint imported           # of another device, whose memory it is
 
 cdef struct NodeSet:
     node_t* nodes
@@ -82,6 +83,7 @@ cdef struct Simulation:
     PointerMap ranges           # base -> size
     PointerMap chunks           # handle -> SimChunk
     PointerMap mappings         # address -> SimChunk
+    PointerMap imported         # base -> the device, of other processes' segments
     PointerMap streams          # handle + 1 -> SimStream
     SimStream* newest_stream    # of all that ever were: events refer to destroyed ones
     SimCapture* first_capture   # of those under way
