@@ -29,13 +29,24 @@ from allotment.lab.tune.search import Goal, try_settings, tune
 MIB = 1 << 20
 TITLES = (
     *("recording", "events", "explain, s", "wasted, MiB", "causes add up", "tried", "tune, s"),
-    *("recorded, MiB", "replayed, MiB", "best", "predicted, MiB"),
+    *("recorded, MiB", "replayed, MiB", "best", "predicted, MiB", "expandable: predicted, MiB", "its real run, MiB"),
 )
 
 
 def recorded_peak(file: Path) -> int | None:
     beside = file.with_name(file.name.removesuffix(".gz").removesuffix(".pickle") + ".stats.json")
-    return int(json.loads(beside.read_text())["reserved_bytes.all.peak"]) if beside.exists() else None
+    return int(json.loads(beside.read_text())["stats"]["reserved_bytes.all.peak"]) if beside.exists() else None
+
+
+def expandable_run(file: Path) -> int | None:
+    """The peak of the same job, recorded with expandable segments, if there is such a recording."""
+    if ".default." not in file.name:
+        return None
+    return recorded_peak(file.with_name(file.name.replace(".default.", ".expandable.")))
+
+
+def mebibytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / MIB:,.1f}"
 
 
 def line(file: Path) -> list[str]:
@@ -46,19 +57,22 @@ def line(file: Path) -> list[str]:
     waste = explained.waste.total
     adds_up = waste == explained.peak.reserved_bytes - explained.peak.live_bytes
     tuned = tune(recording, Goal.parse("min-memory"))
-    recorded = recorded_peak(file)
+    real = expandable_run(file)
+    predicted = None if real is None else recording.replay("expandable_segments:True").peak_reserved_bytes
     return [
         file.name.removesuffix(".gz").removesuffix(".pickle"),
         f"{recording.entries:,}",
         f"{explain_seconds:.2f}",
-        f"{waste / MIB:,.1f}",
+        mebibytes(waste),
         "to the byte" if adds_up else "NO",
         str(tuned.tried),
         f"{tuned.seconds:.2f}",
-        "-" if recorded is None else f"{recorded / MIB:,.1f}",
-        f"{tuned.recorded.peak_reserved_bytes / MIB:,.1f}",
+        mebibytes(recorded_peak(file)),
+        mebibytes(tuned.recorded.peak_reserved_bytes),
         tuned.best.settings or "defaults",
-        f"{tuned.best.peak_reserved_bytes / MIB:,.1f}",
+        mebibytes(tuned.best.peak_reserved_bytes),
+        mebibytes(predicted),
+        mebibytes(real),
     ]
 
 
@@ -72,7 +86,9 @@ def of_folder(folder: Path, markdown: Path | None) -> None:
             "# `explain` and `tune` on recorded runs\n\n"
             "Made by `python benchmarks/explain_and_tune.py FOLDER --markdown FILE`. Recorded is the peak of reserved\n"
             "memory by PyTorch's own counters, replayed the same by replay since its history began, predicted the\n"
-            f"peak under the best settings for `min-memory`.\n\n{text}\n"
+            "peak under the best settings for `min-memory`. The last two columns are what a replay of the run under\n"
+            "default settings predicts for `expandable_segments:True`, and what a real run with that had.\n\n"
+            f"{text}\n"
         )
 
 
