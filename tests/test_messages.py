@@ -119,7 +119,7 @@ def test_an_argument_is_named_with_what_is_allowed(allocator, call, error, text)
         (allotment.SimulatedDevice, (), "(capacity, index=0, script=None)"),
         (allotment.Buffer, (), "(allocator, address, size, stream=0)"),
         (allotment.Tenant, (1,), "(allocator, name)"),
-        (HostDevice, (1, 2), "(index=0)"),
+        (HostDevice, (1, 2), "(index=0, *, shareable=False)"),
         (cpu.CachingAllocator, (True,), "(*, checked=False, system=None)"),
         (cpu.Guard, (), "(cache)"),
     ],

@@ -5,7 +5,20 @@ from pathlib import Path
 import allotment
 
 SOURCE = Path(allotment.__file__).parent
-PUBLIC_MODULES = {"cpu", "cuda_core", "cupy", "devices", "entry", "errors", "lab", "numba", "numpy", "testing", "torch"}
+PUBLIC_MODULES = {
+    "cpu",
+    "cuda_core",
+    "cupy",
+    "devices",
+    "entry",
+    "errors",
+    "lab",
+    "multiprocessing",
+    "numba",
+    "numpy",
+    "testing",
+    "torch",
+}
 
 
 def test_what_is_not_for_users_has_an_underscore_in_front():

@@ -1,5 +1,7 @@
 """A caching memory allocator for accelerators and hosts."""
 
+import sys
+
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.plan import Plan
@@ -8,6 +10,8 @@ from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.capture import Graph, capture
 from allotment._allocators.current import current
 from allotment._allocators.make import make_allocator
+from allotment._allocators.opened import open_shared, open_shared_torch
+from allotment._allocators.pinned.allocator import PinnedAllocator
 from allotment._allocators.pluggable.allocator import PluggableAllocator
 from allotment._allocators.registry import (
     DeviceAllocator,
@@ -20,6 +24,7 @@ from allotment._devices.python.backend import Backend
 from allotment._devices.simulated.device import SimulatedDevice
 from allotment._devices.streams import Event, Stream
 from allotment._settings import Settings
+from allotment._sharing.handle import SharedHandle
 from allotment.errors import (
     AddressError,
     AllotmentError,
@@ -33,6 +38,7 @@ from allotment.errors import (
     PoolError,
     RequestError,
     SettingsError,
+    SharingError,
     SizeError,
     StreamError,
     UnsupportedError,
@@ -40,6 +46,11 @@ from allotment.errors import (
 )
 
 __version__ = "0.1.0"
+
+# The lock story of the compiled modules counts on the interpreter lock. A free-threaded Python switches it back on for
+# them, unless it was told not to.
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError("allotment needs the interpreter lock: start Python without -X gil=0 and PYTHON_GIL=0")
 
 __all__ = [
     "AddressError",
@@ -58,6 +69,7 @@ __all__ = [
     "InvariantError",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
+    "PinnedAllocator",
     "Plan",
     "PluggableAllocator",
     "Pool",
@@ -66,6 +78,8 @@ __all__ = [
     "RequestError",
     "Settings",
     "SettingsError",
+    "SharedHandle",
+    "SharingError",
     "SimulatedDevice",
     "SizeError",
     "Stream",
@@ -80,6 +94,8 @@ __all__ = [
     "get_device_allocator",
     "graph_pool_handle",
     "make_allocator",
+    "open_shared",
+    "open_shared_torch",
     "register_device_allocator",
 ]
 

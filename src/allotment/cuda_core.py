@@ -21,15 +21,20 @@ from allotment._adapters.frameworks import import_framework, raw_stream_handle, 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.current import current_caching
-from allotment.errors import StreamError
+from allotment._allocators.opened import open_shared as open_block
+from allotment._sharing.handle import SharedHandle
+from allotment.errors import UnsupportedError
 
-__all__ = ["MemoryResource", "record_stream"]
+__all__ = ["MemoryResource", "open_shared", "record_stream"]
 
 _core = import_framework("allotment.cuda_core", "cuda.core", "cuda-core")
 
 _NAME = "cuda.core"
 _Base: Any = _core.MemoryResource
+_Stream: Any = _core.Stream
 _STREAMS = (_core.Stream, _core.graph.GraphBuilder)
+_buffer_of: Any = _core.Buffer.from_handle
+_LEAST_HANDLE = 4096  # handles are addresses, except for small numbers that name default streams
 
 
 class MemoryResource(_Base):  # type: ignore[misc]
@@ -43,6 +48,7 @@ class MemoryResource(_Base):  # type: ignore[misc]
         if allocator is None:
             allocator = current_caching(f"cuda:{_core.Device().device_id}")
         self._tenant = tenant_of(allocator, _NAME)
+        self._malloc, self._free_on = self._tenant.malloc, self._tenant._free_on
 
     @property
     def allocator(self) -> Allocator:
@@ -52,30 +58,39 @@ class MemoryResource(_Base):  # type: ignore[misc]
     def allocate(self, size: int, *, stream: Any = None) -> Any:
         """A buffer for work on `stream`, by default the default stream; that stream also orders its end.
 
-        Raises StreamError for the per-thread default stream, SizeError, OutOfMemoryError (a MemoryError).
+        Raises SizeError, OutOfMemoryError (a MemoryError).
         """
-        if stream is None:
-            stream = _core.LEGACY_DEFAULT_STREAM
-        elif not isinstance(stream, _STREAMS):
-            stream = _core.Stream.from_handle(raw_stream_handle(stream))
-        address = self._tenant.malloc(size, stream_handle(stream))
-        return _core.Buffer.from_handle(address, size, self, stream=stream)
+        if stream.__class__ is _Stream:
+            handle = stream.__cuda_stream__()[1]
+            if handle < _LEAST_HANDLE:
+                handle = stream_handle(handle)
+        else:
+            if stream is None:
+                stream = _core.LEGACY_DEFAULT_STREAM
+            elif not isinstance(stream, _STREAMS):
+                stream = _Stream.from_handle(raw_stream_handle(stream))
+            handle = stream_handle(stream)
+        return _buffer_of(self._malloc(size, handle), size, self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
         """Give memory back in the order of `stream`; that of its allocation is always observed."""
-        address = int(ptr)
-        current = 0
-        if stream is not None:
-            try:
-                current = stream_handle(stream)
-                self._tenant.record_stream(address, current)
-            except StreamError:
-                stream.sync()  # the per-thread default stream: whose that is, only this thread knows
-        self._tenant._free_working_on(address, current)
+        if stream is None:
+            self._tenant._free_working_on(int(ptr), 0)
+        else:
+            handle = stream.__cuda_stream__()[1] if stream.__class__ is _Stream else stream_handle(stream)
+            self._free_on(int(ptr), handle if handle >= _LEAST_HANDLE else stream_handle(handle))
 
     def record_stream(self, buffer: Any, stream: Any) -> None:
         """Declare that work on `stream` uses a buffer, so that its memory is reused only when that work is done."""
         self._tenant.record_stream(int(buffer.handle), stream_handle(stream))
+
+    def share(self, buffer: Any, *, hold: float = 60.0) -> SharedHandle:
+        """A handle by which another process opens a buffer of this resource: `allotment.cuda_core.open_shared`.
+
+        Its memory is not reused while it is open elsewhere, nor for `hold` seconds in which nobody opens it. Raises
+        AddressError for a buffer from elsewhere, UnsupportedError, DeviceError.
+        """
+        return self._tenant.allocator.share(int(buffer.handle), hold=hold)
 
     @property
     def is_device_accessible(self) -> bool:
@@ -93,11 +108,45 @@ class MemoryResource(_Base):  # type: ignore[misc]
         return self._tenant.allocator.device.index
 
 
+class _OpenedResource(_Base):  # type: ignore[misc]
+    """Where one buffer of another process goes back to."""
+
+    is_device_accessible = True
+    is_host_accessible = False
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def allocate(self, size: int, *, stream: Any = None) -> Any:
+        raise UnsupportedError("memory of another process gives no more of it; use a MemoryResource")
+
+    def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
+        if stream is not None:
+            self._opened.record_stream(stream_handle(stream))
+        self._opened.close()
+
+    @property
+    def device_id(self) -> int:
+        return int(self._opened.allocator.device.index)
+
+
+def open_shared(handle: SharedHandle, *, stream: Any = None) -> Any:
+    """A buffer that another process has shared; work on `stream`, by default the default one, comes after its own.
+
+    Raises SharingError, whose `reason` says why it cannot be opened, DeviceError.
+    """
+    if stream is None:
+        stream = _core.LEGACY_DEFAULT_STREAM
+    elif not isinstance(stream, _STREAMS):
+        stream = _core.Stream.from_handle(raw_stream_handle(stream))
+    opened = open_block(handle, stream=stream_handle(stream))
+    return _core.Buffer.from_handle(opened.address, len(opened), _OpenedResource(opened), stream=stream)
+
+
 def record_stream(buffer: Any, stream: Any) -> None:
     """Declare that work on `stream` uses a buffer, so that its memory is reused only when that work is done.
 
-    `stream` is a stream of any framework, or its handle. Raises TypeError for a buffer of another resource, and
-    StreamError for the per-thread default stream.
+    `stream` is a stream of any framework, or its handle. Raises TypeError for a buffer of another resource.
     """
     resource = buffer.memory_resource
     if not isinstance(resource, MemoryResource):

@@ -10,6 +10,7 @@ AllotmentError
 │   ├── PoolError           a private pool used in a way its state does not allow
 │   ├── CheckpointError     a pool state that cannot be taken or restored
 │   └── CaptureError        a graph capture begun, ended or replayed at the wrong time
+├── SharingError            a block of another process that cannot be opened: `reason` says why
 ├── DeviceError             the device said no; `status`, `operation` and its own words
 │   └── UnsupportedError    this device or allocator cannot do that at all
 │       └── UnsupportedOperationError   also an AttributeError: this kind of allocator has no such operation
@@ -39,6 +40,7 @@ __all__ = [
     "PoolError",
     "RequestError",
     "SettingsError",
+    "SharingError",
     "SizeError",
     "StreamError",
     "UnsupportedError",
@@ -173,6 +175,19 @@ class CheckpointError(RequestError):
 
 class CaptureError(RequestError):
     """A graph capture begun, ended or replayed at the wrong time."""
+
+
+class SharingError(AllotmentError):
+    """A block of another process that cannot be opened; nothing was mapped.
+
+    `reason` is one of: truncated, altered, foreign, future (what is wrong with the handle); owner_gone, expired (the
+    process that has the block is no more, or has let go of it); other_user, other_device, other_boot (it is not one of
+    this user, of a device here, or of this machine since it was started).
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class DeviceError(AllotmentError):

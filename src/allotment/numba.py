@@ -18,26 +18,65 @@ tenant "numba". It has no current stream either: beside a capture, its calls cou
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from weakref import proxy
 
 from allotment._adapters.frameworks import DeviceTenants, import_framework
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
-from allotment.errors import OutOfMemoryError, UnsupportedError
+from allotment._allocators.current import holders_on
+from allotment._allocators.opened import open_shared
+from allotment._allocators.pinned.allocator import PinnedAllocator
+from allotment._devices.per_thread import thread_stream
+from allotment._sharing.handle import SharedHandle
+from allotment.errors import AddressError, OutOfMemoryError
 
-__all__ = ["MemoryManager", "install", "record_stream", "uninstall"]
+__all__ = ["IpcHandle", "MemoryManager", "install", "record_stream", "uninstall"]
 
 _cuda = import_framework("allotment.numba", "numba.cuda", "numba-cuda")
 _driver = import_framework("allotment.numba", "numba.cuda.cudadrv.driver", "numba-cuda")
 
 _NAME = "numba"
-_PLAIN_SEGMENT = b"c"  # the kind of a shared handle that is the driver's own: see core/sharing.pxd
 _Base: Any = _cuda.HostOnlyCUDAMemoryManager
+_BaseHandle: Any = _cuda.IpcHandle
+
+
+class IpcHandle(_BaseHandle):  # type: ignore[misc]
+    """Memory of an array for another process, in Numba's form: its arrays' handles, `with handle as array:`.
+
+    It is opened by `allotment.open_shared`, so plain and expandable segments are both fine, and closed when it is told
+    to, or with the last array. Raises ValueError when opened twice, or closed unopened, as Numba's own does.
+    """
+
+    def __init__(self, base: Any, shared: SharedHandle, size: int, source_info: Any = None, offset: int = 0) -> None:
+        super().__init__(base, SimpleNamespace(reserved=shared.to_bytes()), size, source_info, offset)
+        self.shared = shared
+        self._opened: Any = None
+
+    def open(self, context: Any) -> Any:
+        """The memory, in Numba's form."""
+        if self._opened is not None:
+            raise ValueError("IpcHandle is already opened")
+        opened = self._opened = open_shared(self.shared)
+        pointer = _driver.binding.CUdeviceptr(opened.address + self.offset)
+        return _cuda.MemoryPointer(context, pointer, self.size, owner=opened)
+
+    open_direct = open_staged = open  # the memory of the device itself: there is nothing to stage
+
+    def close(self) -> None:
+        """Give it back; arrays of it must not be used any more."""
+        if self._opened is None:
+            raise ValueError("IpcHandle not opened")
+        opened, self._opened = self._opened, None
+        opened.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IpcHandle, (None, self.shared, self.size, self.source_info, self.offset)
 
 
 class MemoryManager(_Base):  # type: ignore[misc]
-    """Device memory from an allocator; pinned and managed memory as in Numba's own manager.
+    """Device and pinned memory from allocators; managed and mapped memory as in Numba's own manager.
 
     Numba makes one for each context, and calls its methods from any thread that uses CUDA.
     """
@@ -53,20 +92,36 @@ class MemoryManager(_Base):  # type: ignore[misc]
     @property
     def tenant(self) -> Tenant:
         """The allocator behind this context's memory, under the name "numba"."""
-        return self.tenants.on(int(self.context.device.id))
+        return self.tenants.on(_device_number(self.context))
 
     def memalloc(self, size: int) -> Any:
-        """Memory for work on the default stream. Raises OutOfMemoryError, which is a MemoryError."""
+        """Memory for work on the default stream, or on the calling thread's own if Numba is told to use those.
+
+        Raises OutOfMemoryError, which is a MemoryError.
+        """
         tenants, tenant = self.tenants, self.tenant
+        stream = thread_stream() if _uses_streams_of_threads() else 0
         try:
-            address = tenant.malloc(size)
+            address = tenant.malloc(size, stream)
         except OutOfMemoryError:
             self.deallocations.clear()
-            address = tenant.malloc(size)
+            address = tenant.malloc(size, stream)
 
         pointer = _driver.binding.CUdeviceptr(address)
         give_back = partial(_give_back, tenant, address, tenants)
         return _cuda.MemoryPointer(proxy(self.context), pointer, size, finalizer=give_back)
+
+    def memhostalloc(self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
+        """Pinned memory, kept for reuse; what is to be mapped or write-combined is as in Numba's own manager.
+
+        Freed, it can be had again at once: as with Numba's own, copies from or to it must be done by then.
+        """
+        if mapped or wc:
+            return super().memhostalloc(size, mapped, portable, wc)
+        pinned = self.tenants.pinned_on(_device_number(self.context))
+        address = pinned.malloc(size)
+        give_back = partial(_give_back, pinned, address, self.tenants)
+        return _driver.PinnedMemory(proxy(self.context), address, size, finalizer=give_back)
 
     def get_memory_info(self) -> Any:
         """What the device has, free and in total; what is cached here counts as taken."""
@@ -74,22 +129,19 @@ class MemoryManager(_Base):  # type: ignore[misc]
         return _cuda.MemoryInfo(free=free, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """A handle by which another process opens the array's memory.
+        """A handle by which another process opens the memory of an array, also of one that another library made here.
 
-        Raises UnsupportedError for memory in an expandable segment, of which Numba cannot open a handle.
+        Its block is held for a minute, then as long as somebody has it open. Raises AddressError for memory that is no
+        allocator's of this process, UnsupportedError if its allocator does not share, DeviceError.
         """
-        start = int(memory.owner.handle)
-        offset, handle = self.tenant.allocator.share(start)
-        kind, of_driver = handle[1:2], handle[2:]
-        if kind != _PLAIN_SEGMENT:
-            raise UnsupportedError(
-                "Numba cannot open memory of expandable segments; set expandable_segments:False to share it"
-            )
-        driver_handle = _driver.binding.CUipcMemHandle()
-        driver_handle.reserved = of_driver
-        identity = self.context.device.get_device_identity()
-        offset += int(memory.handle) - start
-        return _cuda.IpcHandle(memory, driver_handle, memory.size, identity, offset=offset)
+        address = int(memory.handle)
+        for allocator in [self.tenant.allocator, *holders_on(self.tenant.allocator.device)]:
+            around = allocator._block_around(address)
+            if around is not None:
+                shared = allocator.share(around[0])
+                identity = self.context.device.get_device_identity()
+                return IpcHandle(memory, shared, memory.size, identity, address - around[0])
+        raise AddressError(f"{address:#x} is not in a live block of an allocator here, and cannot be shared", address)
 
     def reset(self) -> None:
         """Give cached memory back. Arrays that are still held stay valid: others may share the allocator."""
@@ -102,9 +154,19 @@ class MemoryManager(_Base):  # type: ignore[misc]
         return 1
 
 
-def _give_back(tenant: Tenant, address: int, tenants: DeviceTenants) -> None:
+def _uses_streams_of_threads() -> bool:
+    """Whether Numba's default stream is the calling thread's own (NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM)."""
+    return bool(getattr(getattr(_driver, "config", None), "CUDA_PER_THREAD_DEFAULT_STREAM", 0))
+
+
+def _device_number(context: Any) -> int:
+    """Of a context of Numba's own, or of one that was made elsewhere and attached, which has the driver's device."""
+    return int(getattr(context.device, "id", context.device))
+
+
+def _give_back(source: Tenant | PinnedAllocator, address: int, tenants: DeviceTenants) -> None:
     """A finalizer, through which `tenants` lives as long as the memory."""
-    tenant.free(address)
+    source.free(address)
 
 
 _numba_memory_manager = MemoryManager  # what Numba looks for in the module that its environment variable names
@@ -138,7 +200,6 @@ def record_stream(array: Any, stream: Any) -> None:
     """Declare that work on `stream` uses an array or a view of one, so that its memory is reused only afterwards.
 
     `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere, and
-    StreamError for the per-thread default stream.
     """
     memory = array.gpu_data.owner
     if not isinstance(memory, _cuda.MemoryPointer):

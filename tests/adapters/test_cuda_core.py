@@ -1,12 +1,14 @@
 """The cuda.core adapter on a stand-in for cuda.core."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 import allotment
 from allotment._allocators.caching.pools import next_graph_pool_id
-from allotment.errors import OutOfMemoryError, RequestError, StreamError
+from allotment._devices.per_thread import thread_stream
+from allotment.errors import OutOfMemoryError, RequestError, UnsupportedError
 from helpers import stub_cuda_core
 from helpers.adapter_on import adapter_on
 from helpers.cuda_like_device import AskedDevice, CudaLikeDevice
@@ -83,13 +85,27 @@ def test_a_buffer_closed_on_its_own_stream_waits_for_nothing(resource, device, s
     work.release()
 
 
-def test_memory_is_not_kept_for_the_per_thread_stream_but_can_end_on_it(resource, streams):
+@pytest.mark.threads
+def test_the_per_thread_stream_is_another_stream_in_each_thread(resource, streams):
     per_thread = Stream(2)
-    with pytest.raises(StreamError, match="per-thread"):
-        resource.allocate(1000, stream=per_thread)
-    buffer = resource.allocate(1000, stream=streams[0])
-    buffer.close(per_thread)
-    assert per_thread.syncs == 1
+    buffer = resource.allocate(4 * MIB, stream=per_thread)
+    own = buffer.handle
+    buffer.close()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(resource.allocate(4 * MIB, stream=per_thread).handle))
+    thread.start()
+    thread.join()
+    assert found and found != [own]
+    assert resource.allocate(4 * MIB, stream=per_thread).handle == own
+
+
+def test_a_buffer_that_ends_on_the_per_thread_stream_waits_for_it(resource, device, streams):
+    buffer = resource.allocate(4 * MIB, stream=streams[0])
+    work = device.hold(thread_stream())
+    buffer.close(Stream(2))
+    assert resource.allocate(4 * MIB, stream=streams[0]).handle != buffer.handle
+    work.release()
+    assert resource.allocate(4 * MIB, stream=streams[0]).handle == buffer.handle
 
 
 def test_recorded_memory_is_reused_when_the_other_stream_is_done(adapter, resource, device, streams):
@@ -143,3 +159,15 @@ def test_the_stream_of_a_free_decides_whether_it_is_inside_a_capture(adapter):
     device.asked.clear()
     buffer.close()
     assert own.handle in device.asked
+
+
+def test_a_buffer_of_another_process_goes_back_to_it(adapter):
+    allocator = allotment.Allocator("sim:1GiB")
+    handle = allocator.share(allocator.malloc(4096))
+    buffer = adapter.open_shared(handle, stream=Stream(0))
+    assert (buffer.size, buffer.memory_resource.device_id) == (4096, 0)
+    with pytest.raises(UnsupportedError, match="another process"):
+        buffer.memory_resource.allocate(1)
+    buffer.close()
+    handle.close()
+    allocator.check_invariants()

@@ -3,13 +3,15 @@
 import gc
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 import allotment
 from allotment._adapters.frameworks import DeviceTenants, stream_handle
-from allotment.errors import AddressError, RequestError, StreamError
+from allotment._devices.per_thread import is_own
+from allotment.errors import AddressError, RequestError
 from helpers.cuda_like_device import CudaLikeDevice
 
 FRAMEWORKS = {
@@ -57,9 +59,13 @@ def test_the_legacy_default_stream_is_the_default_stream():
     assert stream_handle(1) == stream_handle(0) == 0
 
 
-def test_the_per_thread_default_stream_is_refused():
-    with pytest.raises(StreamError, match="per-thread"):
-        stream_handle(2)
+@pytest.mark.threads
+def test_the_per_thread_default_stream_has_a_number_for_each_thread():
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        numbers = [stream_handle(2), one.submit(stream_handle, 2).result(), other.submit(stream_handle, 2).result()]
+        assert len(set(numbers)) == 3
+        assert one.submit(stream_handle, 2).result() == numbers[1]
+        assert one.submit(is_own, numbers[1]).result() and not is_own(numbers[1])
 
 
 def test_what_is_no_stream_is_refused():
@@ -122,6 +128,7 @@ def test_another_frameworks_memory_is_not_touched(allocator):
 
 
 def test_unreferenced_tenants_are_forgotten(allocator):
+    gc.collect()
     before = len(DeviceTenants._living)
     tenants = DeviceTenants("cupy", allocator)
     assert len(DeviceTenants._living) == before + 1

@@ -1,11 +1,14 @@
 """The Numba adapter on a stand-in for numba-cuda."""
 
+import pickle
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 import allotment
-from allotment.errors import AddressError, OutOfMemoryError, UnsupportedError
+from allotment import Allocator
+from allotment.errors import AddressError, OutOfMemoryError
 from helpers.adapter_on import adapter_on
 from helpers.cuda_like_device import CudaLikeDevice
 from helpers.stub_numba import MemoryPointer, NativeManager, StubNumba
@@ -143,27 +146,101 @@ def test_memory_from_elsewhere_cannot_be_recorded(adapter, numba, allocator):
         adapter.record_stream(SimpleNamespace(gpu_data=foreign), 0)
 
 
-class Sharing:
-    """A tenant whose allocator shares with a handle of a given form."""
+class SharedMemory:
+    """What stands for an allocator that shares."""
 
-    def __init__(self, offset, handle):
-        self.allocator = SimpleNamespace(share=lambda address: (offset, handle))
+    def __init__(self, allocator):
+        self.allocator = self
+        self.device = allocator.device
+        self._block_around = allocator._block_around
+        self.shared = []
+
+    def share(self, block):
+        self.shared.append(block)
+        return SIMULATED.share(BLOCK)
 
 
-def test_a_handle_for_another_process_counts_from_the_segment(monkeypatch, adapter, numba, allocator):
+SIMULATED = Allocator("sim:1GiB")
+BLOCK = SIMULATED.malloc(8192)
+
+
+@pytest.fixture
+def sharing(monkeypatch, adapter, numba, allocator):
     adapter.install(allocator)
     manager = numba.context().memory_manager
     memory = manager.memalloc(4096)
-    monkeypatch.setattr(type(manager), "tenant", Sharing(512, b"\x02c" + bytes(range(64))))
-    shared = manager.get_ipc_handle(memory.view(100))
-    assert shared.handle.reserved == bytes(range(64))
-    assert (shared.offset, shared.size, shared.source_info) == (612, 3996, {"gpu": 0})
+    stand_in = SharedMemory(allocator)
+    monkeypatch.setattr(type(manager), "tenant", stand_in)
+    yield manager, memory, stand_in.shared
+    SIMULATED.share(BLOCK).close()
 
 
-def test_a_handle_that_numba_cannot_open_is_refused(monkeypatch, adapter, numba, allocator):
+def test_a_context_that_was_made_elsewhere_has_the_drivers_device(adapter, numba, allocator):
+    adapter.install(allocator)
+    context = numba.context()
+    context.device = 0  # the driver's own, a number without an `id`
+    array = context.array(1000)
+    assert live(allocator) == 1
+    del array
+
+
+def test_pinned_memory_is_kept_and_what_is_mapped_is_left_to_numba(adapter, numba, device, allocator):
     adapter.install(allocator)
     manager = numba.context().memory_manager
-    memory = manager.memalloc(4096)
-    monkeypatch.setattr(type(manager), "tenant", Sharing(0, b"\x02e" + bytes(28)))
-    with pytest.raises(UnsupportedError, match="expandable"):
-        manager.get_ipc_handle(memory)
+    memory = manager.memhostalloc(1000)
+    address = memory.handle
+    assert list(device.pinned.values()) == [1024]
+    del memory
+    assert manager.memhostalloc(1000).handle == address
+    assert manager.memhostalloc(5, mapped=True) == manager.memhostalloc(5, wc=True) == "native pinned 5"
+
+
+@pytest.mark.threads
+def test_with_streams_of_threads_memory_is_for_the_calling_threads(adapter, numba, allocator):
+    numba.driver.config = SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=1)
+    adapter.install(allocator)
+    context = numba.context()
+    own = context.array(4 * MIB).gpu_data.handle
+    found = []
+    thread = threading.Thread(target=lambda: found.append(context.array(4 * MIB).gpu_data.handle))
+    thread.start()
+    thread.join()
+    assert found and found != [own]
+    assert context.array(4 * MIB).gpu_data.handle == own
+
+
+def test_a_handle_for_another_process_counts_from_the_block(sharing, adapter):
+    manager, memory, shared = sharing
+    handle = manager.get_ipc_handle(memory.view(100))
+    assert shared == [memory.handle]
+    assert (handle.offset, handle.size, handle.source_info) == (100, 3996, {"gpu": 0})
+    again = pickle.loads(pickle.dumps(handle))
+    assert isinstance(again, adapter.IpcHandle)
+    assert again.base is None
+    assert again.handle.reserved == handle.handle.reserved
+    assert (again.offset, again.size, again.source_info) == (100, 3996, {"gpu": 0})
+
+
+def test_an_array_that_another_library_made_of_our_memory_has_a_handle(sharing, numba):
+    manager, memory, shared = sharing
+    foreign = MemoryPointer(numba.context(), memory.handle + 512, 100, owner=object())
+    assert manager.get_ipc_handle(foreign).offset == 512
+    assert shared == [memory.handle]
+
+
+def test_memory_from_elsewhere_has_no_handle(sharing, numba):
+    manager, _, _ = sharing
+    with pytest.raises(AddressError, match="cannot be shared"):
+        manager.get_ipc_handle(MemoryPointer(numba.context(), 0x1234, 100, owner=object()))
+
+
+def test_a_handle_is_opened_once_and_closed_once(sharing, numba):
+    manager, memory, _ = sharing
+    handle = pickle.loads(pickle.dumps(manager.get_ipc_handle(memory.view(100))))
+    with pytest.raises(ValueError, match="not opened"):
+        handle.close()
+    opened = handle.open(numba.context())
+    assert (opened.handle, opened.size) == (BLOCK + 100, 3996)
+    with pytest.raises(ValueError, match="already opened"):
+        handle.open(numba.context())
+    handle.close()

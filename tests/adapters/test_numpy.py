@@ -278,7 +278,7 @@ def test_a_forked_child_has_its_own_copy():
     """).split() == ["True"]
 
 
-@pytest.mark.parametrize("settings", ["expandable_segments:True", "placement:dense"])
+@pytest.mark.parametrize("settings", ["expandable_segments:True", "placement:dense", "shareable:True"])
 def test_memory_that_a_child_would_share_is_refused(settings):
     shared = allotment.Allocator("host", settings=settings)
     with pytest.raises(RequestError, match="a forked child shares"):

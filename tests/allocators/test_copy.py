@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from allotment import AddressError, Allocator, PluggableAllocator, SizeError, Stream, make_allocator
-from allotment._allocators.pinned import PinnedPool
+from allotment._allocators.pinned.allocator import PinnedAllocator
 from helpers.child import output_of
 from helpers.engine import check, on_device
 
@@ -121,8 +121,8 @@ def test_memory_of_another_allocator_on_the_device_is_known():
 
 def test_pinned_memory_is_known():
     alloc = Allocator("host")
-    pinned = PinnedPool(alloc)
-    address, block = pinned.allocate(1000), alloc.empty(1000)
+    pinned = PinnedAllocator(alloc)
+    address, block = pinned.malloc(1000), alloc.empty(1000)
     alloc.copy(address + 500, block, 500)
     with pytest.raises(SizeError):
         alloc.copy(address + 500, block, 600)

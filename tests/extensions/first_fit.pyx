@@ -315,6 +315,6 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
 cdef Placement table = Placement(
     name=b"first_fit", needs_virtual=False, create=create, destroy=destroy, hit=hit, miss=miss, lend=hit, reserve=NULL,
     take_front=take_front, take_back=take_back, release=release, retire=retire, grant=NULL, largest_free=largest_free,
-    free_bytes=free_bytes, joinable=NULL, ranges=NULL, walk=NULL, check=check)
+    free_bytes=free_bytes, joinable=NULL, ranges=NULL, walk=NULL, chunks=NULL, check=check)
 
 placement_register(&table)

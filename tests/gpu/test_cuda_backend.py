@@ -425,7 +425,6 @@ class TestSharing:
             str(descriptor),
             descriptors=(descriptor,),
         )
-        os.close(descriptor)
         assert seen == "in a chunk"
         probe.unmap(base, page)
         probe.chunk_release(chunk, page)

@@ -3,7 +3,8 @@
 import pytest
 
 import allotment
-from allotment.errors import OutOfMemoryError, StreamError
+from allotment.errors import OutOfMemoryError
+from helpers.peer import Peer
 
 core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
 adapter = pytest.importorskip("allotment.cuda_core", reason="cuda.core cannot be imported", exc_type=ImportError)
@@ -109,12 +110,14 @@ def test_without_memory_it_raises_ours(core_device, device, streams):
     assert caught.value.facts.requested == 256 * MIB
 
 
-def test_memory_is_not_kept_for_the_per_thread_stream_but_can_end_on_it(resource, allocator, streams):
-    with pytest.raises(StreamError, match="per-thread"):
-        resource.allocate(1000, stream=core.PER_THREAD_DEFAULT_STREAM)
+def test_memory_can_be_for_the_per_thread_stream_and_end_on_it(resource, allocator, streams):
+    buffer = resource.allocate(1000, stream=core.PER_THREAD_DEFAULT_STREAM)
+    buffer.fill(5, stream=core.PER_THREAD_DEFAULT_STREAM)
+    buffer.close()
     buffer = resource.allocate(1000, stream=streams[0])
     buffer.close(core.PER_THREAD_DEFAULT_STREAM)
     assert blocks(allocator) == 0
+    allocator.check_invariants()
 
 
 # Two streams and one buffer.
@@ -160,3 +163,26 @@ def test_a_buffer_written_late_is_not_reused(device, resource, streams, end):
 def test_a_buffer_that_ends_on_its_own_stream_alone_is_corrupted(device, resource, streams):
     for _ in range(RUNS):
         assert write_late_and_reuse(device, resource, streams, just_close) == (True, {7})
+
+
+def test_another_process_opens_a_buffer(device, resource, streams):
+    buffer = resource.allocate(4096, stream=streams[0])
+    device.memset_async(int(buffer.handle), 6, 4096, handle(streams[0]))
+    shared = resource.share(buffer)
+    with Peer() as peer:
+        seen = peer.run(
+            """
+            from cuda.core import Device
+            import allotment.cuda_core
+            from allotment._devices.cuda.device import CudaDevice
+            gpu = Device(); gpu.set_current()
+            stream = gpu.create_stream()
+            opened = allotment.cuda_core.open_shared(handle, stream=stream)
+            stream.sync()
+            result = opened.size, set(CudaDevice(0).copy_to_host(int(opened.handle), opened.size))
+            opened.close()
+            """,
+            handle=shared,
+        )
+    assert seen == (4096, {6})
+    shared.close()

@@ -207,11 +207,20 @@ def test_another_process_reads_an_array(device, allocator):
     del other
 
 
-def test_an_expandable_segment_is_not_shared_by_numba(device):
+def test_another_process_reads_an_array_of_an_expandable_segment(device):
     adapter.install(allotment.Allocator(device, settings="expandable_segments:True"))
     try:
-        array = cuda.to_device(np.arange(100))
-        with pytest.raises(UnsupportedError):
-            array.get_ipc_handle()
+        array = cuda.to_device(np.arange(100, dtype=np.int64))
+        handle = pickle.dumps(array[10:].get_ipc_handle())
+        done = subprocess.run([sys.executable, "-c", READ], input=handle, capture_output=True)
+        assert done.stdout.strip() == b"4905", done.stderr.decode()
     finally:
         adapter.uninstall()
+
+
+def test_another_process_reads_an_array_that_is_a_buffer_of_ours(device, allocator):
+    buffer = allocator.empty(800)
+    device.copy_from_host(buffer.address, np.arange(100, dtype=np.int64))
+    array = cuda.as_cuda_array(buffer).view(np.int64)
+    done = subprocess.run([sys.executable, "-c", READ], input=pickle.dumps(array.get_ipc_handle()), capture_output=True)
+    assert done.stdout.strip() == b"4950", done.stderr.decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allotment._devices.python.backend import Backend
 from allotment.errors import AddressError
-from helpers.queue_device import QueueDevice
+from helpers.queue_device import Queue, QueueDevice
 
 
 class CudaLikeDevice(QueueDevice):
@@ -18,6 +18,11 @@ class CudaLikeDevice(QueueDevice):
         self._next_pinned = 1 << 40
         for _ in range(2):
             self.stream_create()  # 1 and 2 are numbers of default streams
+
+    def _stream(self, stream: int) -> Queue:
+        if stream >> 56 == 0x6B:  # a thread's own default stream
+            return self._streams.setdefault(stream, Queue())
+        return super()._stream(stream)
 
     def pinned_allocate(self, size: int) -> int:
         if sum(self.pinned.values()) + size > self._pinned_capacity:

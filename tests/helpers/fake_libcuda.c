@@ -39,8 +39,13 @@ static const size_t TOTAL = (size_t)1 << 30;
 
 typedef struct Context { int ordinal; int can_access[MAX_DEVICES]; } Context;
 
+/* Events between processes: what was recorded and completed is counted in memory that both have. */
+typedef struct Counts { long recorded, completed; } Counts;
+
 typedef struct Event {
-    long references, recorded, completed;
+    long references;
+    int descriptor;                         /* of its counts, -1 if no other process can have them */
+    Counts* counts;
     struct Capture* capture;                /* of the last record, with the nodes it stood for */
     struct Node* nodes[MAX_NODES];
     size_t node_count;
@@ -218,11 +223,14 @@ EXPORT CUresult cuCtxEnablePeerAccess(Context* peer, unsigned int flags) {
 
 /* Streams and events: queues that move when somebody looks. */
 
+static long completed(const Event* event) { return __atomic_load_n(&event->counts->completed, __ATOMIC_ACQUIRE); }
+
 static void run(const Step* step) {
     if (step->kind == FILL) memset((void*)step->to, (int)step->value, step->size);
     if (step->kind == COPY) memmove((void*)step->to, (void*)step->from, step->size);
     if (step->kind == WRITE_VALUE) __atomic_store_n((uint32_t*)step->to, step->value, __ATOMIC_RELEASE);
-    if (step->kind == RECORD && step->event->completed < step->ticket) step->event->completed = step->ticket;
+    if (step->kind == RECORD && completed(step->event) < step->ticket)
+        __atomic_store_n(&step->event->counts->completed, step->ticket, __ATOMIC_RELEASE);
     if (step->kind == POOL_FREE) {
         step->area->kind = IDLE;
         step->area->pool->used -= step->area->size;
@@ -233,9 +241,14 @@ static void run(const Step* step) {
 static int has_to_wait(const Step* step) {
     if (step->kind == WAIT_VALUE)
         return (int32_t)(__atomic_load_n((uint32_t*)step->to, __ATOMIC_ACQUIRE) - step->value) < 0;
-    return step->kind == WAIT_EVENT && step->event->completed < step->ticket;
+    return step->kind == WAIT_EVENT && completed(step->event) < step->ticket;
 }
-static void let_go(Event* event) { if (event && --event->references == 0) free(event); }
+static void let_go(Event* event) {
+    if (!event || --event->references > 0) return;
+    if (event->descriptor < 0) free(event->counts);
+    else { munmap(event->counts, sizeof(Counts)); close(event->descriptor); }
+    free(event);
+}
 
 static int move_stream(Stream* stream) {
     int has_moved = 0;
@@ -340,9 +353,34 @@ EXPORT CUresult cuStreamSynchronize(Stream* given) {
 }
 EXPORT CUresult cuEventCreate(Event** event, unsigned int flags) {
     NEED_CONTEXT;
-    if (flags != 2) return INVALID_VALUE;
+    if (flags != 2 && flags != 6) return INVALID_VALUE;
     *event = calloc(1, sizeof **event);
     (*event)->references = 1;
+    (*event)->descriptor = -1;
+    if (flags == 2) { (*event)->counts = calloc(1, sizeof(Counts)); return SUCCESS; }
+    (*event)->descriptor = memfd_create("fake cuda event", MFD_CLOEXEC);
+    if ((*event)->descriptor < 0 || ftruncate((*event)->descriptor, sizeof(Counts))) abort();
+    (*event)->counts = mmap(NULL, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED, (*event)->descriptor, 0);
+    return SUCCESS;
+}
+EXPORT CUresult cuIpcGetEventHandle(char (*handle)[64], Event* event) {
+    NEED_CONTEXT;
+    if (event->descriptor < 0) return INVALID_HANDLE;
+    memset(handle, 0, sizeof *handle);
+    snprintf(*handle, sizeof *handle, "/proc/%d/fd/%d", getpid(), event->descriptor);
+    return SUCCESS;
+}
+typedef struct { char text[64]; } EventHandle;
+EXPORT CUresult cuIpcOpenEventHandle(Event** event, EventHandle handle) {
+    NEED_CONTEXT;
+    int owner;
+    if (sscanf(handle.text, "/proc/%d/", &owner) != 1 || owner == getpid()) return INVALID_CONTEXT;
+    int descriptor = open(handle.text, O_RDWR | O_CLOEXEC);
+    if (descriptor < 0) return INVALID_HANDLE;
+    *event = calloc(1, sizeof **event);
+    (*event)->references = 1;
+    (*event)->descriptor = descriptor;
+    (*event)->counts = mmap(NULL, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     return SUCCESS;
 }
 EXPORT CUresult cuEventDestroy_v2(Event* event) { NEED_CONTEXT; let_go(event); return SUCCESS; }
@@ -355,14 +393,14 @@ EXPORT CUresult cuEventRecord(Event* event, Stream* given) {
         event->node_count = stream->last_count;
         return SUCCESS;
     }
-    event->recorded++;
-    return enqueue(stream, (Step){.kind = RECORD, .event = event, .ticket = event->recorded});
+    event->counts->recorded++;
+    return enqueue(stream, (Step){.kind = RECORD, .event = event, .ticket = event->counts->recorded});
 }
 EXPORT CUresult cuEventQuery(Event* event) {
     NEED_CONTEXT;
     if (event->capture) return CAPTURED_EVENT;
     move_all();
-    return event->completed < event->recorded ? NOT_READY : SUCCESS;
+    return completed(event) < event->counts->recorded ? NOT_READY : SUCCESS;
 }
 EXPORT CUresult cuEventSynchronize(Event* event) {
     CUresult result = NOT_READY;
@@ -373,7 +411,7 @@ EXPORT CUresult cuStreamWaitEvent(Stream* given, Event* event, unsigned int flag
     NEED_CONTEXT;
     Stream* stream = stream_of(given);
     if (flags) return INVALID_VALUE;
-    if (!event->capture) return enqueue(stream, (Step){.kind = WAIT_EVENT, .event = event, .ticket = event->recorded});
+    if (!event->capture) return enqueue(stream, (Step){.kind = WAIT_EVENT, .event = event, .ticket = event->counts->recorded});
     if (stream->capture && stream->capture != event->capture) return 902;
     stream->capture = event->capture;
     for (size_t i = 0; i < event->node_count; i++) add_last(stream, event->nodes[i]);

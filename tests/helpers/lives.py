@@ -430,7 +430,7 @@ class Life:
 
     def share(self, name: str) -> None:
         if name in self.blocks:
-            self.alloc.share(self.blocks[name])
+            self.alloc.share_torch(self.blocks[name])
 
     def finish(self, stream: int | None) -> None:
         self.device.finish(stream)

@@ -45,6 +45,9 @@ class HostOnlyCUDAMemoryManager:
         self.context = context
         self.deallocations = Deallocations()
 
+    def memhostalloc(self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
+        return f"native pinned {size}"
+
     def reset(self) -> None:
         self.deallocations.clear()
 
@@ -83,6 +86,7 @@ class StubNumba:
         self.gpus = [SimpleNamespace(primary_context=None) for _ in range(2)]
         self.driver: Any = ModuleType("numba.cuda.cudadrv.driver")
         self.driver.__dict__.update(
+            PinnedMemory=MemoryPointer,
             _memory_manager=None,
             _ensure_memory_manager=self._ensure_memory_manager,
             driver=SimpleNamespace(is_initialized=False, initialization_error=None),

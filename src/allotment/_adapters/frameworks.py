@@ -9,8 +9,10 @@ from weakref import WeakSet
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.current import current_caching
+from allotment._allocators.pinned.allocator import PinnedAllocator
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
-from allotment.errors import AddressError, RequestError, StreamError
+from allotment._devices.per_thread import thread_stream
+from allotment.errors import AddressError, RequestError
 
 LEGACY_STREAM = 1  # another name of the default stream, 0
 PER_THREAD_STREAM = 2  # the default stream of whichever thread names it
@@ -38,6 +40,7 @@ class DeviceTenants:
     def __init__(self, name: str, allocator: Allocator | Tenant | None = None) -> None:
         self.name = name
         self._tenants: dict[int, Tenant] = {}
+        self.pinned: dict[int, PinnedAllocator] = {}
         if allocator is not None:
             tenant = tenant_of(allocator, name)
             self._tenants[tenant.allocator.device.index] = tenant
@@ -49,6 +52,13 @@ class DeviceTenants:
         if tenant is None:
             tenant = self._tenants.setdefault(device, current_caching(f"cuda:{device}").tenant(self.name))
         return tenant
+
+    def pinned_on(self, device: int) -> PinnedAllocator:
+        """Pinned memory obtained through a device: every device's, but one has to be asked."""
+        pinned = self.pinned.get(device)
+        if pinned is None:
+            pinned = self.pinned.setdefault(device, PinnedAllocator(self.on(device).allocator))
+        return pinned
 
     @classmethod
     def record_stream(cls, name: str, device: int, address: int, stream: Any) -> None:
@@ -103,15 +113,8 @@ def raw_stream_handle(stream: Any) -> int:
 
 
 def stream_handle(stream: Any) -> int:
-    """The number by which an allocator knows a stream: each stream has one.
-
-    Raises StreamError for the per-thread default stream: that is one number for many streams, and memory freed
-    on one of them would be reused on another at once.
-    """
+    """The number by which an allocator knows a stream: each has one, each thread's own default stream too."""
     handle = raw_stream_handle(stream)
     if handle == PER_THREAD_STREAM:
-        raise StreamError(
-            "the per-thread default stream is another stream on each thread, so memory cannot be kept for it; "
-            "use the default stream or one that you make"
-        )
+        return thread_stream()
     return 0 if handle == LEGACY_STREAM else handle

@@ -16,7 +16,9 @@ def array(allocator: Any, shape: int | tuple[int, ...], dtype: Any, stream: Any)
     if kind.hasobject:
         raise TypeError(f"an array of {kind} holds Python objects, which must not lie in an allocator's memory")
     size = numpy.broadcast_to(numpy.empty((), kind), shape).nbytes  # raises for what is not a shape
-    return numpy.ndarray(shape, kind, allocator.empty(size, stream) if size else None)
+    if size == 0:
+        return numpy.ndarray(shape, kind)
+    return numpy.ndarray(shape, kind, allocator.empty(size) if stream is None else allocator.empty(size, stream))
 
 
 def full(allocator: Any, shape: int | tuple[int, ...], value: Any, dtype: Any, stream: Any) -> ndarray[Any, Any]:

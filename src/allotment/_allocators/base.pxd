@@ -1,9 +1,9 @@
 """What every kind of allocator has: a device, settings, a limit, observers, copies, peers, figures as text.
 
     AllocatorBase
-      ├─ EngineAllocator ─ RecordingAllocator ─ PoolingAllocator ─ Allocator     caching: an engine of ours
-      ├─ AsyncAllocator                                                          stream_ordered: the device's own pool
-      └─ PluggedMemory ─ PluggableAllocator                                      pluggable: functions of the user's
+      ├─ EngineAllocator ─ RecordingAllocator ─ PoolingAllocator ─ SharingAllocator ─ Allocator  caching: our engine
+      ├─ AsyncAllocator                                          stream_ordered: the device's own pool
+      └─ PluggedMemory ─ PluggableAllocator                      pluggable: functions of the user's
 
 Methods that look alike in all of them are written here, over the few operations that a kind fills in. `malloc` and
 `free` are not: they are the hot path, and each kind has its own. What a kind does not support is a row in its class,
@@ -53,5 +53,6 @@ cdef class AllocatorBase:
 # Raises unless all of it lies in one live block; what lies elsewhere may pass.
 cdef Whereabouts require_extent(
     AllocatorBase allocator, address_t address, bytes_t size, bint passes_elsewhere=*) except *
-cdef Device device_given(object device)     # a device object as it is, or the one that a name stands for
+# A device object as it is, or the one that a name stands for; of host memory, one that shares it if asked for.
+cdef Device device_given(object device, bint shareable=*)
 cdef str amount(object size)                # as `repr` shows it

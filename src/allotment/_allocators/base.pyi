@@ -45,19 +45,23 @@ class AllocatorBase:
 
         Raises what `malloc` raises. Safe to call from several threads.
         """
-    def array(self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int = 0) -> NDArray[Any]:
+    def array(
+        self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int | None = None
+    ) -> NDArray[Any]:
         """A NumPy array of this allocator's memory, with whatever is in it; the array keeps its block alive.
 
         Raises UnsupportedError for memory that this process cannot read, TypeError for a dtype that holds Python
         objects, and what `malloc` raises. Safe to call from several threads.
         """
-    def zeros(self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int = 0) -> NDArray[Any]:
+    def zeros(
+        self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int | None = None
+    ) -> NDArray[Any]:
         """`array`, filled with zeros, by the calling thread."""
     def full(
-        self, shape: int | tuple[int, ...], value: Any, dtype: Any = None, *, stream: Stream | int = 0
+        self, shape: int | tuple[int, ...], value: Any, dtype: Any = None, *, stream: Stream | int | None = None
     ) -> NDArray[Any]:
         """`array`, filled with a value by the calling thread; its dtype is that of the value if none is given."""
-    def like(self, array: Any, *, stream: Stream | int = 0) -> NDArray[Any]:
+    def like(self, array: Any, *, stream: Stream | int | None = None) -> NDArray[Any]:
         """`array` of the shape and dtype of another, with whatever is in it: its values are not copied."""
     def _block_around(self, address: int) -> tuple[int, int] | None:
         """(start, size) of the live block that holds an address; None if none of ours does."""

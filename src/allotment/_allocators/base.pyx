@@ -117,7 +117,9 @@ cdef class AllocatorBase:
         count = operator.index(size)        # once: another time it might be another
         return self.owned(self.malloc(count, stream), count, stream)
 
-    def array(self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int = 0) -> NDArray[Any]:
+    def array(
+        self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int | None = None
+    ) -> NDArray[Any]:
         """A NumPy array of this allocator's memory, with whatever is in it; the array keeps its block alive.
 
         Raises UnsupportedError for memory that this process cannot read, TypeError for a dtype that holds Python
@@ -126,19 +128,21 @@ cdef class AllocatorBase:
         self.require_readable()
         return arrays.array(self, shape, dtype, stream)
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int = 0) -> NDArray[Any]:
+    def zeros(
+        self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int | None = None
+    ) -> NDArray[Any]:
         """`array`, filled with zeros, by the calling thread."""
         self.require_readable()
         return arrays.full(self, shape, 0, dtype, stream)
 
     def full(
-        self, shape: int | tuple[int, ...], value: Any, dtype: Any = None, *, stream: Stream | int = 0
+        self, shape: int | tuple[int, ...], value: Any, dtype: Any = None, *, stream: Stream | int | None = None
     ) -> NDArray[Any]:
         """`array`, filled with a value by the calling thread; its dtype is that of the value if none is given."""
         self.require_readable()
         return arrays.full(self, shape, value, dtype, stream)
 
-    def like(self, array: Any, *, stream: Stream | int = 0) -> NDArray[Any]:
+    def like(self, array: Any, *, stream: Stream | int | None = None) -> NDArray[Any]:
         """`array` of the shape and dtype of another, with whatever is in it: its values are not copied."""
         self.require_readable()
         return arrays.like(self, array, stream)
@@ -490,8 +494,14 @@ cdef object cannot_tell_memory(Device device):
         operation="memory_info")
 
 
-cdef Device device_given(object device):
-    return device if isinstance(device, Device) else open_device(device)
+cdef Device device_given(object device, bint shareable=False):
+    if not isinstance(device, Device):
+        return open_device(device, shareable=shareable)
+    if shareable and not getattr(device, "shareable", True):
+        raise SettingsError(
+            f"shareable:True is for a device that is made with it, and {device!r} is not: HostDevice(shareable=True)",
+            key="shareable", value="True", allowed="False")
+    return device
 
 
 cdef str amount(object size):

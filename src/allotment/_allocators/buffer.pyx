@@ -12,6 +12,7 @@ from allotment._core.tools.arguments cimport read_address, read_arguments, read_
 
 import operator
 
+from allotment._sharing.pickling import hold_of_pickles
 from allotment.errors import AddressError, RequestError
 
 cdef extern from *:
@@ -159,7 +160,14 @@ cdef class Buffer:
         pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
     def __reduce__(self):
-        return refuse_pickling(self, "its memory belongs to this process; send its contents, bytes(buffer)")
+        hold = hold_of_pickles()
+        if hold is not None:
+            from allotment._allocators.opened import shared_form
+
+            return shared_form(self, hold)
+        return refuse_pickling(
+            self, "its memory belongs to this process; send its contents, bytes(buffer), or share it: see "
+            "allotment.multiprocessing")
 
     def __del__(self):
         if self.whole is not None:

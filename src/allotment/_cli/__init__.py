@@ -6,17 +6,22 @@ modules import what they need when they run, so that listing the commands costs 
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from importlib import import_module
 from typing import Annotated, NoReturn
 
-import typer
+try:
+    import typer
+except ImportError:
+    print("allotment: the commands need Typer and Rich: pip install 'allotment[cli]'", file=sys.stderr)
+    raise SystemExit(3) from None
 
 from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
 
-COMMANDS = ("bench", "conformance", "demo", "diff", "explain", "replay", "stats", "tune", "view")
+COMMANDS = ("bench", "calibrate", "conformance", "demo", "diff", "explain", "replay", "stats", "tune", "view")
 
 
 class ExitCode(IntEnum):
@@ -41,6 +46,9 @@ class ExitCode(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit; by default with the arguments of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name may have what the terminal has not
     try:
         _application()(args=arguments, prog_name="allotment")
     except InvariantError:

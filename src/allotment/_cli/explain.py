@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allotment._cli.options import JsonOption, SnapshotArgument
+from allotment._cli import ExitCode
+from allotment._cli.options import ClusterOption, JsonOption, SnapshotsArgument
 from allotment._cli.progress import progress_line
+from allotment._cli.ranks import decided, print_errors, print_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from allotment.lab.explain.report import Explanation
+    from allotment.lab.ranks.figures import Figures
     from allotment.lab.tune.search import Candidate
 
 MOST_LINES = 8
@@ -32,7 +35,7 @@ CAUSES = {
 
 
 def command(
-    snapshot: SnapshotArgument,
+    snapshots: SnapshotsArgument,
     device: Annotated[
         int | None, typer.Option(help="Which device; the one with most in the file unless given.")
     ] = None,
@@ -40,24 +43,39 @@ def command(
         str | None,
         typer.Option(help='The PyTorch that wrote it, such as "2.15"; found in the snapshot unless given.'),
     ] = None,
+    cluster: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say why a run needed the memory that it did: which request failed, who holds it, what is wasted, what would help.
 
-    Exits with 2 if the snapshot cannot be read.
+    Of several files, the ranks of a job, the one is explained that ran out of memory or needs most of it. Exits with 2
+    if a snapshot cannot be read.
     """
-    if as_json:
-        print(json.dumps(_report(explained(snapshot, device, compat, lambda what: None))))
-        return
     from rich.console import Console
 
-    console = Console(highlight=False)
+    from allotment.lab.ranks.files import snapshot_files
+
+    files = snapshot_files(snapshots)
+    console = Console(highlight=False, quiet=as_json)
+    rows: list[Figures] = []
+    failed = False
     with progress_line(console) as progress:
+        snapshot = files[0]
+        if len(files) > 1:
+            snapshot, rows, done = decided(files, cluster, progress)
+            failed = print_errors(done)
         found = explained(snapshot, device, compat, progress)
+    if as_json:
+        ranks = {"file": snapshot, "ranks": [asdict(row) for row in rows]} if rows else {}
+        print(json.dumps({**_report(found), **ranks}))
+        raise typer.Exit(ExitCode.BAD_INPUT if failed else ExitCode.DONE)
+    if rows:
+        print_ranks(console, rows, snapshot)
     _print_failure(console, found)
     _print_peak(console, found)
     _print_waste(console, found)
     _print_suggestions(console, found)
+    raise typer.Exit(ExitCode.BAD_INPUT if failed else ExitCode.DONE)
 
 
 def explained(snapshot: str, device: int | None, compat: str | None, progress: Callable[[str], None]) -> Explanation:

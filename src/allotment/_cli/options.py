@@ -15,4 +15,19 @@ SnapshotArgument = Annotated[
         show_default=False,
     ),
 ]
+SnapshotsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SNAPSHOT...",
+        help="Files from torch.cuda.memory._dump_snapshot, gzipped or not, folders of them, or patterns: the ranks of a"
+        ' job. "-" is standard input, "sample" one that comes along.',
+        show_default=False,
+    ),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        help='A Dask scheduler whose workers do the work, such as "tcp://10.0.0.1:8786"; local processes otherwise.'
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

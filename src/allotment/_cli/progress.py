@@ -19,3 +19,8 @@ def progress_line(console: Console) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda what: bar.update(task, description=what)
+
+
+def is_ascii(console: Console) -> bool:
+    """Whether a terminal has no more than ASCII."""
+    return not console.encoding.lower().startswith("utf")

@@ -10,7 +10,7 @@ import typer
 
 from allotment._cli import ExitCode
 from allotment._cli.options import JsonOption, SnapshotArgument
-from allotment._cli.progress import progress_line
+from allotment._cli.progress import is_ascii, progress_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,9 +139,10 @@ def _print_report(
 def _print_table(console: Console, result: Result, smallest: int | None) -> None:
     from rich.table import Table
 
-    from allotment._viewer.terminal import human_size
+    from allotment._viewer.terminal import exact_size
 
-    table = Table(title=f"{result.events:,} events replayed in {result.seconds * 1000:.1f} ms", show_header=False)
+    title = f"Device {result.device}: {result.events:,} events replayed in {result.seconds * 1000:.1f} ms"
+    table = Table(title=title, show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, size in (
@@ -150,23 +151,23 @@ def _print_table(console: Console, result: Result, smallest: int | None) -> None
         ("most active", result.peak_active_bytes),
         ("most reserved", result.peak_reserved_bytes),
     ):
-        table.add_row(name, human_size(size))
+        table.add_row(name, exact_size(size))
     table.add_row("rules of PyTorch", f"{result.compat} ({HOW_KNOWN[result.compat_source]})")
     table.add_row("reserved over active", "-" if result.waste_ratio is None else f"{result.waste_ratio:.3f}")
     table.add_row("driver time", f"{result.driver_ms:.1f} ms")
     table.add_row("device allocations, frees", f"{result.device_allocations:,}, {result.device_frees:,}")
     table.add_row("retries, out of memory", f"{result.retries:,}, {result.ooms:,}")
     if smallest is not None:
-        table.add_row("smallest device it fits on", human_size(smallest))
+        table.add_row("smallest device it fits on", exact_size(smallest))
     console.print(table)
 
 
 def _print_lines(console: Console, result: Result) -> None:
-    from allotment._viewer.terminal import sparkline
+    from allotment._viewer.terminal import plain_if, sparkline
 
     top = max(result.reserved, default=0)
-    console.print(f"live      {sparkline(result.live, LINE, top)}")
-    console.print(f"reserved  {sparkline(result.reserved, LINE, top)}")
+    for name, sizes in (("live", result.live), ("reserved", result.reserved)):
+        console.print(f"{name:10}{plain_if(is_ascii(console), sparkline(sizes, LINE, top))}", markup=False)
 
 
 def _print_verdict(console: Console, result: Result) -> None:

@@ -3,69 +3,66 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
-from allotment._cli.options import JsonOption
+from allotment._cli import ExitCode
+from allotment._cli.options import ClusterOption, JsonOption, SnapshotsArgument
+from allotment._cli.progress import progress_line
+from allotment._cli.ranks import print_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from allotment.lab.ranks.figures import Figures
 
 
-def command(
-    snapshots: Annotated[
-        list[str], typer.Argument(metavar="SNAPSHOT...", help="Files from torch.cuda.memory._dump_snapshot.")
-    ],
-    as_json: JsonOption = False,
-) -> None:
-    """Print the figures of recorded runs, a line for each file.
+def command(snapshots: SnapshotsArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """Print the figures of recorded runs, a line for each file, and which of them needs most.
 
     Exits with 2 if one of them cannot be read.
     """
-    from allotment.lab.replay.run import read_recording
-
-    rows: list[dict[str, Any]] = []
-    for snapshot in snapshots:
-        recording = read_recording(snapshot)
-        result = recording.replay()
-        rows.append(
-            {
-                "file": snapshot,
-                "device": recording.device,
-                "events": result.events,
-                "compat": result.compat,
-                "peak_requested_bytes": result.peak_requested_bytes,
-                "peak_active_bytes": result.peak_active_bytes,
-                "peak_reserved_bytes": result.peak_reserved_bytes,
-                "waste_ratio": result.waste_ratio,
-                "ooms": result.ooms,
-            }
-        )
-    if as_json:
-        print(json.dumps({"files": rows}))
-    else:
-        _print(rows)
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
+
+    from allotment.lab.ranks.files import snapshot_files
+    from allotment.lab.ranks.together import deciding_rank, figures_of_all
+
+    files = snapshot_files(snapshots)
+    console = Console(highlight=False, quiet=as_json)
+    with progress_line(console) as progress:
+        done = figures_of_all(files, cluster, progress)
+    rows = [each.value for each in done if each.value is not None]
+    failed = print_errors(done)
+    if as_json:
+        print(json.dumps({"files": [asdict(row) for row in rows]}))
+    elif rows:
+        _print(console, rows, deciding_rank(rows))
+    raise typer.Exit(ExitCode.BAD_INPUT if failed else ExitCode.DONE)
+
+
+def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from allotment._viewer.terminal import exact_size
 
     table = Table()
-    titles = ("file", "device", "events", "PyTorch", "requested", "active", "reserved", "over active", "out of memory")
-    for title in titles:
-        table.add_column(title, justify="left" if title == "file" else "right")
+    table.add_column("file", overflow="fold")
+    for title in ("events", "requested", "active", "reserved", "over active", "out of memory"):
+        table.add_column(title, justify="right", no_wrap=" " not in title)
     for row in rows:
         table.add_row(
-            escape(row["file"]),
-            str(row["device"]),
-            f"{row['events']:,}",
-            row["compat"],
-            exact_size(row["peak_requested_bytes"]),
-            exact_size(row["peak_active_bytes"]),
-            exact_size(row["peak_reserved_bytes"]),
-            "-" if row["waste_ratio"] is None else f"{row['waste_ratio']:.3f}",
-            str(row["ooms"]),
+            escape(row.file) + (f" (device {row.device})" if row.device else ""),
+            f"{row.events:,}",
+            exact_size(row.peak_requested_bytes),
+            exact_size(row.peak_active_bytes),
+            exact_size(row.peak_reserved_bytes),
+            "-" if row.waste_ratio is None else f"{row.waste_ratio:.3f}",
+            str(row.ooms),
         )
-    Console(highlight=False).print(table)
+    console.print(table)
+    if len(rows) > 1:
+        most = exact_size(deciding.peak_reserved_bytes)
+        console.print(escape(f"{deciding.file} decides: {most} reserved at the most."), soft_wrap=True)

@@ -3,82 +3,189 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from itertools import takewhile
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from allotment._cli import ExitCode
 from allotment._cli.explain import candidate_report, lines_to_paste
-from allotment._cli.options import JsonOption, SnapshotArgument
+from allotment._cli.options import ClusterOption, JsonOption, SnapshotsArgument
 from allotment._cli.progress import progress_line
+from allotment._cli.ranks import print_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from allotment.lab.ranks.together import TunedTogether
     from allotment.lab.tune.search import Tuned
 
 MOST_ROWS = 10
+PLOT_WIDTH, PLOT_HEIGHT = 60, 10
+RECORDED, OTHER = "R", "."
+"""Marks of the plot; the rows of the table have letters."""
 
 
 def command(
-    snapshot: SnapshotArgument,
+    snapshots: SnapshotsArgument,
     goal: Annotated[
         str, typer.Option(help='"min-memory", "balanced" (with driver time), or "fit:20GiB": a device to fit on.')
     ] = "balanced",
-    budget: Annotated[float, typer.Option(min=0, help="Seconds after which no more settings are tried.")] = 60.0,
+    budget: Annotated[str, typer.Option(help='How long to try settings, in seconds or as "90s" or "5m".')] = "60s",
+    finely: Annotated[bool, typer.Option("--finely", help="Try values in between too, up to 1,000 settings.")] = False,
     device: Annotated[int | None, typer.Option(help="Which device's history; the longest unless given.")] = None,
+    cluster: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Try settings on a recorded run by replay, and print the line to paste.
 
-    Exits with 1 if the goal cannot be met, with 2 if the snapshot cannot be read.
+    Of several files, the ranks of a job, settings are as good as they are for the worst of them. Exits with 1 if the
+    goal cannot be met, with 2 if a snapshot cannot be read.
     """
     from rich.console import Console
 
+    from allotment.lab.ranks.files import snapshot_files
+    from allotment.lab.ranks.together import tune_together
     from allotment.lab.replay.run import read_recording
+    from allotment.lab.tune.candidates import all_candidates
     from allotment.lab.tune.search import Goal, tune
 
     wanted = Goal.parse(goal)
+    seconds = _seconds(budget)
+    files = snapshot_files(snapshots)
+    settings = list(all_candidates(wanted.capacity is not None, finely=True)) if finely else None
     console = Console(highlight=False, quiet=as_json)
+    together: TunedTogether | None = None
     with progress_line(console) as progress:
-        tuned = tune(read_recording(snapshot, device, progress), wanted, budget, progress)
+        if len(files) > 1:
+            together = tune_together(files, wanted, seconds, cluster, progress)
+            tuned = together.tuned
+        else:
+            recording = read_recording(files[0], device, progress)
+            tuned = tune(recording, wanted, seconds, progress, settings)
+    failed = print_errors(together.failed) if together is not None else False
     if as_json:
-        print(json.dumps(_report(tuned)))
+        print(json.dumps({**_report(tuned), **(_ranks_report(together) if together is not None else {})}))
     else:
+        if together is None:
+            console.print(f"Device {recording.device}, {recording.entries:,} events")
         _print(console, tuned)
-    raise typer.Exit(ExitCode.DONE if tuned.goal_met else ExitCode.DIFFERENT)
+        if together is not None:
+            _print_ranks(console, together)
+        _print_line(console, tuned)
+    missed = ExitCode.DONE if tuned.goal_met else ExitCode.DIFFERENT
+    raise typer.Exit(ExitCode.BAD_INPUT if failed else missed)
 
 
-def _report(tuned: Tuned) -> dict[str, object]:
+def _seconds(text: str) -> float:
+    from allotment.errors import RequestError
+
+    number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
+    try:
+        seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+        if 0 <= seconds < float("inf"):
+            return seconds
+    except ValueError:
+        pass
+    raise RequestError(f"unknown time {text!r}; give seconds, or a number with s, m or h, such as 90s")
+
+
+def _report(tuned: Tuned) -> dict[str, Any]:
+    phases = tuned.phases
     return {
         "recorded": candidate_report(tuned.recorded),
         "best": candidate_report(tuned.best),
         "candidates": [candidate_report(each) for each in tuned.candidates],
-        "tried": len(tuned.candidates),
+        "tried": tuned.tried,
         "seconds": tuned.seconds,
         "goal": tuned.goal.name,
         "goal_met": tuned.goal_met,
+        "phases": None
+        if phases is None
+        else {
+            "entry": phases.entry,
+            "loading": candidate_report(phases.loading),
+            "after": candidate_report(phases.after),
+        },
     }
+
+
+def _ranks_report(together: TunedTogether) -> dict[str, Any]:
+    return {"deciding": together.deciding, "ranks": [asdict(rank) for rank in together.ranks]}
+
+
+# --- for people --------------------------------------------------------------------------------------------------
 
 
 def _print(console: Console, tuned: Tuned) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from allotment._viewer.terminal import exact_size, scatter
+    from allotment.lab.replay.driver_costs import costs_device
+
+    table = Table(title=f"{tuned.tried} settings tried in {tuned.seconds:.1f} s, for {tuned.goal.name}")
+    for title in ("", "settings", "most reserved", "driver time", "out of memory"):
+        table.add_column(title, justify="left" if title in ("", "settings") else "right")
+    marks = [RECORDED, *(chr(ord("a") + place) for place in range(MOST_ROWS))]
+    rows = [("as recorded", tuned.recorded), *((each.settings or "defaults", each) for each in tuned.candidates)]
+    for mark, (name, each) in zip(marks, rows, strict=False):
+        ooms = f"[red]{each.ooms}[/]" if each.ooms else "0"
+        table.add_row(mark, escape(name), exact_size(each.peak_reserved_bytes), f"{each.driver_ms:.1f} ms", ooms)
+    console.print(table)
+    points = [
+        (each.driver_ms, float(each.peak_reserved_bytes), marks[place] if place < len(marks) else OTHER)
+        for place, (_, each) in enumerate(rows)
+    ]
+    console.print(f"Most reserved (up) against driver time (right), by the costs of {escape(costs_device())}:")
+    for line in scatter(
+        points, PLOT_WIDTH, PLOT_HEIGHT, lambda ms: f"{ms:.1f} ms", lambda size: exact_size(round(size))
+    ):
+        console.print(escape(line), soft_wrap=True)
+    if tuned.phases is not None:
+        _print_phases(console, tuned)
+
+
+def _print_phases(console: Console, tuned: Tuned) -> None:
+    from rich.markup import escape
+
     from allotment._viewer.terminal import exact_size
 
-    table = Table(title=f"{len(tuned.candidates)} settings tried in {tuned.seconds:.1f} s, for {tuned.goal.name}")
-    for title in ("settings", "most reserved", "driver time", "out of memory"):
-        table.add_column(title, justify="left" if title == "settings" else "right")
-    rows = [("as recorded", tuned.recorded), *((each.settings or "defaults", each) for each in tuned.candidates)]
-    for name, each in rows[: MOST_ROWS + 1]:
-        ooms = f"[red]{each.ooms}[/]" if each.ooms else "0"
-        table.add_row(escape(name), exact_size(each.peak_reserved_bytes), f"{each.driver_ms:.1f} ms", ooms)
-    console.print(table)
+    phases = tuned.phases
+    assert phases is not None
+    for when, each in ((f"up to entry {phases.entry:,}, while it loads", phases.loading), ("after that", phases.after)):
+        console.print(
+            escape(f"Best {when}: {each.settings or 'defaults'}, {exact_size(each.peak_reserved_bytes)}"),
+            soft_wrap=True,
+        )
+
+
+def _print_ranks(console: Console, together: TunedTogether) -> None:
+    from rich.markup import escape
+
+    from allotment._viewer.terminal import exact_size
+
+    best = together.tuned.best
+    worst = max(together.ranks, key=lambda rank: (rank.ooms, rank.peak_reserved_bytes))
+    console.print(
+        escape(
+            f"{len(together.ranks)} ranks: {together.deciding} decides as recorded; under {best.settings or 'defaults'}"
+            f" {worst.file} does, with {exact_size(worst.peak_reserved_bytes)}."
+        ),
+        soft_wrap=True,
+    )
+
+
+def _print_line(console: Console, tuned: Tuned) -> None:
+    from rich.markup import escape
+
     if not tuned.goal_met:
         console.print("[bold red]None of them fits.[/]")
     elif not tuned.best.settings:
         console.print("The defaults are best.")
     else:
-        for line in lines_to_paste([each.settings for each in tuned.candidates if each.fits]):
+        # What comes behind the defaults is worse than doing nothing.
+        better = list(takewhile(bool, (each.settings for each in tuned.candidates if each.fits)))
+        for line in lines_to_paste(better):
             console.print(escape(f"To paste: {line}"), soft_wrap=True)

@@ -11,6 +11,7 @@ from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.captures cimport captures_clear, forget_capture, reuse_in_capture
 from allotment._core.mechanism.capturing cimport is_inside_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory, pool_failed
+from allotment._core.mechanism.holds cimport holds_clear
 from allotment._core.mechanism.pool cimport (
     pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
 from allotment._core.mechanism.ranges cimport (
@@ -57,7 +58,7 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
     trace_init(&engine.trace)
     engine.placement = placement
     if not (map_init(&engine.blocks) and map_init(&engine.direct) and map_init(&engine.streams)
-            and map_init(&engine.pools) and map_init(&engine.pool_tallies)):
+            and map_init(&engine.pools) and map_init(&engine.pool_tallies) and map_init(&engine.holds)):
         host_memory_failed(failure)
         discard(engine)
         return NULL
@@ -91,6 +92,7 @@ cdef void discard(Engine* engine) noexcept nogil:
         engine.callbacks = callback.next
         free(callback)
     captures_clear(engine)
+    holds_clear(engine)
     pool_clear(engine, &engine.defaults)
     streams_clear(engine)
     map_clear(&engine.blocks)

@@ -35,15 +35,18 @@ def is_device_name(name: str) -> bool:
     return name == "host" or bool(_SIMULATED.fullmatch(name) or _CUDA.fullmatch(name))
 
 
-def open_device(name: str) -> Device:
-    """The device that a name stands for: "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1"."""
+def open_device(name: str, *, shareable: bool = False) -> Device:
+    """The device that a name stands for: "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1".
+
+    With `shareable`, host memory can be shared with other processes; other devices' always can.
+    """
     _expect_text(name)
     if match := _SIMULATED.fullmatch(name):
         from allotment._devices.simulated.device import SimulatedDevice
 
         return SimulatedDevice(parse_size(match["capacity"]), int(match["index"] or 0))
     if name == "host" or (match := _CUDA.fullmatch(name)):
-        return _open_native(name, int(match["index"] or 0) if match else 0)
+        return _open_native(name, int(match["index"] or 0) if match else 0, shareable)
     raise _no_device(name)
 
 
@@ -58,12 +61,12 @@ def _no_device(name: str) -> RequestError:
     return RequestError(f'unknown device {name!r}; use "host", "cuda", "cuda:1", "sim:80GiB" or a device object')
 
 
-def _open_native(name: str, index: int) -> Device:
+def _open_native(name: str, index: int, shareable: bool) -> Device:
     try:
         if name == "host":
             from allotment._devices.host.device import HostDevice
 
-            return HostDevice()
+            return HostDevice(shareable=shareable)
         from allotment._devices.cuda.device import CudaDevice
 
         return CudaDevice(index)

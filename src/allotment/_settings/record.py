@@ -36,7 +36,7 @@ from allotment._settings.values import (
 from allotment.errors import SettingsError
 
 _TRUE_OR_FALSE: Final = "True or False"
-_ONLY_ACCEPTED: Final = "none: it is accepted, and nothing heeds it yet"
+_PINNED: Final = "those with pinned memory, through `PinnedAllocator`; an `Allocator` accepts it"
 
 
 def _key(**columns: Any) -> Mapping[str, Key]:
@@ -129,7 +129,7 @@ class Settings:
             kind=Switch(),
             values=_TRUE_OR_FALSE,
             does="Wait for pinned memory on threads of its own.",
-            devices=_ONLY_ACCEPTED,
+            devices=_PINNED,
         ),
     )
     backend: str = field(
@@ -166,7 +166,7 @@ class Settings:
             kind=Switch(),
             values=_TRUE_OR_FALSE,
             does="Take ordinary memory and pin it, instead of allocating pinned memory.",
-            devices=_ONLY_ACCEPTED,
+            devices=_PINNED,
             family=True,
         ),
     )
@@ -184,7 +184,7 @@ class Settings:
                     "Number of register threads should be less than or equal to 128, got {value}",
                 ),
             ),
-            devices=_ONLY_ACCEPTED,
+            devices=_PINNED,
             family=True,
         ),
     )
@@ -196,7 +196,7 @@ class Settings:
             values="a whole number of MiB above 0",
             does="Pinned memory set aside at the first pinned request; 0, the default, is none.",
             rules=(Rule(lambda size: size > 0, "Pinned reserve segment size has to be greater than 0"),),
-            devices=_ONLY_ACCEPTED,
+            devices=_PINNED,
             family=True,
             change=Change.ONCE,
         ),
@@ -335,7 +335,7 @@ class Settings:
             kind=Switch(),
             values=_TRUE_OR_FALSE,
             does="Take errors of the device while pinned memory is freed for its end.",
-            devices=_ONLY_ACCEPTED,
+            devices=_PINNED,
             torch="2.12",
             family=True,
         ),
@@ -347,7 +347,7 @@ class Settings:
             kind=Mebibytes(),
             values="a whole number of MiB",
             does="Pinned requests above this are not rounded up to a power of two.",
-            devices=_ONLY_ACCEPTED,
+            devices=_PINNED,
             torch="2.13",
         ),
     )
@@ -358,7 +358,7 @@ class Settings:
             kind=Mebibytes(),
             values="a whole number of MiB",
             does="Pinned blocks above this are not kept when they are freed.",
-            devices=_ONLY_ACCEPTED,
+            devices=_PINNED,
             torch="2.13",
         ),
     )
@@ -387,6 +387,19 @@ class Settings:
             placements=("torch",),
             torch="2.15",
             family=True,
+        ),
+    )
+    shareable: bool = field(
+        default=False,
+        metadata=_key(
+            names=("shareable",),
+            kind=Switch(),
+            values=f"{_TRUE_OR_FALSE}, and the same as at the start",
+            does="Give each segment, and each page of an expandable one, a memory file of its own, so that blocks can"
+            " be shared with other processes (`docs/sharing.md`). Costs a descriptor each.",
+            devices="host memory; other devices share without it",
+            torch=None,
+            change=Change.FIXED,
         ),
     )
     compat: str = field(

@@ -11,6 +11,7 @@ from allotment._formats.torch_snapshot import naming
 from allotment._settings import Settings
 from allotment._viewer.answers import Run
 from allotment.errors import RequestError
+from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.run import Recording, has_history, read_source, recording_of
 from allotment.lab.timeline.timeline import timeline_of, timeline_of_end
 
@@ -41,9 +42,10 @@ class Runs:
                 self._recordings.append((name, recording))
                 self._add_replay(len(self._recordings) - 1, None)
             else:
-                timeline = timeline_of_end(snapshot, self._device)
+                device = device_at_end(snapshot, self._device)
+                timeline = timeline_of_end(snapshot, device)
                 about = _about(name, "when the snapshot was taken", history=False)
-                self.shown.append(Run(timeline, {**about, "device": self._device or 0}))
+                self.shown.append(Run(timeline, {**about, "device": device}))
 
     def try_settings(self, settings: str, source: int = 0) -> Run:
         """Show what a recording would have been under other settings.

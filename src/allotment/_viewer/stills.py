@@ -72,6 +72,7 @@ def stills(run: Run, pieces: int = MOST_PIECES) -> tuple[dict[str, Any], bytes]:
     listed = [number for number in stacks.tolist()][:MOST_STACKS]
     about = {
         **run.overview(),
+        "stills": len(moments),
         "pools": [list(pool) for pool in timeline.pools],
         "streams": [str(handle) for handle in streams.tolist()],
         "stacks": [run.frames(number) for number in listed],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FREE, _PARTLY, _IN_USE = "░", "▒", "█"
+_ASCII = str.maketrans({**dict(zip(_BARS, "._-:=+*#", strict=True)), _FREE: ".", _PARTLY: "+", _IN_USE: "#"})
 
 
 def sparkline(values: Sequence[float], width: int, top: float | None = None) -> str:
@@ -37,6 +38,33 @@ def _segment_line(segment: dict[str, Any], width: int) -> str:
             overlap = min(start + block["size"], (cell + 1) * step) - max(start, cell * step)
             used[cell] += max(overlap, 0.0)
     return "".join(_FREE if part <= 0 else _IN_USE if part >= 0.99 * step else _PARTLY for part in used)
+
+
+def plain_if(ascii_only: bool, text: str) -> str:
+    """A drawing as it is, or for a terminal that has no more than ASCII."""
+    return text.translate(_ASCII) if ascii_only else text
+
+
+def scatter(
+    points: Sequence[tuple[float, float, str]],
+    width: int,
+    height: int,
+    show_x: Callable[[float], str],
+    show_y: Callable[[float], str],
+) -> list[str]:
+    """Lines of a plot, in ASCII: a mark for each point, the first ones over the later ones, and what the edges are."""
+    across, up = [x for x, _, _ in points], [y for _, y, _ in points]
+    left, right, low, high = min(across), max(across), min(up), max(up)
+    grid = [[" "] * width for _ in range(height)]
+    for x, y, mark in reversed(points):
+        column = round((x - left) / (right - left) * (width - 1)) if right > left else 0
+        row = round((high - y) / (high - low) * (height - 1)) if high > low else height - 1
+        grid[row][column] = mark
+    edge = max(len(show_y(low)), len(show_y(high)))
+    names = {0: show_y(high), height - 1: show_y(low)}
+    lines = [f"{names.get(number, ''):>{edge}} |{''.join(row).rstrip()}" for number, row in enumerate(grid)]
+    ends = f"{show_x(left)}{show_x(right):>{max(1, width - len(show_x(left)))}}"
+    return [*lines, " " * edge + " +" + "-" * width, " " * edge + "  " + ends]
 
 
 def human_size(size: float) -> str:

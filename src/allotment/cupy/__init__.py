@@ -14,7 +14,6 @@ as the tenant "cupy".
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ from typing import Any
 
 import numpy
 
-from allotment._adapters.frameworks import DeviceTenants, import_framework, raw_stream_handle, stream_handle
+from allotment._adapters.frameworks import DeviceTenants, import_framework, stream_handle
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
-from allotment._allocators.pinned import PinnedPool
-from allotment.cupy._entry import ALLOCATE, RELEASE, CupySource
+from allotment.cupy._entry import ALLOCATE, RELEASE, CupySource, PinnedBlock
 
 __all__ = ["install", "pinned_stats", "record_stream", "uninstall", "using"]
 
@@ -44,7 +42,7 @@ class _Installed:
     """What stood before the first `install`, and our pinned memory if CuPy uses it."""
 
     before: CupyAllocator
-    pinned: _PinnedMemorySource | None = None
+    pinned: DeviceTenants | None = None
 
 
 _installed: _Installed | None = None
@@ -65,8 +63,8 @@ def install(allocator: Allocator | Tenant | None = None, pinned: bool = True) ->
     if _installed is None:
         _installed = _Installed(before)
     if pinned:
-        _installed.pinned = _PinnedMemorySource(tenants)
-        _cupy.cuda.set_pinned_memory_allocator(_installed.pinned.allocate)
+        _installed.pinned = tenants
+        _cupy.cuda.set_pinned_memory_allocator(_pinned_allocator(tenants))
     else:
         _restore_pinned(_installed)
 
@@ -95,21 +93,20 @@ def record_stream(array: Any, stream: Any) -> None:
     """Declare that work on `stream` uses an array, so that its memory is reused only when that work is done.
 
     `array` is a CuPy array or a view of one, or pinned memory: a `cupy.cuda.PinnedMemoryPointer` or a NumPy array in
-    it. `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere, and
-    StreamError for the per-thread default stream.
+    it. `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere.
     """
     pinned = _pinned_memory_of(array)
     if pinned is not None:
-        pinned.streams.add(raw_stream_handle(stream))
+        pinned.record_stream(stream_handle(stream))
     else:
         memory = array.data.mem
         DeviceTenants.record_stream(_NAME, memory.device_id, memory.ptr, stream)
 
 
 def pinned_stats() -> dict[int, dict[str, int]]:
-    """What is lent, waiting and kept of pinned memory, by device number; empty without it."""
+    """The figures of pinned memory (see `PinnedAllocator.stats`), by device number; empty without it."""
     source = _installed and _installed.pinned
-    return {device: pool.stats() for device, pool in source.pools.items()} if source else {}
+    return {device: pinned.stats() for device, pinned in source.pinned.items()} if source else {}
 
 
 # Device memory.
@@ -167,52 +164,25 @@ class _PythonSource:
 # Pinned memory.
 
 
-class _PinnedMemory:
-    """A block of pinned memory as CuPy's pointers hold one. Freed when they are gone.
+def _pinned_allocator(tenants: DeviceTenants) -> CupyAllocator:
+    """What CuPy asks for pinned memory: a pointer to a block that goes back when the pointer does.
 
-    Copies that CuPy itself makes in the background keep theirs until they are done. For those of the user it waits for
-    the stream that is current at the free, and for those recorded.
+    Copies that CuPy itself makes in the background keep theirs until they are done; those of the user are waited for if
+    their stream was recorded.
     """
+    pinned_on, current_device, pointer = tenants.pinned_on, _cupy.cuda.runtime.getDevice, _cupy.cuda.PinnedMemoryPointer
 
-    __slots__ = ("_pool", "ptr", "size", "streams")
+    def allocate(size: int) -> Any:
+        return pointer(PinnedBlock(pinned_on(current_device()), size), 0)
 
-    def __init__(self, pool: PinnedPool, size: int) -> None:
-        self.ptr = pool.allocate(size)
-        self.size = size
-        self.streams: set[int] = set()
-        self._pool = pool
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not hasattr(self, "_pool") or is_finalizing():
-            return
-        stream = _cupy.cuda.get_current_stream()
-        if _cupy.cuda.runtime.getDevice() == self._pool.device.index:
-            self.streams.add(raw_stream_handle(stream))
-        else:
-            stream.synchronize()  # another device's, which no event of the pool's can be recorded on
-        self._pool.free(self.ptr, self.streams)
+    return allocate
 
 
-class _PinnedMemorySource:
-    """A pool for the device of each request: pinned memory is every device's, but is obtained through one."""
-
-    def __init__(self, tenants: DeviceTenants) -> None:
-        self.pools: dict[int, PinnedPool] = {}
-        self._tenants = tenants
-
-    def allocate(self, size: int) -> Any:
-        device = _cupy.cuda.runtime.getDevice()
-        pool = self.pools.get(device)
-        if pool is None:
-            pool = self.pools.setdefault(device, PinnedPool(self._tenants.on(device).allocator))
-        return _cupy.cuda.PinnedMemoryPointer(_PinnedMemory(pool, size), 0)
-
-
-def _pinned_memory_of(array: Any) -> _PinnedMemory | None:
+def _pinned_memory_of(array: Any) -> PinnedBlock | None:
     while isinstance(array, (numpy.ndarray, memoryview)):
         array = array.base if isinstance(array, numpy.ndarray) else array.obj
     memory = getattr(array, "mem", None)
-    return memory if isinstance(memory, _PinnedMemory) else None
+    return memory if isinstance(memory, PinnedBlock) else None
 
 
 def _restore_pinned(installed: _Installed) -> None:

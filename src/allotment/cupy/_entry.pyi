@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from allotment._allocators.pinned.allocator import PinnedAllocator
+
 class CupySource:
     """What CuPy's memory comes from: the first argument of both functions is its `address`.
 
@@ -15,6 +17,17 @@ class CupySource:
     def __init__(self, tenants: Any, stream_of: Any) -> None: ...
     @property
     def address(self) -> int: ...
+
+class PinnedBlock:
+    """A block of pinned memory as CuPy's pointers hold one; it goes back when they are gone."""
+
+    @property
+    def ptr(self) -> Any: ...
+    @property
+    def size(self) -> Any: ...
+    def __init__(self, pinned: PinnedAllocator, size: int) -> None: ...
+    def record_stream(self, stream: int) -> None:
+        """Wait for the work of a stream before the block is handed out again."""
 
 ALLOCATE: int
 """Address of `void* allocate(void* source, size_t size, int device)`. Raises as the allocator does."""

@@ -4,6 +4,7 @@ CuPy calls them with the interpreter lock held, so they go straight to the alloc
 hits the cache needs no other lock, and its stack is there for the history.
 """
 
+cimport cython
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -11,13 +12,24 @@ from libc.stdint cimport intptr_t, uintptr_t
 
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.tenants cimport Tenant
+from allotment._allocators.pinned.allocator cimport PinnedAllocator
 from allotment._core.contract.types cimport address_t
+from allotment._devices.per_thread cimport own_thread_stream
 
 from allotment._adapters.frameworks import stream_handle
+
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX < 0x030D0000
+    #define Py_IsFinalizing _Py_IsFinalizing
+    #endif
+    """
+    int Py_IsFinalizing()
 
 ctypedef intptr_t (*stream_of_t)(int device) except? -1
 
 cdef enum:
+    PER_THREAD = 2
     PAGE = 4096         # handles are addresses, except for small numbers that name default streams
 
 
@@ -52,7 +64,37 @@ cdef class CupySource:
 
     cdef intptr_t stream(self, int device) except? -1:
         cdef intptr_t handle = self.stream_of(device)
-        return handle if handle == 0 or handle >= PAGE else stream_handle(handle)
+        if handle == 0 or handle >= PAGE:
+            return handle
+        return <intptr_t> own_thread_stream() if handle == PER_THREAD else stream_handle(handle)
+
+
+@cython.final
+cdef class PinnedBlock:
+    """PinnedBlock(pinned, size)\n--\n
+    A block of pinned memory as CuPy's pointers hold one; it goes back when they are gone.
+    """
+
+    cdef PinnedAllocator pinned
+    cdef readonly object ptr
+    cdef readonly object size
+
+    def __cinit__(self, PinnedAllocator pinned not None, size):
+        self.pinned = pinned
+        self.size = size
+        self.ptr = pinned.allocate(size)
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(self, pinned: PinnedAllocator, size: int):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+
+    def record_stream(self, stream: int) -> None:
+        """Wait for the work of a stream before the block is handed out again."""
+        self.pinned.record_stream(self.ptr, stream)
+
+    def __del__(self):
+        if self.ptr is not None and not Py_IsFinalizing():
+            self.pinned.release(self.ptr, ())
 
 
 cdef intptr_t allocate(void* source, size_t size, int device) except? -1:

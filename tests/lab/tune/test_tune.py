@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+import allotment
 from allotment._cli import main
 from allotment._settings import Settings
 from allotment.errors import RequestError
@@ -66,7 +68,7 @@ def test_the_command_has_the_promised_keys_and_exit_codes(capsys: pytest.Capture
         main(["tune", SAMPLE, "--json", "--budget", "0"])
     report = json.loads(capsys.readouterr().out)
     assert ended.value.code == 0
-    assert set(report) == {"recorded", "best", "candidates", "tried", "seconds", "goal", "goal_met"}
+    assert set(report) == {"recorded", "best", "candidates", "tried", "seconds", "goal", "goal_met", "phases"}
     assert set(report["best"]) == {"settings", "peak_reserved_bytes", "driver_ms", "ooms", "fits"}
     with pytest.raises(SystemExit) as ended:
         main(["tune", SAMPLE, "--goal", "fit:10MiB", "--budget", "0"])
@@ -76,7 +78,7 @@ def test_the_command_has_the_promised_keys_and_exit_codes(capsys: pytest.Capture
 
 def test_figures_of_several_files(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["stats", SAMPLE, str(TRACES / "graph_train.default.pickle.gz"), "--json"])
+        main(["stats", SAMPLE, str(TRACES / "streams_prefetch.default.pickle.gz"), "--json"])
     assert ended.value.code == 0
     first, second = json.loads(capsys.readouterr().out)["files"]
     assert {key: first[key] for key in first if key != "file"} == {key: second[key] for key in second if key != "file"}
@@ -95,3 +97,73 @@ def test_figures_of_several_files(capsys: pytest.CaptureFixture[str]) -> None:
         main(["stats", SAMPLE])
     assert ended.value.code == 0
     assert "sample" in capsys.readouterr().out
+
+
+def test_where_time_is_short_settings_drop_out_by_halves(recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+    trial = type(recording).trial
+
+    def watched(self, settings, capacity, share):
+        shares.append(share)
+        return trial(self, settings, capacity, share)
+
+    monkeypatch.setattr(type(recording), "trial", watched)
+    clock = iter(float(second) for second in range(100_000))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    tuned = tune(recording, Goal.parse("min-memory"), budget=400.0, settings=all_candidates(True, finely=True))
+    assert {1 / 8, 1 / 4, 1 / 2, 1.0} >= set(shares) > {1.0}
+    assert len(tuned.candidates) < tuned.tried
+    assert tuned.best == min(tuned.candidates, key=lambda each: each.peak_reserved_bytes)
+
+
+def test_there_are_a_thousand_settings_to_try_finely() -> None:
+    assert len(list(all_candidates(limited=True, finely=True))) >= 1000
+
+
+def test_a_setting_that_is_best_while_loading_and_another_after_are_both_named(tmp_path: Path) -> None:
+    allocator = allotment.Allocator("sim:64GiB", settings="compat:2.11")
+    allocator.record_history()
+    mib = 1 << 20
+    kept = [allocator.malloc(33 * mib) for _ in range(8)]  # 48 MiB each where sizes are rounded up
+    for size in range(33, 64, 2):
+        allocator.free(allocator.malloc(size * mib))  # each too large for those before it, unless rounded up
+    allocator.dump_snapshot(tmp_path / "run.pickle")
+    recording = read_recording(tmp_path / "run.pickle")
+    tuned = tune(recording, Goal.parse("min-memory"), settings=["", "roundup_power2_divisions:2"])
+    assert tuned.phases is not None
+    assert (tuned.phases.loading.settings, tuned.phases.after.settings) == ("", "roundup_power2_divisions:2")
+    assert tuned.phases.entry <= 2 * len(kept)
+    assert tune(read_recording(SAMPLE), Goal.parse("min-memory"), settings=[""]).phases is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("5", 0), ("5s", 0), ("1m", 0), ("", 2), ("soon", 2), ("-1", 2), ("inf", 2)]
+)
+def test_a_budget_is_seconds_or_a_time(text: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", SAMPLE, "--json", f"--budget={text}"])
+    assert ended.value.code == code
+    capsys.readouterr()
+
+
+def test_what_a_device_costs_is_measured_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALLOTMENT_COSTS", str(tmp_path / "costs.json"))
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", "sim:1GiB", "--rounds", "1", "--json"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["device"] == "sim:1GiB"
+    measured = json.loads((tmp_path / "costs.json").read_text())
+    measured["costs"]["malloc"] = [[0, 1e6]]
+    (tmp_path / "dear.json").write_text(json.dumps(measured))
+    monkeypatch.setenv("ALLOTMENT_COSTS", str(tmp_path / "dear.json"))
+    result = read_recording(SAMPLE).replay()
+    assert result.driver_ms > 1000 * result.driver_calls["malloc"]
+    (tmp_path / "dear.json").write_text("{}")
+    monkeypatch.setenv("ALLOTMENT_COSTS", str(tmp_path / "none.json"))
+    (tmp_path / "none.json").write_text("{}")
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", SAMPLE])
+    assert ended.value.code == 2
+    assert "none.json" in capsys.readouterr().err

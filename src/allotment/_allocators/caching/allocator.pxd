@@ -2,11 +2,11 @@
 
 from libc.stdint cimport uint32_t
 
-from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
+from allotment._allocators.caching.sharing_allocator cimport SharingAllocator
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.model.model cimport Block, Request
 
-cdef class Allocator(PoolingAllocator):
+cdef class Allocator(SharingAllocator):
     cdef list callbacks         # free-memory callbacks, which the engine points at
     cdef list removed_callbacks     # that a thread may be in the middle of
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.plan import Plan
-from allotment._allocators.caching.pooling_allocator import PoolingAllocator
+from allotment._allocators.caching.sharing_allocator import SharingAllocator
 from allotment._allocators.caching.tenants import Tenant
 from allotment._devices.streams import Stream
 
-class Allocator(PoolingAllocator):
+class Allocator(SharingAllocator):
     """A caching allocator over one device.
 
     `device` is "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1", or a device object (a `Backend` subclass,
@@ -87,9 +87,3 @@ class Allocator(PoolingAllocator):
         """
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Call it no more. Raises RequestError if it was not added, or is removed already."""
-    def share(self, block: Buffer | int) -> tuple[int, bytes]:
-        """(offset, handle) for another process: the block lies `offset` bytes into what the handle opens.
-
-        `block` is an address or a `Buffer`. Raises AddressError, UnsupportedError if the device cannot export memory,
-        DeviceError.
-        """

@@ -1,5 +1,4 @@
 cimport cython
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, malloc
@@ -7,13 +6,12 @@ from libc.string cimport memset
 
 from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
-from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
+from allotment._allocators.caching.sharing_allocator cimport SharingAllocator
 from allotment._allocators.upcalls cimport call_free_memory, identity_in
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
-from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t, stream_t, thread_t
 from allotment._core.edge.rehearsal cimport (
     NOT_REFUSED, REFUSED_ALLOCATOR, REFUSED_DEFERRED, REFUSED_FILTER, REFUSED_PLACEMENT, Rehearsal, Wish, rehearse)
-from allotment._core.edge.sharing cimport SharedHandle, share_block
 from allotment._core.engine cimport (
     needs_no_calls, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once,
     engine_is_inside,
@@ -23,13 +21,13 @@ from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.shortage cimport callback_add, callback_remove
 from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request
+from allotment._core.records.stats cimport tally_now
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_block, read_callable, read_size
 from allotment._core.tools.numbers cimport int_value, is_plain_int
 
-import os
-
 from allotment._allocators.caching.plan import Plan
+from allotment import _logs as logs
 from allotment._allocators.current import note_allocator
 from allotment.errors import OutOfMemoryError, RequestError, UnsupportedError
 
@@ -60,7 +58,7 @@ cdef void add_tenants(const Range* range_, bytes_t[TENANTS_MOST][3] sums) noexce
 
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
 @cython.final
-cdef class Allocator(PoolingAllocator):
+cdef class Allocator(SharingAllocator):
     """Allocator(device="host", *, settings=None, limit=None)\n--\n
     A caching allocator over one device.
 
@@ -171,11 +169,14 @@ cdef class Allocator(PoolingAllocator):
     cdef object allocate_after_miss(self, Request* request):
         """Ask the device, without the interpreter. pre: begun under the interpreter lock alone"""
         cdef Engine* engine = self.engine
+        cdef count_t retries = engine.stats.alloc_retries
+        cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
         cdef address_t address
         engine_try_enter(engine)    # succeeds: no other thread can be inside
         with nogil:
             address = engine_allocate_missed(engine, request)
             engine_leave(engine)
+        self.log_retry(retries, reserved + <count_t> request.segment if address != 0 else reserved, address != 0)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
@@ -183,12 +184,15 @@ cdef class Allocator(PoolingAllocator):
     cdef object allocate_inside(self, Request* request):
         """All of a request, under the engine's lock."""
         cdef Engine* engine = self.engine
+        cdef count_t retries = engine.stats.alloc_retries
+        cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
         cdef address_t address
         self.require_open()
         self.enter()
         with nogil:
             address = engine_allocate(engine, request)
             engine_leave(engine)
+        self.log_retry(retries, reserved + <count_t> request.segment if address != 0 else reserved, address != 0)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
@@ -204,6 +208,7 @@ cdef class Allocator(PoolingAllocator):
         """Tell the observers first, if that is what it is."""
         self.close_forgotten_pools()
         if isinstance(error, OutOfMemoryError) and not error.facts.rejected:
+            logs.out_of_memory(error.facts)
             self.tell_observers(error.facts)
         raise error
 
@@ -435,27 +440,3 @@ cdef class Allocator(PoolingAllocator):
                 if removed:
                     return      # what is not needed any more goes here, outside
         raise RequestError(f"{callback!r} is not a free-memory callback of {self!r}, or it is removed already")
-
-    # --- sharing ---
-
-    def share(self, block: Buffer | int) -> tuple[int, bytes]:
-        """(offset, handle) for another process: the block lies `offset` bytes into what the handle opens.
-
-        `block` is an address or a `Buffer`. Raises AddressError, UnsupportedError if the device cannot export memory,
-        DeviceError.
-        """
-        cdef SharedHandle handle
-        cdef Failure failure
-        cdef address_t wanted = read_block(block)
-        cdef long pid = os.getpid()
-        cdef bint ok
-        self.enter()
-        with nogil:
-            ok = share_block(self.engine, wanted, pid, &handle, &failure)
-            engine_leave(self.engine)
-        try:
-            if not ok:
-                raise self.failed(&failure)
-            return handle.offset, PyBytes_FromStringAndSize(<char*> handle.bytes, handle.length)
-        finally:
-            free(handle.bytes)

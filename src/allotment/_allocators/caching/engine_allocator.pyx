@@ -7,7 +7,7 @@ from libc.stdint cimport uint32_t
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.upcalls cimport report
 from allotment._core.contract.table cimport CAN_VIRTUAL
-from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t, stream_t
 from allotment._core.edge.invariants cimport check_engine
 from allotment._core.edge.outcome cimport failure_error
 from allotment._core.engine cimport (
@@ -29,6 +29,7 @@ from allotment._core.tools.arguments cimport read_arguments, read_block, read_by
 import warnings
 from dataclasses import replace
 
+from allotment import _logs as logs
 from allotment import _settings as config
 from allotment._rules import rules_of
 from allotment.errors import OutOfMemoryError, RequestError, SettingsError
@@ -67,7 +68,7 @@ cdef class EngineAllocator(AllocatorBase):
         settings = config.from_environment() if settings is None else config.settings_of(settings)
         self.current_settings = self.expect_backend(settings, "native")
         placement = placement_named(settings.placement)
-        self.device = device_given(device)
+        self.device = device_given(device, settings.shareable)
         placement_check(placement, &self.device.table, self.device.name)
         self.rules = rules_of(settings.compat)
         fill_tuning(&tuning, settings)
@@ -196,6 +197,12 @@ cdef class EngineAllocator(AllocatorBase):
     cdef int close_forgotten_pools(self) except -1:
         return 0
 
+    cdef int log_retry(self, count_t retries, count_t reserved, bint served) except -1:
+        if self.engine.stats.alloc_retries != retries:
+            logs.gave_back(
+                self.device.name, max(reserved - tally_now(&self.engine.stats.reserved_bytes), 0), served)
+        return 0
+
     # --- limits and settings ---
 
     cdef bint find_limit(self, bytes_t* most) noexcept:
@@ -248,6 +255,7 @@ cdef class EngineAllocator(AllocatorBase):
     cdef int warn_of_plain_segments(self, object settings) except -1:
         """As PyTorch does on platforms without virtual memory: the setting is no error, and has no effect."""
         if settings.expandable_segments and not self.device.table.capabilities & CAN_VIRTUAL:
+            logs.plain_segments(self.device.name)
             warnings.warn(
                 f"expandable_segments:True has no effect on {self.device.name}, which does not support virtual memory"
                 " (range_reserve, map, ...); its segments are plain ones")

@@ -24,6 +24,8 @@ class Tenant:
         """`Allocator.free`; the block may be another tenant's."""
     def _free_working_on(self, address: int, stream: Stream | int) -> None:
         """`free` for an adapter that knows the caller's current stream, which decides where a graph is captured."""
+    def _free_on(self, address: int, stream: int, /) -> None:
+        """`free` for an adapter whose framework names the stream that the end of a block comes after."""
     def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:

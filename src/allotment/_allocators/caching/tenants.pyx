@@ -3,7 +3,10 @@
 cimport cython
 
 from allotment._allocators.caching.allocator cimport Allocator
-from allotment._core.contract.types cimport address_t
+from allotment._core.contract.types cimport address_t, stream_t
+from allotment._core.engine cimport is_guarded_already
+from allotment._core.mechanism.address_map cimport block_at
+from allotment._core.model.model cimport Block
 from allotment._core.records.tenants cimport tenant_context
 from allotment._core.tools.arguments cimport read_arguments, read_block, refuse_pickling
 
@@ -66,6 +69,23 @@ cdef class Tenant:
         cdef address_t given = read_block(address)
         if given != 0:
             self.allocator.release_working_on(given, self.allocator.stream_handle(stream))
+
+    @cython.binding(False)
+    @cython.embedsignature.format("clinic")
+    def _free_on(self, address: int, stream: int, /) -> None:
+        """`free` for an adapter whose framework names the stream that the end of a block comes after."""
+        cdef address_t given = read_block(address)
+        cdef stream_t handle = self.allocator.stream_handle(stream)
+        cdef Block* block
+        if given == 0:
+            return
+        if is_guarded_already(self.allocator.engine):
+            block = block_at(self.allocator.engine, given)
+            if block != NULL and block.shelf.stream.handle == handle:
+                self.allocator.release_working_on(given, handle)
+                return
+        self.allocator.record_stream(given, handle)
+        self.allocator.release_working_on(given, handle)
 
     def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""

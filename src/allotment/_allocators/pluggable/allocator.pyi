@@ -55,6 +55,7 @@ class PluggableAllocator(PluggedMemory):
     tenant: Unsupported  # type: ignore[assignment, override]
     tenants: Unsupported  # type: ignore[assignment, override]
     share: Unsupported  # type: ignore[assignment, override]
+    share_torch: Unsupported  # type: ignore[assignment, override]
     expandable_segment_sizes: Unsupported  # type: ignore[assignment, override]
     record_history: Unsupported  # type: ignore[assignment, override]
     is_history_enabled: Unsupported  # type: ignore[assignment, override]

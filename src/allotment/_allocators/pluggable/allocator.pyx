@@ -87,6 +87,8 @@ cdef class PluggableAllocator(PluggedMemory):
     tenant = refused("tenant", instead=OWN_BOOKS)
     tenants = refused("tenants", instead=OWN_BOOKS)
     share = refused("share", instead="share through whoever wrote its functions, or use Allocator(device).share")
+    share_torch = refused(
+        "share_torch", instead="share through whoever wrote its functions, or use Allocator(device).share_torch")
     expandable_segment_sizes = refused(
         "expandable_segment_sizes", instead="it has no expandable segments; segments() shows what is out")
     record_history = refused(

@@ -51,6 +51,7 @@ class AsyncAllocator(AllocatorBase):
     add_free_memory_callback: Unsupported  # type: ignore[assignment, override]
     remove_free_memory_callback: Unsupported  # type: ignore[assignment, override]
     share: Unsupported  # type: ignore[assignment, override]
+    share_torch: Unsupported  # type: ignore[assignment, override]
     malloc_as: Unsupported  # type: ignore[assignment, override]
     trim_to: Unsupported  # type: ignore[assignment, override]
     malloc_at: Unsupported  # type: ignore[assignment, override]

@@ -97,6 +97,8 @@ cdef class AsyncAllocator(AllocatorBase):
     add_free_memory_callback = refused("add_free_memory_callback", instead=UNASKED)
     remove_free_memory_callback = refused("remove_free_memory_callback", instead=UNASKED)
     share = refused("share", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
+    share_torch = refused(
+        "share_torch", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
     malloc_as = refused("malloc_as", instead=f"requests are not routed by thread: {NATIVE}")
     trim_to = refused("trim_to", instead=f"call empty_cache for all of it: {NATIVE}")
     malloc_at = refused("malloc_at", instead=f"where memory lies the device's pool decides: {NATIVE}")

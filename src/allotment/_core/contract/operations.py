@@ -261,6 +261,21 @@ GROUPS = (
         Capability.EVENTS,
     ),
     Group(
+        "Events for other processes",
+        "An event made by shared_event_create is used like any other. Imported, it stands for what its owner has last"
+        " recorded in it.",
+        "a stream of another process waits, on the device, for what the owner's stream was given before it shared",
+        "the process that opens a block waits itself",
+        (
+            Operation("shared_event_create", "", "event event", "Handle of a new event that can be exported."),
+            Operation(
+                "event_export", "event event", "data handle",
+                "What another process needs to wait for the event; at most 64 bytes.",
+            ),
+            Operation("event_import", "data handle", "event event", "Handle of another process's event."),
+        ),
+    ),
+    Group(
         "Graph capture",
         "`capture` is 0 when the stream is not being captured. capture_terminals and node_predecessors write at most"
         " `capacity` nodes and set `count` to how many there are. capture_relaxed swaps the calling thread's capture"
@@ -354,13 +369,16 @@ GROUPS = (
     ),
     Group(
         "Sharing plain memory with another process",
-        "",
+        "A handle of 4 bytes is a file descriptor, which the device keeps open as long as the segment; to import it,"
+        " the other process passes a descriptor of its own for the same file, and may close it afterwards. Any other"
+        " length is opaque. Exported again, a segment has the same handle.",
         "plain memory shared with other processes",
         "none",
         (
             Operation(
                 "segment_export", "address base", "data handle",
-                "What another process needs to open the segment; at most 64 bytes.",
+                "What another process needs to open the segment: the same each time, at most 64 bytes. 4 bytes are a\n"
+                "file descriptor, which stays yours and open until the segment is freed.",
             ),
             Operation("segment_import", "data handle", "address base", "Address of another process's segment."),
             Operation("segment_close", "address base", "", "Done with an imported segment."),
@@ -369,13 +387,15 @@ GROUPS = (
     ),
     Group(
         "Sharing chunks with another process",
-        "",
+        "Exported again, a chunk has the same handle. A descriptor is the device's, and open until chunk_release; to"
+        " import it, the other process passes one of its own for the same file, and may close it afterwards.",
         "expandable memory shared with other processes",
         "none",
         (
             Operation(
                 "chunk_export", "chunk chunk, share kind", "data handle",
-                "What another process needs to open the chunk; `kind` is 1 for a descriptor, 2 for a fabric handle.",
+                "What another process needs to open the chunk, the same each time; `kind` is 1 for a descriptor,\n"
+                "which stays yours and open until the chunk is released, 2 for a handle of 64 bytes.",
             ),
             Operation(
                 "chunk_import", "share kind, data handle, bytes size", "chunk chunk",

@@ -60,11 +60,11 @@ ctypedef enum share_t:      # how a piece of memory travels to another process
 cdef enum Operation:        # the place of each in the table
     SEGMENT_ALLOCATE, SEGMENT_FREE, RANGE_RESERVE, RANGE_RELEASE, CHUNK_CREATE, CHUNK_RELEASE, MAP, UNMAP, SET_ACCESS,
     GRANULARITY, STREAM_CREATE, STREAM_DESTROY, STREAM_QUERY, STREAM_SYNCHRONIZE, STREAM_WAIT, DEVICE_SYNCHRONIZE,
-    EVENT_CREATE, EVENT_DESTROY, EVENT_RECORD, EVENT_QUERY, EVENT_SYNCHRONIZE, CAPTURE_BEGIN, CAPTURE_END,
-    CAPTURE_STATUS, CAPTURE_TERMINALS, NODE_PREDECESSORS, CAPTURE_RELAXED, GRAPH_LAUNCH, GRAPH_DESTROY, MEMORY_INFO,
-    CLEAR_ERROR, DESCRIBE, COPY, PEER_ENABLE, SEGMENT_EXPORT, SEGMENT_IMPORT, SEGMENT_CLOSE, CHUNK_EXPORT,
-    CHUNK_IMPORT, PINNED_ALLOCATE, PINNED_FREE, ORDERED_ALLOCATE, ORDERED_FREE, ORDERED_TRIM, ORDERED_USAGE,
-    ORDERED_RESET_HIGH, ORDERED_ACCESS, OPERATION_COUNT
+    EVENT_CREATE, EVENT_DESTROY, EVENT_RECORD, EVENT_QUERY, EVENT_SYNCHRONIZE, SHARED_EVENT_CREATE, EVENT_EXPORT,
+    EVENT_IMPORT, CAPTURE_BEGIN, CAPTURE_END, CAPTURE_STATUS, CAPTURE_TERMINALS, NODE_PREDECESSORS, CAPTURE_RELAXED,
+    GRAPH_LAUNCH, GRAPH_DESTROY, MEMORY_INFO, CLEAR_ERROR, DESCRIBE, COPY, PEER_ENABLE, SEGMENT_EXPORT,
+    SEGMENT_IMPORT, SEGMENT_CLOSE, CHUNK_EXPORT, CHUNK_IMPORT, PINNED_ALLOCATE, PINNED_FREE, ORDERED_ALLOCATE,
+    ORDERED_FREE, ORDERED_TRIM, ORDERED_USAGE, ORDERED_RESET_HIGH, ORDERED_ACCESS, OPERATION_COUNT
 
 cdef struct DeviceTable:
     size_t size             # of this struct, as the device was compiled
@@ -107,6 +107,13 @@ cdef struct DeviceTable:
     status_t (*event_query)(void* self, event_t event) noexcept nogil
     status_t (*event_synchronize)(void* self, event_t event) noexcept nogil
 
+    # Events for other processes. An event made by shared_event_create is used like any other. Imported, it stands for
+    # what its owner has last recorded in it.
+    status_t (*shared_event_create)(void* self, event_t* event) noexcept nogil
+    status_t (*event_export)(void* self, event_t event, unsigned char* handle, size_t capacity,
+                             size_t* length) noexcept nogil
+    status_t (*event_import)(void* self, const unsigned char* handle, size_t length, event_t* event) noexcept nogil
+
     # Graph capture. `capture` is 0 when the stream is not being captured. capture_terminals and node_predecessors
     # write at most `capacity` nodes and set `count` to how many there are. capture_relaxed swaps the calling thread's
     # capture strictness, so that a device malloc is allowed. A graph belongs to the caller from capture_end to
@@ -139,13 +146,17 @@ cdef struct DeviceTable:
     # Other devices. Chunks are opened to another device by set_access.
     status_t (*peer_enable)(void* self, device_t other) noexcept nogil
 
-    # Sharing plain memory with another process.
+    # Sharing plain memory with another process. A handle of 4 bytes is a file descriptor, which the device keeps open
+    # as long as the segment; to import it, the other process passes a descriptor of its own for the same file, and
+    # may close it afterwards. Any other length is opaque. Exported again, a segment has the same handle.
     status_t (*segment_export)(void* self, address_t base, unsigned char* handle, size_t capacity,
                                size_t* length) noexcept nogil
     status_t (*segment_import)(void* self, const unsigned char* handle, size_t length, address_t* base) noexcept nogil
     status_t (*segment_close)(void* self, address_t base) noexcept nogil
 
-    # Sharing chunks with another process.
+    # Sharing chunks with another process. Exported again, a chunk has the same handle. A descriptor is the device's,
+    # and open until chunk_release; to import it, the other process passes one of its own for the same file, and may
+    # close it afterwards.
     status_t (*chunk_export)(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil
     status_t (*chunk_import)(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,

@@ -12,7 +12,8 @@ from allotment._core.mechanism.address_map cimport address_reserve, address_take
 from allotment._core.mechanism.block cimport is_idle, take_back
 from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport host_memory_failed, pool_failed
-from allotment._core.mechanism.frees cimport free_at_once, free_used_block, is_freed_at_once
+from allotment._core.mechanism.frees cimport free_at_once, free_shared_or_used, is_freed_at_once
+from allotment._core.mechanism.holds cimport hold_forget, hold_of, is_needed_elsewhere
 from allotment._core.mechanism.pool cimport pool_absent, pool_find, shelf_for
 from allotment._core.mechanism.ranges cimport first_range_of
 from allotment._core.mechanism.streams cimport (
@@ -146,20 +147,21 @@ cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ran
 
 # --- waiting for the streams that use blocks ---------------------------------------------------------------
 
-cdef Block* find_pending(Range** ranges, size_t count) noexcept nogil:
-    """A block of these ranges that was freed and still waits; NULL if there is none."""
+cdef Block* find_pending(Engine* engine, Range** ranges, size_t count) noexcept nogil:
+    """A block of these ranges that was freed and still waits, or is open elsewhere; NULL if there is none."""
     cdef Block* block
     cdef size_t i
     for i in range(count):
         block = ranges[i].head
         while block != NULL:
-            if not block.allocated and not is_idle(block):
+            if not block.allocated and not is_idle(block) or is_needed_elsewhere(hold_of(engine, block)):
                 return block
             block = block.next
     return NULL
 
 
-cdef StreamRecord* find_user(Range** ranges, size_t count, PointerMap* waited_for, Block** used) noexcept nogil:
+cdef StreamRecord* find_user(Engine* engine, Range** ranges, size_t count, PointerMap* waited_for,
+                             Block** used) noexcept nogil:
     """A stream that uses a block of these ranges and was not waited for yet; NULL if there is none."""
     cdef StreamUse* use
     cdef size_t i
@@ -168,7 +170,7 @@ cdef StreamRecord* find_user(Range** ranges, size_t count, PointerMap* waited_fo
         while used[0] != NULL:
             use = used[0].uses
             while use != NULL:
-                if map_get(waited_for, use.stream.handle + 1) == NULL:
+                if use.stream != &engine.elsewhere and map_get(waited_for, use.stream.handle + 1) == NULL:
                     return use.stream
                 use = use.next
             used[0] = used[0].next
@@ -214,6 +216,7 @@ cdef void end_uses(Engine* engine, Range** ranges, size_t count) noexcept nogil:
     for i in range(count):
         block = ranges[i].head
         while block != NULL:
+            hold_forget(engine, block)
             uses_drop(engine, block)
             block = block.next
 
@@ -237,7 +240,7 @@ cdef void free_all(Engine* engine, const AddressList* live, uint32_t context) no
         block = address_take(engine, live.addresses[i])
         if is_freed_at_once(block):
             free_at_once(engine, block, context)
-        elif not free_used_block(engine, block, context, &unimportant):
+        elif not free_shared_or_used(engine, block, context, &unimportant):
             take_back(engine, block, context)
             defer_unprepared(engine, block)
 
@@ -314,8 +317,8 @@ cdef Pool* prepare_unused(Engine* engine, uint64_t first, uint64_t second, const
     cdef bint ok = map_init(&waited_for) or host_memory_failed(failure)
     cdef Pool* pool = prepare(engine, first, second, state, ranges, failure) if ok else NULL
     while pool != NULL:
-        stream = find_user(ranges, state.segment_count, &waited_for, &block)
-        if find_pending(ranges, state.segment_count) != NULL:
+        stream = find_user(engine, ranges, state.segment_count, &waited_for, &block)
+        if find_pending(engine, ranges, state.segment_count) != NULL:
             if completed:
                 failure.reason = FAILED_CHECKPOINT_EVENTS       # a capture, or another thread, holds it up
                 pool = NULL

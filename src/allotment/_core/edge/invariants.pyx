@@ -1,3 +1,4 @@
+from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
@@ -5,9 +6,11 @@ from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.mechanism.address_map cimport address_count, block_at
 from allotment._core.mechanism.block cimport is_idle
 from allotment._core.mechanism.broken cimport broken, show
+from allotment._core.mechanism.holds cimport is_needed_elsewhere
 from allotment._core.mechanism.pool cimport pool_find
 from allotment._core.mechanism.ranges cimport has_recorded_addresses
-from allotment._core.model.model cimport LEAVING, Block, Deferred, Engine, PendingEvent, Pool, Range, StreamRecord
+from allotment._core.model.model cimport (
+    LEAVING, Block, Deferred, Engine, Hold, PendingEvent, Pool, Range, StreamRecord, StreamUse)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, Totals, tally_of
 
@@ -207,14 +210,14 @@ cdef int check_pools(Engine* engine, Totals* totals) except -1:
 
 # --- waiting -----------------------------------------------------------------------------------------------
 
-cdef int check_waiting_in(Range* range_, dict events, set deferred) except -1:
+cdef int check_waiting_in(Range* range_, dict events, set deferred, set held_free) except -1:
     """A range and those that follow it."""
     cdef Block* block
     cdef bint put_off_now
     while range_ != NULL:
         block = range_.head
         while block != NULL:
-            if block.event_count != events.get(<uint64_t> block, 0):
+            if block.event_count != events.get(<uint64_t> block, 0) + (block.address in held_free):
                 broken("a block counts the events it waits for", show(block))
             put_off_now = block.deferred != 0 and block.deferred != LEAVING
             if put_off_now != (<uint64_t> block in deferred) or not block.allocated and (
@@ -225,6 +228,32 @@ cdef int check_waiting_in(Range* range_, dict events, set deferred) except -1:
     return 0
 
 
+cdef set check_holds(Engine* engine):
+    """Each shared block has other processes among its users, or is freed and needed there; the addresses of those."""
+    cdef size_t i
+    cdef Hold* hold
+    cdef StreamUse* use
+    cdef set held_free = set()
+    for i in range(engine.holds.mask + 1):
+        if engine.holds.slots[i].key == 0:
+            continue
+        hold = <Hold*> engine.holds.slots[i].value
+        use = hold.block.uses
+        while use != NULL and use.stream != &engine.elsewhere:
+            use = use.next
+        if hold.block.address != engine.holds.slots[i].key:
+            broken("shared blocks are known by their address", show(hold.block))
+        if hold.freed == hold.block.allocated or hold.freed == (use != NULL):
+            broken("other processes are users of the shared blocks that are in use", show(hold.block))
+        if hold.freed:
+            if not is_needed_elsewhere(hold):
+                broken("a shared block that was freed is needed elsewhere", show(hold.block))
+            held_free.add(hold.block.address)
+    if engine.elsewhere.users != <count_t> (engine.holds.count - len(held_free)):
+        broken("other processes are users of the shared blocks that are in use", f"{engine.elsewhere.users} uses")
+    return held_free
+
+
 cdef int check_waiting(Engine* engine) except -1:
     """Each pending block waits for as many events as it counts, or is deferred."""
     cdef StreamRecord* stream = engine.first_waiting
@@ -233,6 +262,7 @@ cdef int check_waiting(Engine* engine) except -1:
     cdef Pool* pool = &engine.defaults
     cdef dict events = {}
     cdef set deferred = set()
+    cdef set held_free
     while stream != NULL:
         if stream.first == NULL:
             broken("streams in the queue wait for something", f"stream {stream.handle}")
@@ -247,10 +277,11 @@ cdef int check_waiting(Engine* engine) except -1:
             broken("deferred blocks are freed ones", show(put_off.block))
         deferred.add(<uint64_t> put_off.block)
         put_off = put_off.next
-    check_waiting_in(engine.first_range, events, deferred)
+    held_free = check_holds(engine)
+    check_waiting_in(engine.first_range, events, deferred, held_free)
     while pool != NULL:
         if pool.placement.ranges != NULL:
-            check_waiting_in(pool.placement.ranges(engine, pool), events, deferred)
+            check_waiting_in(pool.placement.ranges(engine, pool), events, deferred, held_free)
         pool = engine.first_pool if pool == &engine.defaults else pool.next
     return 0
 

@@ -97,8 +97,8 @@ cdef object failure_error(Device device, const Failure* failure):
             f"a stream of {device.name} that allocated in this capture is still being captured; end the capture first")
     if failure.reason == FAILED_CHECKPOINT_EVENTS:
         return CheckpointError(
-            f"a block of the pool on {device.name} was freed and still waits for other streams; "
-            "synchronize them, and allocate once, first")
+            f"a block of the pool on {device.name} was freed and still waits for other streams, or is shared with "
+            "another process; synchronize the streams, and allocate once, or close the handle, first")
     if failure.reason == FAILED_CHECKPOINT_CAPTURE:
         return CheckpointError(
             f"a stream of {device.name} that uses the block at {failure.address:#x} is being captured and cannot be "

@@ -1,21 +1,38 @@
-"""A block as bytes that another process can open.
+"""What has to travel so that another process can see a block: the segment it lies in, or the chunks.
 
-    version (1 byte)  kind (1 byte)  payload
-                      'c'            the device's own handle of the plain segment's base
-                      'e'            pid (8 bytes), page size (8), number of pages (8), then a file descriptor
-                                     (4) for each page of the expandable segment that the block touches
+    plain         | segment .............................. |         one piece, by its base
+                       offset ->| block |
 
-With it goes the offset of the block from the start of what is shared.
+    in chunks     | chunk | chunk | chunk |                          the chunks that the block touches, in order;
+                  offset ->| block    |                              whole ones, since a part of one cannot be mapped
+
+Pieces are numbers of the device's; making handles of them takes calls of the device and needs no engine.
 """
 
 from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
 
-from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, stream_t
 from allotment._core.model.model cimport Engine, Failure
 
-cdef struct SharedHandle:
-    unsigned char* bytes
-    size_t length
-    bytes_t offset
+cdef struct SharedPiece:
+    chunk_t chunk               # 0: a plain segment
+    bytes_t size
 
-cdef bint share_block(Engine* engine, address_t address, long pid, SharedHandle* out, Failure* failure) noexcept nogil
+cdef struct SharedBlock:
+    uint64_t generation
+    bytes_t size                # as it was asked for
+    bytes_t offset              # of the block in the first piece
+    address_t base              # of the first piece
+    SharedPiece* pieces
+    size_t piece_count, piece_room
+    stream_t* streams           # whose work may have to do with it: its own, then the other users'
+    size_t stream_count, stream_room
+
+# The caller clears `out`, which begins as zeros, also after a failure.
+cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock* out, Failure* failure) noexcept nogil
+cdef bint lease_block(Engine* engine, address_t address, uint64_t generation, SharedBlock* out,
+                      Failure* failure) noexcept nogil
+cdef bint end_shares(Engine* engine, address_t address, uint64_t generation, uint64_t leases,
+                     uint64_t keeps) noexcept nogil
+cdef void shared_block_clear(SharedBlock* shared) noexcept nogil

@@ -1,88 +1,122 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc
-from libc.string cimport memcpy
+from libc.stdlib cimport free
 
-from allotment._core.contract.table cimport OK, SHARE_DESCRIPTOR, UNSUPPORTED, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t
-from allotment._core.edge.sharing cimport SharedHandle
+from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t, stream_t
+from allotment._core.edge.sharing cimport SharedBlock, SharedPiece
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.mechanism.block cimport is_plain
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.model.model cimport FAILED_ADDRESS, Block, Engine, Failure, Range
-
-cdef enum:
-    PREFIX = 2
-    HEADER = 24             # owner, page, number of pages
-    KIND = 8                # behind them, in the third version: what kind of handle a page has
-    SEGMENT_HANDLE = 64
-    DESCRIPTOR = 4
+from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.holds cimport hold_find, hold_make, hold_settle, is_needed_elsewhere
+from allotment._core.model.model cimport FAILED_ADDRESS, Block, Engine, Failure, Hold, Range, StreamUse
+from allotment._core.tools.arrays cimport make_room
 
 
-cdef bint share_plain(Engine* engine, Block* block, SharedHandle* out, Failure* failure) noexcept nogil:
-    cdef DeviceTable* table = engine.table
-    cdef size_t length = 0
-    cdef status_t status
-    if table.segment_export == NULL:
-        return device_failed(failure, UNSUPPORTED, b"segment_export")
-    out.bytes = <unsigned char*> calloc(1, PREFIX + SEGMENT_HANDLE)
-    if out.bytes == NULL:
-        return host_memory_failed(failure)
-    status = table.segment_export(table.self, block.range.base, out.bytes + PREFIX, SEGMENT_HANDLE, &length)
-    if status != OK:
-        return device_failed(failure, status, b"segment_export")
-    out.bytes[1] = b'c'
-    out.length = PREFIX + length
-    out.offset = block.address - block.range.base
+cdef bint add_piece(void* self, chunk_t chunk, bytes_t size, address_t address) noexcept nogil:
+    cdef SharedBlock* out = <SharedBlock*> self
+    if not make_room(<void**> &out.pieces, &out.piece_room, out.piece_count, sizeof(SharedPiece)):
+        return False
+    if out.piece_count == 0:
+        out.base = address
+    out.pieces[out.piece_count] = SharedPiece(chunk, size)
+    out.piece_count += 1
     return True
 
 
-cdef bint share_pages(Engine* engine, Block* block, long pid, SharedHandle* out, Failure* failure) noexcept nogil:
-    cdef DeviceTable* table = engine.table
+cdef bint add_pages(Block* block, SharedBlock* out) noexcept nogil:
     cdef Range* range_ = block.range
-    cdef size_t first = (block.address - range_.base) // range_.page
+    cdef size_t page = (block.address - range_.base) // range_.page
     cdef size_t end = (block.address + block.size - range_.base + range_.page - 1) // range_.page
-    cdef uint64_t header[4]
-    cdef size_t header_size = HEADER
-    cdef size_t page
-    cdef size_t written = 0
-    cdef status_t status
-    if table.chunk_export == NULL:
-        return device_failed(failure, UNSUPPORTED, b"chunk_export")
-    if engine.rules.handle_version >= 3:
-        header_size += KIND
-    out.length = PREFIX + header_size + DESCRIPTOR * (end - first)
-    out.bytes = <unsigned char*> calloc(1, out.length)
-    if out.bytes == NULL:
+    while page < end:
+        if not add_piece(out, range_.views[page].handle, range_.page, range_.base + page * range_.page):
+            return False
+        page += 1
+    return True
+
+
+cdef bint add_pieces(Engine* engine, Block* block, SharedBlock* out) noexcept nogil:
+    if block.shelf.rack.pool.placement.chunks != NULL:
+        return block.shelf.rack.pool.placement.chunks(engine, block, add_piece, out)
+    if is_plain(block):
+        return add_piece(out, 0, block.range.size, block.range.base)
+    return add_pages(block, out)
+
+
+cdef bint add_stream(SharedBlock* out, stream_t stream) noexcept nogil:
+    if not make_room(<void**> &out.streams, &out.stream_room, out.stream_count, sizeof(stream_t)):
+        return False
+    out.streams[out.stream_count] = stream
+    out.stream_count += 1
+    return True
+
+
+cdef bint add_streams(Engine* engine, const Block* block, SharedBlock* out) noexcept nogil:
+    cdef const StreamUse* use = block.uses
+    if not add_stream(out, block.shelf.stream.handle):
+        return False
+    while use != NULL:
+        if use.stream != &engine.elsewhere and not add_stream(out, use.stream.handle):
+            return False
+        use = use.next
+    return True
+
+
+cdef bint describe(Engine* engine, Block* block, SharedBlock* out, Failure* failure) noexcept nogil:
+    if not (add_pieces(engine, block, out) and add_streams(engine, block, out)):
         return host_memory_failed(failure)
-    header[0] = <uint64_t> pid
-    header[1] = range_.page
-    header[2] = end - first
-    header[3] = SHARE_DESCRIPTOR
-    out.bytes[1] = b'e'
-    memcpy(out.bytes + PREFIX, header, header_size)
-    for page in range(first, end):
-        status = table.chunk_export(
-            table.self, range_.views[page].handle, SHARE_DESCRIPTOR,
-            out.bytes + PREFIX + header_size + DESCRIPTOR * (page - first), DESCRIPTOR, &written)
-        if status != OK:
-            return device_failed(failure, status, b"chunk_export")
-    out.offset = block.address - range_.base - first * range_.page
+    out.size = block.requested
+    out.offset = block.address - out.base
     return True
 
 
-cdef bint share_block(Engine* engine, address_t address, long pid, SharedHandle* out, Failure* failure) noexcept nogil:
-    """The caller frees out.bytes, also after a failure."""
-    cdef Block* block = block_at(engine, address)
-    out.bytes = NULL
+cdef bint refuse_address(Failure* failure, address_t address) noexcept nogil:
+    failure.reason = FAILED_ADDRESS
+    failure.address = address
+    return False
+
+
+cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock* out, Failure* failure) noexcept nogil:
+    """Describe an allocated block. With `keep` it is held from now on, until `end_shares` takes that back."""
+    cdef Block* block = block_at(engine, address) if address != 0 else NULL
+    cdef Hold* hold
     if block == NULL:
-        failure.reason = FAILED_ADDRESS
-        failure.address = address
+        return refuse_address(failure, address)
+    if not describe(engine, block, out, failure):
         return False
-    if block.shelf.rack.arena != NULL:
-        return device_failed(failure, UNSUPPORTED, b"share")    # not yet from a placement with memory of its own
-    if not (share_plain(engine, block, out, failure) if is_plain(block)
-            else share_pages(engine, block, pid, out, failure)):
-        return False
-    out.bytes[0] = engine.rules.handle_version
+    if keep:
+        hold = hold_make(engine, block, failure)
+        if hold == NULL:
+            return False
+        hold.keeps += 1
+        out.generation = hold.generation
     return True
+
+
+cdef bint lease_block(Engine* engine, address_t address, uint64_t generation, SharedBlock* out,
+                      Failure* failure) noexcept nogil:
+    """Describe a block that was shared, and hold it for one process more."""
+    cdef Hold* hold = hold_find(engine, address, generation)
+    if not is_needed_elsewhere(hold):
+        return refuse_address(failure, address)
+    if not describe(engine, hold.block, out, failure):
+        return False
+    hold.leases += 1
+    out.generation = generation
+    return True
+
+
+cdef bint end_shares(Engine* engine, address_t address, uint64_t generation, uint64_t leases,
+                     uint64_t keeps) noexcept nogil:
+    """Leases and keeps are over; False if the block has ended already."""
+    cdef Hold* hold = hold_find(engine, address, generation)
+    if hold == NULL:
+        return False
+    hold.leases -= <count_t> leases
+    hold.keeps -= <count_t> keeps
+    hold_settle(engine, hold, 0)
+    return True
+
+
+cdef void shared_block_clear(SharedBlock* shared) noexcept nogil:
+    free(shared.pieces)
+    free(shared.streams)

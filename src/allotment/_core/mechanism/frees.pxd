@@ -13,6 +13,7 @@ from allotment._core.model.model cimport Block, Engine, Failure
 cdef bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil
 cdef void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil
 cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
+cdef bint free_shared_or_used(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
 cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t context,
                        Failure* failure) noexcept nogil
 cdef bint free_later(Engine* engine, address_t address) noexcept nogil

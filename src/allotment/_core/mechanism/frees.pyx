@@ -9,9 +9,10 @@ from allotment._core.mechanism.captures cimport deferral_prepare
 from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport device_failed
 from allotment._core.mechanism.frees cimport is_freed_at_once
+from allotment._core.mechanism.holds cimport hold_of, hold_settle, use_drop, use_out
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.mechanism.streams cimport defer, defer_unprepared, events_attach, is_destroyed_stream
-from allotment._core.model.model cimport FAILED_ADDRESS, Block, Deferred, Engine, Failure
+from allotment._core.model.model cimport FAILED_ADDRESS, Block, Deferred, Engine, Failure, Hold, StreamUse
 from allotment._core.records.trace cimport trace_hold_time
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put
@@ -64,6 +65,32 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
     return True
 
 
+cdef bint free_held(Engine* engine, Hold* hold, uint32_t context, Failure* failure) noexcept nogil:
+    """Free a block that was shared: the same pre and failure as `free_used_block`."""
+    cdef Block* block = hold.block
+    cdef StreamUse* use = use_out(engine, block)
+    block.event_count += 1
+    if block.uses == NULL:
+        take_back(engine, block, context)
+    elif not free_used_block(engine, block, context, failure):
+        block.event_count -= 1
+        use.next = block.uses
+        block.uses = use
+        return False
+    use_drop(engine, use)
+    hold.freed = True
+    hold_settle(engine, hold, context)
+    return True
+
+
+cdef bint free_shared_or_used(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
+    """Free a block that other streams used or that was shared; the same as `free_used_block` otherwise."""
+    cdef Hold* hold = hold_of(engine, block)
+    if hold != NULL:
+        return free_held(engine, hold, context, failure)
+    return free_used_block(engine, block, context, failure)
+
+
 cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexcept nogil:
     """Free what was allocated past the cache."""
     cdef void* size = map_get(&engine.direct, address)
@@ -90,7 +117,7 @@ cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t
     """What was not a block of ours, or is one that other streams used. pre: a block is out of the address map"""
     if block == NULL:
         return free_direct(engine, address, failure)
-    if free_used_block(engine, block, context, failure):
+    if free_shared_or_used(engine, block, context, failure):
         return True
     address_put(engine, block)
     return False

@@ -19,7 +19,8 @@ A block is in exactly one of these states:
     unmapped   on its shelf's ordered set of unmapped blocks; addresses without memory (expandable only)
     allocated  in the user's hands, and in the address map
     pending    freed by the user, but other streams may still use it: `event_count` > 0, or `uses` is
-               not empty while it is deferred to the end of a capture
+               not empty while it is deferred to the end of a capture; or it is held for other processes, which
+               counts as one event more
 
 Free neighbours of equal `mapped` state are never side by side: they are merged at once.
 All of this is guarded by the engine's lock. An operation that has to wait, or to call somebody else's function, steps
@@ -58,7 +59,7 @@ cdef struct Block:
     Block* next
     Shelf* shelf
     StreamUse* uses             # other streams declared as users, in order of declaration
-    int32_t event_count         # events recorded at its free and not yet seen complete
+    int32_t event_count         # events recorded at its free and not yet seen complete, and one if it is held then
     unsigned char allocated
     unsigned char mapped
     unsigned char releasable    # on the list that `older`, `newer` make
@@ -92,6 +93,15 @@ cdef struct StreamUse:
     StreamUse* next
     StreamRecord* stream
     bint in_capture             # declared inside a capture, which itself orders this use: see `captures`
+
+cdef struct Hold:
+    # A block that was shared with other processes. It stays with the block until that is free for good: who shares the
+    # block twice gets the same generation, and who has its address later another one.
+    Block* block
+    uint64_t generation
+    count_t leases              # processes that have it open
+    count_t keeps               # handles that may still be opened
+    bint freed                  # by its user: free for good when leases and keeps are over
 
 cdef struct PendingEvent:
     PendingEvent* next
@@ -183,6 +193,8 @@ cdef struct Pool:
 ctypedef bint (*visit_t)(void* self, const Block* block, address_t address, bytes_t size,
                          bint begins) noexcept nogil
 
+ctypedef bint (*visit_chunk_t)(void* self, chunk_t chunk, bytes_t size, address_t address) noexcept nogil
+
 cdef struct Placement:
     # How a pool's memory is divided: which part serves a request, when to grow, what to give back. One table for
     # each way; a pool keeps the one that it was made with. PyTorch's keeps its free blocks on the pool's shelves,
@@ -228,6 +240,9 @@ cdef struct Placement:
     # Show each byte of the pool's memory once, in order of address within a segment: its block, and the part of it
     # that is shown. False as soon as `visit` is. NULL: the blocks of the pool's ranges are what there is.
     bint (*walk)(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept nogil
+    # Show the chunks that a block lies in, in order, each with the address that it has there. False as soon as `visit`
+    # is. NULL: the views of the block's range are what there is.
+    bint (*chunks)(Engine* engine, Block* block, visit_chunk_t visit, void* self) noexcept nogil
     # Raise InvariantError if what it keeps is not in order; add to the totals the segments and inactive_split of
     # the pool. All other totals are counted from the walk.
     int (*check)(Engine* engine, Pool* pool, Totals* totals) except -1
@@ -391,6 +406,9 @@ cdef struct Engine:
     Deferred* first_deferred
     Deferred* last_deferred
     CaptureStore* captures
+    PointerMap holds            # address -> Hold, of every block that was shared
+    uint64_t shared_blocks      # so far: the generation of the last
+    StreamRecord elsewhere      # stands for other processes among the users of a block that was shared
 
     const Placement* placement  # of pools for which none is asked for
     Pool defaults

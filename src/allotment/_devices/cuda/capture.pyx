@@ -9,9 +9,9 @@ from allotment._devices.cuda.context cimport Visit, context_in, enter, leave
 from allotment._devices.cuda.driver cimport (
     CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_STATUS_ACTIVE,
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_OUT_OF_MEMORY,
-    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, CUDA_SUCCESS, CUgraphEdgeData, CUgraphNode, CUresult, CUstream,
+    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, CUDA_SUCCESS, CUgraphEdgeData, CUgraphNode, CUresult,
     CUstreamCaptureMode, CUstreamCaptureStatus, cuuint64_t, driver)
-from allotment._devices.cuda.streams cimport is_legacy, is_parked, refuse_parked
+from allotment._devices.cuda.streams cimport driver_stream, is_legacy, is_parked, refuse_parked
 
 cdef extern from *:
     """
@@ -50,9 +50,9 @@ cdef CUresult capture_info(stream_t stream, capture_t* capture, const CUgraphNod
     cdef CUresult result
     if driver.cuStreamGetCaptureInfo_v3 != NULL:
         result = driver.cuStreamGetCaptureInfo_v3(
-            <CUstream> stream, &status, &identity, NULL, nodes, wanted_edges, count)
+            driver_stream(stream), &status, &identity, NULL, nodes, wanted_edges, count)
     else:
-        result = driver.cuStreamGetCaptureInfo_v2(<CUstream> stream, &status, &identity, NULL, nodes, count)
+        result = driver.cuStreamGetCaptureInfo_v2(driver_stream(stream), &status, &identity, NULL, nodes, count)
     if result == CUDA_SUCCESS:
         capture[0] = identity if status == CU_STREAM_CAPTURE_STATUS_ACTIVE else 0
     return result
@@ -66,11 +66,11 @@ cdef status_t capture_begin(void* self, stream_t stream, capture_t* capture) noe
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
     # Thread-local: under the global mode, a device malloc of any other thread would spoil the capture.
-    cdef CUresult result = driver.cuStreamBeginCapture_v2(<CUstream> stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    cdef CUresult result = driver.cuStreamBeginCapture_v2(driver_stream(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     if result != CUDA_SUCCESS:
         return leave(&visit, b"cuStreamBeginCapture", result)
     result = capture_info(stream, capture, NULL, NULL)
-    if result != CUDA_SUCCESS and driver.cuStreamEndCapture(<CUstream> stream, &graph) == CUDA_SUCCESS:
+    if result != CUDA_SUCCESS and driver.cuStreamEndCapture(driver_stream(stream), &graph) == CUDA_SUCCESS:
         driver.cuGraphDestroy(graph)
     return leave(&visit, b"cuStreamGetCaptureInfo", result)
 
@@ -83,7 +83,7 @@ cdef status_t capture_end(void* self, stream_t stream, graph_t* graph) noexcept 
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    cdef CUresult result = driver.cuStreamEndCapture(<CUstream> stream, &found)
+    cdef CUresult result = driver.cuStreamEndCapture(driver_stream(stream), &found)
     if result == CUDA_SUCCESS:
         work = <CudaWork*> calloc(1, sizeof(CudaWork))
         if work == NULL:
@@ -223,7 +223,7 @@ cdef status_t graph_launch(void* self, graph_t graph, stream_t stream) noexcept 
         return status
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuGraphLaunch", driver.cuGraphLaunch(work.executable, <CUstream> stream))
+    return leave(&visit, b"cuGraphLaunch", driver.cuGraphLaunch(work.executable, driver_stream(stream)))
 
 
 cdef status_t graph_destroy(void* self, graph_t graph) noexcept nogil:

@@ -16,6 +16,7 @@ from allotment._devices.cuda.trial import try_every_function
 from allotment.errors import DeviceError
 
 IMPORT = "--import"
+FUNCTION_OF = {"segment_import": "cuIpcOpenMemHandle_v2", "segment_close": "cuIpcCloseMemHandle"}
 IMPORTED = b"seen from another process"
 NOT_TRIED = "not tried"
 
@@ -42,9 +43,15 @@ def share_with_another_process(index: int, results: Results) -> None:
     address = probe.segment_allocate(1 << 21)
     device.copy_from_host(address, IMPORTED)
     handle = probe.segment_export(address)
+    event = probe.shared_event_create()
+    probe.event_record(event, 0)
+    also = probe.event_export(event)
     child = subprocess.run(
-        [sys.executable, "-m", __spec__.name, str(index), IMPORT, handle.hex()], capture_output=True, text=True
+        [sys.executable, "-m", __spec__.name, str(index), IMPORT, handle.hex(), also.hex()],
+        capture_output=True,
+        text=True,
     )
+    probe.event_destroy(event)
     for line in child.stdout.splitlines():
         function, _, complaint = line.partition(" ")
         results.report(function, complaint)
@@ -53,7 +60,7 @@ def share_with_another_process(index: int, results: Results) -> None:
     probe.segment_free(address, 1 << 21)
 
 
-def import_memory(index: int, handle: bytes) -> int:
+def import_memory(index: int, handle: bytes, event: bytes) -> int:
     device = CudaDevice(index)
     probe = Probe(device)
     try:
@@ -62,8 +69,12 @@ def import_memory(index: int, handle: bytes) -> int:
         print("cuIpcOpenMemHandle_v2", "" if seen == IMPORTED else f"the memory holds {seen!r}")
         probe.segment_close(address)
         print("cuIpcCloseMemHandle")
+        imported = probe.event_import(event)
+        probe.event_synchronize(imported)
+        probe.event_destroy(imported)
+        print("cuIpcOpenEventHandle")
     except StatusError as error:
-        print("cuIpcOpenMemHandle_v2" if error.operation == "segment_import" else "cuIpcCloseMemHandle", error.text)
+        print(FUNCTION_OF.get(error.operation, "cuIpcOpenEventHandle"), error.text)
     return 0
 
 
@@ -81,7 +92,8 @@ def print_facts(index: int) -> None:
 def main(arguments: list[str]) -> int:
     index = int(arguments[0]) if arguments else 0
     if IMPORT in arguments:
-        return import_memory(index, bytes.fromhex(arguments[arguments.index(IMPORT) + 1]))
+        handle, event = arguments[arguments.index(IMPORT) + 1 :][:2]
+        return import_memory(index, bytes.fromhex(handle), bytes.fromhex(event))
     results = Results()
     try:
         print_facts(index)

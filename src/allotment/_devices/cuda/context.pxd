@@ -36,6 +36,8 @@ cdef struct CudaContext:
     size_t parked_count
     size_t parked_capacity
     PointerMap chunks           # chunks that exist: handle -> how often it was given out
+    PointerMap descriptors      # of chunks that were exported: handle -> descriptor + 1, open as long as the chunk
+    PointerMap ipc_handles      # of segments that were exported: base -> CUipcMemHandle, the same each time
     CUmemoryPool pool           # the device's default pool; NULL until it is first used
 
 cdef struct CudaBackend:        # what `self` of a table points to

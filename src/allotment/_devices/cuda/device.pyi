@@ -61,6 +61,10 @@ class CudaDevice(Device):
         """Let the stream wait until the 32-bit value at `address` is at least `value`."""
     def hold(self, stream: int) -> CudaHold:
         """Keep the stream busy until released."""
+    def register_host(self, address: int, size: int) -> None:
+        """Pin memory of this process where it is, for every device. Raises DeviceError."""
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`. Raises DeviceError."""
     def copy_from_host(self, address: int, data: ReadableBuffer) -> None:
         """Copy bytes to the device, and wait for it."""
     def copy_to_host(self, address: int, size: int) -> bytes:

@@ -13,11 +13,11 @@ from allotment._devices.cuda.capture cimport CudaWork, count_nodes, fill_capture
 from allotment._devices.cuda.context cimport CudaContext, Visit, enter, leave, open_context
 from allotment._devices.cuda.driver cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_STREAM_WAIT_VALUE_GEQ, CUDA_SUCCESS, CUdevice_attribute, CUresult, CUstream, CUuuid, driver, forget_words,
+    CU_STREAM_WAIT_VALUE_GEQ, CUDA_SUCCESS, CUdevice_attribute, CUresult, CUuuid, driver, forget_words,
     is_forked, last_error_text, status_of)
-from allotment._devices.cuda.memory cimport fill_memory
+from allotment._devices.cuda.memory cimport fill_memory, register_memory, unregister_memory
 from allotment._devices.cuda.pool cimport fill_pool
-from allotment._devices.cuda.streams cimport fill_streams, is_parked, refuse_parked
+from allotment._devices.cuda.streams cimport driver_stream, fill_streams, is_parked, refuse_parked
 from allotment._devices.graphs cimport end_capture_into
 
 from allotment._devices.cuda import nvml
@@ -236,6 +236,22 @@ cdef class CudaDevice(Device):
         store(&self.words[self.words_left], 0)
         return &self.words[self.words_left]
 
+    # Memory of this process that the device is to reach quickly.
+
+    def register_host(self, address_t address, bytes_t size) -> None:
+        """Pin memory of this process where it is, for every device. Raises DeviceError."""
+        cdef status_t status
+        with nogil:
+            status = register_memory(self.backend.context, address, size)
+        self.check(status, "register_host")
+
+    def unregister_host(self, address_t address) -> None:
+        """Undo `register_host`. Raises DeviceError."""
+        cdef status_t status
+        with nogil:
+            status = unregister_memory(self.backend.context, address)
+        self.check(status, "unregister_host")
+
     # Memory contents.
 
     def copy_from_host(self, address_t address, data: ReadableBuffer) -> None:
@@ -267,7 +283,7 @@ cdef status_t memset_on(CudaContext* context, address_t address, unsigned char v
         return refuse_parked()
     if not enter(context, &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuMemsetD8Async", driver.cuMemsetD8Async(address, value, size, <CUstream> stream))
+    return leave(&visit, b"cuMemsetD8Async", driver.cuMemsetD8Async(address, value, size, driver_stream(stream)))
 
 
 cdef status_t write_value_on(CudaContext* context, address_t address, uint32_t value,
@@ -278,7 +294,7 @@ cdef status_t write_value_on(CudaContext* context, address_t address, uint32_t v
     if not enter(context, &visit):
         return DEVICE_ERROR
     return leave(&visit, b"cuStreamWriteValue32",
-                 driver.cuStreamWriteValue32_v2(<CUstream> stream, address, value, 0))
+                 driver.cuStreamWriteValue32_v2(driver_stream(stream), address, value, 0))
 
 
 cdef status_t wait_value_on(CudaContext* context, address_t address, uint32_t value,
@@ -289,7 +305,7 @@ cdef status_t wait_value_on(CudaContext* context, address_t address, uint32_t va
     if not enter(context, &visit):
         return DEVICE_ERROR
     return leave(&visit, b"cuStreamWaitValue32",
-                 driver.cuStreamWaitValue32_v2(<CUstream> stream, address, value, CU_STREAM_WAIT_VALUE_GEQ))
+                 driver.cuStreamWaitValue32_v2(driver_stream(stream), address, value, CU_STREAM_WAIT_VALUE_GEQ))
 
 
 cdef status_t copy_in(CudaContext* context, address_t address, const void* source, size_t size) noexcept nogil:
@@ -301,7 +317,7 @@ cdef status_t copy_in(CudaContext* context, address_t address, const void* sourc
     result = driver.cuMemcpyHtoD_v2(address, source, size)
     if result != CUDA_SUCCESS:
         return leave(&visit, b"cuMemcpyHtoD", result)
-    return leave(&visit, b"cuStreamSynchronize", driver.cuStreamSynchronize(<CUstream> 0))
+    return leave(&visit, b"cuStreamSynchronize", driver.cuStreamSynchronize(NULL))
 
 
 cdef status_t copy_out(CudaContext* context, void* target, address_t address, size_t size) noexcept nogil:

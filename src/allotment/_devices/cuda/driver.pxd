@@ -70,10 +70,13 @@ cdef enum:
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
     CU_MEMHOSTALLOC_PORTABLE = 1
+    CU_MEMHOSTREGISTER_PORTABLE = 1
     CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1
     CU_STREAM_NON_BLOCKING = 1
     CU_STREAM_LEGACY = 1
+    CU_STREAM_PER_THREAD = 2
     CU_EVENT_DISABLE_TIMING = 2
+    CU_EVENT_INTERPROCESS = 4
     CU_STREAM_WAIT_VALUE_GEQ = 0
     CU_STREAM_CAPTURE_STATUS_NONE = 0
     CU_STREAM_CAPTURE_STATUS_ACTIVE = 1
@@ -96,6 +99,9 @@ cdef struct CUuuid:
     char bytes[16]
 
 cdef struct CUipcMemHandle:
+    char reserved[CU_IPC_HANDLE_SIZE]
+
+cdef struct CUipcEventHandle:
     char reserved[CU_IPC_HANDLE_SIZE]
 
 cdef struct CUmemFabricHandle:
@@ -155,9 +161,13 @@ cdef struct Driver:
     CUresult (*cuMemFree_v2)(CUdeviceptr address) noexcept nogil
     CUresult (*cuMemHostAlloc)(void** address, size_t size, unsigned int flags) noexcept nogil
     CUresult (*cuMemFreeHost)(void* address) noexcept nogil
+    CUresult (*cuMemHostRegister_v2)(void* address, size_t size, unsigned int flags) noexcept nogil
+    CUresult (*cuMemHostUnregister)(void* address) noexcept nogil
     CUresult (*cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) noexcept nogil
     CUresult (*cuIpcOpenMemHandle_v2)(CUdeviceptr* address, CUipcMemHandle handle, unsigned int flags) noexcept nogil
     CUresult (*cuIpcCloseMemHandle)(CUdeviceptr address) noexcept nogil
+    CUresult (*cuIpcGetEventHandle)(CUipcEventHandle* handle, CUevent event) noexcept nogil
+    CUresult (*cuIpcOpenEventHandle)(CUevent* event, CUipcEventHandle handle) noexcept nogil
 
     CUresult (*cuMemAddressReserve)(CUdeviceptr* address, size_t size, size_t alignment, CUdeviceptr hint,
                                     unsigned long long flags) noexcept nogil

@@ -9,6 +9,7 @@ from allotment._core.contract.table cimport (
     DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, status_t)
 from allotment._core.tools.forks cimport fork_depth
 
+from allotment import _logs as logs
 from allotment.errors import DeviceError
 
 cdef extern from "<dlfcn.h>" nogil:
@@ -36,8 +37,10 @@ FUNCTIONS: tuple[str, ...] = (
     "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2",
     "cuDeviceGetAttribute", "cuDeviceCanAccessPeer", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent",
     "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuCtxSynchronize", "cuCtxEnablePeerAccess", "cuMemGetInfo_v2",
-    "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuIpcGetMemHandle",
-    "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",
+    "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost",
+    "cuMemHostRegister_v2", "cuMemHostUnregister", "cuIpcGetMemHandle",
+    "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuIpcGetEventHandle", "cuIpcOpenEventHandle",
+    "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",
     "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemGetAllocationGranularity",
     "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuDeviceGetDefaultMemPool",
     "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemPoolTrimTo", "cuMemPoolSetAttribute",
@@ -65,9 +68,10 @@ cdef int open_driver() except -1:
     cdef CUresult result
     cdef int version = 0
     if is_forked():
-        raise DeviceError(
-            "CUDA was initialized before this process was forked, and a forked process cannot use it: "
-            "start processes with the 'spawn' or 'forkserver' method", operation="fork")
+        why = ("CUDA was initialized before this process was forked, and a forked process cannot use it: "
+               "start processes with the 'spawn' or 'forkserver' method")
+        logs.fork_refused(why)
+        raise DeviceError(why, operation="fork")
     if opened:
         return 0
     find_functions(&found)

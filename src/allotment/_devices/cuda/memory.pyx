@@ -2,7 +2,9 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
+from posix.unistd cimport close
 
 from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport (
@@ -22,10 +24,11 @@ from allotment._devices.cuda.driver cimport (
     CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOC_GRANULARITY_MINIMUM,
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_NONE,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMHOSTALLOC_PORTABLE,
+    CU_MEMHOSTREGISTER_PORTABLE,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_SUCCESS, CUdevice_attribute,
     CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemFabricHandle, CUmemGenericAllocationHandle, CUresult, CUstream, driver, refuse, status_of)
-from allotment._devices.cuda.streams cimport is_parked, refuse_parked
+    CUmemFabricHandle, CUmemGenericAllocationHandle, CUresult, driver, refuse, status_of)
+from allotment._devices.cuda.streams cimport driver_stream, is_parked, refuse_parked
 
 
 cdef int fill_memory(Device device, CudaBackend* backend) except -1:
@@ -106,9 +109,16 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
     cdef Visit visit
+    cdef void* exported
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuMemFree", driver.cuMemFree_v2(address))
+    cdef CUresult result = driver.cuMemFree_v2(address)
+    if result == CUDA_SUCCESS and address != 0:
+        pthread_mutex_lock(&context_in(self).mutex)
+        exported = map_pop(&context_in(self).ipc_handles, address)
+        pthread_mutex_unlock(&context_in(self).mutex)
+        free(exported)
+    return leave(&visit, b"cuMemFree", result)
 
 
 # Virtual memory.
@@ -217,12 +227,17 @@ cdef bint add(CudaContext* context, chunk_t chunk) noexcept nogil:
 
 
 cdef bint drop(CudaContext* context, chunk_t chunk) noexcept nogil:
-    """Forget a handle once; False if it is not that of a chunk."""
+    """Forget a handle once, and with the last time its descriptor; False if it is not that of a chunk."""
+    cdef size_t descriptor = 0
     pthread_mutex_lock(&context.mutex)
     cdef uintptr_t count = <uintptr_t> map_pop(&context.chunks, chunk) if chunk != 0 else 0
     if count > 1:
         map_put(&context.chunks, chunk, <void*> (count - 1))
+    elif count == 1:
+        descriptor = <size_t> map_pop(&context.descriptors, chunk)
     pthread_mutex_unlock(&context.mutex)
+    if descriptor != 0:
+        close(<int> descriptor - 1)
     return count > 0
 
 
@@ -278,13 +293,13 @@ cdef status_t copy(void* self, address_t destination, address_t source, bytes_t 
     if not enter(here, &visit):
         return DEVICE_ERROR
     if destination_device == here.ordinal and source_device == here.ordinal:
-        result = driver.cuMemcpyAsync(destination, source, size, <CUstream> stream)
+        result = driver.cuMemcpyAsync(destination, source, size, driver_stream(stream))
         return leave(&visit, b"cuMemcpyAsync", result)
     result = context_of(destination_device, &into)
     if result == CUDA_SUCCESS:
         result = context_of(source_device, &out_of)
     if result == CUDA_SUCCESS:
-        result = driver.cuMemcpyPeerAsync(destination, into.handle, source, out_of.handle, size, <CUstream> stream)
+        result = driver.cuMemcpyPeerAsync(destination, into.handle, source, out_of.handle, size, driver_stream(stream))
     return leave(&visit, b"cuMemcpyPeerAsync", result)
 
 
@@ -308,16 +323,30 @@ cdef status_t peer_enable(void* self, device_t other) noexcept nogil:
 
 cdef status_t segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil:
+    # The driver gives other bytes each time, by which an importer could not know the segment again.
+    cdef CudaContext* context = context_in(self)
     cdef Visit visit
-    cdef CUipcMemHandle found
+    cdef CUipcMemHandle* found
+    cdef CUresult result = CUDA_SUCCESS
     if capacity < sizeof(CUipcMemHandle):
         return refuse(INVALID, b"an exported segment takes 64 bytes")
-    if not enter(context_in(self), &visit):
+    if not enter(context, &visit):
         return DEVICE_ERROR
-    cdef CUresult result = driver.cuIpcGetMemHandle(&found, base)
+    pthread_mutex_lock(&context.mutex)
+    found = <CUipcMemHandle*> map_get(&context.ipc_handles, base) if base != 0 else NULL
+    if found == NULL:
+        found = <CUipcMemHandle*> malloc(sizeof(CUipcMemHandle))
+        result = CUDA_ERROR_OUT_OF_MEMORY
+        if found != NULL and map_reserve(&context.ipc_handles):
+            result = driver.cuIpcGetMemHandle(found, base)
+        if result == CUDA_SUCCESS:
+            map_put(&context.ipc_handles, base, found)
+        else:
+            free(found)
     if result == CUDA_SUCCESS:
-        memcpy(handle, &found, sizeof(CUipcMemHandle))
+        memcpy(handle, found, sizeof(CUipcMemHandle))
         length[0] = sizeof(CUipcMemHandle)
+    pthread_mutex_unlock(&context.mutex)
     return leave(&visit, b"cuIpcGetMemHandle", result)
 
 
@@ -360,11 +389,30 @@ cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned cha
         return refuse(UNSUPPORTED, b"this machine does not share chunks in that way")
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    cdef CUresult result = driver.cuMemExportToShareableHandle(&found, chunk, handle_type, 0)
+    cdef CUresult result = (export_descriptor(context_in(self), chunk, <int*> &found) if kind == SHARE_DESCRIPTOR
+                            else driver.cuMemExportToShareableHandle(&found, chunk, handle_type, 0))
     if result == CUDA_SUCCESS:
         memcpy(handle, &found, size)
         length[0] = size
     return leave(&visit, b"cuMemExportToShareableHandle", result)
+
+
+cdef CUresult export_descriptor(CudaContext* context, chunk_t chunk, int* descriptor) noexcept nogil:
+    """One descriptor a chunk, which is closed with it: the driver opens another each time."""
+    cdef CUresult result = CUDA_SUCCESS
+    pthread_mutex_lock(&context.mutex)
+    cdef size_t known = <size_t> map_get(&context.descriptors, chunk)
+    if known != 0:
+        descriptor[0] = <int> known - 1
+    elif not map_reserve(&context.descriptors):
+        result = CUDA_ERROR_OUT_OF_MEMORY
+    else:
+        result = driver.cuMemExportToShareableHandle(
+            descriptor, chunk, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+        if result == CUDA_SUCCESS:
+            map_put(&context.descriptors, chunk, <void*> <size_t> (descriptor[0] + 1))
+    pthread_mutex_unlock(&context.mutex)
+    return result
 
 
 cdef status_t chunk_import(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,
@@ -420,6 +468,21 @@ cdef status_t pinned_free(void* self, address_t address) noexcept nogil:
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
     return leave(&visit, b"cuMemFreeHost", driver.cuMemFreeHost(<void*> <uintptr_t> address))
+
+
+cdef status_t register_memory(CudaContext* context, address_t address, bytes_t size) noexcept nogil:
+    cdef Visit visit
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuMemHostRegister", driver.cuMemHostRegister_v2(
+        <void*> <uintptr_t> address, size, CU_MEMHOSTREGISTER_PORTABLE))
+
+
+cdef status_t unregister_memory(CudaContext* context, address_t address) noexcept nogil:
+    cdef Visit visit
+    if not enter(context, &visit):
+        return DEVICE_ERROR
+    return leave(&visit, b"cuMemHostUnregister", driver.cuMemHostUnregister(<void*> <uintptr_t> address))
 
 
 cdef status_t memory_info(void* self, bytes_t* free_bytes, bytes_t* total_bytes) noexcept nogil:

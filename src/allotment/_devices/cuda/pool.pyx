@@ -10,8 +10,8 @@ from allotment._devices.cuda.driver cimport (
     CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
     CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_USED_MEM_HIGH, CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc, CUmemoryPool, CUmemPool_attribute,
-    CUresult, CUstream, cuuint64_t, driver)
-from allotment._devices.cuda.streams cimport is_parked, refuse_parked
+    CUresult, cuuint64_t, driver)
+from allotment._devices.cuda.streams cimport driver_stream, is_parked, refuse_parked
 
 
 cdef void fill_pool(DeviceTable* table, CudaBackend* backend) noexcept:
@@ -65,7 +65,7 @@ cdef status_t ordered_allocate(void* self, bytes_t size, stream_t stream, addres
         return DEVICE_ERROR
     cdef CUresult result = pool_of(context_in(self), &pool)
     if result == CUDA_SUCCESS:
-        result = driver.cuMemAllocFromPoolAsync(&found, size, pool, <CUstream> stream)
+        result = driver.cuMemAllocFromPoolAsync(&found, size, pool, driver_stream(stream))
     if result == CUDA_SUCCESS:
         address[0] = found
     return leave(&visit, b"cuMemAllocFromPoolAsync", result)
@@ -77,7 +77,7 @@ cdef status_t ordered_free(void* self, address_t address, stream_t stream) noexc
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuMemFreeAsync", driver.cuMemFreeAsync(address, <CUstream> stream))
+    return leave(&visit, b"cuMemFreeAsync", driver.cuMemFreeAsync(address, driver_stream(stream)))
 
 
 cdef status_t ordered_trim(void* self, bytes_t keep) noexcept nogil:

@@ -2,7 +2,7 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
-from libc.string cimport memmove
+from libc.string cimport memcpy, memmove
 
 from allotment._core.contract.table cimport CAN_EVENTS, DEVICE_ERROR, INVALID, DeviceTable, status_t
 from allotment._core.contract.types cimport event_t, stream_t
@@ -10,9 +10,9 @@ from allotment._core.tools.arrays cimport make_room
 from allotment._devices.cuda.context cimport (
     CudaContext, Visit, context_in, enter, leave, pthread_mutex_lock, pthread_mutex_unlock)
 from allotment._devices.cuda.driver cimport (
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent, CUresult, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus, driver, refuse)
+    CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent,
+    CUipcEventHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, driver, refuse)
 
 cdef enum:
     REUSE_ATTEMPTS = 4          # parked streams asked whether they are idle, before a new one is made
@@ -31,6 +31,9 @@ cdef void fill_streams(DeviceTable* table) noexcept:
     table.event_record = event_record
     table.event_query = event_query
     table.event_synchronize = event_synchronize
+    table.shared_event_create = shared_event_create
+    table.event_export = event_export
+    table.event_import = event_import
 
 
 # Parking.
@@ -135,7 +138,7 @@ cdef status_t stream_destroy(void* self, stream_t stream) noexcept nogil:
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    cdef CUresult result = driver.cuStreamIsCapturing(<CUstream> stream, &status)
+    cdef CUresult result = driver.cuStreamIsCapturing(driver_stream(stream), &status)
     if result != CUDA_SUCCESS:
         return leave(&visit, b"cuStreamIsCapturing", result)
     if status != CU_STREAM_CAPTURE_STATUS_NONE:
@@ -150,7 +153,7 @@ cdef status_t stream_query(void* self, stream_t stream) noexcept nogil:
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuStreamQuery", driver.cuStreamQuery(<CUstream> stream))
+    return leave(&visit, b"cuStreamQuery", driver.cuStreamQuery(driver_stream(stream)))
 
 
 cdef status_t stream_synchronize(void* self, stream_t stream) noexcept nogil:
@@ -159,7 +162,7 @@ cdef status_t stream_synchronize(void* self, stream_t stream) noexcept nogil:
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuStreamSynchronize", driver.cuStreamSynchronize(<CUstream> stream))
+    return leave(&visit, b"cuStreamSynchronize", driver.cuStreamSynchronize(driver_stream(stream)))
 
 
 cdef status_t stream_wait(void* self, stream_t stream, event_t event) noexcept nogil:
@@ -168,7 +171,7 @@ cdef status_t stream_wait(void* self, stream_t stream, event_t event) noexcept n
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuStreamWaitEvent", driver.cuStreamWaitEvent(<CUstream> stream, <CUevent> event, 0))
+    return leave(&visit, b"cuStreamWaitEvent", driver.cuStreamWaitEvent(driver_stream(stream), <CUevent> event, 0))
 
 
 cdef status_t device_synchronize(void* self) noexcept nogil:
@@ -179,11 +182,15 @@ cdef status_t device_synchronize(void* self) noexcept nogil:
 
 
 cdef status_t event_create(void* self, event_t* event) noexcept nogil:
+    return create_event(self, CU_EVENT_DISABLE_TIMING, event)
+
+
+cdef status_t create_event(void* self, unsigned int flags, event_t* event) noexcept nogil:
     cdef Visit visit
     cdef CUevent found = NULL
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    cdef CUresult result = driver.cuEventCreate(&found, CU_EVENT_DISABLE_TIMING)
+    cdef CUresult result = driver.cuEventCreate(&found, flags)
     if result == CUDA_SUCCESS:
         event[0] = <event_t> <uintptr_t> found
     return leave(&visit, b"cuEventCreate", result)
@@ -201,7 +208,7 @@ cdef status_t event_record(void* self, event_t event, stream_t stream) noexcept 
     cdef Visit visit
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuEventRecord", driver.cuEventRecord(<CUevent> event, <CUstream> stream))
+    return leave(&visit, b"cuEventRecord", driver.cuEventRecord(<CUevent> event, driver_stream(stream)))
 
 
 cdef status_t event_query(void* self, event_t event) noexcept nogil:
@@ -216,3 +223,37 @@ cdef status_t event_synchronize(void* self, event_t event) noexcept nogil:
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
     return leave(&visit, b"cuEventSynchronize", driver.cuEventSynchronize(<CUevent> event))
+
+
+cdef status_t shared_event_create(void* self, event_t* event) noexcept nogil:
+    return create_event(self, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS, event)
+
+
+cdef status_t event_export(void* self, event_t event, unsigned char* handle, size_t capacity,
+                           size_t* length) noexcept nogil:
+    cdef Visit visit
+    cdef CUipcEventHandle found
+    if capacity < sizeof(CUipcEventHandle):
+        return refuse(INVALID, b"an exported event takes 64 bytes")
+    if not enter(context_in(self), &visit):
+        return DEVICE_ERROR
+    cdef CUresult result = driver.cuIpcGetEventHandle(&found, <CUevent> event)
+    if result == CUDA_SUCCESS:
+        memcpy(handle, &found, sizeof(CUipcEventHandle))
+        length[0] = sizeof(CUipcEventHandle)
+    return leave(&visit, b"cuIpcGetEventHandle", result)
+
+
+cdef status_t event_import(void* self, const unsigned char* handle, size_t length, event_t* event) noexcept nogil:
+    cdef Visit visit
+    cdef CUipcEventHandle given
+    cdef CUevent found = NULL
+    if length != sizeof(CUipcEventHandle):
+        return refuse(INVALID, b"the handle of an exported event has 64 bytes")
+    memcpy(&given, handle, sizeof(CUipcEventHandle))
+    if not enter(context_in(self), &visit):
+        return DEVICE_ERROR
+    cdef CUresult result = driver.cuIpcOpenEventHandle(&found, given)
+    if result == CUDA_SUCCESS:
+        event[0] = <event_t> <uintptr_t> found
+    return leave(&visit, b"cuIpcOpenEventHandle", result)

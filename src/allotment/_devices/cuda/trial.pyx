@@ -12,14 +12,15 @@ from posix.unistd cimport close
 
 from allotment._devices.cuda.driver cimport (
     CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-    CU_EVENT_DISABLE_TIMING,
+    CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMHOSTALLOC_PORTABLE,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
     CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_STATUS_ACTIVE,
     CU_STREAM_NON_BLOCKING, CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_READY,
     CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_SUCCESS, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
-    CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
+    CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUipcEventHandle, CUipcMemHandle, CUmemAccessDesc,
+    CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemoryPool, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
     cuuint64_t, driver, last_error_text, open_driver, status_of)
 
@@ -322,11 +323,18 @@ cdef class Trial:
 
     cdef bint share(self) except -1:
         cdef CUipcMemHandle handle
+        cdef CUipcEventHandle event_handle
+        cdef CUevent event = NULL
         cdef CUcontext other = NULL
         cdef CUresult result
         memset(&handle, 0, sizeof(handle))
         result = driver.cuIpcGetMemHandle(&handle, self.memory)
         self.expect("cuIpcGetMemHandle", result, any(handle.reserved[:64]), "all zero")
+        memset(&event_handle, 0, sizeof(event_handle))
+        if driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS) == CUDA_SUCCESS:
+            result = driver.cuIpcGetEventHandle(&event_handle, event)
+            self.expect("cuIpcGetEventHandle", result, any(event_handle.reserved[:64]), "all zero")
+            driver.cuEventDestroy_v2(event)
         if self.peer != self.device and driver.cuDevicePrimaryCtxRetain(&other, self.peer) == CUDA_SUCCESS:
             result = driver.cuCtxEnablePeerAccess(other, 0)
             if result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:

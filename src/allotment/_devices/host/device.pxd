@@ -10,6 +10,8 @@
     handles, refusal, posix     tools of all of these
 """
 
+from libc.stdint cimport uint64_t
+
 from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport device_t
 from allotment._devices.graphs cimport DeviceGraph
@@ -23,6 +25,7 @@ cdef struct Host:                   # what the contract's functions are given as
     HostMemory memory
     Arena arena
     Scheduler* scheduler
+    uint64_t unlocked               # atomic; pieces of pinned memory that could not be locked in place
 
 
 cdef class HostDevice(Device):

@@ -14,14 +14,25 @@ class HostDevice(Device):
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
     the default stream work.
 
-    `index` is the device's number in reports: two host devices of one process are told apart by it. Safe to use from
-    several threads.
+    `index` is the device's number in reports: two host devices of one process are told apart by it. With `shareable`
+    each segment, and each page of an expandable one, has a memory file and with that a descriptor of its own, so that
+    other processes can be let in (`Allocator.share`). Safe to use from several threads.
     """
 
-    def __init__(self, index: int = 0) -> None: ...
+    def __init__(self, index: int = 0, *, shareable: bool = False) -> None: ...
+    @property
+    def shareable(self) -> bool:
+        """Whether its memory can be shared with other processes."""
     @property
     def used(self) -> int:
         """Bytes of segments and chunks that exist."""
+    @property
+    def unlocked(self) -> int:
+        """How many pieces of pinned memory the system refused to lock in place (`ulimit -l`), so that it may swap."""
+    def register_host(self, address: int, size: int) -> None:
+        """Lock memory of this process in place. What the system refuses is counted by `unlocked`, and no error."""
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`; the lock ends with the memory."""
     def submit(self, stream: int, function: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""
     def take_exception(self, stream: int) -> BaseException | None:

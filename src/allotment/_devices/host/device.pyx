@@ -9,8 +9,8 @@ from libc.string cimport memset
 
 from allotment._core.contract.raising cimport described, device_error
 from allotment._core.contract.table cimport (
-    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, Device,
-    status_t)
+    CAN_CAPTURE, CAN_COPY, CAN_EVENTS, CAN_PINNED, CAN_SHARE, CAN_VIRTUAL, INVALID, IS_HOST, OK, UNSUPPORTED, Device,
+    share_t, status_t)
 from allotment._core.contract.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, graph_t, node_t, stream_t)
 from allotment._core.tools.arguments cimport read_arguments, read_device_index
@@ -22,37 +22,42 @@ from allotment._devices.host.memory cimport memory_close, memory_open
 from allotment._devices.host.virtual cimport arena_close, arena_open
 from allotment._devices.host.work cimport TASK_CALL, TASK_COPY, TASK_REPLAY, Graph, Task, graph_drop, graph_keep
 from allotment._devices.host.workers cimport scheduler_new, scheduler_release
-from allotment._devices.shared.posix cimport RELAXED, atomic_load
+from allotment._devices.shared.posix cimport RELAXED, atomic_add, atomic_load
 from allotment._devices.shared.refusal cimport forget_refusal, last_refusal, refuse_number
 
 from allotment._devices.graphs import begin_capture
 from allotment._devices.host.cgroups import memory_groups
 from allotment.errors import StreamError
 
+cdef extern from "<sys/mman.h>" nogil:
+    int mlock(const void* address, size_t length)
+
 
 cdef class HostDevice(Device):
-    """HostDevice(index=0)\n--\n
+    """HostDevice(index=0, *, shareable=False)\n--\n
     This machine's memory as a device: "host". Linux only.
 
     Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
     the default stream work.
 
-    `index` is the device's number in reports: two host devices of one process are told apart by it. Safe to use from
-    several threads.
+    `index` is the device's number in reports: two host devices of one process are told apart by it. With `shareable`
+    each segment, and each page of an expandable one, has a memory file and with that a descriptor of its own, so that
+    other processes can be let in (`Allocator.share`). Safe to use from several threads.
     """
 
     _runs_by_itself = True      # see allotment/_devices/streams.pyx
 
     def __cinit__(self, *args, **kwargs):
-        cdef device_t index = read_device_index(read_arguments(HostDevice, args, kwargs)["index"], self)
+        given = read_arguments(HostDevice, args, kwargs)
+        cdef device_t index = read_device_index(given["index"], self)
         self.host = <Host*> calloc(1, sizeof(Host))
         if self.host == NULL:
             raise MemoryError("the host has no memory for the records of the host device")
         self.host.scheduler = scheduler_new()
         if self.host.scheduler == NULL:
             raise MemoryError("the host has no memory for the records of the host device")
-        memory_open(&self.host.memory, memory_groups())
+        memory_open(&self.host.memory, memory_groups(), given["shareable"])
         arena_open(&self.host.arena, &self.host.memory)
         self.is_open = True
         self.host.index = index
@@ -63,7 +68,7 @@ cdef class HostDevice(Device):
         fill_table(self)
 
     @cython.embedsignature(False)    # the class has it
-    def __init__(self, index: int = 0):
+    def __init__(self, index: int = 0, *, shareable: bool = False):
         pass    # `__cinit__` has read it, so that an object is whole as soon as it is there
 
     def __dealloc__(self):
@@ -78,9 +83,30 @@ cdef class HostDevice(Device):
         free_memory(self.host)
 
     @property
+    def shareable(self) -> bool:
+        """Whether its memory can be shared with other processes."""
+        return self.host.memory.shareable
+
+    @property
     def used(self) -> int:
         """Bytes of segments and chunks that exist."""
         return atomic_load(&self.host.memory.used, RELAXED)
+
+    @property
+    def unlocked(self) -> int:
+        """How many pieces of pinned memory the system refused to lock in place (`ulimit -l`), so that it may swap."""
+        return atomic_load(&self.host.unlocked, RELAXED)
+
+    def register_host(self, address_t address, bytes_t size) -> None:
+        """Lock memory of this process in place. What the system refuses is counted by `unlocked`, and no error."""
+        cdef int failed
+        with nogil:
+            failed = mlock(<void*> address, size)
+        if failed != 0:
+            atomic_add(&self.host.unlocked, 1, RELAXED)
+
+    def unregister_host(self, address_t address) -> None:
+        """Undo `register_host`; the lock ends with the memory."""
 
     def submit(self, stream_t stream, function: Callable[..., object], tuple arguments not None=()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""
@@ -179,6 +205,13 @@ cdef void fill_table(HostDevice device):
     device.table.copy = copy
     device.table.pinned_allocate = pinned_allocate
     device.table.pinned_free = pinned_free
+    if device.host.memory.shareable:
+        device.table.capabilities |= CAN_SHARE
+        device.table.segment_export = segment_export
+        device.table.segment_import = segment_import
+        device.table.segment_close = segment_close
+        device.table.chunk_export = chunk_export
+        device.table.chunk_import = chunk_import
 
 
 cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil:
@@ -350,8 +383,34 @@ cdef status_t copy(void* self, address_t destination, address_t source, bytes_t 
 
 
 cdef status_t pinned_allocate(void* self, bytes_t size, address_t* address) noexcept nogil:
-    return host_memory.segment_allocate(&(<Host*> self).memory, size, address)
+    cdef status_t status = host_memory.segment_allocate(&(<Host*> self).memory, size, address)
+    if status == OK and mlock(<void*> address[0], size) != 0:
+        atomic_add(&(<Host*> self).unlocked, 1, RELAXED)
+    return status
 
 
 cdef status_t pinned_free(void* self, address_t address) noexcept nogil:
     return host_memory.segment_free(&(<Host*> self).memory, address, 0)
+
+
+cdef status_t segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
+                             size_t* length) noexcept nogil:
+    return host_memory.segment_export(&(<Host*> self).memory, base, handle, capacity, length)
+
+
+cdef status_t segment_import(void* self, const unsigned char* handle, size_t length, address_t* base) noexcept nogil:
+    return host_memory.segment_import(&(<Host*> self).memory, handle, length, base)
+
+
+cdef status_t segment_close(void* self, address_t base) noexcept nogil:
+    return host_memory.segment_close(&(<Host*> self).memory, base)
+
+
+cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
+                           size_t* length) noexcept nogil:
+    return host_virtual.chunk_export(&(<Host*> self).arena, chunk, kind, handle, capacity, length)
+
+
+cdef status_t chunk_import(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,
+                           chunk_t* chunk) noexcept nogil:
+    return host_virtual.chunk_import(&(<Host*> self).arena, kind, handle, length, size, chunk)

@@ -14,8 +14,10 @@ both given out from the lowest up: chunks that are made one after another and ma
 side in the file too, and the system then keeps one mapping for all of them. It allows 65,530, which would be
 used up by 128 GiB of scattered 2 MiB chunks.
 
-Why nothing here can be shared with another process. A descriptor shows all of its file, so a chunk that is to be
-handed over needs a file of its own; there is no way to make one yet, and `chunk_export` is absent.
+Chunks that can be shared with another process. A descriptor shows all of its file, so where memory is shared each chunk
+has a file of its own, as each plain segment has (see memory); it is closed with the chunk, and no hole is ever punched
+in it. A chunk of another process is imported by a descriptor; the descriptor is let go when the handle is released,
+while the views stay.
 
 What it costs in microseconds, a chunk (called from Python; best of several runs on a busy virtual machine, Linux 6.18).
 The calls are cheap; it is the pages that cost, when they are first touched and when they are given back:
@@ -31,14 +33,16 @@ The calls are cheap; it is the pages that cost, when they are first touched and 
 Fork. The file is shared with a child and the child must not write into its parent's memory. In the child every
 view becomes a private one: what the child writes is its own. What it has not written it still sees in the
 parent's file, as the parent goes on changing it, so only memory the child fills itself means something to it.
-The child's new chunks come from a file of its own; those of its parent it can unmap and release, not map.
+The child's new chunks come from a file of its own; those of its parent it can unmap and release, not map. Views of
+other processes' chunks a child does not have at all.
 
 One mutex guards all of it; it is held during system calls and nothing else is taken under it.
 """
 
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment._core.contract.table cimport status_t
+from allotment._core.contract.table cimport share_t, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._devices.host.memory cimport HostMemory
@@ -48,6 +52,8 @@ from allotment._devices.shared.posix cimport pthread_mutex_t
 cdef struct Chunk:
     Handle handle
     uint64_t offset                 # in the arena
+    int file                        # its own, or -1: it lies in the arena, or its file is not needed any more
+    bint imported                   # of another process, whose memory it counts as
     bytes_t size
     uint32_t views
     bint released                   # its handle is gone; the last view takes the memory along
@@ -104,3 +110,9 @@ cdef status_t chunk_release(Arena* arena, chunk_t handle, bytes_t size) noexcept
 cdef status_t map_chunk(Arena* arena, address_t address, bytes_t size, chunk_t handle) noexcept nogil
 cdef status_t unmap(Arena* arena, address_t address, bytes_t size) noexcept nogil
 cdef status_t set_access(Arena* arena, address_t address, bytes_t size) noexcept nogil
+
+# The descriptor of a chunk's own file, 4 bytes; a chunk of another process by such a descriptor.
+cdef status_t chunk_export(Arena* arena, chunk_t handle, share_t kind, unsigned char* written, size_t capacity,
+                           size_t* length) noexcept nogil
+cdef status_t chunk_import(Arena* arena, share_t kind, const unsigned char* written, size_t length, bytes_t size,
+                           chunk_t* handle) noexcept nogil

@@ -1,17 +1,20 @@
 """Ranges, chunks and views on one memory file."""
 
 from libc cimport errno
+from libc.stddef cimport size_t
 from libc.stdlib cimport free
-from libc.string cimport memmove, memset
+from libc.string cimport memcpy, memmove, memset
+from posix.fcntl cimport F_DUPFD_CLOEXEC, fcntl
 from posix.mman cimport (
-    MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE,
-    mmap, mprotect, munmap)
+    MADV_DONTFORK, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ,
+    PROT_WRITE, madvise, mmap, mprotect, munmap)
 from posix.unistd cimport close, ftruncate
 
-from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY
+from allotment._core.contract.table cimport (
+    DEVICE_ERROR, INVALID, OK, OUT_OF_MEMORY, SHARE_DESCRIPTOR, UNSUPPORTED, share_t)
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.forks cimport SHORT_MUTEX, guard_forks, unguard_forks
-from allotment._devices.host.memory cimport memory_return, memory_take
+from allotment._devices.host.memory cimport is_sized_file, memory_return, memory_take, open_sized_file
 from allotment._devices.shared.handles cimport (
     handle_of, handles_close, handles_new, handles_open, handles_recycle, handles_retire, record_at, record_of)
 from allotment._devices.shared.posix cimport (
@@ -39,6 +42,8 @@ cdef void arena_close(Arena* arena) noexcept nogil:
     unguard_forks(&arena.fork_guard)
     if arena.file >= 0:
         close(arena.file)
+    for at in range(1, arena.chunks.count + 1):
+        close_file(<Chunk*> record_at(&arena.chunks, at))
     for at in range(arena.shelf_count):
         free(arena.shelves[at].places)
     free(arena.shelves)
@@ -144,6 +149,7 @@ cdef inline void* reserve(void* place, bytes_t size, int access) noexcept nogil:
 cdef status_t chunk_create(Arena* arena, bytes_t size, chunk_t* chunk) noexcept nogil:
     cdef Chunk* made
     cdef uint64_t offset = 0
+    cdef int file = -1
     if size % arena.memory.page != 0:
         return refuse_number(INVALID, b"a chunk of %llu bytes is not a whole number of pages", size)
     cdef status_t status = memory_take(arena.memory, size)
@@ -154,21 +160,33 @@ cdef status_t chunk_create(Arena* arena, bytes_t size, chunk_t* chunk) noexcept 
     if made == NULL:
         status = refuse(OUT_OF_MEMORY, b"no memory to remember a chunk")
     else:
-        status = take_place(arena, size, &offset)
+        made.file = -1
+        if arena.memory.shareable:
+            file = open_sized_file(size)
+            if file < 0:
+                status = refuse_system(b"a memory file for a chunk (see ulimit -n)", errno.errno)
+        else:
+            status = take_place(arena, size, &offset)
         if status != OK:
             handles_retire(&made.handle)
             handles_recycle(&arena.chunks, &made.handle)
     if status == OK:
-        made.offset = offset
-        made.size = size
-        made.views = 0
-        made.released = False
-        made.inherited = False
+        chunk_begin(made, size, offset, file, False)
         chunk[0] = handle_of(&made.handle)
     pthread_mutex_unlock(&arena.mutex)
     if status != OK:
         memory_return(arena.memory, size)
     return status
+
+
+cdef inline void chunk_begin(Chunk* chunk, bytes_t size, uint64_t offset, int file, bint imported) noexcept nogil:
+    chunk.offset = offset
+    chunk.file = file
+    chunk.imported = imported
+    chunk.size = size
+    chunk.views = 0
+    chunk.released = False
+    chunk.inherited = False
 
 
 cdef status_t chunk_release(Arena* arena, chunk_t handle, bytes_t size) noexcept nogil:
@@ -181,6 +199,8 @@ cdef status_t chunk_release(Arena* arena, chunk_t handle, bytes_t size) noexcept
     else:
         handles_retire(&chunk.handle)
         chunk.released = True
+        if chunk.imported:
+            close_file(chunk)
         give_up_if_unused(arena, chunk)
     pthread_mutex_unlock(&arena.mutex)
     return status
@@ -189,13 +209,71 @@ cdef status_t chunk_release(Arena* arena, chunk_t handle, bytes_t size) noexcept
 cdef void give_up_if_unused(Arena* arena, Chunk* chunk) noexcept nogil:
     if not chunk.released or chunk.views != 0:
         return
-    if not chunk.inherited:
+    if chunk.imported:
+        close_file(chunk)
+        handles_recycle(&arena.chunks, &chunk.handle)
+        return
+    if chunk.file >= 0:
+        close_file(chunk)
+    elif not chunk.inherited:
         # A hole that cannot be punched leaves the old bytes behind; only a new chunk at this place would see
         # them, and fresh memory need not be zero. The system gets them back when the file is closed.
         fallocate(arena.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, chunk.offset, chunk.size)
         put_place(arena, chunk.size, chunk.offset)
     memory_return(arena.memory, chunk.size)
     handles_recycle(&arena.chunks, &chunk.handle)
+
+
+cdef inline void close_file(Chunk* chunk) noexcept nogil:
+    if chunk.file >= 0:
+        close(chunk.file)
+    chunk.file = -1
+
+
+# Sharing
+
+cdef status_t chunk_export(Arena* arena, chunk_t handle, share_t kind, unsigned char* written, size_t capacity,
+                           size_t* length) noexcept nogil:
+    cdef Chunk* chunk
+    cdef status_t status = OK
+    if kind != SHARE_DESCRIPTOR:
+        return refuse(UNSUPPORTED, b"a chunk of host memory travels as a descriptor")
+    pthread_mutex_lock(&arena.mutex)
+    chunk = <Chunk*> record_of(&arena.chunks, handle)
+    if chunk == NULL or chunk.file < 0 or capacity < sizeof(int):
+        status = refuse_number(INVALID, b"%#llx is not a chunk of this device with a file of its own", handle)
+    else:
+        memcpy(written, &chunk.file, sizeof(int))
+        length[0] = sizeof(int)
+    pthread_mutex_unlock(&arena.mutex)
+    return status
+
+
+cdef status_t chunk_import(Arena* arena, share_t kind, const unsigned char* written, size_t length, bytes_t size,
+                           chunk_t* handle) noexcept nogil:
+    cdef Chunk* made = NULL
+    cdef bytes_t found = 0
+    cdef int descriptor
+    if kind != SHARE_DESCRIPTOR:
+        return refuse(UNSUPPORTED, b"a chunk of host memory travels as a descriptor")
+    if length != sizeof(int):
+        return refuse(INVALID, b"the handle of a chunk of host memory is a descriptor, 4 bytes")
+    memcpy(&descriptor, written, sizeof(int))
+    if not is_sized_file(descriptor, &found) or found != size:
+        return refuse_number(INVALID, b"descriptor %llu is not that of a shared chunk of this size", descriptor)
+    descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 3)
+    if descriptor < 0:
+        return refuse_system(b"a descriptor for a chunk (see ulimit -n)", errno.errno)
+    pthread_mutex_lock(&arena.mutex)
+    made = <Chunk*> handles_new(&arena.chunks)
+    if made != NULL:
+        chunk_begin(made, size, 0, descriptor, True)
+        handle[0] = handle_of(&made.handle)
+    pthread_mutex_unlock(&arena.mutex)
+    if made == NULL:
+        close(descriptor)
+        return refuse(OUT_OF_MEMORY, b"no memory to remember a chunk")
+    return OK
 
 
 # Places in the file
@@ -287,6 +365,10 @@ cdef uint64_t lowest_place(Shelf* shelf) noexcept nogil:
 
 # Views
 
+cdef inline int file_of(const Arena* arena, const Chunk* chunk) noexcept nogil:
+    return chunk.file if chunk.file >= 0 else arena.file
+
+
 cdef status_t map_chunk(Arena* arena, address_t address, bytes_t size, chunk_t handle) noexcept nogil:
     cdef status_t status
     pthread_mutex_lock(&arena.mutex)
@@ -314,12 +396,14 @@ cdef status_t map_locked(Arena* arena, address_t address, bytes_t size, chunk_t 
     view = <View*> handles_new(&arena.views)
     if view == NULL:
         return refuse(OUT_OF_MEMORY, b"no memory to remember a mapping")
-    place = mmap(<void*> address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, arena.file, chunk.offset)
+    place = mmap(<void*> address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, file_of(arena, chunk), chunk.offset)
     if place == MAP_FAILED:
         status = refuse_system(b"mapping a chunk (see vm.max_map_count)", errno.errno)
         reserve(<void*> address, size, PROT_NONE)
         forget_view(arena, view)
         return status
+    if chunk.imported:
+        madvise(place, size, MADV_DONTFORK)
     view.address = address
     view.chunk = chunk
     view.accessible = False
@@ -421,6 +505,7 @@ cdef void forget_view(Arena* arena, View* view) noexcept nogil:
 
 cdef void leave_parent(void* owner) noexcept nogil:
     cdef Arena* arena = <Arena*> owner
+    cdef Chunk* chunk
     cdef View* view
     cdef size_t index
     for index in range(1, arena.views.count + 1):
@@ -428,7 +513,9 @@ cdef void leave_parent(void* owner) noexcept nogil:
         if view.mapped and not view.chunk.inherited:
             make_private(arena, view)
     for index in range(1, arena.chunks.count + 1):
-        (<Chunk*> record_at(&arena.chunks, index)).inherited = True
+        chunk = <Chunk*> record_at(&arena.chunks, index)
+        chunk.inherited = True
+        close_file(chunk)
     for index in range(arena.shelf_count):
         arena.shelves[index].count = 0
         arena.shelves[index].next = arena.shelves[index].end = 0
@@ -440,8 +527,10 @@ cdef void leave_parent(void* owner) noexcept nogil:
 
 cdef void make_private(Arena* arena, View* view) noexcept nogil:
     cdef int access = PROT_READ | PROT_WRITE if view.accessible else PROT_NONE
-    cdef void* place = mmap(<void*> view.address, view.chunk.size, access, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-                            arena.file, view.chunk.offset)
+    cdef void* place = MAP_FAILED
+    if not view.chunk.imported:
+        place = mmap(<void*> view.address, view.chunk.size, access, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+                     file_of(arena, view.chunk), view.chunk.offset)
     if place == MAP_FAILED:
         # Better that the child fails where it touches this than that it writes into its parent's memory.
         reserve(<void*> view.address, view.chunk.size, PROT_NONE)

@@ -115,6 +115,20 @@ class Methods:
         """Wait for the event's work."""
         raise self._lacks("event_synchronize")
 
+    # Events for other processes (all or none).
+
+    def shared_event_create(self) -> int:
+        """Handle of a new event that can be exported."""
+        raise self._lacks("shared_event_create")
+
+    def event_export(self, event: int) -> bytes:
+        """What another process needs to wait for the event; at most 64 bytes."""
+        raise self._lacks("event_export")
+
+    def event_import(self, handle: bytes) -> int:
+        """Handle of another process's event."""
+        raise self._lacks("event_import")
+
     # Graph capture (all or none).
 
     def capture_begin(self, stream: int) -> int:
@@ -178,7 +192,9 @@ class Methods:
     # Sharing plain memory with another process (all or none).
 
     def segment_export(self, base: int) -> bytes:
-        """What another process needs to open the segment; at most 64 bytes."""
+        """What another process needs to open the segment: the same each time, at most 64 bytes. 4 bytes are a
+        file descriptor, which stays yours and open until the segment is freed.
+        """
         raise self._lacks("segment_export")
 
     def segment_import(self, handle: bytes) -> int:
@@ -192,7 +208,9 @@ class Methods:
     # Sharing chunks with another process (all or none).
 
     def chunk_export(self, chunk: int, kind: int) -> bytes:
-        """What another process needs to open the chunk; `kind` is 1 for a descriptor, 2 for a fabric handle."""
+        """What another process needs to open the chunk, the same each time; `kind` is 1 for a descriptor,
+        which stays yours and open until the chunk is released, 2 for a handle of 64 bytes.
+        """
         raise self._lacks("chunk_export")
 
     def chunk_import(self, kind: int, handle: bytes, size: int) -> int:

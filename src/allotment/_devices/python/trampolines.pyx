@@ -230,6 +230,38 @@ cdef status_t call_event_synchronize(void* self, event_t event) noexcept with gi
 TRAMPOLINES.event_synchronize = call_event_synchronize
 
 
+cdef status_t call_shared_event_create(void* self, event_t* event) noexcept with gil:
+    try:
+        event[0] = number(living(self).shared_event_create(), "shared_event_create", "an event")
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+TRAMPOLINES.shared_event_create = call_shared_event_create
+
+
+cdef status_t call_event_export(void* self, event_t event, unsigned char* handle, size_t capacity,
+                                size_t* length) noexcept with gil:
+    try:
+        put_data(living(self).event_export(event), handle, capacity, length, "event_export")
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+TRAMPOLINES.event_export = call_event_export
+
+
+cdef status_t call_event_import(void* self, const unsigned char* handle, size_t length,
+                                event_t* event) noexcept with gil:
+    try:
+        event[0] = number(living(self).event_import(as_bytes(handle, length)), "event_import", "an event")
+        return OK
+    except BaseException as error:
+        return failed(self, error)
+
+TRAMPOLINES.event_import = call_event_import
+
+
 cdef status_t call_capture_begin(void* self, stream_t stream, capture_t* capture) noexcept with gil:
     try:
         capture[0] = number(living(self).capture_begin(stream), "capture_begin", "a capture")

@@ -49,8 +49,20 @@ cdef extern from *:
     static inline int allotment_memory_file(const char* name) {
         return (int) syscall(SYS_memfd_create, name, (unsigned int) MFD_CLOEXEC);
     }
+    static inline int allotment_sealable_file(const char* name) {
+        return (int) syscall(SYS_memfd_create, name, (unsigned int) (MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    }
     """
     int open_memory_file "allotment_memory_file"(const char* name) nogil
+    int open_sealable_file "allotment_sealable_file"(const char* name) nogil
+
+cdef enum:
+    # From the system's interface; newer than the C libraries that wheels are built against.
+    F_ADD_SEALS = 1033
+    F_GET_SEALS = 1034
+    F_SEAL_SEAL = 1
+    F_SEAL_SHRINK = 2
+    F_SEAL_GROW = 4
 
 cdef extern from *:
     int ACQUIRE "__ATOMIC_ACQUIRE"

@@ -6,9 +6,10 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from allotment._core.contract.table cimport (
-    CAN_SHARE, CAN_VIRTUAL, CHUNK_CREATE, CHUNK_EXPORT, CHUNK_RELEASE, GRANULARITY, INVALID, MAP, MEMORY_INFO,
-    NOT_READY, OK, OUT_OF_MEMORY, RANGE_RELEASE, RANGE_RESERVE, SEGMENT_ALLOCATE, SEGMENT_EXPORT, SEGMENT_FREE,
-    SET_ACCESS, SHARE_DESCRIPTOR, UNMAP, share_t, status_t)
+    CAN_SHARE, CAN_VIRTUAL, CHUNK_CREATE, CHUNK_EXPORT, CHUNK_IMPORT, CHUNK_RELEASE, GRANULARITY, INVALID, MAP,
+    MEMORY_INFO, NOT_READY, OK, OUT_OF_MEMORY, RANGE_RELEASE, RANGE_RESERVE, SEGMENT_ALLOCATE, SEGMENT_CLOSE,
+    SEGMENT_EXPORT, SEGMENT_FREE, SEGMENT_IMPORT, SET_ACCESS, SHARE_DESCRIPTOR, SHARE_FABRIC, SHARE_IPC, UNMAP, share_t,
+    status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, device_t, stream_t
 from allotment._core.tools.pointer_map cimport (
     PointerMap, map_clear, map_get, map_init, map_pop, map_put, map_reserve)
@@ -29,10 +30,13 @@ cdef bint fill_memory(DeviceTable* table, Simulation* device) noexcept:
     table.set_access = set_access
     table.granularity = granularity
     table.segment_export = segment_export
+    table.segment_import = segment_import
+    table.segment_close = segment_close
     table.chunk_export = chunk_export
+    table.chunk_import = chunk_import
     table.memory_info = memory_info
     return (map_init(&device.segments) and map_init(&device.ranges) and map_init(&device.chunks)
-            and map_init(&device.mappings))
+            and map_init(&device.mappings) and map_init(&device.imported))
 
 
 cdef void clear_memory(Simulation* device) noexcept:
@@ -44,6 +48,7 @@ cdef void clear_memory(Simulation* device) noexcept:
     map_clear(&device.ranges)
     map_clear(&device.chunks)
     map_clear(&device.mappings)
+    map_clear(&device.imported)
 
 
 cdef inline bytes_t size_at(PointerMap* map, address_t address) noexcept nogil:
@@ -148,7 +153,8 @@ cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept no
 
 cdef void drop_if_unused(Simulation* device, SimChunk* chunk) noexcept nogil:
     if chunk.released and chunk.views == 0:
-        device.used -= chunk.size
+        if not chunk.imported:
+            device.used -= chunk.size
         free(chunk)
 
 
@@ -239,7 +245,7 @@ cdef status_t granularity(void* self, bytes_t* size) noexcept nogil:
 
 cdef status_t segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil:
-    """Handles have the driver's form; they cannot be opened, since there is nothing behind it."""
+    """Handles have the driver's form. There is nothing behind them but numbers: who imports one gets its address."""
     cdef Simulation* device = <Simulation*> self
     cdef status_t status = enter(device, SEGMENT_EXPORT)
     if status != OK:
@@ -258,10 +264,62 @@ cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned cha
     cdef status_t status = enter(device, CHUNK_EXPORT)
     if status != OK:
         return status
-    if map_get(&device.chunks, chunk) == NULL or kind != SHARE_DESCRIPTOR or capacity < 4:
+    if map_get(&device.chunks, chunk) == NULL or kind == SHARE_IPC or capacity < length_of(kind):
         return leave(device, INVALID)
+    memset(handle, 0, length_of(kind))
     memcpy(handle, &chunk, 4)
-    length[0] = 4
+    length[0] = length_of(kind)
+    return leave(device, OK)
+
+
+cdef inline size_t length_of(share_t kind) noexcept nogil:
+    # What stands for a descriptor is none that a process could have: others import what has 64 bytes.
+    return 4 if kind == SHARE_DESCRIPTOR else 64
+
+
+cdef status_t segment_import(void* self, const unsigned char* handle, size_t length, address_t* base) noexcept nogil:
+    cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, SEGMENT_IMPORT)
+    cdef address_t found = 0
+    if status != OK:
+        return status
+    if length != 64:
+        return leave(device, INVALID)
+    memcpy(&found, handle, sizeof(address_t))
+    if found == 0 or map_get(&device.imported, found) != NULL:
+        return leave(device, INVALID)
+    if not map_reserve(&device.imported):
+        return leave(device, OUT_OF_MEMORY)
+    map_put(&device.imported, found, self)
+    base[0] = found
+    return leave(device, OK)
+
+
+cdef status_t segment_close(void* self, address_t base) noexcept nogil:
+    cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, SEGMENT_CLOSE)
+    if status != OK:
+        return status
+    return leave(device, OK if base != 0 and map_pop(&device.imported, base) != NULL else INVALID)
+
+
+cdef status_t chunk_import(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,
+                           chunk_t* chunk) noexcept nogil:
+    """Another process's chunk: it takes none of this device's capacity."""
+    cdef Simulation* device = <Simulation*> self
+    cdef status_t status = enter(device, CHUNK_IMPORT)
+    cdef SimChunk* made
+    if status != OK:
+        return status
+    if kind != SHARE_FABRIC or length != 64 or size % PAGE != 0:
+        return leave(device, INVALID)
+    made = <SimChunk*> calloc(1, sizeof(SimChunk)) if map_reserve(&device.chunks) else NULL
+    if made == NULL:
+        return leave(device, OUT_OF_MEMORY)
+    made.size = size
+    made.imported = True
+    chunk[0] = new_handle(device)
+    map_put(&device.chunks, chunk[0], made)
     return leave(device, OK)
 
 

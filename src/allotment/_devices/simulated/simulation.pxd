@@ -25,6 +25,7 @@ cdef struct SimChunk:
     bytes_t size
     uint64_t views
     bint released           # memory goes back once it is mapped nowhere
+    bint imported           # of another device, whose memory it is
 
 cdef struct NodeSet:
     node_t* nodes
@@ -84,6 +85,7 @@ cdef struct Simulation:
     PointerMap ranges           # base -> size
     PointerMap chunks           # handle -> SimChunk
     PointerMap mappings         # address -> SimChunk
+    PointerMap imported         # base -> the device, of other processes' segments
     PointerMap streams          # handle + 1 -> SimStream
     SimStream* newest_stream    # of all that ever were: events refer to destroyed ones
     SimStream* unused_streams   # destroyed, to be given out again, as a driver does with its handles

@@ -29,7 +29,8 @@ class App {
     this.overviews = await this.source.runs();
     const first = this.overviews[0];
     this.by = Object.keys(first.groupings)[0];
-    this.moment = first.peak_reserved.moment;
+    const refused = first.marks.find(([, kind]) => kind === "oom");
+    this.moment = refused ? refused[0] : first.peak_reserved.moment;
     this._listen();
     this._show(this.overviews.slice(0, 2).map((_, number) => number));
   }
@@ -57,10 +58,10 @@ class App {
     const {overview} = this.views[0];
     const words = {line: "line", frame: "innermost frame", stack: "stack", pool: "pool", stream: "stream", size: "size"};
     fill(this._element("by"), ...Object.keys(overview.groupings).map((by) => make("option", {value: by, selected: by === this.by}, words[by])));
-    const other = this.views[1] ? String(this.views[1].number) : "";
+    const beside = this.views[1] ? String(this.views[1].number) : "";
     const shown = this.overviews.map((run, number) => ({run, number})).filter(({number}) => number !== this.views[0].number);
     const tried = new Set(this.overviews.map((run) => run.settings));
-    const options = [make("option", {value: ""}, "nothing"), ...shown.map(({run, number}) => make("option", {value: String(number), selected: String(number) === other}, this.runName(run)))];
+    const options = [make("option", {value: ""}, "nothing"), ...shown.map(({run, number}) => make("option", {value: String(number), selected: String(number) === beside}, this.runName(run)))];
     if (this.source.canTry && overview.history) {
       const untried = SETTINGS_TO_TRY.filter((settings) => !tried.has(settings));
       const group = make("optgroup", {label: "under other settings"}, ...untried.map((settings) => make("option", {value: `try ${settings}`}, settings)), make("option", {value: "ask"}, "other settings …"));
@@ -71,15 +72,9 @@ class App {
     const hasTimes = overview.last_time > overview.first_time;
     this._element("axis").parentElement.hidden = !hasTimes;
     this._element("by").parentElement.hidden = Object.keys(overview.groupings).length < 2;
-    const about = [make("b", {}, overview.name), `device ${overview.device}`];
-    if (overview.history) {
-      about.push(`${count(overview.events)} entries`, `rules of PyTorch ${overview.compat}`);
-      if (overview.matches) about.push("every decision made again");
-      else if (overview.matches === false) about.push("the replay differs from the recording");
-    }
-    const separated = about.flatMap((part, i) => (i ? [" · ", part] : [part]));
-    fill(this._element("identity"), ...separated);
-    this._element("identity").title = overview.reason || "";
+    const other = this.views[1] && this.views[1].overview.name !== overview.name ? `, ${this.views[1].overview.name}` : "";
+    fill(this._element("identity"), make("b", {}, overview.name + other));
+    this._element("identity").title = overview.name + other;
     document.title = `${overview.name} · allotment view`;
   }
 
@@ -268,8 +263,8 @@ class App {
     const step = event.shiftKey ? Math.max(1, Math.round((last * span) / 100)) : 1;
     const next = (list) => list.find(([moment]) => moment > this.moment) || list[0];
     const keys = {
-      ArrowLeft: () => this._stepTo(this.moment - step),
-      ArrowRight: () => this._stepTo(this.moment + step),
+      ArrowLeft: () => this._stepTo(this.source.neighbour(view.number, this.moment, -step)),
+      ArrowRight: () => this._stepTo(this.source.neighbour(view.number, this.moment, step)),
       Home: () => this._stepTo(Math.round(this.window[0] * view.overview.last)),
       End: () => this._stepTo(Math.round(this.window[1] * view.overview.last)),
       p: () => this._stepTo(view.overview.peak_reserved.moment),

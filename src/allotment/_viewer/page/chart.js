@@ -39,7 +39,7 @@ class StackChart {
     this._top = Math.max(top, 1);
     this._isTime = isTime;
     this.starts = starts;
-    const looks = [...layers.map((layer) => layer.color + (layer.dim ? "!" : "")), ...lines.map((line) => line.color + line.fill)].join();
+    const looks = [...layers.map((layer) => layer.color + (layer.dim ? "!" : "")), ...lines.map((line) => line.color + line.fill), isTime].join();
     const data = [starts, ...sums.reverse(), ...lines.map((line) => stretched(line.values))];
     if (this._plot && this._looks === looks) {
       this._plot.setData(data, false);
@@ -144,6 +144,14 @@ class StackChart {
     ctx.beginPath();
     ctx.rect(left, top - 6 * ratio, width, height + 6 * ratio);
     ctx.clip();
+    if (this._moment !== null) {
+      const x = Math.round(plot.valToPos(this._moment, "x", true));
+      ctx.fillStyle = themed("accent");
+      ctx.fillRect(x - ratio, top, 2 * ratio, height);
+      ctx.beginPath();
+      ctx.arc(x, top, 4.5 * ratio, 0, 2 * Math.PI);
+      ctx.fill();
+    }
     for (const mark of this._marks) {
       const x = Math.round(plot.valToPos(mark.x, "x", true));
       if (x < left - 5 || x > left + width + 5) continue;
@@ -156,14 +164,6 @@ class StackChart {
       } else {
         ctx.fillRect(x, top + height - 5 * ratio, Math.max(1, ratio), 5 * ratio);
       }
-    }
-    if (this._moment !== null) {
-      const x = Math.round(plot.valToPos(this._moment, "x", true));
-      ctx.fillStyle = themed("accent");
-      ctx.fillRect(x - ratio, top, 2 * ratio, height);
-      ctx.beginPath();
-      ctx.arc(x, top, 4.5 * ratio, 0, 2 * Math.PI);
-      ctx.fill();
     }
     ctx.restore();
   }

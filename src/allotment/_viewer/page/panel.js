@@ -39,7 +39,9 @@ class Panel {
       return make("div", {class: "bar"}, make("i", {style: {width: `${(100 * view.at.live) / total}%`, background: "var(--accent)"}}),
         ...overview.causes.map((cause, i) => make("i", {style: {width: `${(100 * view.at.waste[i]) / total}%`, background: CAUSE_COLORS[cause]}})));
     });
-    fill(this._moment, make("h2", {}, when, make("span", {class: "aside"}, aside)), ...bars, facts);
+    const refused = overview.marks.filter(([moment, kind]) => kind === "oom" && moment === at.moment)
+      .map(([, , size]) => make("p", {class: "refused"}, `A request for ${bytes(size)} ran out of memory here.`));
+    fill(this._moment, make("h2", {}, when, make("span", {class: "aside"}, aside)), ...refused, ...bars, facts);
   }
 
   _drawHolders(views) {

@@ -53,9 +53,7 @@ class RunView {
     this._map = card("map", "Addresses");
     const parts = [this._title, this._live.element, this._waste.element, this._scrub.element, this._map.element];
     this.element = make("div", {class: this.overview.history ? "run" : "run only-map"}, ...parts);
-    this._waste.note.append(make("span", {class: "keys"}, ...this.overview.causes
-      .filter((cause) => this.overview.waste_at_peak[cause] > 0)
-      .map((cause) => make("span", {class: "key", title: CAUSE_NOTES[cause]}, make("i", {style: {background: CAUSE_COLORS[cause]}}), CAUSE_WORDS[cause]))));
+    this._live.note.append(make("span", {class: "key"}, make("i", {class: "line"}), "reserved"));
     this._map.note.append(make("span", {class: "keys"}, ...["free", "pinned", "waiting", "unmapped"].map((state) => {
       const looks = {
         free: themed("free"), waiting: "var(--waiting)", unmapped: "radial-gradient(var(--faint) 1px, transparent 1px) 0 0/4px 4px",
@@ -89,13 +87,16 @@ class RunView {
       const {left, width} = this._scrub.body.getBoundingClientRect();
       const fraction = Math.min(Math.max((event.clientX - left - 74) / (width - 88), 0), 1);
       if (!this.whole) return;
-      const column = Math.min(Math.floor(fraction * this.whole.arrays.moment.length), this.whole.arrays.moment.length - 1);
-      this.app.setMoment(this.whole.arrays.moment[column], this);
+      const {arrays} = this.whole, starts = this._starts(this.whole);
+      let column = 0;
+      while (column + 1 < arrays.moment.length && starts[column + 1] <= fraction * this.extent) column += 1;
+      this.app.setMoment(arrays.moment[column], this);
     };
     this._scrub.body.addEventListener("pointerdown", (event) => { this._scrub.body.setPointerCapture(event.pointerId); scrubTo(event); });
     this._scrub.body.addEventListener("pointermove", (event) => { if (event.buttons) scrubTo(event); });
   }
 
+  /** `other` is the run that this one is compared with. */
   setTitle(other) {
     const {overview} = this;
     const figure = (name, value, title, isBad) => make("span", {class: isBad ? "figure bad" : "figure", title: title || ""}, `${name} `, make("b", {}, value));
@@ -116,7 +117,20 @@ class RunView {
     const isCompared = this.app.views.length > 1;
     const label = isCompared ? this.app.runName(overview) : null;
     if (isCompared) figures.splice(1, 1);
-    fill(this._title, label ? make("div", {class: "label", title: label}, label) : null, make("div", {class: "figures"}, ...figures));
+    const about = make("span", {class: "about", title: overview.reason || ""}, isCompared ? "" : this._identity().join(" · "));
+    fill(this._title, label ? make("div", {class: "label", title: label}, label) : null, make("div", {class: "figures"}, ...figures, about));
+  }
+
+  _identity() {
+    const {overview} = this;
+    const parts = [`device ${overview.device}`];
+    if (overview.history) {
+      parts.push(`${count(overview.events)} entries`, `PyTorch ${overview.compat}`);
+      if (overview.matches) parts.push("every decision made again");
+      else if (overview.matches === false) parts.push("the replay differs from the recording");
+    }
+    if (overview.stills) parts.push(`map at ${count(overview.stills)} moments`);
+    return parts;
   }
 
   // --- time ------------------------------------------------------------------------------------------------------------
@@ -148,14 +162,27 @@ class RunView {
 
   _by(by) { return by in this.overview.groupings ? by : Object.keys(this.overview.groupings)[0]; }
 
-  async _loadSeries({low, high, by, axis, query}) {
+  /** The whole of time first, if it is not known as it is wanted: the bar below and the scale of waste need it. */
+  async _loadSeries(wanted) {
+    const {whole} = this;
+    const isWhole = wanted.low <= 0 && wanted.high >= this.extent;
+    if (!isWhole && (!whole || whole.by !== wanted.by || whole.axis !== wanted.axis || whole.query !== wanted.query)) {
+      await this._loadStretch({...wanted, low: 0, high: this.extent});
+    }
+    await this._loadStretch(wanted);
+  }
+
+  async _loadStretch({low, high, by, axis, query}) {
     const columns = Math.max(200, Math.min(2400, Math.round(this._live.body.clientWidth - 88)));
     // A little more than is shown, so that moving finds something there.
     const margin = (high - low) / 4, start = Math.max(0, low - margin), end = Math.min(this.extent, high + margin);
     const factor = (end - start) / Math.max(high - low, 1e-9);
     const found = await this.app.source.series(this.number, {start, end: Math.max(start, end - (axis === "time" ? 0 : 1)), columns: Math.round(columns * factor), by, axis, query});
     Object.assign(found, {low: start, high: end, axis, query});
-    if (start <= 0 && end >= this.extent) this.whole = found;
+    if (start <= 0 && end >= this.extent) {
+      this.whole = found;
+      this._nameCauses();
+    }
     if (axis !== (this.isTime ? this.app.axis : "event") || by !== this._by(this.app.by)) return;
     this._show(found);
   }
@@ -163,10 +190,7 @@ class RunView {
   _show(found) {
     this.series = found;
     const {arrays} = found, size = arrays.moment.length, isTime = found.axis === "time";
-    const starts = new Float64Array(size + 1);
-    starts.set(isTime ? arrays.start_time : arrays.start);
-    starts[size] = isTime ? Math.max(found.high, starts[size - 1] + 1) : found.end;
-    for (let i = 1; i <= size; i++) if (starts[i] <= starts[i - 1]) starts[i] = starts[i - 1] + 1e-3;
+    const starts = this._starts(found);
     const names = this.overview.groupings[found.by];
     const layers = names.map((_, band) => ({
       values: arrays.bands.subarray(band * size, (band + 1) * size), color: bandColor(this.overview, found.by, band),
@@ -185,6 +209,24 @@ class RunView {
     this._showMoment();
     this._drawScrub();
     this.app.drawn();
+  }
+
+  /** Where columns begin, and where the last one ends. */
+  _starts(found) {
+    const {arrays} = found, size = arrays.moment.length, isTime = found.axis === "time";
+    const starts = new Float64Array(size + 1);
+    starts.set(isTime ? arrays.start_time : arrays.start);
+    starts[size] = isTime ? Math.max(found.high, starts[size - 1] + 1) : found.end;
+    for (let i = 1; i <= size; i++) if (starts[i] <= starts[i - 1]) starts[i] = starts[i - 1] + 1e-3;
+    return starts;
+  }
+
+  /** The causes of waste that there are. */
+  _nameCauses() {
+    const {waste, moment} = this.whole.arrays, size = moment.length;
+    const there = this.overview.causes.filter((_, i) => waste.subarray(i * size, (i + 1) * size).some((value) => value > 0));
+    const keys = there.map((cause) => make("span", {class: "key", title: CAUSE_NOTES[cause]}, make("i", {style: {background: CAUSE_COLORS[cause]}}), CAUSE_WORDS[cause]));
+    fill(this._waste.note, make("span", {class: "keys"}, ...keys));
   }
 
   /** The most that was wasted at once, as far as the whole of time is known. */
@@ -226,6 +268,7 @@ class RunView {
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     const left = 74, across = width - 88, {arrays} = this.whole, size = arrays.moment.length;
+    const starts = this._starts(this.whole).map((start) => left + (across * start) / this.extent);
     const y = (value) => height - 4 - (value / this.app.top) * (height - 10);
     for (const part of ["reserved", "live"]) {
       context.fillStyle = part === "live" ? themed("accent") : themed("line");
@@ -235,8 +278,8 @@ class RunView {
       for (let i = 0; i < size; i++) {
         let value = arrays.reserved[i];
         if (part === "live") { value = 0; for (let band = 0; band < arrays.bands.length / size; band++) value += arrays.bands[band * size + i]; }
-        context.lineTo(left + (across * i) / size, y(value));
-        context.lineTo(left + (across * (i + 1)) / size, y(value));
+        context.lineTo(starts[i], y(value));
+        context.lineTo(starts[i + 1], y(value));
       }
       context.lineTo(left + across, height - 4);
       context.fill();

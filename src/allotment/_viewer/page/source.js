@@ -35,6 +35,9 @@ class ServerSource {
     return found;
   }
 
+  /** So many moments on. */
+  neighbour(run, moment, step) { return moment + step; }
+
   async series(run, fields) { return unpack(await (await this._get("series", {run, ...fields})).arrayBuffer()); }
   async moment(run, fields) { return unpack(await (await this._get("moment", {run, ...fields})).arrayBuffer()); }
   async block(run, life, moment) { return (await this._get("block", {run, life, moment})).json(); }
@@ -146,6 +149,13 @@ class FileSource {
         is_live: isLive(life), line: overview.lines[all.life_stack[life]] || "",
       })),
     };
+  }
+
+  /** So many moments on, or the next one of which there is a map. */
+  neighbour(run, moment, step) {
+    const stills = this._arrays[run].still, now = this._still(run, moment), wanted = this._still(run, moment + step);
+    const next = wanted === now ? now + Math.sign(step) : wanted;
+    return stills[Math.min(Math.max(next, 0), stills.length - 1)];
   }
 
   /** The still nearest to a moment. */

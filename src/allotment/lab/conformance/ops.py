@@ -462,7 +462,7 @@ def snapshot(world: World, op: Op) -> None:
 
 @question(id=NUMBER, offset=SIZE, handle_length=NUMBER, handle_start=list_of(BYTE, length=2))
 def share(world: World, op: Op) -> None:
-    offset, handle = world.allocator.share(world.live_block(op))
+    offset, handle = world.allocator.share_torch(world.live_block(op))
     compare("offset", op["offset"], offset)
     compare("length of the handle", op["handle_length"], len(handle))
     compare("start of the handle", op["handle_start"], list(handle[:2]))

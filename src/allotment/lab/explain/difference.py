@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from allotment.errors import RequestError
 from allotment.lab.explain.report import Explanation
+from allotment.lab.showing import Shown, ShownTable
 
 __all__ = ["Comparison", "Condition", "LineChange", "compare"]
 
@@ -23,13 +24,21 @@ class LineChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Shown):
     """B against A."""
 
     lines: list[LineChange]
     """Those that differ most first."""
     ratios: dict[str, float | None]
     """B over A; None where A has nothing."""
+
+    def tables(self) -> list[ShownTable]:
+        """The lines, and the ratios."""
+        lines = [(each.where, each.a_bytes, each.b_bytes, each.b_bytes - each.a_bytes) for each in self.lines]
+        return [
+            ShownTable("In use at the peak, by line", ("where", "a_bytes", "b_bytes", "change_bytes"), lines),
+            ShownTable("B over A", ("ratio", "value"), list(self.ratios.items())),
+        ]
 
 
 def compare(a: Explanation, b: Explanation) -> Comparison:

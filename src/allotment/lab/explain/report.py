@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 
 import numpy as np
@@ -18,8 +18,9 @@ from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.records import MOMENT_BLOCK, Kind
 from allotment.lab.replay.run import Recording
+from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import FEW
-from allotment.lab.tune.search import Candidate, try_settings
+from allotment.lab.tune.search import Candidate, candidate_table, try_settings
 
 __all__ = ["Bounds", "Explanation", "Peak", "explain", "explain_end"]
 
@@ -50,7 +51,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Shown):
     """Why a run needed the memory that it did."""
 
     device: int
@@ -64,6 +65,24 @@ class Explanation:
     """None without a history."""
     suggestions: list[Candidate]
     """What would help most, tried by replay."""
+
+    def tables(self) -> list[ShownTable]:
+        """Who holds what at the peak, what is wasted and why, what was free when a request failed, what would help."""
+        causes = [(field.name, getattr(self.waste, field.name)) for field in fields(self.waste)]
+        tables = [
+            ShownTable(
+                f"In use at the peak, {self.peak.live_bytes:,} of {self.peak.reserved_bytes:,} bytes reserved",
+                ("where", "bytes", "blocks"),
+                [(each.where, each.bytes, each.blocks) for each in self.peak.holders],
+            ),
+            ShownTable("Reserved and not in use", ("cause", "bytes"), [*causes, ("total", self.waste.total)]),
+        ]
+        if self.failure is not None:
+            free = [(each.bytes, each.reason) for each in self.failure.free]
+            tables.append(ShownTable(f"Free when {self.failure.size:,} bytes were refused", ("bytes", "reason"), free))
+        if self.suggestions:
+            tables.append(candidate_table("What would help", self.suggestions))
+        return tables
 
 
 def explain(recording: Recording, progress: Callable[[str], None] = lambda what: None) -> Explanation:

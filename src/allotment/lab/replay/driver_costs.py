@@ -1,23 +1,83 @@
 """What calls of a driver cost: data, measured on one machine, by which a replay prices the calls that it counts.
 
-`driver_costs.json` is the one place of these numbers; `benchmarks/virtual_memory.py --costs` measures them again on
-the machine that it runs on.
+`driver_costs.json` comes along, measured on the GPU that it names. `allotment calibrate` measures the user's own into a
+file of the same form, which is used from then on: the one that the environment variable ALLOTMENT_COSTS names, else
+`costs.json` in the user's folder of settings.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+
+from allotment.errors import FormatError
+
+__all__ = ["CALLS", "COSTS_VARIABLE", "Points", "costs_device", "driver_costs", "user_costs_file", "write_costs"]
 
 CALLS = ("reserve", "create", "map", "access", "unmap", "release", "malloc", "free", "record", "wait")
 """The kinds of calls, in the order in which the replay's device counts them."""
+COSTS_VARIABLE = "ALLOTMENT_COSTS"
+MOST_POINTS = 4
+UNIT = "microseconds; a list is of points (MiB, microseconds) with straight lines between and behind them"
 
 Points = list[tuple[float, float]]
 
 
-@cache
+def user_costs_file() -> Path:
+    """Where `allotment calibrate` puts what it measures, unless told otherwise."""
+    named = os.environ.get(COSTS_VARIABLE)
+    if named:
+        return Path(named)
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(folder) if folder else Path.home() / ".config") / "allotment" / "costs.json"
+
+
 def driver_costs() -> dict[str, Points]:
-    """By kind of call: points (MiB, microseconds), with straight lines between them and behind the last two."""
-    stored = json.loads(files("allotment.lab.replay").joinpath("driver_costs.json").read_text())
-    return {kind: [(size, cost) for size, cost in stored["costs"][kind]] for kind in CALLS}
+    """By kind of call: points (MiB, microseconds), with straight lines between them and behind the last two.
+
+    Raises FormatError for a file of the user's that is not one of costs.
+    """
+    return _stored(_chosen())[1]
+
+
+def costs_device() -> str:
+    """The device that they were measured on."""
+    return _stored(_chosen())[0]
+
+
+def write_costs(path: Path, device: str, costs: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Keep what was measured on a device. Raises OSError."""
+    lines = ",\n".join(f'    "{kind}": {json.dumps(points)}' for kind, points in costs.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f'{{\n  "device": {json.dumps(device)},\n  "unit": {json.dumps(UNIT)},\n  "costs": {{\n{lines}\n  }}\n}}\n'
+    )
+    _stored.cache_clear()
+
+
+def _chosen() -> Path | None:
+    """The user's file, if there is one; None is the one that comes along."""
+    path = user_costs_file()
+    return path if COSTS_VARIABLE in os.environ or path.is_file() else None
+
+
+@cache
+def _stored(path: Path | None) -> tuple[str, dict[str, Points]]:
+    if path is None:
+        text = files("allotment.lab.replay").joinpath("driver_costs.json").read_text()
+    else:
+        text = path.read_text()
+    try:
+        stored = json.loads(text)
+        costs = {
+            kind: [(float(size), float(cost)) for size, cost in stored["costs"][kind]][:MOST_POINTS] for kind in CALLS
+        }
+        if not all(costs.values()):
+            raise ValueError("a kind of call has no points")
+        return str(stored["device"]), costs
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: not a file of driver costs ({error}); allotment calibrate writes one") from None

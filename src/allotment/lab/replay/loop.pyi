@@ -68,6 +68,9 @@ class Replay:
         """
     def figures(self) -> dict[str, Any]:
         """The counters of the window."""
+    @property
+    def driver_ms(self) -> float:
+        """What the calls of a driver in the window would take, in milliseconds."""
     def driver(self) -> dict[str, Any]:
         """What a driver would have been called for in the window."""
     def moment(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:

@@ -537,13 +537,18 @@ cdef class Replay:
             "ooms": stats.ooms,
         }
 
+    @property
+    def driver_ms(self) -> float:
+        """What the calls of a driver in the window would take, in milliseconds."""
+        return self.device.state.microseconds / 1000
+
     def driver(self) -> dict[str, Any]:
         """What a driver would have been called for in the window."""
         cdef const ReplayState* device = &self.device.state
         calls = {kind: device.calls[i] for i, kind in enumerate(CALLS)}
         return {
             "driver_calls": calls,
-            "driver_ms": device.microseconds / 1000,
+            "driver_ms": self.driver_ms,
             "calls_last_quarter": memory_calls(device) - self.calls_before,
             "waits": calls["wait"],
             "chunks": calls["create"] - calls["release"],

@@ -35,6 +35,7 @@ from allotment.lab.replay.moment import Deeds, Moment
 from allotment.lab.replay.placement import Placement
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
+from allotment.lab.showing import Shown, ShownTable
 
 __all__ = [
     "SAMPLE",
@@ -92,9 +93,10 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Shown):
     """What came of a replay. Peaks and device calls are those since the history began."""
 
+    device: int
     events: int
     peak_requested_bytes: int
     peak_allocated_bytes: int
@@ -140,6 +142,14 @@ class Result:
         """
         return self.peak_reserved_bytes / self.recorded_peak_active_bytes if self.recorded_peak_active_bytes else None
 
+    def tables(self) -> list[ShownTable]:
+        """One row of figures."""
+        names = (
+            *("events", "peak_requested_bytes", "peak_active_bytes", "peak_reserved_bytes", "waste_ratio"),
+            *("driver_ms", "retries", "ooms", "compat", "placement", "matches_recording"),
+        )
+        return [ShownTable("A recorded run, replayed", names, [[getattr(self, name) for name in names]])]
+
 
 def read_recording(
     source: str | os.PathLike[str] | bytes | BinaryIO,
@@ -167,7 +177,7 @@ def read_source(source: str | os.PathLike[str] | bytes | BinaryIO) -> Snapshot:
     if source == STANDARD_INPUT:
         return read_snapshot(sys.stdin.buffer)
     if source == SAMPLE and not os.path.exists(SAMPLE):
-        source = files("allotment._samples").joinpath("graph_train.pickle.gz").read_bytes()
+        source = files("allotment._samples").joinpath("streams_prefetch.pickle.gz").read_bytes()
     return read_snapshot(source)
 
 
@@ -365,6 +375,21 @@ class Recording:
         result = self._result(run, settings, samples, None, reason, None)
         return replace(result, ooms=result.ooms + refused_before)
 
+    def trial(self, settings: Settings, capacity: int | None = None, share: float = 1.0) -> tuple[int, float, int]:
+        """What is left of a replay where many are compared: most reserved, milliseconds of a driver, out of memory.
+
+        Of the first `share` of the history, wherever the blocks that were there before were put.
+        """
+        if capacity is None and settings == self.settings and share == 1.0:
+            result = self._as_recorded()
+            return result.peak_reserved_bytes, result.driver_ms, result.ooms
+        run = self._prepared(settings, capacity)
+        refused_before = run.refused
+        run.begin_window()
+        run.run(self._workload.calls[: math.ceil(share * len(self._workload.calls))])
+        figures = run.figures()
+        return int(figures["peak_reserved_bytes"]), float(run.driver_ms), int(figures["ooms"]) + refused_before
+
     def fits(self, capacity: int, settings: Settings | str | None = None) -> bool:
         """Whether no request ends out of memory on a device of `capacity` bytes."""
         run = self._prepared(self.resolved(settings), capacity)
@@ -545,11 +570,19 @@ class Recording:
     def _sampled(self, run: Replay) -> NDArray[np.uint64]:
         """Make all calls, and return how much was live and reserved in the meantime."""
         calls = self._workload.calls
-        stride = len(calls) // MOST_SAMPLES + 1
+        stride = self._stride
         samples = np.zeros((-(-len(calls) // stride), 2), dtype=np.uint64)
         run.sample(samples, stride)
         run.run(calls)
         return samples
+
+    @property
+    def _stride(self) -> int:
+        return len(self._workload.calls) // MOST_SAMPLES + 1
+
+    def sample_of(self, call: int) -> int:
+        """Which of the samples of a result, `live` and `reserved`, a call is in."""
+        return call // self._stride
 
     def _as_recorded(self) -> Result:
         run = self._follower()
@@ -620,6 +653,7 @@ class Recording:
         difference: Difference | None,
     ) -> Result:
         return Result(
+            device=self.device,
             events=self.entries,
             matches_recording=matches,
             reason=reason,

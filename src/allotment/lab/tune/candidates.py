@@ -11,6 +11,9 @@ EXPANDABLE = ("", "expandable_segments:True")
 SPLITS = ("", *(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512)))
 ROUNDINGS = ("", "roundup_power2_divisions:4", "roundup_power2_divisions:8")
 COLLECTION = ("", "garbage_collection_threshold:0.6", "garbage_collection_threshold:0.8")
+FINER_SPLITS = ("", *(f"max_split_size_mb:{size}" for size in (21, 24, 48, 96, 160, 192, 320, 384, 640, 768, 1024)))
+FINER_ROUNDINGS = ("", *(f"roundup_power2_divisions:{divisions}" for divisions in (1, 2, 4, 8, 16, 32)))
+FINER_COLLECTION = ("", *(f"garbage_collection_threshold:{share}" for share in (0.5, 0.6, 0.7, 0.8, 0.9)))
 OURS = ("placement:dense",)
 """Not PyTorch's own: an allocator of ours has to run below PyTorch."""
 
@@ -24,11 +27,21 @@ FEW = ("", "expandable_segments:True", *SPLITS[2:4], "expandable_segments:True,r
 """The ones that help most often."""
 
 
-def all_candidates(limited: bool) -> Iterator[str]:
-    """The few first, then the others; collection has an effect only where memory is limited."""
+def all_candidates(limited: bool, finely: bool = False) -> Iterator[str]:
+    """The few first, then the others; collection has an effect only where memory is limited.
+
+    `finely` goes on with values in between, some 1,000 combinations in all where memory is limited.
+    """
     seen = set(FEW)
     yield from FEW
-    for parts in product(EXPANDABLE, ROUNDINGS, SPLITS, COLLECTION if limited else ("",)):
+    yield from _combined(seen, EXPANDABLE, ROUNDINGS, SPLITS, COLLECTION if limited else ("",))
+    if finely:
+        splits = (*SPLITS, *FINER_SPLITS[1:])
+        yield from _combined(seen, EXPANDABLE, FINER_ROUNDINGS, splits, FINER_COLLECTION if limited else ("",))
+
+
+def _combined(seen: set[str], *choices: tuple[str, ...]) -> Iterator[str]:
+    for parts in product(*choices):
         text = ",".join(part for part in parts if part)
         if text not in seen:
             seen.add(text)

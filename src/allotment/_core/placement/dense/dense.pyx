@@ -9,13 +9,14 @@ from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport note_free, note_handed_out
 from allotment._core.mechanism.capturing cimport capture_of, is_inside_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.holds cimport hold_of
 from allotment._core.mechanism.reclaim cimport release_everything, release_unused_pools
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
 from allotment._core.mechanism.streams cimport (
     drop_empty_queues, is_destroyed_stream, queue_remove, wait_events, wait_for_stream)
 from allotment._core.model.model cimport (
     FAILED_DEVICE, NO_FAILURE, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request, Shelf,
-    StreamRecord, Totals, visit_t)
+    StreamRecord, Totals, visit_chunk_t, visit_t)
 from allotment._core.placement.dense.arena cimport (
     Piece, addresses_left, arena_adopt, arena_clear, arena_extend, arena_grant, arena_make, arena_retire, arena_trim,
     drop_old_views, free_ends, region_make)
@@ -227,7 +228,9 @@ cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
         while pending != NULL and ok:
             block = pending.block
             # The first event that is met of a block stands for it: its events are of neighbouring moments.
-            if not block.releasable and block.shelf.rack.arena == <void*> arena:
+            # One that another process has open is not to be had by waiting for streams.
+            if (not block.releasable and block.shelf.rack.arena == <void*> arena
+                    and hold_of(arena.engine, block) == NULL):
                 ok = make_room(<void**> &waiting.blocks, &waiting.room, waiting.count, sizeof(Block*))
                 if ok:
                     block.releasable = True
@@ -899,6 +902,15 @@ cdef bint walk(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept n
     return True
 
 
+cdef bint chunks(Engine* engine, Block* block, visit_chunk_t visit, void* self) noexcept nogil:
+    cdef View* view = tile_of(block).view
+    while view != NULL and view.address < tile_end(tile_of(block)):
+        if not visit(self, view.chunk.handle, view.chunk.size, view.address):
+            return False
+        view = view.behind
+    return True
+
+
 cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
     return check_arena(<Arena*> pool.large.arena, totals)
 
@@ -906,7 +918,8 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
 cdef Placement table = Placement(
     name=b"dense", needs_virtual=True, create=create, destroy=destroy, hit=hit, miss=miss, lend=lend, reserve=reserve,
     take_front=take_front, take_back=take_back, release=release, retire=retire, grant=grant,
-    largest_free=largest_free, free_bytes=free_bytes, joinable=joinable, ranges=ranges, walk=walk, check=check)
+    largest_free=largest_free, free_bytes=free_bytes, joinable=joinable, ranges=ranges, walk=walk, chunks=chunks,
+    check=check)
 
 
 cdef const Placement* dense_placement() noexcept nogil:

@@ -296,7 +296,7 @@ cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nog
 cdef Placement table = Placement(
     name=b"torch", needs_virtual=False, create=NULL, destroy=NULL, hit=hit, miss=miss_shelf, lend=lend, reserve=NULL,
     take_front=take_front, take_back=take_back, release=release_shelves, retire=drop_ranges, grant=NULL,
-    largest_free=largest_on_shelves, free_bytes=free_on_shelves, joinable=NULL, ranges=NULL, walk=NULL,
+    largest_free=largest_on_shelves, free_bytes=free_on_shelves, joinable=NULL, ranges=NULL, walk=NULL, chunks=NULL,
     check=check_shelves)
 
 

@@ -1,0 +1,140 @@
+cimport cython
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
+from allotment._core.contract.types cimport address_t
+from allotment._core.edge.sharing cimport SharedBlock, end_shares, lease_block, share_block, shared_block_clear
+from allotment._core.engine cimport engine_leave
+from allotment._core.mechanism.holds cimport holds_end
+from allotment._core.model.model cimport Failure
+from allotment._core.tools.arguments cimport read_block
+
+from allotment._sharing import device_calls, owner, torch_form
+from allotment.errors import AddressError, UnsupportedError
+
+
+cdef object told(const SharedBlock* shared):
+    """What Python gets to know of it."""
+    cdef size_t i
+    return owner.SharedBlock(
+        shared.generation, shared.size, shared.offset, shared.base,
+        [(shared.pieces[i].chunk, shared.pieces[i].size) for i in range(shared.piece_count)],
+        [shared.streams[i] for i in range(shared.stream_count)])
+
+
+@cython.no_gc_clear
+cdef class SharingAllocator(PoolingAllocator):
+    """An engine whose blocks other processes can open; users hold an `Allocator`."""
+
+    def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:
+        """A handle by which another process of this user opens the block: `allotment.open_shared(handle)`.
+
+        `block` is an address or a `Buffer`; of a slice, its whole block is shared. Handles of one block are equal. The
+        block is not reused while another process has it open, also if it is freed meanwhile, nor for `hold` seconds
+        in which nobody opens the handle; after those it cannot be opened any more, until the block is shared again.
+        What its streams have been given so far is waited for by who opens it.
+
+        Raises AddressError for what is not a live block, UnsupportedError if the device does not share memory (host
+        memory does with the settings key `shareable:True`), CaptureError while a stream of the block is being captured,
+        DeviceError. Costs no copy and no call of the device unless its streams are busy. Safe to call from several
+        threads.
+        """
+        cdef address_t address = read_block(block)
+        self.require_sharing("share")
+        self.require_open()
+        return owner.share(self, address, hold)
+
+    def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
+        """(offset, handle) in PyTorch's own form: the block lies `offset` bytes into what the handle opens.
+
+        Its version is that of the PyTorch whose rules are in force. Nothing holds the block for who opens the handle,
+        which must be in time. Raises AddressError, UnsupportedError for devices that do not share memory and for blocks
+        of `placement:dense`, whose pieces have no common size, DeviceError.
+        """
+        cdef address_t address = read_block(block)
+        cdef object shared
+        self.require_sharing("share_torch")
+        shared = self.shared_block(address, False)
+        chunk, page = shared.pieces[0]
+        version = self.rules.handle_version
+        if chunk == 0:
+            return shared.offset, torch_form.write_segment(
+                version, device_calls.export_segment(self.device, shared.base))
+        if any([size != page for _, size in shared.pieces]):
+            raise UnsupportedError(
+                f"share_torch: the block at {address:#x} lies in chunks of several sizes (placement:dense), which "
+                "PyTorch's form cannot say; use share, or a pool with placement torch", operation="share_torch")
+        handles = [device_calls.export_chunk(self.device, chunk, True)[1] for chunk, _ in shared.pieces]
+        return shared.offset, torch_form.write_pages(version, page, handles)
+
+    cdef int require_sharing(self, str operation) except -1:
+        if self.device.table.segment_export == NULL and self.device.table.chunk_export == NULL:
+            advice = '; make the allocator with settings="shareable:True"' if self.device.family == "host" else ""
+            raise UnsupportedError(
+                f"{operation}: memory of {self.device.name} is not shared with other processes{advice}",
+                operation=operation)
+        return 0
+
+    # --- for `_sharing`: an address and a generation are a block that was shared ---
+
+    cdef object shared_block(self, address_t address, bint keep):
+        cdef SharedBlock shared
+        cdef Failure failure
+        cdef bint ok
+        memset(&shared, 0, sizeof(shared))
+        self.enter()
+        ok = share_block(self.engine, address, keep, &shared, &failure)
+        engine_leave(self.engine)
+        try:
+            if not ok:
+                raise self.failed(&failure)
+            return told(&shared)
+        finally:
+            shared_block_clear(&shared)
+
+    def _share_block(self, block: int, keep: bool) -> SharedBlock:
+        """What a live block is. With `keep` it is held until `_end_shares` takes that back."""
+        return self.shared_block(block, keep)
+
+    def _lease_block(self, block: int, generation: int) -> SharedBlock:
+        """What a block is that was shared, held for one process more. Raises AddressError if it has ended."""
+        cdef SharedBlock shared
+        cdef Failure failure
+        cdef address_t address = block
+        cdef uint64_t number = generation
+        cdef bint ok
+        memset(&shared, 0, sizeof(shared))
+        self.enter()
+        ok = lease_block(self.engine, address, number, &shared, &failure)
+        engine_leave(self.engine)
+        try:
+            if not ok:
+                raise self.failed(&failure)
+            return told(&shared)
+        finally:
+            shared_block_clear(&shared)
+
+    def _end_shares(self, block: int, generation: int, leases: int, keeps: int) -> None:
+        """So many leases and keeps of a block are over. Raises AddressError if it has ended."""
+        cdef address_t address = block
+        cdef uint64_t number = generation
+        cdef uint64_t fewer_leases = leases
+        cdef uint64_t fewer_keeps = keeps
+        cdef bint ok
+        self.enter()
+        with nogil:
+            ok = end_shares(self.engine, address, number, fewer_leases, fewer_keeps)
+            engine_leave(self.engine)
+        if not ok:
+            raise AddressError(f"{block:#x} is not a block that was shared, or no longer", block)
+        if self.closed:
+            self.shut()         # what was in use when it was closed goes back as it is freed
+
+    def _end_all_shares(self) -> None:
+        """No other process has anything open: in a child of fork, whose blocks are its own."""
+        self.enter()
+        with nogil:
+            holds_end(self.engine)
+            engine_leave(self.engine)

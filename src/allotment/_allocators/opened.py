@@ -1,0 +1,84 @@
+"""Other processes' blocks as buffers."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from allotment._allocators.buffer import Buffer
+from allotment._devices import open_device
+from allotment._devices.streams import Stream
+from allotment._sharing import device_calls, importer, torch_form
+from allotment._sharing.handle import SharedHandle
+from allotment.errors import SharingError, SizeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from allotment._core.contract.table import Device
+
+__all__ = ["open_shared", "open_shared_torch"]
+
+
+def open_shared(handle: SharedHandle, *, stream: Stream | int = 0) -> Buffer:
+    """The block that another process has shared, as a buffer of this one: the same memory, no copy.
+
+    Closed with the buffer, or with its last reference, or with the process: then its owner may reuse it, once the
+    streams that used it here are done (`stream`, and those given to `Buffer.record_stream`). `stream` waits for what
+    the owner's streams had to do when it shared; on host memory without a `Stream`, the call itself waits. Opened
+    twice, it has one address. A child of fork does not have it.
+
+    Raises SharingError, whose `reason` says why it cannot be opened, DeviceError, UnsupportedError on systems other
+    than Linux. Safe to call from several threads.
+    """
+    device = stream.device if isinstance(stream, Stream) else None
+    number = stream.handle if isinstance(stream, Stream) else int(stream)
+    opened, address, size = importer.open_block(handle, number, device)
+    return _buffer(opened, address, size, stream)
+
+
+def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | Device = "cuda") -> Buffer:
+    """The `size` bytes that lie `offset` bytes into what PyTorch's handle opens: one of `share_torch`, or of PyTorch.
+
+    `device` is where the memory is. The same handle opened twice is one mapping. Whoever sent it keeps the memory
+    alive: these handles hold nothing. Raises SharingError for bytes that are not such a handle, or whose process is
+    gone; UnsupportedError where descriptors of other processes cannot be had; SizeError for a place outside of it.
+    """
+    found = open_device(device, shareable=True) if isinstance(device, str) else device
+    opened, address = _open_torch(handle, offset, size, found)
+    return _buffer(opened, address, size, 0)
+
+
+def shared_form(buffer: Buffer, hold: float) -> tuple[Any, ...]:
+    """How a buffer is pickled that travels as the same memory. Raises what `Allocator.share` raises."""
+    share = getattr(buffer.allocator, "share", None)
+    if share is None or len(buffer) == 0:
+        raise UnsupportedError(f"{buffer!r} cannot be shared with another process", operation="share")
+    return _opened_part, (share(buffer, hold=hold), buffer.address - buffer.block, len(buffer))
+
+
+def _opened_part(handle: SharedHandle, start: int, size: int) -> Buffer:
+    """What was sent, of the block that it lies in."""
+    buffer = open_shared(handle)
+    return buffer if (start, size) == (0, len(buffer)) else buffer[start : start + size]
+
+
+def _buffer(opened: Any, address: int, size: int, stream: Stream | int) -> Buffer:
+    try:
+        return Buffer(opened, address, size, stream)
+    except BaseException:
+        opened.free(address)
+        raise
+
+
+def _open_torch(data: bytes, offset: int, size: int, device: Device) -> tuple[importer.Opened, int]:
+    handle = torch_form.read(data)
+    whole = handle.page * len(handle.handles)
+    if offset < 0 or size < 0 or (whole and offset + size > whole):
+        raise SizeError(f"{size} bytes from {offset} on are not in what the handle opens", size)
+    if handle.process == os.getpid():
+        raise SharingError("the handle is of this process, whose memory need not be opened", reason="foreign")
+    descriptors = torch_form.fetch_descriptors(handle) if handle.way == device_calls.DESCRIPTOR else []
+    try:
+        return importer.open_foreign(bytes(data), handle, descriptors, offset, size, device)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -1,0 +1,264 @@
+cimport cython
+
+from allotment._allocators.base cimport AllocatorBase, amount, device_given
+from allotment._allocators.buffer cimport free_buffer
+from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.pinned.blocks cimport PinnedBlocks
+from allotment._allocators.pinned.memory cimport PinnedMemory, timing_dict
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
+from allotment._core.tools.arguments cimport read_address, read_arguments, read_block, read_size, read_stream
+
+import operator
+
+from allotment import _settings as config
+from allotment._allocators.current import note_holder
+from allotment._settings import Settings
+from allotment.errors import RequestError, SettingsError
+
+# The host as a stream: a number that no stream of a device has.
+cdef object HOST = 0x7FFF_FFFF_FFFF_FF00
+
+# Settings that mean something in the mode "torch" alone.
+cdef tuple OF_TORCH = (
+    "pinned_use_background_threads", "pinned_max_round_threshold", "pinned_max_cached_size", "pinned_free_catch_all")
+
+
+@cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
+@cython.final
+cdef class PinnedAllocator(AllocatorBase):
+    """PinnedAllocator(device="cuda", *, settings=None, mode="torch", numa_node=None, limit=None)\n--\n
+    Pinned host memory of a device, kept for reuse: what a GPU copies from and to at full speed.
+
+    `mode` "torch" decides as PyTorch does: powers of two, nothing is split or merged. "tight" cuts requests out of
+    segments and joins them again, which wastes far less of memory that is dear. `settings` are the `pinned_*` keys; one
+    that has no meaning here is refused. `numa_node` is the node whose memory it shall be; `limit` the most bytes to
+    own. Memory freed is handed out again once the work until then on the streams named is done.
+
+    Safe to use from several threads. `with allocator:` closes it. Raises UnsupportedError for a device without pinned
+    memory, SettingsError, RequestError.
+    """
+
+    def __cinit__(self, *args, **kwargs):
+        device, settings, mode, numa_node, limit = read_arguments(PinnedAllocator, args, kwargs).values()
+        if mode not in ("torch", "tight"):
+            raise RequestError(f"mode must be 'torch' or 'tight', not {mode!r}")
+        self.device = getattr(device, "device", None) or device_given(device)
+        self.current_settings = config.from_environment() if settings is None else config.settings_of(settings)
+        self.memory = PinnedMemory(self.device, self.current_settings, numa_node)
+        if mode == "tight":
+            self.refuse_settings(self.current_settings)
+            self.tight = Allocator(self.memory, settings=Settings(compat=self.current_settings.compat))
+        else:
+            self.blocks = PinnedBlocks(self.memory, self.current_settings)
+        if limit is not None:
+            self.limit = limit
+        note_holder(self)
+
+    @cython.embedsignature(False)    # the class has it
+    def __init__(
+        self,
+        device: str | Device | Allocator = "cuda",
+        *,
+        settings: str | Settings | None = None,
+        mode: str = "torch",
+        numa_node: int | None = None,
+        limit: int | str | None = None,
+    ):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+
+    def __del__(self):
+        if self.memory is not None and not self.closed:
+            self.shut()
+
+    cdef int shut(self) except -1:
+        if self.blocks is not None:
+            self.blocks.close()
+        elif self.tight is not None:
+            self.tight.empty_cache()
+        return 0
+
+    cdef int refuse_settings(self, object settings) except -1:
+        """Raise for a setting that the mode "tight" gives no meaning."""
+        usual = Settings()
+        for name in OF_TORCH:
+            if getattr(settings, name) != getattr(usual, name):
+                raise SettingsError(
+                    f"{name} has no meaning in the mode 'tight', which neither rounds nor keeps single blocks; "
+                    "use mode='torch'", key=name, value=str(getattr(settings, name)), allowed="the default")
+        return 0
+
+    cdef int apply_settings(self, object settings) except -1:
+        raise SettingsError(
+            "settings of pinned memory are chosen when its allocator is made; make another PinnedAllocator")
+
+    @property
+    def mode(self) -> str:
+        """ "torch" or "tight"."""
+        return "torch" if self.tight is None else "tight"
+
+    # --- memory ---
+
+    @cython.binding(False)
+    @cython.embedsignature.format("clinic")
+    def malloc(self, size: int) -> int:
+        """Address of at least `size` bytes. Size 0 gives 0.
+
+        A miss asks the device, which is slow for pinned memory. Raises SizeError, MemoryError, DeviceError.
+        """
+        return self.allocate(size)
+
+    cdef address_t allocate(self, object size) except? 0:
+        cdef bytes_t wanted = 0
+        if not read_size(size, &wanted):
+            raise MemoryError(f"out of pinned memory: {size} bytes were requested, more than any machine has")
+        if wanted == 0:
+            return 0
+        if self.closed:
+            self.require_open()
+        if self.tight is None:
+            return self.blocks.allocate(wanted)
+        return <address_t> self.tight.allocate(size, HOST, 0, 0)
+
+    @cython.binding(False)
+    @cython.embedsignature.format("clinic")
+    def free(self, address: Buffer | int, streams: Iterable[Stream | int] = ()) -> None:
+        """Give a block back; `streams` are those whose work until now may touch it. Freeing 0 does nothing.
+
+        Without streams, here or recorded, no event is needed and the block can be had again at once. A stream that is
+        being captured is not waited for: what a graph copies must outlive the graph. Raises AddressError, StreamError.
+        """
+        if free_buffer(address, self):
+            return
+        self.release(read_address(address), streams)
+
+    cdef int release(self, address_t address, object streams) except -1:
+        if address == 0:
+            return 0
+        if self.tight is None:
+            return self.blocks.free(address, streams)
+        for stream in streams:
+            self.use_tight(address, stream)
+        self.tight.release_address(address)
+        return 0
+
+    cdef int use_tight(self, address_t address, object stream) except -1:
+        cdef stream_t handle = read_stream(stream, self.device)
+        self.tight.record_stream(address, handle)
+        return 0
+
+    def empty(self, size: int, stream: Stream | int | None = None) -> Buffer:
+        """A buffer of `size` bytes that frees itself when the last reference to it goes.
+
+        `stream`, if given, is recorded as one that uses it. Raises what `malloc` and `record_stream` raise.
+        """
+        count = operator.index(size)        # once: another time it might be another
+        buffer = self.owned(self.allocate(count), count, 0 if stream is None else stream)
+        if stream is not None:
+            self.record_stream(buffer, stream)
+        return buffer
+
+    def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
+        """Declare that work on `stream` uses the block, so that its free waits for that work.
+
+        Raises AddressError, StreamError.
+        """
+        cdef address_t address = read_block(block)
+        if address == 0:
+            return
+        if self.tight is None:
+            self.blocks.use(address, stream)
+        else:
+            self.use_tight(address, stream)
+
+    def empty_cache(self) -> None:
+        """Give what nothing can touch any more back to the device. Raises DeviceError."""
+        if self.tight is None:
+            self.blocks.empty()
+        else:
+            self.tight.empty_cache()
+
+    cdef bint is_readable(self) noexcept:
+        return True
+
+    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+        if self.tight is not None:
+            return self.tight.find_block(address, start, size)
+        around = self.blocks.around(address)
+        if around is None:
+            return ELSEWHERE
+        start[0], size[0] = around
+        return IN_BLOCK
+
+    # --- limits and figures ---
+
+    cdef bint find_limit(self, bytes_t* most) noexcept:
+        if self.tight is not None:
+            return self.tight.find_limit(most)
+        if self.blocks is None:
+            return False
+        most[0] = self.blocks.limit
+        return self.blocks.limited
+
+    cdef int put_limit(self, bint limited, bytes_t most) except -1:
+        if self.tight is not None:
+            return self.tight.put_limit(limited, most)
+        self.blocks.limited, self.blocks.limit = limited, most
+        return 0
+
+    cdef bytes_t live_bytes(self) noexcept:
+        if self.tight is not None:
+            return self.tight.live_bytes()
+        return <bytes_t> self.blocks.active_now() if self.blocks is not None else 0
+
+    cdef str figures(self):
+        if self.tight is not None:
+            return self.tight.figures()
+        return f"{amount(self.live_bytes())} live, {amount(self.blocks.owned_bytes.current)} reserved"
+
+    def nested_stats(self) -> dict[str, Any]:
+        """All counters by metric, with the names that PyTorch gives them. Times are in microseconds.
+
+        In the mode "tight" an allocation is a segment.
+        """
+        if self.tight is None:
+            return self.blocks.figures()
+        found = self.tight.nested_stats()
+        return {
+            "allocations": found["segment"]["all"],
+            "allocated_bytes": found["reserved_bytes"]["all"],
+            "active_requests": found["active"]["all"],
+            "active_bytes": found["active_bytes"]["all"],
+            "num_host_alloc": found["segment"]["all"]["allocated"],
+            "num_host_free": found["segment"]["all"]["freed"],
+            "host_alloc_time": timing_dict(&self.memory.obtaining),
+            "host_free_time": timing_dict(&self.memory.releasing),
+            "bucket_allocation": {},
+        }
+
+    def summary(self, abbreviated: bool = False) -> str:
+        """The counters as text, a line each; `abbreviated` leaves out those by size class."""
+        return "\n".join(
+            f"{key:40} {value}" for key, value in self.stats().items()
+            if not (abbreviated and key.startswith("bucket_allocation")))
+
+    def reset_peak_stats(self) -> None:
+        """Let the peaks start anew from what is in use now."""
+        if self.tight is None:
+            self.blocks.reset_peaks()
+        else:
+            self.tight.reset_peak_stats()
+
+    def reset_accumulated_stats(self) -> None:
+        """Let the sums of all allocations and frees start anew from 0."""
+        if self.tight is None:
+            self.blocks.reset_sums()
+        else:
+            self.tight.reset_accumulated_stats()
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError, naming the first rule that does not hold. For tests."""
+        if self.tight is not None:
+            self.tight.check_invariants()
+        else:
+            self.blocks.check_figures()

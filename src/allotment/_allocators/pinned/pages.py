@@ -1,0 +1,113 @@
+"""Ordinary pages that are pinned where they are: on a NUMA node if one is named, touched and registered in slices."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from allotment.errors import RequestError, UnsupportedError
+
+_PAGE = 4096
+_MBIND = {"x86_64": 237, "aarch64": 235}  # numbers of the system call
+_BIND = 2
+_NODES = Path("/sys/devices/system/node")
+
+
+class RegisteredPages:
+    """Where segments of registered pages come from, and which there are.
+
+    `device` has `register_host(address, size)` and `unregister_host(address)`. Raises RequestError for a node that the
+    machine does not have.
+    """
+
+    def __init__(self, device: Any, threads: int, numa_node: int | None) -> None:
+        if numa_node is not None:
+            _check_node(numa_node)
+        self._device = device
+        self._threads = threads
+        self._numa_node = numa_node
+        self._segments: dict[int, tuple[mmap.mmap, list[int]]] = {}  # address -> pages, starts of registered slices
+
+    def obtain(self, size: int) -> int:
+        """Address of `size` bytes. Raises MemoryError, and what the device raises."""
+        try:
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"no memory for {size} bytes to pin: {error}") from error
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        if self._numa_node is not None:
+            _bind(address, len(pages), self._numa_node)
+        slices = _slices(address, size, self._threads)
+        done: list[int] = []
+        try:
+            if len(slices) > 1:
+                with ThreadPoolExecutor(len(slices)) as pool:
+                    list(pool.map(lambda piece: _touch(*piece), slices))
+                    for start in pool.map(self._register, slices):
+                        done.append(start)
+            else:
+                done.append(self._register(slices[0]))
+        except BaseException:
+            self._unregister(done)
+            raise
+        self._segments[address] = (pages, done)
+        return address
+
+    def release(self, address: int) -> bool:
+        """Give a segment back; False if it is not from here."""
+        segment = self._segments.pop(address, None)
+        if segment is None:
+            return False
+        self._unregister(segment[1])
+        return True  # the mapping ends with its object
+
+    def _register(self, piece: tuple[int, int]) -> int:
+        self._device.register_host(*piece)
+        return piece[0]
+
+    def _unregister(self, starts: list[int]) -> None:
+        for start in starts:
+            self._device.unregister_host(start)
+
+
+def _slices(address: int, size: int, threads: int) -> list[tuple[int, int]]:
+    """(start, size) of the parts that threads do, whole pages each; one if there is less than a page for each."""
+    if threads == 1 or size < _PAGE * threads:
+        return [(address, size)]
+    part = -(-size // threads // _PAGE) * _PAGE
+    return [(start, min(part, address + size - start)) for start in range(address, address + size, part)]
+
+
+def _touch(address: int, size: int) -> None:
+    """Have the system find the pages; a function of C, so that threads do it side by side."""
+    ctypes.memset(address, 0, size)
+
+
+def _check_node(numa_node: int) -> None:
+    if not isinstance(numa_node, int) or isinstance(numa_node, bool) or numa_node < 0:
+        raise RequestError(f"numa_node must be the number of a node, or None, not {numa_node!r}")
+    if sys.platform != "linux" or os.uname().machine not in _MBIND:
+        raise UnsupportedError("numa_node is not supported on this system: memory cannot be bound to a node")
+    known = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
+    if known and numa_node not in known:
+        raise RequestError(f"this machine has no NUMA node {numa_node}; it has {', '.join(map(str, known))}")
+
+
+def _bind(address: int, size: int, numa_node: int) -> None:
+    words = numa_node // 64 + 1
+    mask = (ctypes.c_ulong * words)()
+    mask[numa_node // 64] = 1 << numa_node % 64
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    number = _MBIND[os.uname().machine]
+    failed = call(
+        ctypes.c_long(number), ctypes.c_void_p(address), ctypes.c_ulong(size), ctypes.c_int(_BIND), mask,
+        ctypes.c_ulong(words * 64 + 1), ctypes.c_uint(0),
+    )  # fmt: skip
+    if failed:
+        code = ctypes.get_errno()
+        raise UnsupportedError(f"memory cannot be bound to NUMA node {numa_node}: {os.strerror(code)}")

@@ -1,0 +1,51 @@
+"""What commands say about several files at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from allotment.lab.ranks.figures import Figures
+    from allotment.lab.ranks.workers import Done
+
+
+def print_errors(done: Sequence[Done[Any]]) -> bool:
+    """Say which files could not be read; whether there are any."""
+    failed = [each for each in done if each.error is not None]
+    for each in failed:
+        print(f"allotment: {each.error}", file=sys.stderr)
+    return bool(failed)
+
+
+def decided(
+    files: Sequence[str], cluster: str | None, progress: Callable[[str], None]
+) -> tuple[str, list[Figures], list[Done[Figures]]]:
+    """The file of the rank that decides, the figures of all that could be read, and all of them."""
+    from allotment.errors import FormatError
+    from allotment.lab.ranks.together import deciding_rank, figures_of_all
+
+    done = figures_of_all(files, cluster, progress)
+    rows = [each.value for each in done if each.value is not None]
+    if not rows:
+        raise FormatError("none of the files has a history that can be read: " + (done[0].error or ""))
+    return deciding_rank(rows).file, rows, done
+
+
+def print_ranks(console: Console, rows: Sequence[Figures], deciding: str) -> None:
+    """Which of the ranks decides, in one line."""
+    from rich.markup import escape
+
+    from allotment._viewer.terminal import exact_size
+
+    peaks = [row.peak_reserved_bytes for row in rows]
+    console.print(
+        escape(
+            f"{len(rows)} runs, {exact_size(min(peaks))} to {exact_size(max(peaks))} reserved at the most."
+            f" {deciding} decides:"
+        )
+    )
+    console.print()

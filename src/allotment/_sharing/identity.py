@@ -1,0 +1,63 @@
+"""Who this process is, and which device is meant: what a handle is held against."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allotment._core.contract.table import Device
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_TOKEN_BYTES = 16
+
+FAMILIES = ("host", "cuda", "simulated", "other")
+
+
+class _Process:
+    """What is drawn anew in a child of fork."""
+
+    token = secrets.token_bytes(_TOKEN_BYTES)
+
+
+def process_token() -> bytes:
+    """Random bytes that tell this process from every other, also from one with its number later."""
+    return _Process.token
+
+
+def _start_anew() -> None:
+    _Process.token = secrets.token_bytes(_TOKEN_BYTES)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
+
+
+@cache
+def boot_id() -> bytes:
+    """16 bytes that are others after the machine was started anew; zeros where the system does not tell."""
+    try:
+        return bytes.fromhex(_BOOT.read_text().strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+def user_id() -> int:
+    """The user that this process acts for."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def family_of(device: Device) -> str:
+    return device.family if device.family in FAMILIES else "other"
+
+
+def identity_of(device: Device) -> bytes:
+    """16 bytes that two devices have in common if they are the same memory: a GPU has an identity of its own."""
+    if device.family == "host":
+        return bytes(16)
+    text = getattr(device, "uuid", None) if device.family == "cuda" else device.name
+    return hashlib.blake2b(str(text).encode(), digest_size=16).digest()

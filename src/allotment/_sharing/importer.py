@@ -1,0 +1,497 @@
+"""Opening other processes' blocks, and closing them.
+
+    open_block ──> link to the owner ──> mapping ──> Opened, which a Buffer has for its allocator
+                     one an owner         one for all blocks in a segment
+
+A block counts as open once, however often this process has opened it; when the last of it is closed, what the streams
+that used it have to do is waited for, on a thread, then its memory is unmapped, and then the owner is told.
+
+Finalizers of buffers may run anywhere, also in the middle of this file, so they take no lock: everything is closed by
+a thread. A second thread waits for streams, so that one that is busy holds up no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from allotment._devices import open_device
+from allotment._sharing import device_calls, ordering, owner, wire
+from allotment._sharing.handle import Facts, SharedHandle, facts_of
+from allotment._sharing.identity import boot_id, family_of, identity_of, process_token, user_id
+from allotment._sharing.mapping import Mapping, Mappings, fetch_all
+from allotment._sharing.torch_form import TorchHandle
+from allotment._sharing.wire import Answer, Ask, Reply, Request
+from allotment.errors import AddressError, AllotmentError, DeviceError, RequestError, SharingError, UnsupportedError
+
+if TYPE_CHECKING:
+    from allotment._core.contract.table import Device
+
+_REPLY_SECONDS = 30.0
+BlockKey = tuple[int, int, int]
+
+
+def gone(facts: Facts) -> SharingError:
+    return SharingError(
+        f"process {facts.process}, which has the block, is gone or out of reach from here", reason="owner_gone"
+    )
+
+
+# --- the link to an owner ----------------------------------------------------------------------------------
+
+
+class Link:
+    """A connection to one owner, as long as this process has a block of it open."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.lock = threading.Lock()
+        self.leases: dict[BlockKey, Lease] = {}
+        self.connection: socket.socket | None = None
+        self.watch: int | None = None
+
+    def connect(self) -> None:
+        """Raises SharingError: the owner is gone, or another user's."""
+        if self.connection is not None:
+            return
+        connection = wire.packet_socket()
+        try:
+            connection.connect(wire.address_of(self.facts.process, self.facts.token))
+            _, user = wire.peer_of(connection)
+            if user != user_id():
+                raise other_user(user)
+            self.watch = wire.watch_process(self.facts.process)
+        except OSError as error:
+            connection.close()
+            raise gone(self.facts) from error
+        except BaseException:
+            connection.close()
+            raise
+        self.connection = connection
+
+    def ask(self, request: Request) -> Reply:
+        """What the owner says. Raises SharingError if it is gone, or talks nonsense."""
+        assert self.connection is not None
+        try:
+            self.tell(request)
+            self.wait(select.POLLIN)
+            data, descriptors = wire.receive(self.connection)
+        except OSError as error:
+            raise gone(self.facts) from error
+        if not data:
+            raise gone(self.facts)
+        try:
+            return Reply.read(data, descriptors)
+        except ValueError as error:
+            wire.close_all(descriptors)
+            raise SharingError(f"the block's owner sent what is not a reply: {error}", reason="altered") from None
+
+    def tell(self, request: Request) -> None:
+        """Send it, also if the owner is slow to read. Raises OSError, SharingError if it is gone."""
+        assert self.connection is not None
+        while True:
+            try:
+                return wire.send(self.connection, request.pack())
+            except BlockingIOError:
+                self.wait(select.POLLOUT)
+
+    def wait(self, event: int) -> None:
+        """Until there is a reply, or room to send, or the owner is gone.
+
+        It may take its time: its stream may have to come first.
+        """
+        assert self.connection is not None
+        poll = select.poll()
+        poll.register(self.connection, event)
+        if self.watch is not None:
+            poll.register(self.watch, select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(1000 * _REPLY_SECONDS)]
+            if self.connection.fileno() in ready:
+                return
+            if ready or self.watch is None:
+                raise gone(self.facts)
+
+    def disconnect(self) -> None:
+        connection, self.connection = self.connection, None
+        watch, self.watch = self.watch, None
+        if connection is not None:
+            connection.close()
+        if watch is not None:
+            os.close(watch)
+
+
+class Lease:
+    """A block of another process that is open here, by one or several buffers."""
+
+    __slots__ = ("address", "key", "link", "mapping", "users")
+
+    def __init__(self, link: Link, key: BlockKey, mapping: Mapping, address: int) -> None:
+        self.link = link
+        self.key = key
+        self.mapping = mapping
+        self.address = address
+        self.users = 0
+
+
+def other_user(user: int) -> SharingError:
+    return SharingError(f"the block is user {user}'s, and this process is user {user_id()}'s", reason="other_user")
+
+
+# --- all of them -------------------------------------------------------------------------------------------
+
+
+class Importer:
+    """What this process has open of others."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.links: dict[bytes, Link] = {}
+        self.mappings = Mappings()
+        self.devices: dict[tuple[str, bytes], Device] = {}
+        self.closing: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.waiting: SimpleQueue[tuple[Device, list[int], Callable[[], None]]] = SimpleQueue()
+        self.has_threads = False
+
+    def device_for(self, facts: Facts, given: Device | None) -> Device:
+        """The device here that is the owner's. Raises SharingError if there is none."""
+        if given is not None:
+            if family_of(given) != facts.family or identity_of(given) != facts.identity:
+                raise other_device(facts, given.name)
+            return given
+        with self.lock:
+            known = self.devices.get((facts.family, facts.identity))
+        if known is None:
+            known = find_device(facts)
+            with self.lock:
+                known = self.devices.setdefault((facts.family, facts.identity), known)
+        return known
+
+    def link_to(self, facts: Facts) -> Link:
+        with self.lock:
+            return self.links.setdefault(facts.token, Link(facts))
+
+    def open(self, facts: Facts, device: Device) -> tuple[Lease, Reply]:
+        """A lease with one user more, and what the owner said of the order. The pipe's descriptor is the caller's."""
+        key = (facts.allocator, facts.block, facts.generation)
+        while True:
+            link = self.link_to(facts)
+            with link.lock:
+                if self.links.get(facts.token) is not link:
+                    continue  # it was given up just now
+                try:
+                    return self.open_on(link, key, device)
+                finally:
+                    self.leave(link)
+
+    def open_on(self, link: Link, key: BlockKey, device: Device) -> tuple[Lease, Reply]:
+        link.connect()
+        lease = link.leases.get(key)
+        allocator, block, generation = key
+        reply = link.ask(Request(Ask.OPEN if lease is None else Ask.OPEN_AGAIN, block, generation, allocator))
+        if reply.answer is not Answer.OK:
+            wire.close_all(reply.descriptors)
+            raise refused(link.facts, reply)
+        piece_descriptors = sum(piece.way == device_calls.DESCRIPTOR for piece in reply.pieces)
+        of_pieces, of_order = reply.descriptors[:piece_descriptors], reply.descriptors[piece_descriptors:]
+        reply.descriptors = of_order
+        if lease is None:
+            try:
+                lease = self.map(link, key, device, reply, of_pieces)
+            except BaseException:
+                wire.close_all(of_order)
+                self.tell_closed(link, key)
+                raise
+            link.leases[key] = lease
+        else:
+            wire.close_all(of_pieces)
+        lease.users += 1
+        return lease, reply
+
+    def map(self, link: Link, key: BlockKey, device: Device, reply: Reply, descriptors: list[int]) -> Lease:
+        allocator, block, generation = key
+        mapping_key = (link.facts.token, allocator, reply.base, reply.count, reply.plain, *place_of(device))
+
+        def fetch(first: int) -> tuple[list[wire.Piece], list[int]]:
+            more = link.ask(Request(Ask.MORE, block, generation, allocator, first))
+            if more.answer is not Answer.OK:
+                raise refused(link.facts, more)
+            return more.pieces, more.descriptors
+
+        mapping = self.mappings.find(mapping_key)
+        if mapping is None:
+            pieces, descriptors = fetch_all(reply.count, reply.plain, (reply.pieces, descriptors), fetch)
+            try:
+                if reply.offset + reply.size > sum(piece.size for piece in pieces):
+                    raise SharingError("the block's owner told nonsense about its place", reason="altered")
+                mapping = self.mappings.make(mapping_key, device, reply.plain, pieces, descriptors)
+            finally:
+                wire.close_all(descriptors)
+        else:
+            wire.close_all(descriptors)
+        return Lease(link, key, mapping, mapping.base + reply.offset)
+
+    # --- closing ---
+
+    def close(self, lease: Lease) -> None:
+        """One buffer less."""
+        link = lease.link
+        with link.lock:
+            lease.users -= 1
+            if lease.users > 0:
+                return
+            del link.leases[lease.key]
+            try:
+                self.mappings.drop(lease.mapping)
+            finally:
+                self.tell_closed(link, lease.key)
+                self.leave(link)
+
+    def tell_closed(self, link: Link, key: BlockKey) -> None:
+        allocator, block, generation = key
+        if link.connection is not None:
+            with contextlib.suppress(OSError, SharingError):  # it is gone, and its leases with it
+                link.tell(Request(Ask.CLOSE, block, generation, allocator))
+
+    def leave(self, link: Link) -> None:
+        """Give a link up that nothing is open through. pre: its lock"""
+        if not link.leases:
+            link.disconnect()
+            with self.lock:
+                if self.links.get(link.facts.token) is link:
+                    del self.links[link.facts.token]
+
+    def start(self) -> None:
+        with self.lock:
+            if not self.has_threads:
+                self.has_threads = True
+                for name, work in (("closing", self.close_all), ("waiting", self.wait_for_all)):
+                    threading.Thread(target=work, name=f"allotment {name}", daemon=True).start()
+
+    def close_all(self) -> None:
+        while True:
+            _run(self.closing.get())
+
+    def wait_for_all(self) -> None:
+        while True:
+            device, events, close = self.waiting.get()
+            for event in events:
+                with contextlib.suppress(DeviceError):
+                    device_calls.wait_for_event(device, event)
+                    device_calls.destroy_event(device, event)
+            self.closing.put(close)
+
+
+def _run(close: Callable[[], None]) -> None:
+    """What cannot be closed is reported: nobody waits for it."""
+    try:
+        close()
+    except Exception as error:
+        told = (type(error), error, error.__traceback__, threading.current_thread())
+        threading.excepthook(threading.ExceptHookArgs(told))
+
+
+_importer = Importer()
+
+
+def _in_child() -> None:
+    """In a child of fork: what its parent has open it has not."""
+    global _importer
+    left, _importer = _importer, Importer()
+    for link in left.links.values():
+        link.disconnect()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def place_of(device: Device) -> tuple[object, ...]:
+    """Where something is mapped: objects of one device are the same place, where that can be known."""
+    return (id(device),) if family_of(device) == "other" else (device.family, identity_of(device))
+
+
+def other_device(facts: Facts, here: str) -> SharingError:
+    return SharingError(f"the block is on {facts.name} of its owner, which is not {here}", reason="other_device")
+
+
+def find_device(facts: Facts) -> Device:
+    """A device of this process that is the owner's."""
+    if facts.family == "host":
+        from allotment._devices.host.device import HostDevice
+
+        return HostDevice(shareable=True)
+    if facts.family == "simulated":
+        with contextlib.suppress(AllotmentError, ValueError):
+            return open_device(facts.name)
+    if facts.family == "cuda":
+        return find_gpu(facts)
+    raise SharingError(
+        f"the block is on {facts.name}, a device that this process does not know; pass a Stream of it",
+        reason="other_device",
+    )
+
+
+def find_gpu(facts: Facts) -> Device:
+    """The GPU of that identity, whatever its number is here."""
+    index = 0
+    while True:
+        try:
+            device = open_device(f"cuda:{index}")
+        except AllotmentError as error:
+            raise other_device(facts, f"a GPU that this process sees ({index} seen)") from error
+        if identity_of(device) == facts.identity:
+            return device
+        index += 1
+
+
+def refused(facts: Facts, reply: Reply) -> AllotmentError:
+    if reply.answer is Answer.EXPIRED:
+        return SharingError(
+            f"process {facts.process} has let go of the block: its handle was not opened in time, or closed; share it "
+            "again, with a longer hold",
+            reason="expired",
+        )
+    if reply.answer is Answer.OTHER_USER:
+        return other_user(facts.user)
+    return DeviceError(f"process {facts.process} could not hand the block over: {reply.text}", operation="share")
+
+
+# --- what a buffer has for its allocator -------------------------------------------------------------------
+
+
+class Opened:
+    """Another process's block, opened once: what stands in an allocator's place for a Buffer of it."""
+
+    def __init__(
+        self,
+        device: Device,
+        address: int,
+        size: int,
+        stream: int,
+        close: Callable[[], None],
+        handle: SharedHandle | None = None,
+    ) -> None:
+        self.device = device
+        self._handle = handle
+        self._address = address
+        self._size = size
+        self._streams = {stream}
+        self._close: Callable[[], None] | None = close
+        self._importer = _importer
+        _importer.start()
+
+    def share(self, block: object, *, hold: float = 0.0) -> SharedHandle:
+        """The handle that it was opened by: another process opens it at its owner's, while it is open here."""
+        if self._handle is None:
+            raise UnsupportedError(f"{self!r} was not opened by a handle of ours", operation="share")
+        return self._handle
+
+    def record_stream(self, block: int, stream: Any) -> None:
+        """Work on `stream` uses the block: its owner gets it back when that is done."""
+        if self._close is None:
+            raise AddressError(f"{block:#x} was closed", block)
+        handle = getattr(stream, "handle", stream)
+        if getattr(stream, "device", self.device) is not self.device:
+            raise RequestError(f"{stream!r} is a stream of another device than {self.device.name}")
+        self._streams.add(handle)
+
+    def free(self, address: int) -> None:
+        """Close it, when the streams that used it are done."""
+        close, self._close = self._close, None
+        if close is None:
+            raise AddressError(f"{address:#x} was closed already", address)
+        events = self._events()
+        if events:
+            self._importer.waiting.put((self.device, events, close))
+        else:
+            self._importer.closing.put(close)
+
+    def _events(self) -> list[int]:
+        """Of streams that are not done yet."""
+        events: list[int] = []
+        if not device_calls.has_events(self.device):
+            return events
+        for stream in self._streams:
+            try:
+                if device_calls.is_captured(self.device, stream) or device_calls.is_idle(self.device, stream):
+                    continue
+                event = device_calls.create_event(self.device)
+                events.append(event)
+                device_calls.record_event(self.device, event, stream)
+            except DeviceError:
+                continue  # a device that fails has nothing left to wait for
+        return events
+
+    def __repr__(self) -> str:
+        return f"<shared block of {self._size} bytes at {self._address:#x} on {self.device.name}>"
+
+
+def open_block(handle: SharedHandle, stream: int, device: Device | None) -> tuple[Opened, int, int]:
+    """(what frees it, address, size) of another process's block. Raises SharingError, DeviceError."""
+    facts = facts_of(handle)
+    wire.require_sockets()
+    if facts.boot != boot_id():
+        raise SharingError("the handle is of another machine, or from before this one was started", reason="other_boot")
+    if facts.user != user_id():
+        raise other_user(facts.user)
+    if facts.token == process_token():
+        return open_own(handle, stream, device)
+    device = _importer.device_for(facts, device)
+    on_stream = stream != 0 or facts.family != "host"
+    lease, reply = _importer.open(facts, device)
+    importer = _importer
+
+    def close() -> None:
+        importer.close(lease)
+
+    opened = Opened(device, lease.address, reply.size, stream, close, handle)
+    try:
+        ordering.wait(
+            device, stream, reply.events, reply.descriptors[0] if reply.descriptors else None, on_stream=on_stream
+        )
+    except BaseException:
+        opened.free(lease.address)
+        raise
+    return opened, lease.address, reply.size
+
+
+def open_own(handle: SharedHandle, stream: int, device: Device | None) -> tuple[Opened, int, int]:
+    """A block of this process needs no mapping: it is where it is."""
+    facts = facts_of(handle)
+    try:
+        entry, shared, close = owner.lease_here(facts)
+    except KeyError:
+        raise refused(facts, Reply(Answer.EXPIRED)) from None
+    here = entry.allocator.device
+    address = shared.base + shared.offset
+    opened = Opened(here, address, shared.size, stream, close, handle)
+    if device is not None and device is not here:
+        opened.free(address)
+        raise other_device(facts, device.name)
+    return opened, address, shared.size
+
+
+def open_foreign(
+    data: bytes, handle: TorchHandle, descriptors: list[int], offset: int, size: int, device: Device
+) -> tuple[Opened, int]:
+    """(what frees it, address) of memory that somebody else exported, and holds. The descriptors stay the caller's."""
+    plain = handle.page == 0
+    way = handle.way or (device_calls.DESCRIPTOR if len(handle.handles[0]) == 4 else device_calls.FABRIC)
+    pieces = [wire.Piece(way, handle.page or 1, h if way != device_calls.DESCRIPTOR else b"") for h in handle.handles]
+    importer = _importer
+    # A descriptor's number may be another file's tomorrow, but not while it is mapped here from the same process.
+    key = ("foreign", data, *place_of(device))
+    mapping = importer.mappings.find(key) or importer.mappings.make(key, device, plain, pieces, descriptors)
+    address = mapping.base + offset
+
+    def close() -> None:
+        importer.mappings.drop(mapping)
+
+    return Opened(device, address, size, 0, close), address

@@ -1,0 +1,31 @@
+"""Whether a buffer that is pickled travels as the same memory: where a copy would be expected, only if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+HOLD_SECONDS = 60.0
+
+_hold: ContextVar[float | None] = ContextVar("allotment_pickles_share", default=None)
+
+
+def hold_of_pickles() -> float | None:
+    """For how long a buffer is held that is pickled now; None: it cannot be pickled."""
+    return _hold.get()
+
+
+@contextmanager
+def sharing(hold: float = HOLD_SECONDS) -> Iterator[None]:
+    """Within it, in this thread or task, pickling a `Buffer` shares its block, whoever pickles.
+
+    The receiver, a process of this machine and user, gets the same memory, and has to open it within `hold` seconds.
+    Without it a `Buffer` cannot be pickled: a pickle may be stored, sent to another machine, or read twice, and who
+    reads it would expect a copy.
+    """
+    token = _hold.set(hold)
+    try:
+        yield
+    finally:
+        _hold.reset(token)

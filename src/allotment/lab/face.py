@@ -1,0 +1,69 @@
+"""The lab for programs and notebooks: what the commands print, as objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import BinaryIO, TypeAlias
+
+from allotment._formats.torch_snapshot import naming
+from allotment._settings import Settings
+from allotment.lab.explain.difference import Comparison, compare
+from allotment.lab.explain.report import Explanation, explain_end
+from allotment.lab.explain.report import explain as explain_recording
+from allotment.lab.replay.run import (
+    Recording,
+    Result,
+    has_history,
+    read_capacity,
+    read_recording,
+    read_source,
+    recording_of,
+)
+from allotment.lab.tune.search import Goal, Tuned
+from allotment.lab.tune.search import tune as tune_recording
+
+__all__ = ["Source", "diff", "explain", "read_recording", "replay", "tune"]
+
+Source: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Recording
+"""A path, "sample", the content of a file, a file, or a recording that was read."""
+
+
+def _recording(source: Source) -> Recording:
+    return source if isinstance(source, Recording) else read_recording(source)
+
+
+def replay(source: Source, settings: Settings | str | None = None, capacity: int | str | None = None) -> Result:
+    """Run a recorded history through the engine: as recorded, or under other settings, or on a device of a size.
+
+    Raises FormatError, SettingsError, RequestError for a capacity that no device has, OSError.
+    """
+    size = read_capacity(capacity) if isinstance(capacity, str) else capacity
+    return _recording(source).replay(settings, size)
+
+
+def explain(source: Source) -> Explanation:
+    """Why a run needed the memory that it did, and what would help; of a snapshot without a history what can be said.
+
+    Raises FormatError, OSError.
+    """
+    if isinstance(source, Recording):
+        return explain_recording(source)
+    snapshot = read_source(source)
+    with naming(source):
+        return explain_recording(recording_of(snapshot)) if has_history(snapshot) else explain_end(snapshot)
+
+
+def tune(source: Source, goal: str = "balanced", budget: float = 60.0, settings: Iterable[str] | None = None) -> Tuned:
+    """Try settings on a recorded run: "min-memory", "balanced" or "fit:20GiB" is the goal, `budget` in seconds.
+
+    `settings` are those to try; without it, all that are worth it. Raises FormatError, RequestError, SettingsError,
+    OSError.
+    """
+    wanted = Goal.parse(goal)
+    return tune_recording(_recording(source), wanted, budget, settings=settings)
+
+
+def diff(a: Source, b: Source) -> Comparison:
+    """What changed from one run to the other, by line of code. Raises FormatError, OSError."""
+    return compare(explain(a), explain(b))

@@ -1,0 +1,105 @@
+"""Ranks of one job: the one that decides, and settings that suit all of them.
+
+A job runs out of memory when one of its ranks does, so settings are as good as they are for the worst rank. They are
+looked for on the rank that needs most as recorded, and the best of them are then tried on all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from allotment.errors import FormatError
+from allotment.lab.ranks.figures import Figures, figures_of
+from allotment.lab.ranks.workers import Done, for_each_file
+from allotment.lab.replay.run import read_recording
+from allotment.lab.tune.search import Candidate, Goal, Tuned, order_of, run_ms, try_settings, tune
+
+__all__ = ["RankOutcome", "TunedTogether", "deciding_rank", "figures_of_all", "tune_together"]
+
+MOST_FINALISTS = 8
+"""Settings that are tried on all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """One rank as recorded and under the best settings."""
+
+    file: str
+    recorded_peak_reserved_bytes: int
+    peak_reserved_bytes: int
+    ooms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TunedTogether:
+    """What came of a search for all ranks. Each candidate's figures are those of its worst rank."""
+
+    tuned: Tuned
+    deciding: str
+    """The file of the rank that needs most as recorded."""
+    ranks: list[RankOutcome]
+    failed: list[Done[Figures]]
+    """Files that could not be read."""
+
+
+def figures_of_all(
+    files: Sequence[str], cluster: str | None = None, progress: Callable[[str], None] = lambda what: None
+) -> list[Done[Figures]]:
+    """The figures of each file, or why there are none."""
+    return for_each_file(files, figures_of, cluster, progress)
+
+
+def deciding_rank(figures: Sequence[Figures]) -> Figures:
+    """The rank that ran out of memory, or needs most of it."""
+    return max(figures, key=lambda each: (each.ooms > 0, each.peak_reserved_bytes))
+
+
+def _tried(file: str, settings: Sequence[str], capacity: int | None) -> list[Candidate]:
+    return try_settings(read_recording(file), settings, capacity)
+
+
+def tune_together(
+    files: Sequence[str],
+    goal: Goal,
+    budget: float = 60.0,
+    cluster: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> TunedTogether:
+    """Find settings for all of the files. Raises FormatError if none can be read."""
+    began = time.monotonic()
+    done = figures_of_all(files, cluster, progress)
+    read = [each.value for each in done if each.value is not None]
+    if not read:
+        raise FormatError("; ".join(each.error or "" for each in done))
+    worst = deciding_rank(read)
+    recording = read_recording(worst.file)
+    alone = tune(recording, goal, budget, progress)
+    finalists = list(dict.fromkeys(each.settings for each in (*alone.candidates[:MOST_FINALISTS], alone.recorded)))
+    names = [each.file for each in read]
+    tried = for_each_file(names, partial(_tried, settings=finalists, capacity=goal.capacity), cluster, progress)
+    of_ranks = [each.value for each in tried if each.value is not None]
+    together = [_worst([rank[place] for rank in of_ranks]) for place in range(len(finalists))]
+    order = order_of(goal, alone.recorded, run_ms(recording))
+    ranked = sorted(together, key=order)
+    best = finalists.index(ranked[0].settings)
+    return TunedTogether(
+        tuned=replace(alone, candidates=ranked, tried=alone.tried, seconds=time.monotonic() - began),
+        deciding=worst.file,
+        ranks=[
+            RankOutcome(figures.file, figures.peak_reserved_bytes, rank[best].peak_reserved_bytes, rank[best].ooms)
+            for figures, rank in zip(read, of_ranks, strict=True)
+        ],
+        failed=[each for each in done if each.value is None],
+    )
+
+
+def _worst(of_ranks: Sequence[Candidate]) -> Candidate:
+    return Candidate(
+        of_ranks[0].settings,
+        max(each.peak_reserved_bytes for each in of_ranks),
+        max(each.driver_ms for each in of_ranks),
+        sum(each.ooms for each in of_ranks),
+    )

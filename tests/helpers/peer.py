@@ -1,0 +1,129 @@
+"""A second process that does what it is told, for what takes two.
+
+    with Peer() as peer:
+        peer.run("buffer = open_shared(handle)", handle=handle)
+        assert peer.run("result = bytes(buffer[:5])") == b"hello"
+        peer.kill()
+
+What a piece of program raises there is raised here.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PROGRAM = "from helpers.peer import serve; serve()"
+SECONDS = 60
+
+
+class Peer:
+    """A process with the names of `allotment` and those that earlier pieces of program have left."""
+
+    def __init__(self, **environment: str) -> None:
+        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+        )
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def begin(self, program: str, /, **names: Any) -> None:
+        """Have it begin; `finish` gets what it left as `result`."""
+        assert self.process.stdin is not None
+        pickle.dump((textwrap.dedent(program), names), self.process.stdin)
+        self.process.stdin.flush()
+
+    def finish(self) -> Any:
+        assert self.process.stdout is not None
+        went_well, value = pickle.load(self.process.stdout)
+        if not went_well:
+            raise value
+        return value
+
+    def run(self, program: str, /, **names: Any) -> Any:
+        self.begin(program, **names)
+        return self.finish()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(SECONDS)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            try:
+                self.process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+        self.process.stdout.close()
+
+
+def serve() -> None:
+    """What the second process does."""
+    names: dict[str, Any] = {}
+    exec("import ctypes, os, threading, allotment\nfrom allotment import *\nfrom helpers.peer import *", names)
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            program, given = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            names.pop("result", None)
+            names.update(given)
+            exec(program, names)
+            reply = True, names.get("result")
+        except BaseException as error:
+            error.__traceback__ = None
+            reply = False, error
+        pickle.dump(reply, output)
+        output.flush()
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = SECONDS) -> None:
+    """Fails if it takes longer."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it does not come true"
+        time.sleep(0.001)
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings() -> int:
+    """How many mappings of shared memory this process has."""
+    return sum("memfd:allotment" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def address_space() -> int:
+    """Bytes of addresses that this process has reserved."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")

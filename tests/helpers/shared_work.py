@@ -1,0 +1,26 @@
+"""What worker processes do with a buffer that is sent to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import allotment.multiprocessing  # noqa: F401  (they send buffers too)
+from allotment import Buffer
+
+
+def fill(buffer: Buffer, value: int) -> int:
+    """Write all of it; how long it is."""
+    memoryview(buffer)[:] = bytes([value]) * len(buffer)
+    return len(buffer)
+
+
+def fill_what_comes(queue: Any, value: int, done: Any) -> None:
+    buffer = queue.get()
+    done.put(fill(buffer, value))
+
+
+def fill_from_pipe(connection: Any, value: int) -> None:
+    buffer = connection.recv()
+    connection.send(fill(buffer, value))
+    connection.send(buffer)
+    connection.recv()

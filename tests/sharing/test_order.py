@@ -1,0 +1,230 @@
+"""Work that the owner's stream was given is waited for by the importer's, and the importer's by the block's return."""
+
+import threading
+
+import pytest
+
+from allotment import Allocator, CaptureError, SimulatedDevice, Stream, open_shared
+from allotment._sharing import ordering
+from helpers.effort import some
+from helpers.peer import Peer, wait_until
+
+MIB = 1 << 20
+ROUNDS = 100
+SETTINGS = {
+    "plain": "shareable:True",
+    "expandable": "shareable:True,expandable_segments:True",
+    "dense": "shareable:True,placement:dense",
+}
+pytestmark = pytest.mark.threads
+
+
+@pytest.fixture(params=SETTINGS)
+def allocator(request):
+    made = Allocator("host", settings=SETTINGS[request.param])
+    yield made
+    made.check_invariants()
+
+
+OPENING = """
+from allotment._devices.host.device import HostDevice
+from allotment._sharing import importer, ordering
+stream, seen = Stream(HostDevice(shareable=True)), []
+def write(view, value):
+    view[:] = bytes([value]) * len(view)
+"""
+
+
+@pytest.fixture(scope="module")
+def peers():
+    with Peer() as one:
+        one.run(OPENING)
+        yield one
+
+
+@pytest.fixture
+def peer(peers):
+    yield peers
+    peers.run("stream.synchronize(); buffer = view = None")
+
+
+def round_trip(allocator, stream, peer, buffer, value, *, reads_early=False):
+    """The owner's stream writes behind a gate; what the importer's stream, busy as well, reads and writes back."""
+    view = memoryview(buffer)
+    gate = threading.Event()
+    stream.submit(gate.wait)
+    stream.submit(view.__setitem__, slice(None), bytes([value]) * len(buffer))
+    handle = allocator.share(buffer)
+    peer.run(
+        """
+        gate = threading.Event()
+        stream.submit(gate.wait)
+        buffer = open_shared(handle, stream=stream)
+        view = memoryview(buffer)
+        stream.submit(lambda view=view: seen.append(set(bytes(view))))
+        stream.submit(write, view, value + 1)
+        gate.set()
+        del view
+        """,
+        handle=handle,
+        value=value,
+    )
+    if reads_early:
+        peer.run("stream.synchronize()")
+    gate.set()
+    seen = peer.run("stream.synchronize(); result = seen.pop(); buffer = None")
+    stream.synchronize()
+    handle.close()
+    return seen, set(bytes(view))
+
+
+def test_with_streams_busy_on_both_sides_the_importer_reads_what_the_owner_wrote(allocator, peer):
+    stream = Stream(allocator)
+    buffer = allocator.empty(MIB // 4, stream)
+    for number in range(some(ROUNDS)):
+        value = 2 * number % 256
+        assert round_trip(allocator, stream, peer, buffer, value) == ({value}, {value + 1})
+
+
+def test_without_the_event_it_reads_too_early(allocator, peer):
+    """A test of the test above: that it would notice."""
+    peer.run("kept, ordering.wait = ordering.wait, lambda *given, on_stream: None")
+    try:
+        stream = Stream(allocator)
+        buffer = allocator.empty(MIB, stream)
+        memoryview(buffer)[:] = bytes([99]) * MIB
+        seen, after = round_trip(allocator, stream, peer, buffer, 4, reads_early=True)
+        assert seen == {99}
+        assert after == {4}
+    finally:
+        peer.run("ordering.wait = kept")
+
+
+def freed_while_the_importer_writes(allocator, peer, size):
+    """A block that was freed, and that the importer has closed behind work which is still to come."""
+    buffer = allocator.empty(size)
+    address = buffer.address
+    handle = allocator.share(buffer)
+    peer.run(
+        """
+        gate = threading.Event()
+        buffer = open_shared(handle, stream=stream)
+        stream.submit(gate.wait)
+        stream.submit(ctypes.memset, buffer.address, 5, len(buffer))
+        buffer.close()
+        """,
+        handle=handle,
+    )
+    handle.close()
+    buffer.close()
+    return address
+
+
+def test_a_block_comes_back_when_the_importers_streams_are_done(allocator, peer):
+    for _ in range(some(ROUNDS)):
+        address = freed_while_the_importer_writes(allocator, peer, MIB)
+        peer.run("open_shared(handle).close()", handle=allocator.share(other := allocator.empty(512)))
+        assert allocator.stats()["active_bytes.all.current"] > MIB // 2
+        taken = [allocator.malloc(MIB) for _ in range(3)]
+        assert address not in taken
+        for one in taken:
+            allocator.free(one)
+        peer.run("gate.set(); stream.synchronize()")
+        allocator.share(other).close()
+        other.close()
+        wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
+
+
+def test_without_waiting_for_the_importers_streams_it_comes_back_too_early(allocator):
+    """A test of the test above: that it would notice."""
+    with Peer() as peer:
+        peer.run(OPENING)
+        peer.run("importer.Opened._events = lambda self: []")
+        freed_while_the_importer_writes(allocator, peer, MIB)
+        wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
+        peer.kill()  # its stream would write where nothing is mapped any more
+
+
+def test_a_stream_that_is_recorded_there_is_waited_for_too():
+    allocator = Allocator("host", settings="shareable:True")
+    with Peer() as peer:
+        buffer = allocator.empty(MIB)
+        handle = allocator.share(buffer)
+        peer.run(
+            """
+            from allotment._devices.host.device import HostDevice
+            device = HostDevice(shareable=True)
+            stream, other, gate = Stream(device), Stream(device), threading.Event()
+            buffer = open_shared(handle, stream=stream)
+            other.submit(gate.wait)
+            buffer.record_stream(other)
+            buffer.close()
+            with allotment.open_shared(again): pass
+            """,
+            handle=handle,
+            again=allocator.share(allocator.empty(512)),
+        )
+        handle.close()
+        buffer.close()
+        assert allocator.stats()["active_bytes.all.current"] >= MIB
+        peer.run("gate.set()")
+        wait_until(lambda: allocator.stats()["active_bytes.all.current"] < MIB)
+
+
+def test_who_opens_without_a_stream_waits_itself_and_no_longer_than_the_owner_lives(monkeypatch):
+    waits, wait = threading.Event(), ordering._wait_for_end
+    monkeypatch.setattr(ordering, "_wait_for_end", lambda descriptor: (waits.set(), wait(descriptor)))
+    with Peer() as owner:
+        handle = owner.run(
+            """
+            allocator = Allocator("host", settings="shareable:True")
+            stream, gate = Stream(allocator), threading.Event()
+            buffer = allocator.empty(100, stream)
+            stream.submit(gate.wait)
+            result = allocator.share(buffer)
+            """
+        )
+        opened = []
+        thread = threading.Thread(target=lambda: opened.append(open_shared(handle)))
+        thread.start()
+        assert waits.wait(60)
+        assert thread.is_alive()
+        owner.kill()
+        thread.join(60)
+        assert len(opened) == 1
+
+
+def test_a_simulated_streams_work_is_waited_for_by_who_opens():
+    with Peer() as owner:
+        handle = owner.run(
+            """
+            device = SimulatedDevice("1GiB")
+            allocator = Allocator(device)
+            stream = Stream(device)
+            buffer = allocator.empty(100, stream)
+            device.launch(stream.handle)
+            result = allocator.share(buffer)
+            """
+        )
+        opened = []
+        thread = threading.Thread(target=lambda: opened.append(open_shared(handle)))
+        thread.start()
+        has_lease = "from allotment._sharing.owner import _owner; result = [e.leases for e in _owner.entries.values()]"
+        wait_until(lambda: owner.run(has_lease) == [1])
+        assert thread.is_alive()
+        owner.run("device.finish(stream.handle)")
+        thread.join(60)
+        assert opened[0].allocator.device.name == "sim:1GiB"
+
+
+def test_a_block_of_a_stream_that_is_being_captured_is_not_shared():
+    device = SimulatedDevice("1GiB")
+    allocator = Allocator(device)
+    stream = Stream(device)
+    buffer = allocator.empty(100, stream)
+    device.begin_capture(stream.handle)
+    with pytest.raises(CaptureError, match="while the stream is being captured"):
+        allocator.share(buffer)
+    device.end_capture(stream.handle)
+    allocator.check_invariants()
+    allocator.share(buffer).close()

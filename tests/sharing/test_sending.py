@@ -1,0 +1,150 @@
+"""A buffer that is sent arrives as the same memory, where that was asked for."""
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+import allotment.multiprocessing
+from allotment import Allocator, UnsupportedError, open_shared
+from helpers.peer import Peer
+from helpers.shared_work import fill, fill_from_pipe, fill_what_comes
+
+pytestmark = pytest.mark.threads
+METHODS = ("spawn", "forkserver", "fork")
+
+
+@pytest.fixture
+def allocator():
+    made = Allocator("host", settings="shareable:True")
+    yield made
+    made.check_invariants()
+
+
+def content(buffer):
+    return set(bytes(memoryview(buffer)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_through_a_queue(allocator, method):
+    context = multiprocessing.get_context(method)
+    queue, done = context.Queue(), context.Queue()
+    worker = context.Process(target=fill_what_comes, args=(queue, 7, done))
+    worker.start()
+    buffer = allocator.empty(5000)
+    queue.put(buffer)
+    assert done.get(timeout=60) == 5000
+    worker.join(60)
+    assert content(buffer) == {7}
+
+
+def test_through_a_pipe_there_and_back_again(allocator):
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    worker = context.Process(target=fill_from_pipe, args=(there, 8))
+    worker.start()
+    there.close()
+    buffer = allocator.empty(5000)
+    here.send(buffer[1000:2000])
+    assert here.recv() == 1000
+    back = here.recv()
+    assert len(back) == 1000
+    assert content(back) == {8}
+    assert back.address == buffer.address + 1000
+    here.send(None)
+    worker.join(60)
+    assert content(buffer[1000:2000]) == {8}
+
+
+def test_as_arguments_of_a_process_and_of_pools(allocator):
+    context = multiprocessing.get_context("spawn")
+    buffer = allocator.empty(3000)
+    worker = context.Process(target=fill, args=(buffer, 1))
+    worker.start()
+    worker.join(60)
+    assert content(buffer) == {1}
+    with context.Pool(1) as pool:
+        assert pool.apply(fill, (buffer, 2)) == 3000
+    assert content(buffer) == {2}
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        assert executor.submit(fill, buffer, 3).result(60) == 3000
+    assert content(buffer) == {3}
+
+
+def test_any_pickle_refuses_a_buffer_unless_it_was_asked_to_share(allocator):
+    buffer = allocator.empty(3000)
+    with pytest.raises(TypeError, match=r"allotment\.multiprocessing"):
+        pickle.dumps(buffer)
+    with allotment.multiprocessing.sharing():
+        data = pickle.dumps({"buffer": buffer, "part": buffer[10:20]})
+    with pytest.raises(TypeError):
+        pickle.dumps(buffer)
+    with Peer() as peer:
+        sizes = peer.run(
+            """
+            import pickle
+            sent = pickle.loads(data)
+            memoryview(sent["part"])[:] = b"0123456789"
+            result = len(sent["buffer"]), len(sent["part"]), sent["part"].address - sent["buffer"].address
+            """,
+            data=data,
+        )
+    assert sizes == (3000, 10, 10)
+    assert bytes(memoryview(buffer)[10:20]) == b"0123456789"
+
+
+def test_a_third_process_opens_what_it_gets_from_the_second(allocator):
+    buffer = allocator.empty(100)
+    with Peer() as second, Peer() as third:
+        second.run("buffer = open_shared(handle)", handle=allocator.share(buffer))
+        data = second.run(
+            """
+            import pickle, allotment.multiprocessing
+            with allotment.multiprocessing.sharing():
+                result = pickle.dumps(buffer)
+            """
+        )
+        third.run("import pickle; memoryview(pickle.loads(data))[:3] = b'two'", data=data)
+    assert bytes(memoryview(buffer)[:3]) == b"two"
+
+
+def test_memory_that_is_not_shared_is_not_sent():
+    with Allocator("host") as allocator, allocator.empty(10) as buffer, allotment.multiprocessing.sharing():
+        with pytest.raises(UnsupportedError, match="shareable:True"):
+            pickle.dumps(buffer)
+        with pytest.raises(UnsupportedError, match="cannot be shared"):
+            pickle.dumps(allocator.empty(0))
+
+
+def test_nothing_is_turned_on_by_importing_the_package():
+    program = (
+        "import sys, allotment\n"
+        "assert 'multiprocessing' not in sys.modules\n"
+        "from multiprocessing.reduction import ForkingPickler\n"
+        "a = allotment.Allocator('sim:1GiB')\n"
+        "try:\n    ForkingPickler.dumps(a.empty(1))\nexcept TypeError:\n    print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "refused\n", done.stderr
+
+
+def test_a_child_that_was_forked_before_the_first_share_opens_blocks():
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    worker = context.Process(target=fill_from_pipe, args=(there, 9))
+    worker.start()
+    there.close()
+    allocator = Allocator("host", settings="shareable:True")
+    buffer = allocator.empty(200)
+    here.send(buffer)
+    assert here.recv() == 200
+    with here.recv() as back:
+        assert back.address == buffer.address
+    here.send(None)
+    worker.join(60)
+    assert content(buffer) == {9}
+    with open_shared(allocator.share(buffer)) as again:
+        assert again.address == buffer.address

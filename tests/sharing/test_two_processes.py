@@ -1,0 +1,449 @@
+"""A block in two processes: the same memory, not reused while the other has it, and given back whatever happens."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from allotment import AddressError, Allocator, Buffer, SharedHandle, SharingError, Stream, open_shared
+from allotment.errors import RequestError, SettingsError, UnsupportedError
+from helpers.forked import goes_well_in_child
+from helpers.peer import Peer, descriptors, wait_until
+
+MIB = 1 << 20
+SETTINGS = {
+    "plain": "shareable:True",
+    "expandable": "shareable:True,expandable_segments:True",
+    "dense": "shareable:True,placement:dense",
+}
+pytestmark = pytest.mark.threads
+
+
+@pytest.fixture(params=SETTINGS)
+def settings(request):
+    return SETTINGS[request.param]
+
+
+@pytest.fixture
+def allocator(settings):
+    made = Allocator("host", settings=settings)
+    yield made
+    made.check_invariants()
+
+
+@pytest.fixture(scope="module")
+def peers():
+    with Peer() as one:
+        yield one
+
+
+@pytest.fixture
+def peer(peers):
+    yield peers
+    peers.run("buffers = {}; buffer = other = None")
+
+
+def active(allocator):
+    allocator.check_invariants()
+    return allocator.stats()["active_bytes.all.current"]
+
+
+@pytest.mark.parametrize("size", [1, 700, 3 * MIB, 45 * MIB])
+def test_what_one_writes_the_other_reads_and_the_other_way_round(allocator, peer, size):
+    around = [allocator.empty(size) for _ in range(3)]
+    buffer = around[1]
+    memoryview(buffer)[:] = b"o" * size
+    handle = allocator.share(buffer)
+    seen = peer.run(
+        """
+        buffer = open_shared(handle)
+        view = memoryview(buffer)
+        result = len(buffer), set(bytes(view)) == {ord("o")}
+        view[:] = b"i" * len(buffer)
+        del view
+        buffer.close()
+        """,
+        handle=handle,
+    )
+    assert seen == (size, True)
+    assert set(bytes(memoryview(buffer))) == {ord("i")}
+    handle.close()
+
+
+def test_a_block_of_a_private_pool_is_shared(allocator, peer):
+    with allocator.pool():
+        buffer = allocator.empty(2 * MIB)
+    memoryview(buffer)[:4] = b"pool"
+    handle = allocator.share(buffer)
+    assert peer.run("with open_shared(handle) as b: result = bytes(memoryview(b)[:4])", handle=handle) == b"pool"
+    handle.close()
+
+
+def test_a_freed_block_is_not_reused_while_another_process_has_it(allocator, peer):
+    buffer = allocator.empty(MIB)
+    address = buffer.address
+    memoryview(buffer)[:4] = b"keep"
+    handle = allocator.share(buffer)
+    peer.run("buffer = open_shared(handle)", handle=handle)
+    handle.close()
+    buffer.close()
+    assert active(allocator) > 0
+    others = [allocator.malloc(MIB) for _ in range(64)]
+    assert address not in others
+    for other in others:
+        allocator.free(other)
+    allocator.empty_cache()
+    assert peer.run("result = bytes(memoryview(buffer)[:4])") == b"keep"
+    peer.run("buffer.close()")
+    wait_until(lambda: active(allocator) == 0)
+
+
+def test_a_handle_that_is_not_opened_holds_its_block_for_a_while_only(allocator, peer):
+    buffer = allocator.empty(MIB)
+    handle = allocator.share(buffer, hold=0.2)
+    buffer.close()
+    assert active(allocator) > 0
+    wait_until(lambda: active(allocator) == 0)
+    with pytest.raises(SharingError) as raised:
+        peer.run("open_shared(handle)", handle=handle)
+    assert raised.value.reason == "expired"
+
+
+def test_a_block_that_was_not_opened_in_time_can_be_shared_again_and_has_the_same_handle(allocator, peer):
+    buffer = allocator.empty(MIB)
+    handle = allocator.share(buffer)
+    handle.close()
+    with pytest.raises(SharingError) as raised:
+        peer.run("open_shared(handle)", handle=handle)
+    assert raised.value.reason == "expired"
+    assert allocator.share(buffer) == handle
+    peer.run("open_shared(handle).close()", handle=handle)
+    handle.close()
+
+
+def test_a_block_at_the_same_address_later_has_another_handle(allocator):
+    first = allocator.malloc(MIB)
+    one = allocator.share(first)
+    one.close()
+    allocator.free(first)
+    assert active(allocator) == 0
+    second = allocator.malloc(MIB)
+    assert second == first
+    two = allocator.share(second)
+    assert one != two
+    with pytest.raises(SharingError):
+        open_shared(one)
+    two.close()
+    allocator.free(second)
+
+
+def test_ten_shares_of_a_block_are_equal_and_open_no_descriptor(allocator):
+    buffer = allocator.empty(45 * MIB)
+    allocator.share(buffer)
+    before = descriptors()
+    handles = [allocator.share(buffer) for _ in range(10)]
+    assert len({handle.to_bytes() for handle in handles}) == 1
+    assert descriptors() == before
+    handles[0].close()
+
+
+def test_the_same_handle_opened_twice_is_one_mapping(allocator, peer):
+    buffers = [allocator.empty(MIB // 4) for _ in range(4)]
+    handles = [allocator.share(buffer) for buffer in buffers]
+    apart = peer.run(
+        """
+        buffers = [open_shared(handle) for handle in handles for _ in range(3)]
+        count = mappings()
+        again = [open_shared(handle) for handle in handles]
+        assert mappings() == count
+        result = [buffer.address - buffers[0].address for buffer in buffers]
+        del again, buffers
+        """,
+        handles=handles,
+    )
+    assert apart == [buffer.address - buffers[0].address for buffer in buffers for _ in range(3)]
+    for handle in handles:
+        handle.close()
+
+
+def test_an_import_reserves_what_it_needs_and_no_more(allocator, peer):
+    buffer = allocator.empty(30 * MIB)
+    handle = allocator.share(buffer)
+    reserved = peer.run(
+        """
+        before = address_space()
+        buffer = open_shared(handle)
+        result = address_space() - before
+        """,
+        handle=handle,
+    )
+    assert 30 * MIB <= reserved <= 80 * MIB
+    handle.close()
+
+
+def test_descriptors_are_closed_with_the_segment(settings):
+    allocator = Allocator("host", settings=settings)
+    allocator.share(allocator.empty(1)).close()
+    allocator.empty_cache()
+    before = descriptors()
+    buffer = allocator.empty(45 * MIB)
+    handle = allocator.share(buffer)
+    handle.close()
+    assert descriptors() > before
+    buffer.close()
+    allocator.empty_cache()
+    assert descriptors() == before
+
+
+def test_an_importer_that_is_killed_gives_a_hundred_blocks_back(allocator):
+    with Peer() as peer:
+        buffers = [allocator.empty(MIB) for _ in range(100)]
+        handles = [allocator.share(buffer) for buffer in buffers]
+        peer.run("buffers = [open_shared(handle) for handle in handles]", handles=handles)
+        for handle, buffer in zip(handles, buffers, strict=True):
+            handle.close()
+            buffer.close()
+        assert active(allocator) >= 100 * MIB
+        peer.kill()
+        wait_until(lambda: active(allocator) == 0, seconds=1)
+
+
+def test_an_owner_that_is_killed_leaves_its_importer_the_memory(settings):
+    with Peer() as owner:
+        handle = owner.run(
+            """
+            allocator = Allocator("host", settings=settings)
+            buffer = allocator.empty(3 << 20)
+            memoryview(buffer)[:] = b"x" * (3 << 20)
+            result = allocator.share(buffer)
+            """,
+            settings=settings,
+        )
+        before = descriptors()
+        buffer = open_shared(handle)
+        view = memoryview(buffer)
+        assert view[0] == ord("x")
+        owner.kill()
+        assert set(bytes(view)) == {ord("x")}
+        view[:] = b"y" * len(view)
+        del view
+        with pytest.raises(SharingError) as raised:
+            open_shared(handle)
+        assert raised.value.reason == "owner_gone"
+        buffer.close()
+        wait_until(lambda: descriptors() == before)
+
+
+def test_owner_and_importer_killed_leave_nothing(settings):
+    before = set(os.listdir("/dev/shm"))
+    with Peer() as owner, Peer() as importer:
+        handle = owner.run(
+            """
+            allocator = Allocator("host", settings=settings)
+            buffer = allocator.empty(3 << 20)
+            result = allocator.share(buffer)
+            """,
+            settings=settings,
+        )
+        importer.run("buffer = open_shared(handle)", handle=handle)
+        name = f"allotment-{owner.pid}-"
+        assert name in Path("/proc/net/unix").read_text()
+        owner.kill()
+        importer.kill()
+        assert name not in Path("/proc/net/unix").read_text()
+        assert set(os.listdir("/dev/shm")) == before
+
+
+def test_an_importer_that_is_stopped_keeps_its_block_until_it_is_gone(allocator):
+    with Peer() as peer:
+        buffer = allocator.empty(MIB)
+        handle = allocator.share(buffer)
+        peer.run("buffer = open_shared(handle)", handle=handle)
+        os.kill(peer.pid, signal.SIGSTOP)
+        handle.close()
+        buffer.close()
+        assert active(allocator) > 0
+        peer.kill()
+        wait_until(lambda: active(allocator) == 0)
+
+
+def test_a_child_of_the_importer_does_not_prolong_its_lease(allocator):
+    with Peer() as peer:
+        buffer = allocator.empty(MIB)
+        handle = allocator.share(buffer)
+        child = peer.run(
+            """
+            buffer = open_shared(handle)
+            result = os.fork()
+            if result == 0:
+                import signal
+                signal.pause()
+            """,
+            handle=handle,
+        )
+        handle.close()
+        buffer.close()
+        peer.kill()
+        wait_until(lambda: active(allocator) == 0)
+        os.kill(child, signal.SIGKILL)
+
+
+def test_an_allocator_lives_as_long_as_a_block_of_it_is_open_elsewhere(settings, peer):
+    allocator = Allocator("host", settings=settings)
+    buffer = allocator.empty(MIB)
+    memoryview(buffer)[:3] = b"yes"
+    handle = allocator.share(buffer)
+    peer.run("buffer = open_shared(handle)", handle=handle)
+    handle.close()
+    del buffer, allocator
+    assert peer.run("result = bytes(memoryview(buffer)[:3])") == b"yes"
+    peer.run("buffer.close()")
+
+
+def test_an_allocator_that_is_closed_gives_a_shared_block_back_when_it_is_returned(settings, peer):
+    allocator = Allocator("host", settings=settings)
+    buffer = allocator.empty(MIB)
+    handle = allocator.share(buffer)
+    peer.run("buffer = open_shared(handle)", handle=handle)
+    handle.close()
+    buffer.close()
+    allocator.close()
+    assert allocator.stats()["reserved_bytes.all.current"] > 0
+    peer.run("buffer.close()")
+    wait_until(lambda: allocator.stats()["reserved_bytes.all.current"] == 0)
+    with pytest.raises(RequestError, match="is closed"):
+        allocator.share(buffer.address if not buffer.closed else 512)
+
+
+def test_streams_that_still_use_a_block_are_waited_for_as_well(allocator, peer):
+    stream, gate = Stream(allocator), threading.Event()
+    buffer = allocator.empty(MIB)
+    allocator.record_stream(buffer, stream)
+    stream.submit(gate.wait)
+    handle = allocator.share(buffer)
+    buffer.close()
+    peer.begin("open_shared(handle).close()", handle=handle)  # waits for the owner's stream
+    assert active(allocator) > 0
+    gate.set()
+    peer.finish()
+    handle.close()
+    stream.synchronize()
+
+    def is_over():
+        allocator.free(allocator.malloc(1))
+        return active(allocator) == 0
+
+    wait_until(is_over)
+
+
+def test_a_child_of_fork_has_blocks_of_its_own_and_no_leases(settings):
+    allocator = Allocator("host", settings=settings)
+    buffer = allocator.empty(MIB)
+    memoryview(buffer)[:6] = b"parent"
+    handle = allocator.share(buffer)
+
+    def in_child():
+        allocator.check_invariants()
+        memoryview(buffer)[:5] = b"child"
+        buffer.close()
+        assert active(allocator) == 0
+        with open_shared(handle) as again:  # of its parent, which is another process
+            assert bytes(memoryview(again)[:6]) == b"parent"
+        other = allocator.empty(MIB)
+        assert allocator.share(other) != handle
+
+    assert goes_well_in_child(in_child)
+    assert bytes(memoryview(buffer)[:6]) == b"parent"
+    handle.close()
+
+
+def test_a_block_is_opened_by_its_own_process_where_it_is(allocator):
+    buffer = allocator.empty(MIB)
+    address = buffer.address
+    handle = allocator.share(buffer)
+    again = open_shared(handle)
+    assert again.address == address
+    handle.close()
+    buffer.close()
+    assert active(allocator) > 0
+    again.close()
+    wait_until(lambda: active(allocator) == 0)
+
+
+def test_host_memory_is_shared_only_if_the_settings_ask_for_it():
+    allocator = Allocator("host")
+    with allocator.empty(1) as buffer:
+        for share in (allocator.share, allocator.share_torch):
+            with pytest.raises(UnsupportedError, match="shareable:True"):
+                share(buffer)
+
+
+def test_shareable_is_fixed_when_the_allocator_is_made():
+    allocator = Allocator("host")
+    with pytest.raises(SettingsError):
+        allocator.configure("shareable:True")
+    with pytest.raises(SettingsError, match=r"HostDevice\(shareable=True\)"):
+        Allocator(allocator.device, settings="shareable:True")
+
+
+def test_what_is_not_a_live_block_is_not_shared(allocator):
+    address = allocator.malloc(MIB)
+    for wrong in (address + 512, 4096):
+        with pytest.raises(AddressError):
+            allocator.share(wrong)
+    with pytest.raises(RequestError, match="hold must be a number of seconds"):
+        allocator.share(address, hold=-1)
+    with pytest.raises(RequestError, match="hold must be a number of seconds"):
+        allocator.share(address, hold=float("nan"))
+    allocator.free(address)
+    assert active(allocator) == 0
+
+
+def test_a_pool_with_a_block_that_is_open_elsewhere_is_not_restored(settings, peer):
+    from allotment.errors import CheckpointError
+
+    allocator = Allocator("host", settings=settings)
+    pool = allocator.pool()
+    with pool:
+        buffer = allocator.empty(MIB)
+    state = pool.checkpoint()
+    handle = allocator.share(buffer)
+    peer.run("buffer = open_shared(handle)", handle=handle)
+    with pytest.raises(CheckpointError, match="shared with another process"):
+        pool.restore(state)
+    peer.run("buffer.close()")
+    handle.close()
+
+    def is_restored():
+        try:
+            pool.restore(state)
+        except CheckpointError:
+            return False
+        return True
+
+    wait_until(is_restored)
+    allocator.check_invariants()
+
+
+def test_opened_memory_is_a_buffer_like_others(allocator, peer):
+    buffer = allocator.empty(100)
+    handle = allocator.share(buffer)
+    result = peer.run(
+        """
+        import numpy
+        opened = open_shared(handle)
+        array = numpy.from_dlpack(opened[10:90])
+        array[:] = 7
+        result = isinstance(opened, Buffer), array.shape, "host" in repr(opened)
+        del array
+        opened.close()
+        opened.close()
+        """,
+        handle=handle,
+    )
+    assert result == (True, (80,), True)
+    assert bytes(memoryview(buffer)[9:12])[1:] == b"\7\7"
+    assert isinstance(buffer, Buffer) and isinstance(handle, SharedHandle)
+    handle.close()

@@ -1,0 +1,117 @@
+"""Tests of others with our memory under their framework, and without: what passes there passes here.
+
+    python tests/stress/foreign_suites.py numpy [--threshold 1] [PACKAGE...]
+    python tests/stress/foreign_suites.py cupy --set CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1 FILE...
+    python tests/stress/foreign_suites.py numba [PACKAGE...]
+
+NumPy and numba-cuda bring their tests along, CuPy's are in its repository. Each run is a process of its own. Exit code
+1 if something that passes natively does not pass here. For NumPy, a threshold of one byte sends every array to the
+allocator.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+USUAL = {
+    "numpy": ["numpy._core", "numpy.lib", "numpy.linalg", "numpy.fft"],
+    "cupy": [],
+    "numba": ["numba.cuda.tests.cudadrv", "numba.cuda.tests.cudapy.test_ipc"],
+}
+OPTIONS = ["-q", "-rN", "-p", "no:cacheprovider", "--tb=short", "-W", "ignore", "-c", "/dev/null"]
+
+
+class Outcomes:
+    """What became of each test: a pytest plug-in."""
+
+    def __init__(self) -> None:
+        self.by_test: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.by_test[report.nodeid] = report.outcome
+
+    def pytest_collectreport(self, report) -> None:
+        if report.failed:
+            self.by_test[report.nodeid] = "not collected"
+
+
+def installed(adapter: str, threshold: str):
+    """The allocator under the framework, if there is one and not one for each device."""
+    if adapter == "numpy":
+        import allotment.numpy
+
+        return allotment.numpy.install(threshold=threshold)
+    import allotment
+
+    if adapter == "cupy":
+        import allotment.cupy as chosen
+    else:
+        import numpy
+
+        numpy.row_stack = getattr(numpy, "row_stack", numpy.vstack)  # which numba-cuda 0.30 wants
+        import allotment.numba as chosen
+    chosen.install()
+    return allotment.current("cuda:0")
+
+
+def run_here(chosen: argparse.Namespace) -> None:
+    import pytest
+
+    if chosen.adapter == "numba" and chosen.native:
+        import numpy
+
+        numpy.row_stack = getattr(numpy, "row_stack", numpy.vstack)
+    allocator = None if chosen.native else installed(chosen.adapter, chosen.threshold)
+    outcomes = Outcomes()
+    named = [] if any(Path(name).exists() for name in chosen.tests) else ["--pyargs"]
+    pytest.main([*OPTIONS, *named, *chosen.tests], plugins=[outcomes])
+    served = 0
+    if allocator is not None:
+        allocator.check_invariants()
+        served = allocator.stats()["allocation.all.allocated"]
+    chosen.result.write_text(json.dumps({"outcomes": outcomes.by_test, "served": served}))
+
+
+def run(chosen: argparse.Namespace, native: bool) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, __file__, chosen.adapter, *chosen.tests, "--result", str(result)]
+        command += ["--threshold", chosen.threshold, *(["--native"] if native else [])]
+        environment = os.environ | dict(pair.split("=", 1) for pair in chosen.set)
+        subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
+        return json.loads(result.read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("adapter", choices=USUAL)
+    parser.add_argument("tests", nargs="*", help="packages or files; some are usual")
+    parser.add_argument("--threshold", default="1MiB", help="least size of a NumPy array that is served")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for the environment")
+    parser.add_argument("--native", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    chosen.tests = chosen.tests or USUAL[chosen.adapter]
+    if chosen.result is not None:
+        run_here(chosen)
+        return 0
+    plain, ours = run(chosen, native=True), run(chosen, native=False)
+    worse = 0
+    for name in sorted(plain["outcomes"].keys() | ours["outcomes"].keys()):
+        before, after = plain["outcomes"].get(name), ours["outcomes"].get(name)
+        if before != after:
+            print(f"{name}: {before} natively, {after} here")
+            worse += before == "passed" and after != "skipped"
+    passed = [sum(outcome == "passed" for outcome in one["outcomes"].values()) for one in (plain, ours)]
+    print(f"{passed[0]} of {len(plain['outcomes'])} passed natively, {passed[1]} of {len(ours['outcomes'])} here")
+    print(f"{ours['served']} blocks served; {worse} that passed natively do not pass here")
+    return 1 if worse or not ours["served"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

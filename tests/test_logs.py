@@ -1,0 +1,119 @@
+"""What the log says, to whom it may concern, and that it says nothing unasked."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import allotment
+from allotment import _logs as logs
+from allotment import entry
+from helpers.queue_device import QueueDevice
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, logger="allotment")
+    return caplog
+
+
+def messages(log):
+    return [(record.levelname, record.getMessage()) for record in log.records]
+
+
+def test_memory_that_is_out_is_logged_with_its_figures(log):
+    allocator = allotment.Allocator("sim:64MiB")
+    address = allocator.malloc(20 * MIB)
+    with pytest.raises(allotment.OutOfMemoryError):
+        allocator.malloc(100 * MIB)
+    level, text = messages(log)[-1]
+    assert level == "ERROR"
+    assert "100.00 MiB requested, 20.00 MiB in use" in text
+    allocator.free(address)
+
+
+def test_what_was_given_back_for_a_request_is_logged(log):
+    allocator = allotment.Allocator("sim:64MiB")
+    for address in [allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)]:
+        allocator.free(address)
+    address = allocator.malloc(50 * MIB)
+    assert messages(log) == [
+        (
+            "WARNING",
+            "sim:64MiB had no memory for a request: 40.00 MiB of cached memory went back to it,"
+            " and the request was served",
+        )
+    ]
+    allocator.free(address)
+
+
+def test_requests_from_c_are_logged_too(log):
+    import ctypes
+
+    allocator = allotment.Allocator("sim:64MiB")
+    table = entry.entry_points_address(allocator)
+    words = ctypes.POINTER(ctypes.c_size_t)
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    context, allocate = ctypes.cast(table, words)[2], function(ctypes.cast(table, words)[3])
+    allocator.free(allocator.malloc(40 * MIB))
+    assert allocate(context, 50 * MIB, 0, None)
+    assert allocate(context, 100 * MIB, 0, None) is None
+    assert [level for level, _ in messages(log)] == ["WARNING", "WARNING", "ERROR"]
+
+
+def test_expandable_segments_in_vain_are_logged(log):
+    with pytest.warns(UserWarning, match="expandable_segments"):
+        allotment.Allocator(QueueDevice(), settings="expandable_segments:True")
+    assert messages(log) == [
+        ("WARNING", "queue does not support virtual memory: expandable_segments:True has no effect on it")
+    ]
+
+
+def test_a_refused_fork_is_logged(log):
+    logs.fork_refused("CUDA was initialized before")
+    assert messages(log) == [("ERROR", "refused in a forked process: CUDA was initialized before")]
+
+
+def test_a_request_that_the_cache_serves_is_not_logged(log):
+    allocator = allotment.Allocator("sim:64MiB")
+    for _ in range(10):
+        allocator.free(allocator.malloc(20 * MIB))
+    assert messages(log) == []
+
+
+def test_nothing_is_printed_unasked():
+    program = (
+        "import allotment\na = allotment.Allocator('sim:64MiB')\n"
+        "try:\n    a.malloc(1 << 30)\nexcept MemoryError:\n    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+# --- what is needed ---
+
+
+def test_without_the_interpreter_lock_it_is_refused():
+    program = "import sys\nsys._is_gil_enabled = lambda: False\nimport allotment\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "allotment needs the interpreter lock" in done.stderr
+
+
+def test_without_typer_the_command_says_what_to_install():
+    program = "import sys\nsys.modules['typer'] = None\nimport allotment._cli\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr == "allotment: the commands need Typer and Rich: pip install 'allotment[cli]'\n"
+
+
+def test_the_package_works_without_the_command_lines_libraries():
+    program = (
+        "import sys\nsys.modules['typer'] = sys.modules['rich'] = None\n"
+        "import allotment\nimport allotment.numpy, allotment.entry, allotment.cpu, allotment.lab\n"
+        "a = allotment.Allocator('host'); a.free(a.malloc(100))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
