@@ -149,7 +149,9 @@ def test_an_importer_without_a_descriptor_to_spare(kind):
         outcome = peer.run(
             """
             import resource
+            from allotment._sharing.importer import _importer
             open_shared(handle).close()
+            wait_until(lambda: not _importer.links)
             spare = max(int(name) for name in os.listdir("/proc/self/fd"))
             fillers = []
             while not fillers or fillers[-1] < spare:

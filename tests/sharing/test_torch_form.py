@@ -1,4 +1,4 @@
-"""PyTorch's own bytes: written as it writes them, and opened, by pages that travel as descriptors of another process."""
+"""PyTorch's own bytes: written as it writes them, and opened, by pages that travel as descriptors."""
 
 import os
 import struct
