@@ -61,6 +61,7 @@ frameworks: ## the same for PyTorch (with transformers), CuPy, Numba and cuda.co
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/gpt2_training.py --out build/gpu/gpt2.json
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/torch_speed.py --out build/gpu/torch_speed.json
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/adapters.py --out build/gpu/adapters.json
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/pinned.py --out build/gpu/pinned.json
 	PYTHONPATH=src $(PYTHON) tests/stress/torch_threads.py --seconds 60
 
 # Traced code reports each line to Python, so it cannot run beside other threads: those tests stay out.

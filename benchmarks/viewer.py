@@ -93,18 +93,25 @@ def measured(snapshot: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
         browser.open("about:blank")
         started = time.perf_counter()
-        runs = Runs(progress=lambda what: marks.setdefault(what, time.perf_counter() - started))
+        cpu: dict[str, float] = {}
+
+        def progress(what: str) -> None:
+            marks.setdefault(what, time.perf_counter() - started)
+            cpu.setdefault(what, time.process_time())
+
+        runs = Runs(progress=progress)
         runs.read(str(snapshot))
         server = PageServer(runs)
         served = time.perf_counter() - started
         browser.open(server.address)
         browser.wait_for(IDLE)
-        shown = time.perf_counter() - started
+        shown, worked = time.perf_counter() - started, time.process_time()
         frames = zoomed(browser)
         answers = scrubbed(browser)
         browser.devtools("HeapProfiler.collectGarbage")
         heap = browser.run("return performance.memory.usedJSHeapSize") / MIB
         grouped = regrouped(browser)
+        page = browser.page_mib()
         server.close()
     read = marks["replaying"]  # what comes before: the file, and what was asked of the allocator
     return {
@@ -112,12 +119,14 @@ def measured(snapshot: Path) -> dict[str, Any]:
         "blocks": len(runs.shown[0].timeline.lives),
         "read_s": round(read, 2),
         "first_picture_s": round(shown - read, 2),
+        "of_that_server_cpu_s": round(worked - cpu["replaying"], 2),
         "of_that_replayed_s": round(marks["drawing"] - read, 2),
         "of_that_columns_s": round(served - marks["drawing"], 2),
         "zoom_frame_ms": frames,
         "scrub_answer_ms": answers,
         "other_grouping_s": grouped,
         "page_heap_mib": round(heap, 1),
+        "page_rss_mib": page,
         "server_rss_mib": resident_mib(),
         "server_most_mib": resident_mib("VmHWM"),
     }

@@ -224,3 +224,31 @@ def test_another_process_reads_an_array_that_is_a_buffer_of_ours(device, allocat
     array = cuda.as_cuda_array(buffer).view(np.int64)
     done = subprocess.run([sys.executable, "-c", READ], input=pickle.dumps(array.get_ipc_handle()), capture_output=True)
     assert done.stdout.strip() == b"4950", done.stderr.decode()
+
+
+def test_a_context_that_was_made_elsewhere_is_served(allocator):
+    """What Numba does with a context that another library has made current."""
+    from numba.cuda.cudadrv import driver
+
+    number = driver.binding.CUdevice(0)
+    handle = driver.driver.cuDevicePrimaryCtxRetain(number)
+    try:
+        context = driver.Context(number, handle)
+        memory = context.memalloc(1000)
+        assert blocks(allocator) >= 1
+        del memory, context
+        gc.collect()
+    finally:
+        driver.driver.cuDevicePrimaryCtxRelease(number)
+
+
+def test_pinned_memory_is_kept_and_copied_right(allocator):
+    for value in (1, 2, 3):
+        host = cuda.pinned_array(1000, np.uint8)
+        address = host.ctypes.data
+        host[:] = value
+        array = cuda.to_device(host)
+        assert (array.copy_to_host() == value).all()
+        del host, array
+        gc.collect()
+    assert cuda.pinned_array(1000, np.uint8).ctypes.data == address

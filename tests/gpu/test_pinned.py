@@ -84,6 +84,17 @@ def test_a_node_can_be_chosen(device):
         pytest.skip(f"this machine cannot bind memory to a node: {error}")
 
 
+def test_an_array_in_pinned_memory_is_a_pinned_tensor(device, pinned):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    array = pinned.full(MIB, 5, "uint8")
+    tensor = torch.from_numpy(array)
+    assert tensor.is_pinned()
+    there = tensor.to("cuda", non_blocking=True)
+    torch.cuda.synchronize()
+    assert int(there.sum()) == 5 * MIB
+    del tensor, array
+
+
 # --- default streams of threads ---
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
@@ -122,3 +123,21 @@ class Browser:
         """Addresses of all requests since the last call."""
         messages = [json.loads(line["message"])["message"] for line in self._ask("/se/log", {"type": "performance"})]
         return [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+
+    def page_mib(self) -> int:
+        """Memory of the process that shows the page."""
+        parents = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                status = dict(
+                    line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line
+                )
+                parents[int(folder.name)] = (int(status["PPid"]), int(status.get("VmRSS", "0").split()[0]) // 1024)
+        ours, found = {self._driver.pid}, 0
+        for process in sorted(parents):  # children have higher numbers than their parents
+            if parents[process][0] in ours:
+                ours.add(process)
+                with suppress(OSError):
+                    if b"--type=renderer" in Path(f"/proc/{process}/cmdline").read_bytes():
+                        found = max(found, parents[process][1])
+        return found

@@ -76,6 +76,7 @@ typedef struct Capture {
 
 typedef struct Stream {
     long magic;
+    int is_of_thread;
     Step* first;
     Capture* capture;
     Node* last[MAX_NODES];                  /* what the next captured node comes after */
@@ -84,7 +85,7 @@ typedef struct Stream {
 } Stream;
 
 typedef struct Area {                       /* an allocation, a reservation, a mapping or an import */
-    enum { PLAIN, PINNED, RESERVED, MAPPED, IMPORTED, POOLED, LEAVING, IDLE, IN_GRAPH } kind;
+    enum { PLAIN, PINNED, REGISTERED, RESERVED, MAPPED, IMPORTED, POOLED, LEAVING, IDLE, IN_GRAPH } kind;
     CUdeviceptr base;
     size_t size;
     int descriptor;
@@ -269,14 +270,43 @@ static void move_all(void) {
         for (Stream* stream = streams; stream; stream = stream->next) has_moved |= move_stream(stream);
     }
 }
+/* Stays when its thread has ended: somebody may still wait for it. */
+static Stream* stream_of_thread(void) {
+    static __thread Stream* own;
+    if (own) return own;
+    own = calloc(1, sizeof *own);
+    own->magic = STREAM_MAGIC;
+    own->is_of_thread = 1;
+    own->next = streams;
+    return streams = own;
+}
 static Stream* stream_of(Stream* given) {
     if (given == NULL || given == (Stream*)1) return &default_stream;
+    if (given == (Stream*)2) return stream_of_thread();
     if (given->magic != STREAM_MAGIC) abort();
     return given;
 }
 static void add_last(Stream* stream, Node* node) {
     for (size_t i = 0; i < stream->last_count; i++) if (stream->last[i] == node) return;
     stream->last[stream->last_count++] = node;
+}
+static CUresult enqueue(Stream* stream, Step step);
+
+/* The legacy stream comes after what the default streams of threads were given. */
+static void wait_for_threads(void) {
+    static int is_inside;
+    if (is_inside) return;
+    is_inside = 1;
+    for (Stream* stream = streams; stream; stream = stream->next) {
+        if (!stream->is_of_thread || !stream->first || stream->capture) continue;
+        Event* event = calloc(1, sizeof *event);
+        *event = (Event){.references = 1, .descriptor = -1, .counts = calloc(1, sizeof(Counts))};
+        event->counts->recorded = 1;
+        enqueue(stream, (Step){.kind = RECORD, .event = event, .ticket = 1});
+        enqueue(&default_stream, (Step){.kind = WAIT_EVENT, .event = event, .ticket = 1});
+        let_go(event);
+    }
+    is_inside = 0;
 }
 static CUresult enqueue(Stream* stream, Step step) {
     if (stream->capture) {
@@ -293,6 +323,7 @@ static CUresult enqueue(Stream* stream, Step step) {
         stream->last_count = 1;
         return SUCCESS;
     }
+    if (stream == &default_stream) wait_for_threads();
     Step* queued = malloc(sizeof *queued);
     *queued = step;
     queued->next = NULL;
@@ -603,6 +634,20 @@ EXPORT CUresult cuMemFreeHost(void* address) {
     Area* area = find_area(PINNED, (CUdeviceptr)address);
     if (!area) return INVALID_VALUE;
     free(address);
+    remove_area(area);
+    return SUCCESS;
+}
+
+EXPORT CUresult cuMemHostRegister_v2(void* address, size_t size, unsigned int flags) {
+    NEED_CONTEXT;
+    if (!address || !size || flags != 1 || find_area(REGISTERED, (CUdeviceptr)address)) return INVALID_VALUE;
+    add_area(REGISTERED, address, size, -1);
+    return SUCCESS;
+}
+EXPORT CUresult cuMemHostUnregister(void* address) {
+    NEED_CONTEXT;
+    Area* area = find_area(REGISTERED, (CUdeviceptr)address);
+    if (!area) return INVALID_VALUE;
     remove_area(area);
     return SUCCESS;
 }

@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for the environment")
     parser.add_argument("--native", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
+    chosen = parser.parse_intermixed_args()
     chosen.tests = chosen.tests or USUAL[chosen.adapter]
     if chosen.result is not None:
         run_here(chosen)

@@ -160,11 +160,18 @@ class Owner:
             entry.deadline = max(entry.deadline, deadline) if entry.keeps else deadline
             entry.keeps += 1
             if math.isfinite(entry.deadline):
+                self.forget_old_deadlines()
                 heapq.heappush(self.deadlines, (entry.deadline, next(self.drawn), entry))
             is_first = bool(self.deadlines) and self.deadlines[0][2] is entry
         if is_first:
             self.wake()
         return entry
+
+    def forget_old_deadlines(self) -> None:
+        """Those of entries that are over or were renewed, once they are most of all. pre: locked"""
+        if len(self.deadlines) > 2 * len(self.entries) + 64:
+            self.deadlines = [item for item in self.deadlines if item[2].lender and item[2].deadline == item[0]]
+            heapq.heapify(self.deadlines)
 
     def number_of(self, lender: Lender) -> int:
         with self.lock:

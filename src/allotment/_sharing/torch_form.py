@@ -21,7 +21,7 @@ from allotment._sharing.device_calls import DESCRIPTOR, FABRIC
 from allotment.errors import SharingError, UnsupportedError
 
 _NEWEST = 3
-_OLD_LENGTH = 64
+SEGMENT_LENGTH = 64
 _HEADER = struct.Struct("<QQQ")
 _KIND = struct.Struct("<Q")
 _LENGTHS = {DESCRIPTOR: 4, FABRIC: 64}
@@ -51,7 +51,7 @@ class TorchHandle:
 def read(data: bytes) -> TorchHandle:
     """What PyTorch's bytes say. Raises SharingError unless they are that, all of it."""
     data = bytes(data)
-    if len(data) == _OLD_LENGTH:
+    if len(data) == SEGMENT_LENGTH:
         return TorchHandle(0, 0, 0, (data,))
     if len(data) < 2:
         raise SharingError(f"PyTorch's handle ends after {len(data)} bytes", reason="truncated")
@@ -64,9 +64,9 @@ def read(data: bytes) -> TorchHandle:
     if version == 0 or kind not in b"ce":
         raise SharingError("these bytes are not a handle of PyTorch's", reason="foreign")
     if kind == b"c":
-        if len(data) < 2 + _OLD_LENGTH:
+        if len(data) < 2 + SEGMENT_LENGTH:
             raise SharingError(f"PyTorch's handle ends after {len(data)} bytes", reason="truncated")
-        if len(data) > 2 + _OLD_LENGTH:
+        if len(data) > 2 + SEGMENT_LENGTH:
             raise SharingError("PyTorch's handle has bytes behind its end", reason="altered")
         return TorchHandle(0, 0, 0, (data[2:],))
     return read_pages(version, data[2:])

@@ -66,21 +66,21 @@ class Runs:
     def _add_replay(self, source: int, settings: str | None) -> Run:
         name, recording = self._recordings[source]
         self._progress("replaying")
-        result = recording.replay(settings)
-        timeline = timeline_of(recording, settings)
+        deeds, chosen = recording.deeds(settings), recording.resolved(settings)
+        timeline = timeline_of(recording, settings, deeds)
         about = {
             **_about(name, settings or "as recorded", history=True),
             "source": source,
             "settings": settings,
             "device": recording.device,
             "events": recording.entries,
-            "compat": result.compat,
-            "placement": result.placement,
-            "matches": result.matches_recording,
-            "reason": result.reason,
-            "ooms": result.ooms,
-            "retries": result.retries,
-            "driver_ms": round(result.driver_ms, 3),
+            "compat": chosen.compat,
+            "placement": chosen.placement,
+            "matches": deeds.matches_recording,
+            "reason": deeds.reason,
+            "ooms": deeds.ooms,
+            "retries": deeds.retries,
+            "driver_ms": round(deeds.driver_ms, 3),
         }
         run = Run(timeline, about)
         self._progress("drawing")

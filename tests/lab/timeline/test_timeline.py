@@ -161,6 +161,20 @@ def test_blocks_are_found_by_words_of_their_stack_and_by_size() -> None:
         timeline.search("life>soon")
 
 
+def test_a_block_from_before_the_history_keeps_its_stack_under_any_settings() -> None:
+    allocator = allotment.Allocator("sim:1GiB", settings="compat:2.11")
+    allocator.record_history(context="all", stacks="python")
+    kept = [allocator.malloc(size * MIB) for size in (3, 6, 30)]
+    allocator.record_history(context="all", stacks="python", clear_history=True)
+    allocator.free(allocator.malloc(5 * MIB))
+    recording = read_recording(pickle.dumps(allocator.snapshot()))
+    for chosen in (None, *OTHER_SETTINGS):
+        timeline = timeline_of(recording, chosen)
+        there = timeline.alive(0)
+        assert len(there) == len(kept)
+        assert timeline.search("test_a_block_from_before")[there].all()
+
+
 def test_the_line_that_asked_names_the_band() -> None:
     timeline = small_run()
     assert timeline.groupings[0] == "line"

@@ -60,8 +60,12 @@ cdef class SharingAllocator(PoolingAllocator):
         chunk, page = shared.pieces[0]
         version = self.rules.handle_version
         if chunk == 0:
-            return shared.offset, torch_form.write_segment(
-                version, device_calls.export_segment(self.device, shared.base))
+            handle = device_calls.export_segment(self.device, shared.base)
+            if len(handle) != torch_form.SEGMENT_LENGTH:
+                raise UnsupportedError(
+                    f"share_torch: plain memory of {self.device.name} has no form of PyTorch's; use share, or "
+                    "expandable_segments:True", operation="share_torch")
+            return shared.offset, torch_form.write_segment(version, handle)
         if any([size != page for _, size in shared.pieces]):
             raise UnsupportedError(
                 f"share_torch: the block at {address:#x} lies in chunks of several sizes (placement:dense), which "

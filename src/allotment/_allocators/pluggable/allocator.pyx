@@ -105,6 +105,8 @@ cdef class PluggableAllocator(PluggedMemory):
     configure = refused("configure", instead="what could be set is up to the functions")
     malloc_as = refused("malloc_as", instead=f"requests are not routed by thread; {OWN_POOLS}")
     trim_to = refused("trim_to", instead="what is cached, if anything, its functions decide")
+    plan = refused("plan", instead="what its functions would do only they know")
+    would_fit = refused("would_fit", instead="what its functions would do only they know")
     malloc_at = refused("malloc_at", instead="where memory lies its functions decide")
     annotate = refused("annotate", instead=f"it keeps no history; {OWN_POOLS}")
     expandable_ranges = refused("expandable_ranges", instead=f"it has no expandable segments; {OWN_POOLS}")

@@ -54,6 +54,8 @@ class AsyncAllocator(AllocatorBase):
     share_torch: Unsupported  # type: ignore[assignment, override]
     malloc_as: Unsupported  # type: ignore[assignment, override]
     trim_to: Unsupported  # type: ignore[assignment, override]
+    plan: Unsupported  # type: ignore[assignment, override]
+    would_fit: Unsupported  # type: ignore[assignment, override]
     malloc_at: Unsupported  # type: ignore[assignment, override]
     annotate: Unsupported  # type: ignore[assignment, override]
     expandable_ranges: Unsupported  # type: ignore[assignment, override]

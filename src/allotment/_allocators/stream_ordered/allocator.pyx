@@ -101,6 +101,8 @@ cdef class AsyncAllocator(AllocatorBase):
         "share_torch", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
     malloc_as = refused("malloc_as", instead=f"requests are not routed by thread: {NATIVE}")
     trim_to = refused("trim_to", instead=f"call empty_cache for all of it: {NATIVE}")
+    plan = refused("plan", instead=f"what the device's pool would do only it knows: {NATIVE}")
+    would_fit = refused("would_fit", instead=f"what the device's pool would do only it knows: {NATIVE}")
     malloc_at = refused("malloc_at", instead=f"where memory lies the device's pool decides: {NATIVE}")
     annotate = refused("annotate", instead=f"it keeps no history: {NATIVE}")
     expandable_ranges = refused("expandable_ranges", instead=f"the device's pool has no expandable segments: {NATIVE}")

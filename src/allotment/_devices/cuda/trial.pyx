@@ -7,6 +7,7 @@ the next one is made. What builds on a function that failed is not tried.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 from posix.unistd cimport close
 
@@ -15,6 +16,7 @@ from allotment._devices.cuda.driver cimport (
     CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMHOSTALLOC_PORTABLE,
+    CU_MEMHOSTREGISTER_PORTABLE,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
     CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_STATUS_ACTIVE,
     CU_STREAM_NON_BLOCKING, CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_READY,
@@ -124,7 +126,17 @@ cdef class Trial:
         if not self.expect("cuMemAlloc_v2", result, self.memory % 512 == 0, f"address {self.memory:#x}"):
             return False
         result = driver.cuMemHostAlloc(&self.pinned, SIZE, CU_MEMHOSTALLOC_PORTABLE)
+        self.register()
         return self.expect("cuMemHostAlloc", result, self.pinned != NULL, "no address")
+
+    cdef int register(self) except -1:
+        """Ordinary memory, pinned for a moment."""
+        cdef void* memory = malloc(SIZE)
+        if memory != NULL:
+            self.expect("cuMemHostRegister_v2", driver.cuMemHostRegister_v2(memory, SIZE, CU_MEMHOSTREGISTER_PORTABLE))
+            self.expect("cuMemHostUnregister", driver.cuMemHostUnregister(memory))
+            free(memory)
+        return 0
 
     cdef bint have_stream(self) except -1:
         cdef CUresult result = driver.cuStreamCreate(&self.stream, CU_STREAM_NON_BLOCKING)

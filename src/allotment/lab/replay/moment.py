@@ -61,3 +61,9 @@ class Deeds:
     """`SEGMENT_EVENT` records in order."""
     late_frees: NDArray[np.void]
     """`LATE_FREE` records in order."""
+    matches_recording: bool | None
+    """Whether every recorded decision was made again; None if that cannot be said, with the `reason`."""
+    reason: str | None
+    ooms: int
+    retries: int
+    driver_ms: float

@@ -33,7 +33,7 @@ from allotment.lab.replay.initial_state import InitialState, initial_state_of
 from allotment.lab.replay.loop import Replay, rounded_sizes
 from allotment.lab.replay.moment import Deeds, Moment
 from allotment.lab.replay.placement import Placement
-from allotment.lab.replay.records import Kind
+from allotment.lab.replay.records import Kind, PieceKind
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
 from allotment.lab.showing import Shown, ShownTable
 
@@ -462,13 +462,38 @@ class Recording:
     def deeds(self, settings: Settings | str | None = None, capacity: int | None = None) -> Deeds:
         """What a replay does, under `settings` on a device of `capacity` bytes; without either, as recorded."""
         settings = self.resolved(settings)
+        initial, matches, reason = self._initial, None, None
         if capacity is None and settings == self.settings:
             run = self._follower(journal=True)
+            run.run(self.calls)
+            matches, reason = self._verdict(self._described(run.difference) or self._difference_at_end(run))
         else:
             run = self._prepared(settings, capacity, journal=True)
-        run.run(self.calls)
+            run.run(self.calls)
+        figures = run.figures()
+        return Deeds(
+            initial.requests,
+            initial.frees,
+            *run.block_places,
+            segments=run.segment_events,
+            late_frees=run.late_frees,
+            matches_recording=matches,
+            reason=reason,
+            ooms=figures["ooms"],
+            retries=figures["retries"],
+            driver_ms=run.driver()["driver_ms"],
+        )
+
+    def stacks_of_all(self) -> NDArray[np.int32]:
+        """By life: the number of the stack that allocated it; -1 if unknown."""
         initial = self._initial
-        return Deeds(initial.requests, initial.frees, *run.block_places, run.segment_events, run.late_frees)
+        addresses = np.zeros(initial.block_count, dtype=np.uint64)
+        sizes, used = initial.pieces["size"], initial.pieces["kind"] == PieceKind.IN_USE
+        before = np.cumsum(sizes) - sizes
+        first = np.cumsum(initial.layouts["pieces"]) - initial.layouts["pieces"]
+        start = np.repeat(initial.layouts["address"] - before[first], initial.layouts["pieces"])
+        addresses[initial.pieces["block"][used]] = (start + before)[used]
+        return self.stack_of_lives(np.arange(initial.block_count), addresses)
 
     @property
     def pool_ids(self) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from allotment._core.edge.words import BlockState
 from allotment._formats.torch_snapshot import Snapshot, Stack
 from allotment._settings import Settings
 from allotment.lab.replay.gate import device_at_end
+from allotment.lab.replay.moment import Deeds
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.run import Recording
 from allotment.lab.timeline.columns import Columns, gathered
@@ -274,9 +275,9 @@ def _atoms(
     }
 
 
-def timeline_of(recording: Recording, settings: Settings | str | None = None, capacity: int | None = None) -> Timeline:
-    """A recording replayed under `settings` on a device of `capacity` bytes; without either, as recorded."""
-    deeds, calls = recording.deeds(settings, capacity), recording.calls
+def timeline_of(recording: Recording, settings: Settings | str | None = None, deeds: Deeds | None = None) -> Timeline:
+    """A recording replayed under `settings`; without them, as recorded. `deeds` are those of that replay, if known."""
+    deeds, calls = deeds or recording.deeds(settings), recording.calls
     lives = lives_of(deeds, calls)
     refused = np.flatnonzero(
         (calls["kind"] == Kind.MALLOC) & ((calls["block"] < 0) | (lives.size[calls["block"]] == 0))
@@ -285,13 +286,12 @@ def timeline_of(recording: Recording, settings: Settings | str | None = None, ca
     marks = [Mark(call + 1, "oom", int(calls["size"][call])) for call in refused[:MOST_MARKS].tolist()]
     marks += [Mark(call + 1, "empty", 0) for call in emptied[:MOST_MARKS].tolist()]
     entries = recording.call_entries
-    recorded_at = recording.moment(0).address_of_life
     return Timeline(
         lives,
         units_of(deeds.segments, len(calls) + 1),
         last=len(calls),
         stacks=recording.stacks,
-        stack_of=recording.stack_of_lives(np.arange(len(lives)), recorded_at),
+        stack_of=recording.stacks_of_all(),
         pools=recording.pool_ids,
         entries=np.concatenate([entries[:1], entries]),
         times=np.maximum.accumulate(recording.trace.time_us[np.concatenate([entries[:1], entries])]),

@@ -1,0 +1,301 @@
+"""Whatever call fails on the way, of the device or of the system: an error, nothing mapped, nothing left open."""
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from allotment import Allocator, AllotmentError, open_shared
+from allotment._sharing import device_calls, importer, wire
+from allotment._sharing.handle import facts_of, make_handle
+from helpers.peer import Peer, descriptors, mappings, wait_until
+
+pytestmark = pytest.mark.threads
+SETTINGS = {"plain": "", "expandable": "expandable_segments:True", "dense": "placement:dense"}
+SYSTEM_CALLS = [
+    (socket.socket, "connect"), (socket.socket, "sendmsg"), (socket.socket, "recvmsg"), (socket.socket, "getsockopt"),
+    (os, "pidfd_open"), (os, "pipe2"), (os, "dup"), (os, "eventfd"), (socket.socket, "bind"), (socket.socket, "listen"),
+]  # fmt: skip
+IMPORTS = ["segment_import", "chunk_import", "range_reserve", "map", "set_access"]
+EXPORTS = ["segment_export", "chunk_export", "event_create", "event_record", "event_query", "stream_query"]
+
+
+def nothing_is_left():
+    return not importer._importer.links and not importer._importer.mappings.by_key
+
+
+def owner_program(kind, device):
+    settings = ",".join(filter(None, ["shareable:True" if device == "host" else "", SETTINGS[kind]]))
+    return f"""
+    device = {'"host"' if device == "host" else 'SimulatedDevice("1GiB")'}
+    allocator = Allocator(device, settings={settings!r})
+    buffer = allocator.empty(45 << 20)
+    result = allocator.share(buffer)
+    """
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_device_that_refuses_while_memory_is_imported(kind):
+    with Peer() as owner:
+        handle = owner.run(owner_program(kind, "simulated"))
+        open_shared(handle).close()
+        wait_until(nothing_is_left)
+        device = next(one for (family, _), one in importer._importer.devices.items() if family == "simulated")
+        before, calls, refused = descriptors(), device.calls, dict.fromkeys(IMPORTS, 0)
+        for operation in IMPORTS:
+            for after in range(4):
+                for out_of_memory in (True, False):
+                    device.refuse(operation, after=after, out_of_memory=out_of_memory)
+                    try:
+                        open_shared(handle).close()
+                    except AllotmentError as error:
+                        assert operation in str(error)
+                        refused[operation] += 1
+                    device.refuse(operation, times=0)
+                    wait_until(nothing_is_left)
+        made = {name: count - calls[name] for name, count in device.calls.items()}
+        assert sum(refused.values()) > 0
+        assert descriptors() == before
+        assert made["unmap"] == made["map"] - refused["map"]
+        assert made["range_release"] == made["range_reserve"] - refused["range_reserve"]
+        assert made["segment_close"] == made["segment_import"] - refused["segment_import"]
+        assert made["chunk_release"] == made["chunk_import"] - refused["chunk_import"]
+        with open_shared(handle) as buffer:
+            assert len(buffer) == 45 << 20
+        owner.run("allocator.check_invariants()")
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_device_that_refuses_while_memory_is_exported(kind):
+    with Peer() as owner:
+        handle = owner.run(owner_program(kind, "simulated"))
+        for operation in EXPORTS:
+            for after in range(3):
+                shared = owner.run(
+                    """
+                    device.launch(0)
+                    device.refuse(operation, after=after)
+                    try:
+                        result = allocator.share(buffer)
+                    except AllotmentError:
+                        result = None
+                    allocator.check_invariants()
+                    device.finish(0)
+                    """,
+                    operation=operation,
+                    after=after,
+                )
+                assert shared in (None, handle)
+                try:
+                    open_shared(handle).close()
+                except AllotmentError as error:
+                    assert operation in str(error)
+                owner.run("device.refuse(operation, times=0)")
+                wait_until(nothing_is_left)
+        open_shared(handle).close()
+        wait_until(nothing_is_left)
+        owner.run("allocator.share(buffer).close(); buffer.close(); allocator.check_invariants()")
+        wait_until(lambda: owner.run('result = allocator.stats()["active_bytes.all.current"]') == 0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "expandable"])
+def test_a_system_that_refuses_the_nth_call_of_the_importer(monkeypatch, kind):
+    with Peer() as owner:
+        handle = owner.run(owner_program(kind, "host"))
+        open_shared(handle).close()
+        wait_until(nothing_is_left)
+        before = descriptors(), mappings()
+        for place, name in SYSTEM_CALLS:
+            real = getattr(place, name)
+            for number in (errno.EMFILE, errno.ENOMEM):
+                for count in range(4):
+                    left = [count]
+
+                    def failing(*given, left=left, number=number, real=real):
+                        left[0] -= 1
+                        if left[0] == -1:
+                            raise OSError(number, os.strerror(number))
+                        return real(*given)
+
+                    if place is socket.socket:
+                        monkeypatch.setattr(wire, "packet_socket", socket_class(name, failing))
+                    else:
+                        monkeypatch.setattr(place, name, failing)
+                    with contextlib.suppress(AllotmentError, OSError):
+                        open_shared(handle).close()
+                    monkeypatch.undo()
+                    wait_until(nothing_is_left)
+                    wait_until(lambda: (descriptors(), mappings()) == before)
+        with open_shared(handle) as buffer:
+            assert len(buffer) == 45 << 20
+
+
+def socket_class(name, failing):
+    """Makes sockets of which one method fails."""
+    kind = type("FailingSocket", (socket.socket,), {name: lambda self, *given: failing(self, *given)})
+    return lambda: kind(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+@pytest.mark.parametrize("kind", ["plain", "expandable"])
+def test_an_importer_without_a_descriptor_to_spare(kind):
+    allocator = Allocator("host", settings=f"shareable:True,{SETTINGS[kind]}".rstrip(","))
+    buffer = allocator.empty(45 << 20)
+    handle = allocator.share(buffer)
+    with Peer() as peer:
+        outcome = peer.run(
+            """
+            import resource
+            from allotment._sharing.importer import _importer
+            open_shared(handle).close()
+            wait_until(lambda: not _importer.links)
+            spare = max(int(name) for name in os.listdir("/proc/self/fd"))
+            fillers = []
+            while not fillers or fillers[-1] < spare:
+                fillers.append(os.dup(0))  # none below the limit is free
+            result = []
+            for more in range(12):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 1 + more, 4096))
+                try:
+                    open_shared(handle).close()
+                    result.append("opened")
+                except (AllotmentError, OSError) as error:
+                    result.append(type(error).__name__)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+            open_shared(handle).close()
+            """,
+            handle=handle,
+        )
+        assert outcome[-1] == "opened"
+        assert outcome[0] != "opened"
+    handle.close()
+    buffer.close()
+    wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
+    allocator.check_invariants()
+
+
+class Stranger:
+    """A process of this user that talks to an owner's socket in a way of its own."""
+
+    def __init__(self, handle):
+        facts = facts_of(handle)
+        self.socket = wire.packet_socket()
+        self.socket.connect(wire.address_of(facts.process, facts.token))
+        self.facts = facts
+
+
+def test_an_owner_is_not_held_up_by_who_sends_nonsense_or_does_not_read():
+    with Peer() as owner:
+        handle = owner.run(owner_program("plain", "host"))
+        for data in (b"", b"x", bytes(29), b"\xff" * 29, os.urandom(60_000)):
+            stranger = Stranger(handle)
+            if data:
+                stranger.socket.send(data)
+            stranger.socket.close()
+        deaf = Stranger(handle)
+        request = wire.Request(wire.Ask.OPEN, deaf.facts.block, deaf.facts.generation, deaf.facts.allocator)
+        deaf.socket.setblocking(False)
+        sent = 0
+        try:
+            while sent < 20_000:
+                deaf.socket.send(request.pack())
+                sent += 1
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            pass
+        with open_shared(handle) as buffer:
+            assert len(buffer) == 45 << 20
+        deaf.socket.close()
+        assert owner.run("result = threading.active_count()") <= 4
+
+
+def test_an_owner_that_sends_nonsense_is_refused():
+    listener = wire.packet_socket()
+    with Peer() as owner:
+        handle = owner.run(owner_program("plain", "host"))
+        forged = make_handle(replace(facts_of(handle), token=bytes(16), process=os.getpid()))
+        listener.bind(wire.address_of(os.getpid(), bytes(16)))
+        listener.listen(8)
+        before = descriptors()
+        ok = wire.Reply(wire.Answer.OK, True, 100, 0, 4096, 1)
+        huge = wire.Reply(wire.Answer.OK, True, 1 << 50, 1 << 40, 4096, 1, pieces=[wire.Piece(2, 4096, bytes(64))])
+        descriptor = os.memfd_create("allotment-nonsense")
+        os.ftruncate(descriptor, 4096)
+        unsealed = wire.Reply(wire.Answer.OK, True, 100, 0, 4096, 1, pieces=[wire.Piece(1, 4096)])
+        for reply, given in ((b"x", []), (ok.pack()[:-3], []), (ok.pack(), [descriptor]), (huge.pack(), []),
+                             (unsealed.pack(), [descriptor]), (os.urandom(300), [descriptor])):  # fmt: skip
+            answer_once(listener, reply, given)
+            with pytest.raises(AllotmentError):
+                open_shared(forged)
+            wait_until(nothing_is_left)
+        os.close(descriptor)
+        wait_until(lambda: descriptors() <= before)
+    listener.close()
+
+
+def answer_once(listener, reply, given):
+    """In a thread: the first who asks gets this."""
+
+    def serve():
+        connection, _ = listener.accept()
+        connection.recv(100)
+        wire.send(connection, reply, given)
+        connection.recv(100)
+        connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_of_another_user_is_refused_by_both_sides():
+    allocator = Allocator("host", settings="shareable:True")
+    buffer = allocator.empty(100)
+    handle = allocator.share(buffer)
+    with Peer() as peer:
+        reasons = peer.run(
+            """
+            from dataclasses import replace
+            from allotment._sharing.handle import facts_of, make_handle
+            os.setresuid(65534, 65534, 65534)
+            result = []
+            for given in (handle, make_handle(replace(facts_of(handle), user=65534))):
+                try:
+                    open_shared(given)
+                except SharingError as error:
+                    result.append(error.reason)
+            # One that does not check, and asks all the same.
+            from allotment._sharing import wire
+            facts = facts_of(handle)
+            connection = wire.packet_socket()
+            connection.connect(wire.address_of(facts.process, facts.token))
+            connection.send(wire.Request(wire.Ask.OPEN, facts.block, facts.generation, facts.allocator).pack())
+            connection.settimeout(30)
+            try:
+                data, beside, *_ = connection.recvmsg(4096, 4096)
+                result.append((wire.Reply.read(data, []).answer.name, beside))
+            except ConnectionResetError:
+                result.append(("OTHER_USER", []))  # hung up on with the question unread
+            """,
+            handle=handle,
+        )
+    assert reasons == ["other_user", "other_user", ("OTHER_USER", [])]
+    handle.close()
+
+
+def test_events_are_refused_and_nothing_is_lost():
+    """A device whose events fail while the importer closes has nothing left to wait for."""
+    allocator = Allocator("sim:1GiB")
+    buffer = allocator.empty(100)
+    handle = allocator.share(buffer)
+    opened = open_shared(handle)
+    device = allocator.device
+    device.launch(0)
+    device.refuse("event_create", out_of_memory=False)
+    opened.close()
+    device.finish()
+    handle.close()
+    buffer.close()
+    wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
+    assert device_calls.is_idle(device, 0)
