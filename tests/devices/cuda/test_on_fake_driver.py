@@ -153,3 +153,28 @@ def test_a_file_that_is_no_library_is_one_clear_error(tmp_path):
     (tmp_path / NAME).write_text("not a library\n" * 100)
     done = run(tmp_path, "-c", CONSTRUCT)
     assert re.search(rf"DeviceError: there is no CUDA driver: .*{NAME}", done.stderr)
+
+
+def test_a_child_of_a_process_that_could_not_open_the_driver_leaves_it_alone(driver):
+    """A real driver crashes there, or does not return."""
+    program = f"""
+import os
+from allotment.errors import DeviceError
+
+def told():
+    try:
+        {CONSTRUCT}
+    except DeviceError as error:
+        return str(error)
+
+print(told(), flush=True)
+child = os.fork()
+if child == 0:
+    print(told(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    done = run(driver, "-c", program, FAKE_CUDA_INIT="100")
+    in_parent, in_child = done.stdout.splitlines()
+    assert "cannot be initialized" in in_parent
+    assert "before this process was forked" in in_child

@@ -248,7 +248,7 @@ cdef Driver driver
 # Opens libcuda and initializes it, the first time; raises DeviceError if there is no driver to use.
 cdef int open_driver() except -1
 
-# Whether this process was forked off one that had opened the driver: then no function of it may be called.
+# Whether this process was forked off one that had tried to open the driver: then no function of it may be called.
 cdef bint is_forked() noexcept nogil
 
 # The status that stands for a result. A failure's own words are kept for `last_error_text` of this thread.

@@ -59,11 +59,12 @@ OPTIONAL_FUNCTIONS: frozenset[str] = frozenset((
 ))
 
 cdef bint opened = False
-cdef uint64_t opened_at = 0             # depth of forks
+cdef bint tried = False                 # to initialize it, whatever came of that: a second time may crash after a fork
+cdef uint64_t tried_at = 0              # depth of forks
 
 
 cdef int open_driver() except -1:
-    global opened, opened_at
+    global opened, tried, tried_at
     cdef Driver found
     cdef CUresult result
     cdef int version = 0
@@ -75,6 +76,8 @@ cdef int open_driver() except -1:
     if opened:
         return 0
     find_functions(&found)
+    tried_at = fork_depth()
+    tried = True
     with nogil:
         found.cuDriverGetVersion(&version)
         result = found.cuInit(0)
@@ -91,7 +94,6 @@ cdef int open_driver() except -1:
             f"{version_text(OLDEST_VERSION)} is needed", operation="cuDriverGetVersion", status=version)
     # Two threads that open the driver at once write the same pointers.
     memcpy(&driver, &found, sizeof(Driver))
-    opened_at = fork_depth()
     opened = True
     return 0
 
@@ -124,7 +126,7 @@ cdef str version_text(int version):
 
 
 cdef bint is_forked() noexcept nogil:
-    return opened and opened_at != fork_depth()
+    return tried and tried_at != fork_depth()
 
 
 cdef status_t status_of(CUresult result, const char* function) noexcept nogil:
