@@ -44,7 +44,7 @@ def pairs(device: CudaDevice) -> dict[str, Callable[[int], None]]:
     found: dict[str, Callable[[int], None]] = {}
     for mode in ("torch", "tight"):
         found[f"ours, {mode}"] = pair_of(allotment.PinnedAllocator(device, mode=mode))
-    found["ours, with a stream"] = pair_of(allotment.PinnedAllocator(device), [device.stream_create()])
+    found["ours, with a stream"] = pair_of(allotment.PinnedAllocator(device), [device.create_stream()])
     try:
         import cupy
 

@@ -1,4 +1,4 @@
-"""Ordinary pages that are pinned where they are: on a NUMA node if one is named, touched and registered in slices."""
+"""Ordinary pages that are pinned where they are: on a NUMA node if one is named, touched by several threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RegisteredPages:
         self._device = device
         self._threads = threads
         self._numa_node = numa_node
-        self._segments: dict[int, tuple[mmap.mmap, list[int]]] = {}  # address -> pages, starts of registered slices
+        self._segments: dict[int, mmap.mmap] = {}
 
     def obtain(self, size: int) -> int:
         """Address of `size` bytes. Raises MemoryError, and what the device raises."""
@@ -43,36 +43,21 @@ class RegisteredPages:
         if self._numa_node is not None:
             _bind(address, len(pages), self._numa_node)
         slices = _slices(address, size, self._threads)
-        done: list[int] = []
-        try:
-            if len(slices) > 1:
-                with ThreadPoolExecutor(len(slices)) as pool:
-                    list(pool.map(lambda piece: _touch(*piece), slices))
-                    for start in pool.map(self._register, slices):
-                        done.append(start)
-            else:
-                done.append(self._register(slices[0]))
-        except BaseException:
-            self._unregister(done)
-            raise
-        self._segments[address] = (pages, done)
+        if len(slices) > 1:
+            with ThreadPoolExecutor(len(slices)) as pool:
+                list(pool.map(lambda piece: _touch(*piece), slices))
+        # All at once, though PyTorch does this too by slices: the driver refuses a copy that spans two registrations.
+        self._device.register_host(address, size)
+        self._segments[address] = pages
         return address
 
     def release(self, address: int) -> bool:
         """Give a segment back; False if it is not from here."""
-        segment = self._segments.pop(address, None)
-        if segment is None:
+        if address not in self._segments:
             return False
-        self._unregister(segment[1])
-        return True  # the mapping ends with its object
-
-    def _register(self, piece: tuple[int, int]) -> int:
-        self._device.register_host(*piece)
-        return piece[0]
-
-    def _unregister(self, starts: list[int]) -> None:
-        for start in starts:
-            self._device.unregister_host(start)
+        self._device.unregister_host(address)
+        del self._segments[address]  # the mapping ends with its object
+        return True
 
 
 def _slices(address: int, size: int, threads: int) -> list[tuple[int, int]]:
