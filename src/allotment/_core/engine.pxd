@@ -109,6 +109,7 @@ cdef inline Pool* request_begin(Engine* engine, Request* request) noexcept nogil
     """The pool that serves a request, after all that has finished; NULL with the reason in request.failure."""
     request.failure.reason = NO_FAILURE
     request.capturing = request.is_fresh = False
+    request.given_back = -1
     if engine.routes == NULL:
         if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
             return NULL

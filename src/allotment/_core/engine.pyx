@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, UNSUPPORTED, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t, stream_t
 from allotment._core.engine cimport engine_enter, engine_leave, release_address, release_block, request_begin, serve
 from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
@@ -224,7 +224,13 @@ cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept
 
 
 cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil:
-    return request.shelf.rack.pool.placement.miss(engine, request)
+    cdef count_t retries = engine.stats.alloc_retries
+    cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
+    cdef Block* block = request.shelf.rack.pool.placement.miss(engine, request)
+    if engine.stats.alloc_retries != retries:
+        reserved += <count_t> request.segment if block != NULL else 0
+        request.given_back = max(reserved - tally_now(&engine.stats.reserved_bytes), 0)
+    return block
 
 
 cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil:

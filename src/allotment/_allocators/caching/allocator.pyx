@@ -9,7 +9,7 @@ from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, S
 from allotment._allocators.caching.sharing_allocator cimport SharingAllocator
 from allotment._allocators.upcalls cimport call_free_memory, identity_in
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
-from allotment._core.contract.types cimport address_t, bytes_t, count_t, stream_t, thread_t
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.edge.rehearsal cimport (
     NOT_REFUSED, REFUSED_ALLOCATOR, REFUSED_DEFERRED, REFUSED_FILTER, REFUSED_PLACEMENT, Rehearsal, Wish, rehearse)
 from allotment._core.engine cimport (
@@ -21,7 +21,6 @@ from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.shortage cimport callback_add, callback_remove
 from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request
-from allotment._core.records.stats cimport tally_now
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_block, read_callable, read_size
 from allotment._core.tools.numbers cimport int_value, is_plain_int
@@ -169,14 +168,12 @@ cdef class Allocator(SharingAllocator):
     cdef object allocate_after_miss(self, Request* request):
         """Ask the device, without the interpreter. pre: begun under the interpreter lock alone"""
         cdef Engine* engine = self.engine
-        cdef count_t retries = engine.stats.alloc_retries
-        cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
         cdef address_t address
         engine_try_enter(engine)    # succeeds: no other thread can be inside
         with nogil:
             address = engine_allocate_missed(engine, request)
             engine_leave(engine)
-        self.log_retry(retries, reserved + <count_t> request.segment if address != 0 else reserved, address != 0)
+        self.log_retry(request, address != 0)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address
@@ -184,15 +181,13 @@ cdef class Allocator(SharingAllocator):
     cdef object allocate_inside(self, Request* request):
         """All of a request, under the engine's lock."""
         cdef Engine* engine = self.engine
-        cdef count_t retries = engine.stats.alloc_retries
-        cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
         cdef address_t address
         self.require_open()
         self.enter()
         with nogil:
             address = engine_allocate(engine, request)
             engine_leave(engine)
-        self.log_retry(retries, reserved + <count_t> request.segment if address != 0 else reserved, address != 0)
+        self.log_retry(request, address != 0)
         if address == 0:
             self.raise_out_of_memory(self.failed(&request.failure))
         return address

@@ -9,8 +9,7 @@ other; one that has to ask the device takes the engine's and lets it go.
 from libc.stdint cimport uint32_t
 
 from allotment._allocators.base cimport AllocatorBase
-from allotment._core.contract.types cimport count_t
-from allotment._core.model.model cimport Engine, Failure
+from allotment._core.model.model cimport Engine, Failure, Request
 
 cdef enum Level:                # contexts are gathered for
     NEVER                       # nothing
@@ -40,8 +39,7 @@ cdef class EngineAllocator(AllocatorBase):
     cdef int leave(self, bint ok, const Failure* failure) except -1 nogil
     cdef object failed(self, const Failure* failure)
     cdef int close_forgotten_pools(self) except -1
-    # Log that the cache was given back for a request, if it was since the retries and the reserved bytes were so many.
-    cdef int log_retry(self, count_t retries, count_t reserved, bint served) except -1
+    cdef int log_retry(self, const Request* request, bint served) except -1     # if the cache was given back for it
     cdef list reserves_of(self, object settings, dict classes)
     cdef int apply_reserves(self, list reserves) except -1
     cdef int warn_of_plain_segments(self, object settings) except -1

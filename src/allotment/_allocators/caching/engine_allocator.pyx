@@ -7,7 +7,7 @@ from libc.stdint cimport uint32_t
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.upcalls cimport report
 from allotment._core.contract.table cimport CAN_VIRTUAL
-from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.edge.invariants cimport check_engine
 from allotment._core.edge.outcome cimport failure_error
 from allotment._core.engine cimport (
@@ -197,10 +197,9 @@ cdef class EngineAllocator(AllocatorBase):
     cdef int close_forgotten_pools(self) except -1:
         return 0
 
-    cdef int log_retry(self, count_t retries, count_t reserved, bint served) except -1:
-        if self.engine.stats.alloc_retries != retries:
-            logs.gave_back(
-                self.device.name, max(reserved - tally_now(&self.engine.stats.reserved_bytes), 0), served)
+    cdef int log_retry(self, const Request* request, bint served) except -1:
+        if request.given_back >= 0:
+            logs.gave_back(self.device.name, request.given_back, served)
         return 0
 
     # --- limits and settings ---

@@ -13,7 +13,7 @@ from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoin
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.upcalls cimport report
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
-from allotment._core.contract.types cimport address_t, bytes_t, count_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
     allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_is_inside,
     engine_leave, engine_limit_share, engine_record_stream, engine_try_enter, release_address, serve)
@@ -25,7 +25,6 @@ from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
     Request, drop_t, filter_t)
 from allotment._core.records.history cimport capture_stack
-from allotment._core.records.stats cimport tally_now
 from allotment._core.records.spool cimport Spool, spool_pace
 from allotment._core.tools.arguments cimport SIZE_BITS, is_fraction
 from allotment._core.tools.pointer_map cimport map_get
@@ -139,9 +138,9 @@ cdef void tell_observers(Context* context, const Failure* failure) noexcept with
         report(error, allocator)
 
 
-cdef void log_retry(Context* context, count_t retries, count_t reserved, bint served) noexcept with gil:
+cdef void log_retry(Context* context, const Request* request, bint served) noexcept with gil:
     try:
-        (<Allocator> context.allocator).log_retry(retries, reserved, served)
+        (<Allocator> context.allocator).log_retry(request, served)
     except BaseException as error:
         report(error, <Allocator> context.allocator)
 
@@ -157,7 +156,6 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
     cdef bint took_current
     cdef Request request
     cdef Block* block
-    cdef count_t retries, reserved
     cdef address_t address = 0
     if size == 0:
         return NULL
@@ -179,7 +177,7 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
         if took_current:
             current_leave(&current)
         return NULL
-    retries, reserved = engine.stats.alloc_retries, tally_now(&engine.stats.reserved_bytes)
+    request.given_back = -1
     if engine.uncached:
         address = allocate_direct(engine, &request)
         if lent != NULL:
@@ -196,8 +194,8 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
     engine_leave(engine)
     if took_current:
         current_leave(&current)
-    if engine.stats.alloc_retries != retries and not Py_IsFinalizing():
-        log_retry(context, retries, reserved + <count_t> request.segment if address != 0 else reserved, address != 0)
+    if request.given_back >= 0 and not Py_IsFinalizing():
+        log_retry(context, &request, address != 0)
     if address == 0:
         if request.failure.reason == FAILED_OUT_OF_MEMORY:     # a rejection is none: nothing was tried
             tell_observers(context, &request.failure)

@@ -372,6 +372,7 @@ cdef struct Request:
     uint32_t context
     bint capturing              # the caller is inside a capture
     bint is_fresh               # served with a new segment of the device's, which no one has had
+    count_t given_back          # bytes of the cache that went back to the device for it; less than 0: none was tried
     Shelf* shelf
     bint expandable             # expandable memory may serve it
     Failure failure
