@@ -16,6 +16,7 @@ recordings of runs without a limit, then tried.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -264,33 +265,55 @@ def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
     return found, equal
 
 
-def largest_batches(programs: list[str], limit: int) -> dict[str, Any]:
+def foretell(program: str, batch: int, limit: int) -> dict[str, bool]:
+    """Which allocators would fit, by replaying a recording of a run without a limit."""
     from allotment.lab.replay.run import read_recording
 
-    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        record = str(Path(folder) / "run.pickle")
+        if finish(start(program, DEFAULT, batch, record=record)).get("out_of_memory"):
+            return dict.fromkeys(KINDS, False)
+        recording = read_recording(record)
+        return {kind: recording.fits(limit, REPLAYED[kind]) for kind in KINDS}
+
+
+def largest_batch(fits: Callable[[int], bool], guess: int) -> int:
+    """The largest of BATCHES that fits, 0 if none; looked for from a guess on, because each look is a run."""
+    at = BATCHES.index(guess) if guess in BATCHES else 0
+    if fits(BATCHES[at]):
+        while at + 1 < len(BATCHES) and fits(BATCHES[at + 1]):
+            at += 1
+        return BATCHES[at]
+    while at > 0 and not fits(BATCHES[at - 1]):
+        at -= 1
+    return BATCHES[at - 1] if at > 0 else 0
+
+
+def largest_foretold_and_real(program: str, limit: int) -> dict[str, dict[str, int]]:
+    @functools.cache
+    def foreseen(batch: int) -> dict[str, bool]:
+        return foretell(program, batch, limit)
+
+    def would_fit(kind: str, batch: int) -> bool:
+        return foreseen(batch)[kind]
+
+    def fits(kind: str, batch: int) -> bool:
+        return not finish(start(program, kind, batch, limit=limit)).get("out_of_memory")
+
+    foretold: dict[str, int] = {}
+    for kind in KINDS:
+        guess = max(foretold.values(), default=BATCHES[len(BATCHES) // 2])
+        foretold[kind] = largest_batch(functools.partial(would_fit, kind), guess)
+    real = {kind: largest_batch(functools.partial(fits, kind), foretold[kind]) for kind in KINDS}
+    return {"foretold": foretold, "real": real}
+
+
+def largest_batches(programs: list[str], limit: int) -> dict[str, Any]:
     print(f"largest batch of {BATCHES} under {limit / 2**30:.1f} GiB: foretold by replay, then run")
+    found = {}
     for program in programs:
-        foretold = dict.fromkeys(KINDS, 0)
-        for batch in BATCHES:
-            with tempfile.TemporaryDirectory() as folder:
-                record = str(Path(folder) / "run.pickle")
-                result = finish(start(program, DEFAULT, batch, record=record))
-                if result.get("out_of_memory"):
-                    break
-                recording = read_recording(record)
-                fitting = [kind for kind in KINDS if recording.fits(limit, REPLAYED[kind])]
-            for kind in fitting:
-                foretold[kind] = batch
-            if not fitting:
-                break
-        real = dict.fromkeys(KINDS, 0)
-        for kind in KINDS:
-            for batch in BATCHES:
-                if finish(start(program, kind, batch, limit=limit)).get("out_of_memory"):
-                    break
-                real[kind] = batch
-        found[program] = {"foretold": foretold, "real": real}
-        print(program, "foretold", foretold, "real", real, flush=True)
+        found[program] = largest_foretold_and_real(program, limit)
+        print(program, found[program], flush=True)
     return found
 
 
