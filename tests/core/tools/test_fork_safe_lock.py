@@ -4,9 +4,9 @@ import os
 import threading
 
 import pytest
-from helpers.child import output_of
 
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
+from helpers.child import output_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 

@@ -90,7 +90,7 @@ cdef void pace(Context* context) noexcept nogil:
 
 
 cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept nogil:
-    """Enter the framework's current stream where it decides anything; whether that was so. Not from inside the engine."""
+    """Enter the framework's current stream where it decides anything, and not from inside; whether that was so."""
     cdef Engine* engine = context.engine
     if (context.current == NULL or engine.impure_routes == 0 or not engine.rules.only_captures_defer
             or engine_is_inside(engine)):

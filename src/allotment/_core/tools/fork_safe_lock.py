@@ -16,7 +16,7 @@ import time
 from typing import Any
 from weakref import WeakSet
 
-import allotment._core.tools.forks  # noqa: F401
+import allotment._core.tools.forks  # type: ignore[import-not-found]  # noqa: F401
 
 _locks: WeakSet[Any] = WeakSet()
 _taken: list[Any] = []
