@@ -86,6 +86,7 @@ def test_a_node_can_be_chosen(device):
 
 def test_an_array_in_pinned_memory_is_a_pinned_tensor(device, pinned):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch.cuda.init()  # until then PyTorch takes nothing for pinned
     array = pinned.full(MIB, 5, "uint8")
     tensor = torch.from_numpy(array)
     assert tensor.is_pinned()
