@@ -102,8 +102,8 @@ def test_a_device_that_refuses_while_memory_is_exported(kind):
         wait_until(lambda: owner.run('result = allocator.stats()["active_bytes.all.current"]') == 0)
 
 
-@pytest.mark.parametrize("kind", ["plain", "expandable"])
-def test_a_system_that_refuses_the_nth_call_of_the_importer(monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "number"), [("plain", errno.EMFILE), ("expandable", errno.ENOMEM)])
+def test_a_system_that_refuses_the_nth_call_of_the_importer(monkeypatch, kind, number):
     with Peer() as owner:
         handle = owner.run(owner_program(kind, "host"))
         open_shared(handle).close()
@@ -111,25 +111,24 @@ def test_a_system_that_refuses_the_nth_call_of_the_importer(monkeypatch, kind):
         before = descriptors(), mappings()
         for place, name in SYSTEM_CALLS:
             real = getattr(place, name)
-            for number in (errno.EMFILE, errno.ENOMEM):
-                for count in range(4):
-                    left = [count]
+            for count in range(4):
+                left = [count]
 
-                    def failing(*given, left=left, number=number, real=real):
-                        left[0] -= 1
-                        if left[0] == -1:
-                            raise OSError(number, os.strerror(number))
-                        return real(*given)
+                def failing(*given, left=left, real=real):
+                    left[0] -= 1
+                    if left[0] == -1:
+                        raise OSError(number, os.strerror(number))
+                    return real(*given)
 
-                    if place is socket.socket:
-                        monkeypatch.setattr(wire, "packet_socket", socket_class(name, failing))
-                    else:
-                        monkeypatch.setattr(place, name, failing)
-                    with contextlib.suppress(AllotmentError, OSError):
-                        open_shared(handle).close()
-                    monkeypatch.undo()
-                    wait_until(nothing_is_left)
-                    wait_until(lambda: (descriptors(), mappings()) == before)
+                if place is socket.socket:
+                    monkeypatch.setattr(wire, "packet_socket", socket_class(name, failing))
+                else:
+                    monkeypatch.setattr(place, name, failing)
+                with contextlib.suppress(AllotmentError, OSError):
+                    open_shared(handle).close()
+                monkeypatch.undo()
+                wait_until(nothing_is_left)
+                wait_until(lambda: (descriptors(), mappings()) == before)
         with open_shared(handle) as buffer:
             assert len(buffer) == 45 << 20
 
