@@ -312,7 +312,7 @@ cdef class Buffer:
     cdef int check_memory(self) except -1:
         """Raises unless others may look at the memory: it may have been freed by its address."""
         self.check_block()
-        if self.address != 0 and isinstance(self.allocator, AllocatorBase):
+        if (self.address != 0 or self.size != 0) and isinstance(self.allocator, AllocatorBase):
             require_extent(self.allocator, self.address, self.size)
         return 0
 
