@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import allotment
+from allotment._allocators.files import replaced
 from allotment.lab.bench.run import python_pair_ns
 from allotment.lab.calibrate import measure_costs
 from allotment.lab.replay import driver_costs
@@ -76,7 +77,8 @@ def write_driver_costs(device: str, write: bool) -> None:
     for kind, points in costs.items():
         print(f"{kind:10}", "  ".join(f"{cost} us" if size == 0 else f"{size} MiB {cost} us" for size, cost in points))
     if write:
-        write_costs(Path(driver_costs.__file__).parent / "driver_costs.json", name, costs)
+        with replaced(Path(driver_costs.__file__).parent / "driver_costs.json") as file:
+            write_costs(file, name, costs)
 
 
 def main() -> None:

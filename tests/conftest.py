@@ -1,12 +1,22 @@
 """What holds for all tests."""
 
+import os
 from collections.abc import Callable
 from functools import cache
+from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
 
 pytest.register_assert_rewrite("contracts", "helpers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What the user has calibrated prices no replay of the tests, and the tests leave nothing in the user's folders."""
+    home = TemporaryDirectory(prefix="allotment-tests-")
+    config.add_cleanup(home.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = home.name
+    os.environ.pop("ALLOTMENT_COSTS", None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ except ImportError:
     print("allotment: the commands need Typer and Rich: pip install 'allotment[cli]'", file=sys.stderr)
     raise SystemExit(3) from None
 
-from allotment.errors import AllotmentError, FormatError, InvariantError, RequestError, UnsupportedError
+from allotment.errors import AllotmentError, DeviceError, FormatError, InvariantError, RequestError, UnsupportedError
 
 COMMANDS = ("bench", "calibrate", "conformance", "demo", "diff", "explain", "replay", "stats", "tune", "view")
 
@@ -39,9 +39,9 @@ class ExitCode(IntEnum):
 
     @staticmethod
     def of_error(error: AllotmentError) -> ExitCode:
-        if isinstance(error, FormatError | RequestError):
-            return ExitCode.BAD_INPUT
-        return ExitCode.NOT_YET if isinstance(error, UnsupportedError) else ExitCode.DIFFERENT
+        if isinstance(error, UnsupportedError):
+            return ExitCode.NOT_YET
+        return ExitCode.BAD_INPUT if isinstance(error, FormatError | RequestError | DeviceError) else ExitCode.DIFFERENT
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

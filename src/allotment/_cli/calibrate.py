@@ -26,16 +26,18 @@ def command(
     """
     from rich.console import Console
 
+    from allotment._allocators.files import replaced
     from allotment.lab.calibrate import measure_costs
     from allotment.lab.replay.driver_costs import user_costs_file, write_costs
 
     place = out or user_costs_file()
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.open("a").close()  # refused before the measuring, not after
     console = Console(highlight=False, quiet=as_json)
-    with progress_line(console) as progress:
-        name, costs = measure_costs(device, rounds, progress)
-    write_costs(place, name, costs)
+    # Opened first: a place that cannot be written is refused before the measuring, and if that fails nothing is left.
+    with replaced(place) as file:
+        with progress_line(console) as progress:
+            name, costs = measure_costs(device, rounds, progress)
+        write_costs(file, name, costs)
     if as_json:
         print(json.dumps({"device": name, "file": str(place), "costs": costs}))
         return

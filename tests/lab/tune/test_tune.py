@@ -146,6 +146,17 @@ def test_a_budget_is_seconds_or_a_time(text: str, code: int, capsys: pytest.Capt
     capsys.readouterr()
 
 
+def test_a_device_that_cannot_be_measured_leaves_the_costs_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", "cuda:99"])
+    assert ended.value.code == 2
+    assert not list(tmp_path.rglob("*.*"))
+    assert read_recording(SAMPLE).replay().driver_ms > 0
+
+
 def test_what_a_device_costs_is_measured_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import BinaryIO
 
 from allotment.errors import FormatError
 
@@ -49,13 +50,11 @@ def costs_device() -> str:
     return _stored(_chosen())[0]
 
 
-def write_costs(path: Path, device: str, costs: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """Keep what was measured on a device. Raises OSError."""
+def write_costs(file: BinaryIO, device: str, costs: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Write what was measured on a device into an open file. Raises OSError."""
     lines = ",\n".join(f'    "{kind}": {json.dumps(points)}' for kind, points in costs.items())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f'{{\n  "device": {json.dumps(device)},\n  "unit": {json.dumps(UNIT)},\n  "costs": {{\n{lines}\n  }}\n}}\n'
-    )
+    text = f'{{\n  "device": {json.dumps(device)},\n  "unit": {json.dumps(UNIT)},\n  "costs": {{\n{lines}\n  }}\n}}\n'
+    file.write(text.encode())
     _stored.cache_clear()
 
 
