@@ -15,7 +15,7 @@ from allotment._allocators.upcalls cimport report
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
-    allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_is_inside,
+    allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_free, engine_is_inside,
     engine_leave, engine_limit_share, engine_record_stream, engine_try_enter, release_address, serve)
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.mechanism.block cimport is_plain
@@ -168,17 +168,18 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
         request.failure.requested = request.failure.segment = size
         note(&request.failure)
         return NULL
+    request.context = context.tenant
     if context.level[0] != NEVER:
         pace(context)
-    request.context = context.tenant | context_here(context, STATE)
-    request.failure.reason = NO_FAILURE
+        request.context |= context_here(context, STATE)
     took_current = take_current(context, &current)
     if not enter(engine):
         if took_current:
             current_leave(&current)
         return NULL
-    request.given_back = -1
     if engine.uncached:
+        request.failure.reason = NO_FAILURE
+        request.given_back = -1
         address = allocate_direct(engine, &request)
         if lent != NULL:
             lent.size = size
@@ -259,7 +260,7 @@ cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil:
         engine_leave(engine)            # a stack is gathered outside; whose the block is does not change meanwhile
         stack = context_here(context, EVERYTHING)
         enter(engine)
-    if size != 0 and not release_address(engine, <address_t> address, stack, &failure):
+    if size != 0 and not engine_free(engine, <address_t> address, stack, &failure):
         note(&failure)
     engine_leave(engine)
     return size
