@@ -16,7 +16,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from allotment.lab.replay.run import Recording, Result, read_recording
+from allotment.lab.replay.result import Result
+from allotment.lab.replay.run import Recording, read_recording
 
 DEFAULT, EXPANDABLE, DENSE = "default", "expandable", "dense"
 SETTINGS = {DEFAULT: "", EXPANDABLE: "expandable_segments:True", DENSE: "placement:dense"}

@@ -22,10 +22,12 @@ __all__ = [
     "PYTORCH_SUMMARY",
     "SummaryWords",
     "device_neutral_out_of_memory",
+    "exact_size",
     "format_size",
     "memory_summary",
     "pytorch_exact_address",
     "pytorch_out_of_memory",
+    "signed_size",
 ]
 
 _KIB = 1 << 10
@@ -42,6 +44,20 @@ def format_size(n: int) -> str:
     if n <= _GIB:
         return f"{n / _MIB:.2f} MiB"
     return f"{n / _GIB:.2f} GiB"
+
+
+def exact_size(size: int) -> str:
+    """A number of bytes with enough digits to decide by: MiB, from a thousand of them on with a separator."""
+    if size < 1 << 10:
+        return f"{size} B"
+    if size < 1 << 20:
+        return f"{size / (1 << 10):.1f} KiB"
+    return f"{size / (1 << 20):,.1f} MiB"
+
+
+def signed_size(change: int) -> str:
+    """How many bytes more or fewer, with a sign."""
+    return f"{'-' if change < 0 else '+'}{exact_size(abs(change))}"
 
 
 # -- Out of memory ---------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def _show_compared(console: Console, compared: list[tuple[str, Candidate]]) -> N
     from rich.markup import escape
     from rich.table import Table
 
-    from allotment._viewer.terminal import exact_size
+    from allotment._texts import exact_size
 
     console.print()
     table = Table(title="The same job again, by replay of its history", min_width=70)

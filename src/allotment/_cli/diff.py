@@ -1,36 +1,51 @@
-"""`allotment diff`: two recorded runs side by side."""
+"""`allotment diff`: two recorded runs, or two settings of one, side by side."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from allotment._cli import ExitCode
-from allotment._cli.explain import explained
-from allotment._cli.options import JsonOption
+from allotment._cli.explain_screen import CAUSES, device_named
+from allotment._cli.options import DeviceOption, JsonOption
 from allotment._cli.progress import progress_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from allotment.lab.explain.difference import Comparison
+    from allotment.lab.explain.report import AtPeak
 
 MOST_LINES = 20
+MOST_PINNING = 8
 
 
 def command(
     a: Annotated[str, typer.Argument(metavar="A", help="A snapshot.", show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", help="The one to compare with it.", show_default=False)],
+    b: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="B", help="The one to compare with it; without it, A under other settings.", show_default=False
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Settings to replay under: of one file those of B, A being as recorded; given twice, A's and B's;"
+            " once for two files, those of both."
+        ),
+    ] = None,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(help='Exit with 1 if this holds of B over A, such as "peak_reserved > 1.05"; may be repeated.'),
     ] = None,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what grew from one run to the other, by line of code, at the peak of each.
+    """Say what grew from one run to the other, or from one settings to the other, by line of code, at the peak of each.
 
     Exits with 1 if a condition of --fail-if holds, with 2 if a snapshot cannot be read.
     """
@@ -39,34 +54,101 @@ def command(
     from allotment.lab.explain.difference import Condition, compare
 
     conditions = [Condition.parse(text) for text in fail_if or ()]
+    of_a, of_b = _chosen(b, settings or [])
     console = Console(highlight=False, quiet=as_json)
     with progress_line(console) as progress:
-        found = compare(explained(a, None, None, progress), explained(b, None, None, progress))
+        peaks = _peaks(a, b, of_a, of_b, device, progress)
+    found = compare(*peaks)
     if as_json:
-        print(json.dumps({"lines": [asdict(line) for line in found.lines], "ratios": found.ratios}))
+        print(json.dumps(_report(found)))
     else:
-        _print(console, found)
+        _print(console, found, _named("A", a, of_a, peaks[0]), _named("B", b or a, of_b, peaks[1]))
     failed = [condition for condition in conditions if condition.holds(found)]
     for condition in failed:
         console.print(f"[bold red]{condition.ratio} {condition.relation} {condition.bound:g}[/]")
     raise typer.Exit(ExitCode.DIFFERENT if failed else ExitCode.DONE)
 
 
-def _print(console: Console, found: Comparison) -> None:
+def _chosen(b: str | None, settings: list[str]) -> tuple[str | None, str | None]:
+    """The settings of A and of B; None are the recorded ones. Raises RequestError, SettingsError."""
+    from allotment._settings import Settings
+    from allotment.errors import RequestError
+
+    for text in settings:
+        Settings.parse(text)  # what is wrong with it is said before a long reading
+    if len(settings) > 2:
+        raise RequestError(f"{len(settings)} times --settings: give it once or twice, for A and for B")
+    if b is None and not settings:
+        raise RequestError("one file and nothing to compare it with; give another one, or --settings")
+    if len(settings) == 2:
+        return settings[0], settings[1]
+    both = settings[0] if settings else None
+    return (both if b is not None else None), both
+
+
+def _peaks(
+    a: str, b: str | None, of_a: str | None, of_b: str | None, device: int | None, progress: Any
+) -> tuple[AtPeak, AtPeak]:
+    from allotment.lab.explain.report import at_peak
+    from allotment.lab.face import peak_of
+    from allotment.lab.replay.run import read_recording
+
+    if b is None:
+        recording = read_recording(a, device, progress)
+        progress("replaying")
+        return at_peak(recording, of_a), at_peak(recording, of_b)
+    progress(f"reading {a}")
+    first = peak_of(a, of_a, device)
+    progress(f"reading {b}")
+    return first, peak_of(b, of_b, device)
+
+
+def _report(found: Comparison) -> dict[str, Any]:
+    return {
+        "lines": [asdict(line) for line in found.lines],
+        "ratios": found.ratios,
+        "waste": {cause: {"a_bytes": a, "b_bytes": b} for cause, (a, b) in found.waste.items()},
+    }
+
+
+# --- for people --------------------------------------------------------------------------------------------------
+
+
+def _named(letter: str, file: str, settings: str | None, at: AtPeak) -> str:
+    from allotment._texts import exact_size
+
+    under = "as recorded" if settings is None else f"under {settings or 'defaults'}"
+    device = f", {device_named(at.device, at.devices)}" if len(at.devices) > 1 else ""
+    return f"{letter}: {file}{device}, {under}: {exact_size(at.peak.reserved_bytes)} reserved at the most"
+
+
+def _print(console: Console, found: Comparison, *titles: str) -> None:
+    from rich.markup import escape
+
+    for title in titles:
+        console.print(escape(title), soft_wrap=True)
+    rows = [(line.where, line.a_bytes, line.b_bytes) for line in found.lines[:MOST_LINES]]
+    _print_table(console, "In use at the peak, by line", "line", rows)
+    pinned = found.fragmentation[:MOST_PINNING]
+    if pinned:
+        rows = [(line.where, line.a_pinned_bytes, line.b_pinned_bytes) for line in pinned]
+        _print_table(console, "Free memory that its blocks pin, by line", "line", rows)
+    rows = [(CAUSES.get(cause, cause), a, b) for cause, (a, b) in found.waste.items() if a or b]
+    _print_table(console, "Reserved and not in use", "cause", rows)
+    for name, ratio in found.ratios.items():
+        console.print(f"{name}: B is {'-' if ratio is None else f'{ratio:.3f}'} of A")
+
+
+def _print_table(console: Console, title: str, first: str, rows: list[tuple[str, int, int]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from allotment._viewer.terminal import exact_size
+    from allotment._texts import exact_size, signed_size
 
-    table = Table(title="In use at the peak, by line")
-    for title in ("line", "A", "B", "B - A"):
-        table.add_column(title, justify="left" if title == "line" else "right")
-    for line in found.lines[:MOST_LINES]:
-        change = line.b_bytes - line.a_bytes
-        sign = "-" if change < 0 else "+"
-        table.add_row(
-            escape(line.where), exact_size(line.a_bytes), exact_size(line.b_bytes), f"{sign}{exact_size(abs(change))}"
-        )
+    table = Table(title=title)
+    table.add_column(first, overflow="fold")
+    for name in ("A", "B", "B - A"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, a, b in rows:
+        table.add_row(escape(name), exact_size(a), exact_size(b), signed_size(b - a) if a != b else "0")
     console.print(table)
-    for name, ratio in found.ratios.items():
-        console.print(f"{name}: {'-' if ratio is None else f'{ratio:.3f}'} of A")

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from allotment._cli import ExitCode
-from allotment._cli.options import ClusterOption, JsonOption, SnapshotsArgument
+from allotment._cli.explain_screen import print_explanation
+from allotment._cli.options import ClusterOption, DeviceOption, JsonOption, SnapshotsArgument
 from allotment._cli.progress import progress_line
 from allotment._cli.ranks import decided, print_errors, print_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.console import Console
+    from collections.abc import Callable
 
     from allotment.lab.explain.report import Explanation
     from allotment.lab.ranks.figures import Figures
     from allotment.lab.tune.search import Candidate
 
-MOST_LINES = 8
-"""Lines of code that are named on the screen; `--json` has all of them."""
-CAUSES = {
-    "rounding": "blocks are larger than what was asked for",
-    "pieces": "free in pieces, beside blocks in use",
-    "other_streams": "free for other streams",
-    "private_pools": "free in other pools",
-    "waiting": "freed, waiting for other streams",
-    "unreleased": "free, and could go back to the device",
-}
-
 
 def command(
     snapshots: SnapshotsArgument,
-    device: Annotated[
-        int | None, typer.Option(help="Which device; the one with most in the file unless given.")
-    ] = None,
+    device: DeviceOption = None,
     compat: Annotated[
         str | None,
         typer.Option(help='The PyTorch that wrote it, such as "2.15"; found in the snapshot unless given.'),
@@ -62,7 +48,7 @@ def command(
     with progress_line(console) as progress:
         snapshot = files[0]
         if len(files) > 1:
-            snapshot, rows, done = decided(files, cluster, progress)
+            snapshot, rows, done = decided(files, device, cluster, progress)
             failed = print_errors(done)
         found = explained(snapshot, device, compat, progress)
     if as_json:
@@ -71,10 +57,7 @@ def command(
         raise typer.Exit(ExitCode.BAD_INPUT if failed else ExitCode.DONE)
     if rows:
         print_ranks(console, rows, snapshot)
-    _print_failure(console, found)
-    _print_peak(console, found)
-    _print_waste(console, found)
-    _print_suggestions(console, found)
+    print_explanation(console, found)
     raise typer.Exit(ExitCode.BAD_INPUT if failed else ExitCode.DONE)
 
 
@@ -99,6 +82,7 @@ def _report(found: Explanation) -> dict[str, Any]:
     failure, bounds = found.failure, found.bounds
     return {
         "device": found.device,
+        "devices": found.devices,
         "compat": found.compat,
         "matches_recording": found.matches_recording,
         "failure": None
@@ -110,10 +94,12 @@ def _report(found: Explanation) -> dict[str, Any]:
             "pool": list(failure.pool),
             "frames": failure.frames,
             "free": [asdict(each) for each in failure.free],
+            "capacity_bytes": failure.capacity,
         },
         "peak": asdict(found.peak),
         "waste": {**asdict(found.waste), "total": found.waste.total},
         "bounds": None if bounds is None else asdict(bounds),
+        "driver_ms": found.driver_ms,
         "suggestions": [candidate_report(each) for each in found.suggestions],
     }
 
@@ -121,98 +107,3 @@ def _report(found: Explanation) -> dict[str, Any]:
 def candidate_report(candidate: Candidate) -> dict[str, Any]:
     """A candidate as JSON has it."""
     return {**asdict(candidate), "fits": candidate.fits}
-
-
-# --- for people --------------------------------------------------------------------------------------------------
-
-
-def _print_failure(console: Console, found: Explanation) -> None:
-    from rich.markup import escape
-
-    from allotment._viewer.terminal import exact_size
-
-    failure = found.failure
-    if failure is None:
-        return
-    console.print(
-        f"[bold red]Out of memory[/] at entry {failure.entry:,}: {exact_size(failure.size)} on stream {failure.stream}"
-    )
-    for frame in failure.frames[:MOST_LINES]:
-        console.print(escape(f"    {frame['filename']}:{frame['line']} {frame['name']}"))
-    console.print("  What was free then:" if failure.free else "  Nothing was free then.")
-    for memory in failure.free:
-        console.print(escape(f"    {exact_size(memory.bytes):>12}  {memory.reason}"))
-    console.print()
-
-
-def _print_peak(console: Console, found: Explanation) -> None:
-    from rich.markup import escape
-
-    from allotment._viewer.terminal import exact_size
-
-    peak = found.peak
-    when = f"at entry {peak.entry:,}" if peak.entry >= 0 else "when the snapshot was taken"
-    console.print(
-        f"[bold]Device {found.device}: {exact_size(peak.reserved_bytes)} reserved[/] at the most, {when};"
-        f" {exact_size(peak.live_bytes)} of it in use"
-    )
-    if found.bounds is not None:
-        console.print(
-            f"  The least that any allocator needs: {exact_size(found.bounds.peak_live_bytes)} live at once,"
-            f" {exact_size(found.bounds.packing_bytes)} packed into one segment"
-        )
-    for holder in peak.holders[:MOST_LINES]:
-        console.print(escape(f"    {exact_size(holder.bytes):>12}  {holder.where} ({holder.blocks:,} blocks)"))
-    if len(peak.holders) > MOST_LINES:
-        left = sum(holder.bytes for holder in peak.holders[MOST_LINES:])
-        console.print(f"    {exact_size(left):>12}  in {len(peak.holders) - MOST_LINES:,} other lines")
-    console.print()
-
-
-def _print_waste(console: Console, found: Explanation) -> None:
-    from allotment._viewer.terminal import exact_size
-
-    console.print(f"[bold]{exact_size(found.waste.total)} reserved and not in use[/]")
-    for field in fields(found.waste):
-        size = getattr(found.waste, field.name)
-        if size:
-            console.print(f"    {exact_size(size):>12}  {CAUSES[field.name]}")
-    console.print()
-
-
-def _print_suggestions(console: Console, found: Explanation) -> None:
-    from rich.markup import escape
-
-    from allotment._viewer.terminal import exact_size
-
-    if found.bounds is None:
-        console.print("The snapshot has no history, so other settings cannot be tried.")
-        return
-    if not found.suggestions:
-        console.print("None of the settings that were tried needs less.")
-        return
-    console.print("[bold]What would help[/], tried by replay:")
-    for each in found.suggestions:
-        console.print(
-            escape(f"    {exact_size(each.peak_reserved_bytes):>12}  {each.settings}")
-            + ("" if each.fits else " [red](still out of memory)[/]")
-        )
-    for line in lines_to_paste([each.settings for each in found.suggestions]):
-        console.print(escape(f"To paste: {line}"), soft_wrap=True)
-
-
-def lines_to_paste(best_first: Sequence[str]) -> list[str]:
-    """How the best settings are put in force, and the best of PyTorch's own if those are not."""
-    from allotment.lab.tune.candidates import is_ours
-
-    best = next((settings for settings in best_first if settings), None)
-    own = next((settings for settings in best_first if settings and not is_ours(settings)), None)
-    return [_line_to_paste(settings) for settings in dict.fromkeys((best, own)) if settings is not None]
-
-
-def _line_to_paste(settings: str) -> str:
-    from allotment.lab.tune.candidates import is_ours
-
-    if is_ours(settings):
-        return f"ALLOTMENT_CONF={settings} python -m allotment.torch PROGRAM"
-    return f"PYTORCH_CUDA_ALLOC_CONF={settings}"

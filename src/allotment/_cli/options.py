@@ -24,6 +24,10 @@ SnapshotsArgument = Annotated[
         show_default=False,
     ),
 ]
+DeviceOption = Annotated[
+    int | None,
+    typer.Option(help="Which device, of every file; the one with the longest history unless given."),
+]
 ClusterOption = Annotated[
     str | None,
     typer.Option(

@@ -22,13 +22,13 @@ def print_errors(done: Sequence[Done[Any]]) -> bool:
 
 
 def decided(
-    files: Sequence[str], cluster: str | None, progress: Callable[[str], None]
+    files: Sequence[str], device: int | None, cluster: str | None, progress: Callable[[str], None]
 ) -> tuple[str, list[Figures], list[Done[Figures]]]:
     """The file of the rank that decides, the figures of all that could be read, and all of them."""
     from allotment.errors import FormatError
     from allotment.lab.ranks.together import deciding_rank, figures_of_all
 
-    done = figures_of_all(files, cluster, progress)
+    done = figures_of_all(files, device, cluster, progress)
     rows = [each.value for each in done if each.value is not None]
     if not rows:
         raise FormatError("none of the files has a history that can be read: " + (done[0].error or ""))
@@ -39,7 +39,7 @@ def print_ranks(console: Console, rows: Sequence[Figures], deciding: str) -> Non
     """Which of the ranks decides, in one line."""
     from rich.markup import escape
 
-    from allotment._viewer.terminal import exact_size
+    from allotment._texts import exact_size
 
     peaks = [row.peak_reserved_bytes for row in rows]
     console.print(

@@ -15,7 +15,8 @@ from allotment._cli.progress import is_ascii, progress_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from allotment.lab.replay.run import Progress, Result
+    from allotment.lab.replay.result import Result
+    from allotment.lab.replay.run import Progress
 
 HOW_KNOWN = {
     "given": "given",
@@ -139,7 +140,7 @@ def _print_report(
 def _print_table(console: Console, result: Result, smallest: int | None) -> None:
     from rich.table import Table
 
-    from allotment._viewer.terminal import exact_size
+    from allotment._texts import exact_size
 
     title = f"Device {result.device}: {result.events:,} events replayed in {result.seconds * 1000:.1f} ms"
     table = Table(title=title, show_header=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from allotment._cli import ExitCode
-from allotment._cli.options import ClusterOption, JsonOption, SnapshotsArgument
+from allotment._cli.options import ClusterOption, DeviceOption, JsonOption, SnapshotsArgument
 from allotment._cli.progress import progress_line
 from allotment._cli.ranks import print_errors
 
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from allotment.lab.ranks.figures import Figures
 
 
-def command(snapshots: SnapshotsArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+def command(
+    snapshots: SnapshotsArgument,
+    device: DeviceOption = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Print the figures of recorded runs, a line for each file, and which of them needs most.
 
     Exits with 2 if one of them cannot be read.
@@ -32,7 +37,7 @@ def command(snapshots: SnapshotsArgument, cluster: ClusterOption = None, as_json
     files = snapshot_files(snapshots)
     console = Console(highlight=False, quiet=as_json)
     with progress_line(console) as progress:
-        done = figures_of_all(files, cluster, progress)
+        done = figures_of_all(files, device, cluster, progress)
     rows = [each.value for each in done if each.value is not None]
     failed = print_errors(done)
     if as_json:
@@ -46,7 +51,7 @@ def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from allotment._viewer.terminal import exact_size
+    from allotment._texts import exact_size
 
     table = Table()
     table.add_column("file", overflow="fold")
@@ -54,7 +59,7 @@ def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
         table.add_column(title, justify="right", no_wrap=" " not in title)
     for row in rows:
         table.add_row(
-            escape(row.file) + (f" (device {row.device})" if row.device else ""),
+            escape(row.file) + _device_shown(row),
             f"{row.events:,}",
             exact_size(row.peak_requested_bytes),
             exact_size(row.peak_active_bytes),
@@ -66,3 +71,10 @@ def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
     if len(rows) > 1:
         most = exact_size(deciding.peak_reserved_bytes)
         console.print(escape(f"{deciding.file} decides: {most} reserved at the most."), soft_wrap=True)
+
+
+def _device_shown(row: Figures) -> str:
+    """Which device it is, where that is not plain."""
+    if len(row.devices) > 1:
+        return f" (device {row.device} of {', '.join(map(str, row.devices))})"
+    return f" (device {row.device})" if row.device else ""

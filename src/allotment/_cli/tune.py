@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allotment._cli import ExitCode
-from allotment._cli.explain import candidate_report, lines_to_paste
-from allotment._cli.options import ClusterOption, JsonOption, SnapshotsArgument
+from allotment._cli.explain import candidate_report
+from allotment._cli.explain_screen import device_named
+from allotment._cli.options import ClusterOption, DeviceOption, JsonOption, SnapshotsArgument
+from allotment._cli.paste import lines_to_paste
 from allotment._cli.progress import progress_line
 from allotment._cli.ranks import print_errors
 
@@ -34,7 +36,7 @@ def command(
     ] = "balanced",
     budget: Annotated[str, typer.Option(help='How long to try settings, in seconds or as "90s" or "5m".')] = "60s",
     finely: Annotated[bool, typer.Option("--finely", help="Try values in between too, up to 1,000 settings.")] = False,
-    device: Annotated[int | None, typer.Option(help="Which device's history; the longest unless given.")] = None,
+    device: DeviceOption = None,
     cluster: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,7 +49,7 @@ def command(
 
     from allotment.lab.ranks.files import snapshot_files
     from allotment.lab.ranks.together import tune_together
-    from allotment.lab.replay.run import read_recording
+    from allotment.lab.replay.run import devices_with_history, read_recording
     from allotment.lab.tune.candidates import all_candidates
     from allotment.lab.tune.search import Goal, tune
 
@@ -59,7 +61,7 @@ def command(
     together: TunedTogether | None = None
     with progress_line(console) as progress:
         if len(files) > 1:
-            together = tune_together(files, wanted, seconds, cluster, progress)
+            together = tune_together(files, wanted, seconds, cluster, progress, device=device, settings=settings)
             tuned = together.tuned
         else:
             recording = read_recording(files[0], device, progress)
@@ -69,7 +71,8 @@ def command(
         print(json.dumps({**_report(tuned), **(_ranks_report(together) if together is not None else {})}))
     else:
         if together is None:
-            console.print(f"Device {recording.device}, {recording.entries:,} events")
+            named = device_named(recording.device, devices_with_history(recording.snapshot))
+            console.print(f"{named}, {recording.entries:,} events")
         _print(console, tuned)
         if together is not None:
             _print_ranks(console, together)
@@ -122,7 +125,8 @@ def _print(console: Console, tuned: Tuned) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from allotment._viewer.terminal import exact_size, scatter
+    from allotment._texts import exact_size
+    from allotment._viewer.terminal import scatter
     from allotment.lab.replay.driver_costs import costs_device
 
     table = Table(title=f"{tuned.tried} settings tried in {tuned.seconds:.1f} s, for {tuned.goal.name}")
@@ -150,7 +154,7 @@ def _print(console: Console, tuned: Tuned) -> None:
 def _print_phases(console: Console, tuned: Tuned) -> None:
     from rich.markup import escape
 
-    from allotment._viewer.terminal import exact_size
+    from allotment._texts import exact_size
 
     phases = tuned.phases
     assert phases is not None
@@ -164,7 +168,7 @@ def _print_phases(console: Console, tuned: Tuned) -> None:
 def _print_ranks(console: Console, together: TunedTogether) -> None:
     from rich.markup import escape
 
-    from allotment._viewer.terminal import exact_size
+    from allotment._texts import exact_size
 
     best = together.tuned.best
     worst = max(together.ranks, key=lambda rank: (rank.ooms, rank.peak_reserved_bytes))

@@ -74,12 +74,3 @@ def human_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
-
-
-def exact_size(size: int) -> str:
-    """A number of bytes with enough digits to decide by: MiB, from a thousand of them on with a separator."""
-    if size < 1 << 10:
-        return f"{size} B"
-    if size < 1 << 20:
-        return f"{size / (1 << 10):.1f} KiB"
-    return f"{size / (1 << 20):,.1f} MiB"

@@ -9,17 +9,10 @@ from typing import BinaryIO, TypeAlias
 from allotment._formats.torch_snapshot import naming
 from allotment._settings import Settings
 from allotment.lab.explain.difference import Comparison, compare
-from allotment.lab.explain.report import Explanation, explain_end
+from allotment.lab.explain.report import AtPeak, Explanation, at_end, at_peak, explain_end
 from allotment.lab.explain.report import explain as explain_recording
-from allotment.lab.replay.run import (
-    Recording,
-    Result,
-    has_history,
-    read_capacity,
-    read_recording,
-    read_source,
-    recording_of,
-)
+from allotment.lab.replay.result import Result
+from allotment.lab.replay.run import Recording, has_history, read_capacity, read_recording, read_source, recording_of
 from allotment.lab.tune.search import Goal, Tuned
 from allotment.lab.tune.search import tune as tune_recording
 
@@ -64,6 +57,28 @@ def tune(source: Source, goal: str = "balanced", budget: float = 60.0, settings:
     return tune_recording(_recording(source), wanted, budget, settings=settings)
 
 
-def diff(a: Source, b: Source) -> Comparison:
-    """What changed from one run to the other, by line of code. Raises FormatError, OSError."""
-    return compare(explain(a), explain(b))
+def diff(
+    a: Source, b: Source | None = None, *, a_settings: str | None = None, b_settings: str | None = None
+) -> Comparison:
+    """What changed from one run to the other, by line of code; without `b`, from one settings of a run to others.
+
+    Each is as recorded unless settings are given. Raises FormatError, SettingsError, OSError.
+    """
+    if b is None:
+        recording = _recording(a)
+        return compare(at_peak(recording, a_settings), at_peak(recording, b_settings))
+    return compare(peak_of(a, a_settings), peak_of(b, b_settings))
+
+
+def peak_of(source: Source, settings: str | None = None, device: int | None = None) -> AtPeak:
+    """The moment of the peak: as recorded, or under other settings; of a snapshot without a history, its end.
+
+    Raises FormatError, SettingsError, OSError.
+    """
+    if isinstance(source, Recording):
+        return at_peak(source, settings)
+    snapshot = read_source(source)
+    with naming(source):
+        if settings is None and not has_history(snapshot):
+            return at_end(snapshot, device)
+        return at_peak(recording_of(snapshot, device), settings)

@@ -50,6 +50,46 @@ def test_the_line_that_grew_is_named_first(capsys: pytest.CaptureFixture[str], r
     assert set(report["ratios"]) == {"peak_reserved", "peak_live", "waste"}
 
 
+def test_two_settings_of_one_run_are_compared_by_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    allocator = allotment.Allocator("sim:1GiB", settings="compat:2.11")
+    allocator.record_history(context="all", stacks="python")
+    blocks = [allocator.malloc(2 * MIB) for _ in range(10)]
+    kept = blocks.pop(0)
+    for block in blocks:
+        allocator.free(block)
+    allocator.malloc(30 * MIB)  # too large for what is left of the segment
+    path = tmp_path / "run.pickle"
+    path.write_bytes(pickle.dumps(allocator.snapshot()))
+    allocator.free(kept)
+    code, out = run(capsys, str(path), "--settings", "expandable_segments:True", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["ratios"]["peak_live"] == 1.0 and report["ratios"]["peak_reserved"] < 1
+    pinning = next(line for line in report["lines"] if line["a_bytes"] == 2 * MIB)
+    assert (pinning["a_pinned_bytes"], pinning["b_pinned_bytes"]) == (18 * MIB, 0)
+    assert report["waste"]["pieces"] == {"a_bytes": 18 * MIB, "b_bytes": 8 * MIB}
+    code, out = run(capsys, str(path), "--settings", "expandable_segments:True", "--settings", "", "--json")
+    assert json.loads(out)["ratios"]["peak_reserved"] == pytest.approx(1 / report["ratios"]["peak_reserved"])
+    code, out = run(capsys, str(path), "--settings", "expandable_segments:True")
+    assert code == 0 and "Free memory that its blocks pin" in out and "18.0 MiB" in out
+
+
+def test_two_files_can_be_compared_under_settings(capsys: pytest.CaptureFixture[str], runs: list[str]) -> None:
+    plain = json.loads(run(capsys, *runs, "--json")[1])
+    under = json.loads(run(capsys, *runs, "--settings", "roundup_power2_divisions:2", "--json")[1])
+    assert plain["ratios"]["peak_live"] == under["ratios"]["peak_live"]
+    assert plain["waste"]["rounding"]["a_bytes"] == 0 < under["waste"]["rounding"]["a_bytes"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--settings", "no:such"], ["--settings", "", "--settings", "", "--settings", ""]]
+)
+def test_what_cannot_be_compared_is_refused(
+    capsys: pytest.CaptureFixture[str], runs: list[str], arguments: list[str]
+) -> None:
+    assert run(capsys, runs[0], *arguments)[0] == 2
+
+
 def test_a_run_is_equal_to_itself(capsys: pytest.CaptureFixture[str], runs: list[str]) -> None:
     report = json.loads(run(capsys, runs[0], runs[0], "--json")[1])
     assert set(report["ratios"].values()) <= {1.0, None}

@@ -11,6 +11,7 @@ import pytest
 
 import allotment
 from allotment._cli import main
+from allotment._core.records.history import set_user_metadata
 from allotment._formats.pickle_columns import Frame
 from allotment.errors import FormatError, OutOfMemoryError
 from allotment.lab.explain.holders import UNKNOWN, line_of
@@ -109,6 +110,97 @@ def test_holders_are_the_lines_that_allocated() -> None:
     allocator.free(one)
 
 
+def allocated_by(allocator: allotment.Allocator, size: int) -> int:
+    return allocator.malloc(size)
+
+
+def test_holders_by_stack_tell_the_callers_of_a_line_apart() -> None:
+    allocator = an_allocator()
+    kept = [allocated_by(allocator, 14 * MIB)]
+    kept += [allocated_by(allocator, 12 * MIB)]
+    peak = explained(allocator).peak
+    assert [(each.bytes, each.blocks) for each in peak.holders] == [(26 * MIB, len(kept))]
+    assert [(each.bytes, each.blocks) for each in peak.stacks] == [(14 * MIB, 1), (12 * MIB, 1)]
+    assert all(each.frames[0]["name"] == "allocated_by" for each in peak.stacks)
+
+
+def test_a_line_whose_blocks_keep_free_memory_from_the_device_is_charged_for_it() -> None:
+    allocator = an_allocator()
+    blocks = [allocator.malloc(2 * MIB) for _ in range(10)]  # one segment
+    first = blocks[0]
+    for block in blocks[1:]:
+        allocator.free(block)
+    allocator.malloc(30 * MIB)
+    found = explained(allocator)
+    holder = next(each for each in found.peak.holders if each.bytes == 2 * MIB)
+    assert holder.pinned_bytes == found.waste.pieces == 18 * MIB
+    allocator.free(first)
+
+
+def labelled() -> allotment.Allocator:
+    """A block of each kind of label, one megabyte more each."""
+    allocator = allotment.Allocator("sim:1GiB", settings="compat:newest")
+    allocator.record_history()
+    allocator.malloc(2 * MIB)
+    set_user_metadata("weights")
+    allocator.malloc(3 * MIB)
+    set_user_metadata("")
+    allocator.annotate(allocator.malloc(4 * MIB), "loss")
+    allocator.tenant("dashboard").malloc(5 * MIB)
+    allocator.record_annotation({"name": "step", "stage": "START"})
+    allocator.record_annotation({"name": "forward", "stage": "START"})
+    allocator.malloc(6 * MIB)
+    allocator.record_annotation({"name": "forward", "stage": "END"})
+    allocator.malloc(7 * MIB)
+    return allocator
+
+
+def with_a_microsecond_between(snapshot: dict[str, Any]) -> bytes:
+    """Entries and annotations in the order they were made in, so that the clock's resolution plays no part."""
+    entries, notes = snapshot["device_traces"][0], snapshot["external_annotations"]
+    for time_us, entry in enumerate(entries):
+        entry["time_us"] = 10 * time_us
+    sizes = [entry["size"] for entry in entries if entry["action"] == "alloc"]
+    begin = next(entry["time_us"] for entry in entries if entry["action"] == "alloc" and entry["size"] == 6 * MIB)
+    end = next(entry["time_us"] for entry in entries if entry["action"] == "alloc" and entry["size"] == 7 * MIB)
+    assert sizes == [size * MIB for size in range(2, 8)]
+    for note, time_us in zip(notes, (begin - 2, begin - 1, end - 1), strict=True):
+        note["time_us"] = time_us
+    return pickle.dumps(snapshot)
+
+
+def test_memory_is_told_by_what_the_program_calls_it() -> None:
+    peak = explain(read_recording(with_a_microsecond_between(labelled().snapshot()))).peak
+    said = {(each.source, each.name): each.bytes for each in peak.categories if each.name}
+    assert said == {
+        ("metadata", "weights"): 3 * MIB,
+        ("annotation", "loss"): 4 * MIB,
+        ("tenant", "dashboard"): 5 * MIB,
+        ("scope", "forward"): 6 * MIB,
+        ("scope", "step"): 7 * MIB,
+    }
+    for source in ("metadata", "annotation", "tenant", "scope"):
+        assert sum(each.bytes for each in peak.categories if each.source == source) == peak.live_bytes
+
+
+def test_compiled_regions_are_told_apart() -> None:
+    allocator = an_allocator()
+    allocator.malloc(2 * MIB)
+    snapshot = allocator.snapshot()
+    for entry in snapshot["device_traces"][0]:
+        entry["compile_context"] = "0/0"
+    peak = explain(read_recording(pickle.dumps(snapshot))).peak
+    assert [(each.source, each.name, each.bytes) for each in peak.categories] == [("compiled", "0/0", 2 * MIB)]
+
+
+def test_the_end_of_a_snapshot_without_history_has_tenants_too() -> None:
+    allocator = allotment.Allocator("sim:1GiB")
+    allocator.tenant("dashboard").malloc(2 * MIB)
+    allocator.malloc(3 * MIB)
+    peak = explain_end(read_source(recorded(allocator))).peak
+    assert [(each.name, each.bytes) for each in peak.categories] == [("", 3 * MIB), ("dashboard", 2 * MIB)]
+
+
 def test_the_line_of_a_stack_is_the_users_own() -> None:
     library = Frame("empty", "/usr/lib/python3/site-packages/torch/functional.py", 10)
     assert line_of((Frame("call", "??", 0), library, Frame("step", "train.py", 33))) == "train.py:33 step"
@@ -143,6 +235,14 @@ def test_what_is_suggested_after_a_failure_fits() -> None:
     assert all(each.fits for each in found.suggestions)
 
 
+def test_where_a_limit_stood_in_the_way_suggestions_keep_to_it() -> None:
+    found = explained(out_of_memory())
+    assert found.failure is not None
+    assert found.failure.capacity == 80 * MIB  # though the device has far more
+    assert all(each.peak_reserved_bytes <= 80 * MIB for each in found.suggestions)
+    assert "a limit of 80.0 MiB" in found.failure.free[0].reason
+
+
 def test_a_snapshot_without_history_is_explained_by_what_it_holds() -> None:
     allocator = allotment.Allocator("sim:1GiB")
     kept = allocator.malloc(1000)
@@ -174,8 +274,10 @@ def test_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str], tmp_path
     code, out = run(capsys, str(file), "--json")
     report: dict[str, Any] = json.loads(out)
     assert code == 0
-    assert set(report["failure"]) == {"entry", "size", "stream", "pool", "frames", "free"}
-    assert set(report["peak"]) == {"entry", "time_us", "live_bytes", "reserved_bytes", "holders"}
+    assert set(report["failure"]) >= {"entry", "size", "stream", "pool", "frames", "free"}
+    assert set(report["peak"]) >= {"entry", "time_us", "live_bytes", "reserved_bytes", "holders"}
+    assert set(report["peak"]["holders"][0]) >= {"where", "bytes", "blocks"}
+    assert set(report["peak"]["stacks"][0]) == {"frames", "bytes", "blocks"}
     waste = report["waste"]
     assert waste.pop("total") == sum(waste.values())
     assert set(waste) == {"rounding", "pieces", "other_streams", "private_pools", "waiting", "unreleased"}
@@ -189,6 +291,35 @@ def test_people_are_told_the_failure_and_the_line_to_paste(capsys: pytest.Captur
     assert code == 0
     assert "Out of memory" in out and "30.0 MiB" in out
     assert "reserved and not in use" in out
+    assert "By stack" in out and " < " in out
+
+
+def test_the_screen_says_what_a_change_gains_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "sample")
+    found = explain(read_recording("sample"))
+    first = found.suggestions[0]
+    assert code == 0 and found.driver_ms is not None
+    line = next(line for line in out.splitlines() if first.settings in line and "To paste" not in line)
+    assert f"{(first.peak_reserved_bytes - found.peak.reserved_bytes) / MIB:,.1f} MiB" in line
+    assert f"{first.driver_ms - found.driver_ms:+,.1f} ms" in line
+
+
+def test_which_device_of_several_is_shown_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    snapshots = []
+    for size in (12, 14):
+        allocator = an_allocator()
+        kept = [allocator.malloc(size * MIB) for _ in range(size)]
+        snapshots.append(allocator.snapshot())
+        del kept
+    both = {**snapshots[0], "device_traces": [each["device_traces"][0] for each in snapshots]}
+    both["segments"] = [{**each, "device": 0} for each in snapshots[0]["segments"]]
+    both["segments"] += [{**each, "device": 1} for each in snapshots[1]["segments"]]
+    file = tmp_path / "two.pickle"
+    file.write_bytes(pickle.dumps(both))
+    assert "Device 1 (of 2; --device 0 shows another)" in run(capsys, str(file))[1]
+    code, out = run(capsys, str(file), "--device", "0")
+    assert code == 0 and "Device 0 (of 2; --device 1 shows another)" in out
+    assert json.loads(run(capsys, str(file), "--json")[1])["devices"] == [0, 1]
 
 
 def test_a_name_with_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

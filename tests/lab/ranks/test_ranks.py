@@ -127,3 +127,21 @@ def test_a_cluster_that_loses_a_worker_comes_to_the_same() -> None:
     from stress.dask_ranks import run as run_on_cluster
 
     assert run_on_cluster(ranks=12)["equal"]
+
+
+def in_this_process(files: list[str], work, cluster=None, progress=None) -> list:
+    return [done for file in files for done in for_each_file([file], work)]
+
+
+def test_a_device_and_finer_values_count_for_all_files(
+    capsys: pytest.CaptureFixture[str], ranks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allotment.lab.ranks.together.for_each_file", in_this_process)
+    files = [str(ranks / "rank0.pickle"), str(ranks / "rank10.pickle")]
+    for command in ("tune", "stats", "explain"):
+        assert run(capsys, command, *files, "--device", "0")[0] == 0
+        code, _, err = run(capsys, command, *files, "--device", "5")
+        assert code == 2 and "no history of device 5" in err
+    few = json.loads(run(capsys, "tune", *files, "--json")[1])
+    finely = json.loads(run(capsys, "tune", *files, "--json", "--finely")[1])
+    assert finely["tried"] > few["tried"]

@@ -18,7 +18,8 @@ from allotment._cli import main
 from allotment._formats.torch_snapshot import Snapshot, read_snapshot
 from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay.records import Kind
-from allotment.lab.replay.run import STEP, Recording, Result, read_recording
+from allotment.lab.replay.result import Result
+from allotment.lab.replay.run import STEP, Recording, read_recording
 from allotment.lab.replay.workload import lanes
 from helpers.effort import sample
 from helpers.recorded_programs import recorded_program
@@ -122,7 +123,7 @@ def test_default_run_replayed_as_expandable_reserves_what_the_expandable_run_did
 def test_two_runs_differ_only_by_when_other_streams_were_done() -> None:
     default = read_recording(TRACES / "streams_prefetch.default.pickle.gz")
     expandable = read_recording(TRACES / "streams_prefetch.expandable.pickle.gz")
-    calls, others = default._workload.calls, expandable._workload.calls
+    calls, others = default.calls, expandable.calls
     assert (calls["kind"] == others["kind"]).all()
     shared = calls["kind"] == Kind.FREE_SHARED
     assert (calls["due"][shared] != others["due"][shared]).any()

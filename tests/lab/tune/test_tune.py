@@ -92,6 +92,7 @@ def test_figures_of_several_files(capsys: pytest.CaptureFixture[str]) -> None:
         "peak_reserved_bytes",
         "waste_ratio",
         "ooms",
+        "devices",
     }
     with pytest.raises(SystemExit) as ended:
         main(["stats", SAMPLE])

@@ -1,12 +1,14 @@
-"""Two recorded runs side by side: by line of code, not by address."""
+"""Two recorded runs, or two settings of one, side by side: by line of code, not by address."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from allotment.errors import RequestError
-from allotment.lab.explain.report import Explanation
+from allotment.lab.explain.holders import Holder
+from allotment.lab.explain.report import AtPeak
+from allotment.lab.explain.waste import Waste
 from allotment.lab.showing import Shown, ShownTable
 
 __all__ = ["Comparison", "Condition", "LineChange", "compare"]
@@ -21,6 +23,9 @@ class LineChange:
     where: str
     a_bytes: int
     b_bytes: int
+    a_pinned_bytes: int
+    """Free memory next to the line's blocks that they keep from going back to the device."""
+    b_pinned_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +36,57 @@ class Comparison(Shown):
     """Those that differ most first."""
     ratios: dict[str, float | None]
     """B over A; None where A has nothing."""
+    waste: dict[str, tuple[int, int]]
+    """By cause: bytes that were reserved and not in use, of A and of B."""
+
+    @property
+    def fragmentation(self) -> list[LineChange]:
+        """The lines whose blocks pin more or less free memory, those that changed most first."""
+        changed = [line for line in self.lines if line.a_pinned_bytes != line.b_pinned_bytes]
+        return sorted(changed, key=lambda line: -abs(line.b_pinned_bytes - line.a_pinned_bytes))
 
     def tables(self) -> list[ShownTable]:
-        """The lines, and the ratios."""
+        """The lines, what they pin, the causes of waste, and the ratios."""
         lines = [(each.where, each.a_bytes, each.b_bytes, each.b_bytes - each.a_bytes) for each in self.lines]
+        pinned = [
+            (each.where, each.a_pinned_bytes, each.b_pinned_bytes, each.b_pinned_bytes - each.a_pinned_bytes)
+            for each in self.fragmentation
+        ]
+        columns = ("where", "a_bytes", "b_bytes", "change_bytes")
+        causes = [(cause, a, b, b - a) for cause, (a, b) in self.waste.items()]
         return [
-            ShownTable("In use at the peak, by line", ("where", "a_bytes", "b_bytes", "change_bytes"), lines),
+            ShownTable("In use at the peak, by line", columns, lines),
+            ShownTable("Free memory that its blocks pin, by line", columns, pinned),
+            ShownTable("Reserved and not in use", ("cause", *columns[1:]), causes),
             ShownTable("B over A", ("ratio", "value"), list(self.ratios.items())),
         ]
 
 
-def compare(a: Explanation, b: Explanation) -> Comparison:
+def compare(a: AtPeak, b: AtPeak) -> Comparison:
     """What changed from A to B at their peaks."""
-    held_a = {holder.where: holder.bytes for holder in a.peak.holders}
-    held_b = {holder.where: holder.bytes for holder in b.peak.holders}
-    lines = [LineChange(where, held_a.get(where, 0), held_b.get(where, 0)) for where in {**held_a, **held_b}]
+    held_a = {holder.where: holder for holder in a.peak.holders}
+    held_b = {holder.where: holder for holder in b.peak.holders}
+    lines = [_change(where, held_a.get(where), held_b.get(where)) for where in {**held_a, **held_b}]
+    names = [*(field.name for field in fields(Waste)), "total"]
     return Comparison(
-        lines=sorted(lines, key=lambda line: (-abs(line.b_bytes - line.a_bytes), line.where)),
+        lines=sorted(lines, key=_order),
         ratios={
             "peak_reserved": _ratio(b.peak.reserved_bytes, a.peak.reserved_bytes),
             "peak_live": _ratio(b.peak.live_bytes, a.peak.live_bytes),
             "waste": _ratio(b.waste.total, a.waste.total),
         },
+        waste={name: (getattr(a.waste, name), getattr(b.waste, name)) for name in names},
     )
+
+
+def _order(line: LineChange) -> tuple[int, int, str]:
+    return -abs(line.b_bytes - line.a_bytes), -line.b_bytes, line.where
+
+
+def _change(where: str, a: Holder | None, b: Holder | None) -> LineChange:
+    none = Holder(where, 0, 0)
+    a, b = a or none, b or none
+    return LineChange(where, a.bytes, b.bytes, a.pinned_bytes, b.pinned_bytes)
 
 
 def _ratio(over: int, under: int) -> float | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment._core.edge.words import BlockState
+from allotment._texts import exact_size
 from allotment.lab.explain.holders import UNKNOWN, lines_of_live
 from allotment.lab.replay.gate import MOST_BYTES
 from allotment.lab.replay.moment import Moment
@@ -43,7 +44,10 @@ class Failure:
     frames: list[dict[str, Any]]
     free: list[FreeMemory]
     capacity: int
-    """What the allocator could have had: what it held, and what the device had left."""
+    """What the allocator could surely have had: what it held, and what the device had left.
+
+    Where that was enough and the request was refused all the same, a limit was in force: then the most it ever held.
+    """
 
 
 def first_failure(recording: Recording) -> Failure | None:
@@ -60,6 +64,8 @@ def first_failure(recording: Recording) -> Failure | None:
     pool = recording.pool_id(int(calls["pool"][call]))
     # An entry about being out of memory has this in the place of an address, and the gate has not looked at it.
     left = min(int(trace.address[entry]), MOST_BYTES)
+    is_limited = left >= size
+    had = int(recording.curve()[: call + 1, 1].max(initial=moment.reserved)) if is_limited else moment.reserved + left
     return Failure(
         entry=entry,
         call=call,
@@ -67,16 +73,22 @@ def first_failure(recording: Recording) -> Failure | None:
         stream=stream,
         pool=pool,
         frames=[frame._asdict() for frame in recording.stacks[stack]] if stack >= 0 else [],
-        free=[*_free_on_the_device(left, size), *_free_here(recording, moment, size, stream, pool)],
-        capacity=moment.reserved + left,
+        free=[
+            *_free_on_the_device(left, size, had, moment.reserved + size),
+            *_free_here(recording, moment, size, stream, pool),
+        ],
+        capacity=had,
     )
 
 
-def _free_on_the_device(left: int, size: int) -> list[FreeMemory]:
+def _free_on_the_device(left: int, size: int, least: int, most: int) -> list[FreeMemory]:
+    """What the device had left; if that was enough, the limit that stood in the way is between two sizes."""
     if left == 0:
         return []
-    why = "less than was asked for" if left < size else "enough; a limit stood in the way, or the driver's own needs"
-    return [FreeMemory(left, f"free on the device: {why}")]
+    if left < size:
+        return [FreeMemory(left, "free on the device: less than was asked for")]
+    limit = f"a limit of {exact_size(least)} to {exact_size(most)} in all, or the driver could not use it"
+    return [FreeMemory(left, f"free on the device: enough, so what stood in the way was {limit}")]
 
 
 def _free_here(recording: Recording, moment: Moment, size: int, stream: int, pool: tuple[int, int]) -> list[FreeMemory]:
@@ -88,12 +100,11 @@ def _free_here(recording: Recording, moment: Moment, size: int, stream: int, poo
     if len(pieces):
         small = pieces[pieces["small"] != 0]
         fitting = pieces[(pieces["size"] >= size) & (pieces["small"] == 0)]
-        largest = int(pieces["size"].max())
-        reason = f"in {len(pieces):,} pieces of up to {largest:,} bytes"
+        reason = f"in {_count(pieces, 'piece')} of up to {exact_size(int(pieces['size'].max()))}"
         if len(fitting) and size > 1 << 20:
             reason += ", some large enough but not to be split (max_split_size)"
         if len(small):
-            reason += f"; {int(small['size'].sum()):,} bytes of it serve requests of up to 1 MiB alone"
+            reason += f"; {exact_size(int(small['size'].sum()))} of it serve requests of up to 1 MiB alone"
         found.append(FreeMemory(int(pieces["size"].sum()), reason + _beside(recording, moment, pieces)))
     for other in np.unique(free["stream"][in_pool & ~on_stream]).tolist():
         kept = free[in_pool & (free["stream"] == other)]
@@ -103,17 +114,25 @@ def _free_here(recording: Recording, moment: Moment, size: int, stream: int, poo
         kept = elsewhere[(elsewhere["pool_first"] == first) & (elsewhere["pool_second"] == second)]
         found.append(FreeMemory(int(kept["size"].sum()), f"in pool ({first}, {second}), the request is for {pool}"))
     waiting = moment.having(BlockState.ACTIVE_PENDING_FREE)
-    if len(waiting):
-        found.append(FreeMemory(int(waiting["size"].sum()), f"{len(waiting):,} freed blocks wait for other streams"))
+    for other in np.unique(waiting["stream"]).tolist():
+        kept = waiting[waiting["stream"] == other]
+        reason = f"freed, {_count(kept, 'block')} of stream {other}, and waiting until other streams are done with it"
+        found.append(FreeMemory(int(kept["size"].sum()), reason))
     return sorted(found, key=lambda memory: -memory.bytes)
 
 
+def _count(blocks: NDArray[np.void], what: str) -> str:
+    return f"{len(blocks):,} {what}{'s' if len(blocks) != 1 else ''}"
+
+
 def _beside(recording: Recording, moment: Moment, pieces: NDArray[np.void]) -> str:
-    """The lines whose blocks lie in the same segments, and so keep them."""
+    """The lines whose blocks lie next to these pieces and keep them from going back, those that keep most first."""
     lines, blocks = lines_of_live(recording, moment)
-    in_the_way = np.isin(blocks["segment"], pieces["segment"])
-    counted = Counter(line for line, there in zip(lines, in_the_way.tolist(), strict=True) if there)
+    kept = moment.pinned[moment.live[1]]
+    kept[~np.isin(blocks["segment"], pieces["segment"])] = 0
+    counted: Counter[str] = Counter()
+    for line, size in zip(lines, kept.tolist(), strict=True):
+        counted[line] += size
     counted.pop(UNKNOWN, None)
-    if not counted:
-        return ""
-    return "; beside blocks of " + ", ".join(line for line, _ in counted.most_common(NAMED))
+    named = [f"{line} ({exact_size(size)})" for line, size in counted.most_common(NAMED) if size]
+    return "; pinned by blocks of " + ", ".join(named) if named else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,22 @@ from allotment._formats.torch_snapshot import Stack
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.run import Recording
 
-__all__ = ["UNKNOWN", "Holder", "holders", "line_of", "lines_of", "lines_of_live"]
+__all__ = [
+    "UNKNOWN",
+    "Category",
+    "Holder",
+    "StackHolder",
+    "categories",
+    "holders",
+    "line_of",
+    "lines_of",
+    "lines_of_live",
+    "own_frames",
+    "python_frames",
+    "stack_holders",
+]
+
+K = TypeVar("K")
 
 UNKNOWN = "unknown: no stack was recorded"
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/", "\\site-packages\\", "<frozen ", "<string>")
@@ -27,14 +43,46 @@ class Holder:
     where: str
     bytes: int
     blocks: int
+    pinned_bytes: int = 0
+    """Free memory next to its blocks that they keep from going back to the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackHolder:
+    """A whole stack and what it holds."""
+
+    frames: list[dict[str, Any]]
+    """Innermost first; none where no stack was recorded."""
+    bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """What the program itself calls a part of its memory; see `labels`."""
+
+    source: str
+    name: str
+    """"" for what this source says nothing about."""
+    bytes: int
+    blocks: int
+
+
+def python_frames(stack: Stack) -> Sequence[Frame]:
+    """The frames that are not of compiled code; of a stack of compiled code alone, all of them."""
+    return [frame for frame in stack if frame.filename not in _COMPILED] or stack
+
+
+def own_frames(stack: Stack) -> Sequence[Frame]:
+    """The frames that are the user's own, innermost first; of a stack of libraries alone, those of Python."""
+    in_python = python_frames(stack)
+    own = [frame for frame in in_python if not any(part in frame.filename for part in _LIBRARIES)]
+    return own or in_python
 
 
 def line_of(stack: Stack) -> str:
     """The innermost line that is the user's own; of a stack of libraries alone, its innermost line of Python."""
-    in_python = [frame for frame in stack if frame.filename not in _COMPILED]
-    own = [frame for frame in in_python if not any(part in frame.filename for part in _LIBRARIES)]
-    chosen: Iterable[Frame] = own or in_python or stack
-    for frame in chosen:
+    for frame in own_frames(stack):
         return f"{frame.filename}:{frame.line} {frame.name}".rstrip()
     return UNKNOWN
 
@@ -47,16 +95,42 @@ def lines_of(stacks: Sequence[Stack], numbers: Sequence[int]) -> list[str]:
 
 def lines_of_live(recording: Recording, moment: Moment) -> tuple[list[str], NDArray[np.void]]:
     """For each block in use the line that allocated it, and the blocks."""
-    lives, blocks = moment.live
-    return lines_of(recording.stacks, recording.stack_of_lives(lives, blocks["address"]).tolist()), blocks
+    lives, places = moment.live
+    return lines_of(recording.stacks, recording.stacks_of_all()[lives].tolist()), moment.blocks[places]
 
 
-def holders(lines: Sequence[str], sizes: Sequence[int]) -> list[Holder]:
-    """Who holds what is in use, the largest first: a line and a size for each block."""
-    held: dict[str, list[int]] = {}
-    for line, size in zip(lines, sizes, strict=True):
-        total = held.setdefault(line, [0, 0])
-        total[0] += size
-        total[1] += 1
-    found = [Holder(line, size, count) for line, (size, count) in held.items()]
-    return sorted(found, key=lambda holder: (-holder.bytes, holder.where))
+def holders(lines: Sequence[str], sizes: NDArray[np.integer], pinned: NDArray[np.int64]) -> list[Holder]:
+    """Who holds what is in use, the largest first: a line, a size and what it pins, for each block."""
+    rows = _summed(lines, sizes, pinned)
+    return sorted(
+        (Holder(line, size, count, kept) for line, (count, size, kept) in rows.items()),
+        key=lambda holder: (-holder.bytes, holder.where),
+    )
+
+
+def stack_holders(stacks: Sequence[Stack], numbers: Sequence[int], sizes: NDArray[np.integer]) -> list[StackHolder]:
+    """The same by whole stack: the number of each block's stack, -1 for none."""
+    rows = _summed(numbers, sizes)
+    found = [
+        (number, StackHolder([frame._asdict() for frame in stacks[number]] if number >= 0 else [], size, count))
+        for number, (count, size) in rows.items()
+    ]
+    return [holder for _, holder in sorted(found, key=lambda pair: (-pair[1].bytes, pair[0]))]
+
+
+def categories(source: str, names: Sequence[str], numbers: Sequence[int], sizes: NDArray[np.integer]) -> list[Category]:
+    """The same by what the program calls it: the number of each block's name, -1 for none."""
+    rows = _summed([names[number] if number >= 0 else "" for number in numbers], sizes)
+    found = [Category(source, name, size, count) for name, (count, size) in rows.items()]
+    return sorted(found, key=lambda category: (-category.bytes, category.name))
+
+
+def _summed(keys: Sequence[K], *columns: NDArray[np.integer]) -> dict[K, list[int]]:
+    """By key: how many rows have it, and the sum of each column over them."""
+    found: dict[K, list[int]] = {}
+    for key, *values in zip(keys, *(column.tolist() for column in columns), strict=True):
+        sums = found.setdefault(key, [0] * (len(columns) + 1))
+        sums[0] += 1
+        for place, value in enumerate(values, 1):
+            sums[place] += value
+    return found

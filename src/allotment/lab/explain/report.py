@@ -12,17 +12,26 @@ from numpy.typing import NDArray
 from allotment._core.edge.words import BlockState, SegmentType
 from allotment._formats.torch_snapshot import Snapshot
 from allotment.lab.explain.failure import Failure, first_failure
-from allotment.lab.explain.holders import Holder, holders, lines_of, lines_of_live
+from allotment.lab.explain.holders import (
+    Category,
+    Holder,
+    StackHolder,
+    categories,
+    holders,
+    lines_of,
+    stack_holders,
+)
+from allotment.lab.explain.labels import labels_of
 from allotment.lab.explain.waste import Waste, waste_at
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.records import MOMENT_BLOCK, Kind
-from allotment.lab.replay.run import Recording
+from allotment.lab.replay.run import Recording, devices_with_history
 from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import FEW
 from allotment.lab.tune.search import Candidate, candidate_table, try_settings
 
-__all__ = ["Bounds", "Explanation", "Peak", "explain", "explain_end"]
+__all__ = ["AtPeak", "Bounds", "Explanation", "Peak", "at_end", "at_peak", "explain", "explain_end"]
 
 MOST_SUGGESTIONS = 3
 
@@ -38,6 +47,22 @@ class Peak:
     """Asked for and in use."""
     reserved_bytes: int
     holders: list[Holder]
+    """By line."""
+    stacks: list[StackHolder]
+    """The same by whole stack."""
+    categories: list[Category]
+    """The same by what the program calls it, for each source that says anything; see `labels`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtPeak:
+    """The moment at which most memory was reserved, and what of it was not in use."""
+
+    device: int
+    devices: list[int]
+    """Those that the snapshot tells as much of."""
+    peak: Peak
+    waste: Waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +80,8 @@ class Explanation(Shown):
     """Why a run needed the memory that it did."""
 
     device: int
+    devices: list[int]
+    """Those that the snapshot tells as much of."""
     compat: str | None
     """The PyTorch by whose rules it was replayed; None without a history."""
     matches_recording: bool | None
@@ -63,6 +90,8 @@ class Explanation(Shown):
     waste: Waste
     bounds: Bounds | None
     """None without a history."""
+    driver_ms: float | None
+    """What the calls of the driver take, by the table of costs; None without a history."""
     suggestions: list[Candidate]
     """What would help most, tried by replay."""
 
@@ -72,11 +101,14 @@ class Explanation(Shown):
         tables = [
             ShownTable(
                 f"In use at the peak, {self.peak.live_bytes:,} of {self.peak.reserved_bytes:,} bytes reserved",
-                ("where", "bytes", "blocks"),
-                [(each.where, each.bytes, each.blocks) for each in self.peak.holders],
+                ("where", "bytes", "blocks", "pinned_bytes"),
+                [(each.where, each.bytes, each.blocks, each.pinned_bytes) for each in self.peak.holders],
             ),
             ShownTable("Reserved and not in use", ("cause", "bytes"), [*causes, ("total", self.waste.total)]),
         ]
+        if self.peak.categories:
+            rows = [(each.source, each.name or "not said", each.bytes, each.blocks) for each in self.peak.categories]
+            tables.append(ShownTable("The same, as the program calls it", ("source", "name", "bytes", "blocks"), rows))
         if self.failure is not None:
             free = [(each.bytes, each.reason) for each in self.failure.free]
             tables.append(ShownTable(f"Free when {self.failure.size:,} bytes were refused", ("bytes", "reason"), free))
@@ -89,27 +121,47 @@ def explain(recording: Recording, progress: Callable[[str], None] = lambda what:
     """Look at the moment of the peak and at the first failure, and try what would help."""
     progress("replaying")
     result = recording.replay()
-    call, moment = _peak_moment(recording)
-    stream, pool = _asker(recording, call, moment)
+    found = at_peak(recording)
     progress("looking for the request that failed")
     failure = first_failure(recording)
-    entry = recording.entry_of(call)
     return Explanation(
-        device=recording.device,
+        device=found.device,
+        devices=found.devices,
         compat=recording.compat,
         matches_recording=result.matches_recording,
         failure=failure,
-        peak=Peak(
-            entry=entry,
-            time_us=int(recording.trace.time_us[max(entry, 0)]),
-            live_bytes=moment.requested,
-            reserved_bytes=moment.reserved,
-            holders=_holders(recording, moment),
-        ),
-        waste=waste_at(moment, stream, pool),
+        peak=found.peak,
+        waste=found.waste,
         bounds=Bounds(result.recorded_peak_active_bytes, recording.packed_bytes()),
+        driver_ms=result.driver_ms,
         suggestions=_suggestions(recording, result.peak_reserved_bytes, failure, progress),
     )
+
+
+def at_peak(recording: Recording, settings: str | None = None) -> AtPeak:
+    """The peak of a run as recorded, or as it would have been under other settings. Raises SettingsError."""
+    call, moment = _peak_moment(recording, settings)
+    stream, pool = _asker(recording, call, moment)
+    entry = recording.entry_of(call)
+    lives, places = moment.live
+    sizes = moment.blocks["requested"][places]
+    stacks = recording.stacks_of_all()[lives].tolist()
+    peak = Peak(
+        entry=entry,
+        time_us=int(recording.trace.time_us[max(entry, 0)]),
+        live_bytes=moment.requested,
+        reserved_bytes=moment.reserved,
+        holders=holders(lines_of(recording.stacks, stacks), sizes, moment.pinned[places]),
+        stacks=stack_holders(recording.stacks, stacks, sizes),
+        categories=[
+            category
+            for labels in labels_of(recording)
+            for category in categories(labels.source, labels.names, labels.of_life[lives].tolist(), sizes)
+        ],
+    )
+    streams_share = recording.resolved(settings).placement == "dense"
+    waste = waste_at(moment, None if streams_share else stream, pool)
+    return AtPeak(recording.device, devices_with_history(recording.snapshot), peak, waste)
 
 
 def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
@@ -117,30 +169,42 @@ def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
 
     `device` is the one with most reserved, unless given. Raises FormatError if the snapshot has no memory of it.
     """
-    segments, blocks = snapshot.segments, snapshot.blocks
-    chosen = device_at_end(snapshot, device)
-    mine = np.flatnonzero(segments.device[blocks.segment] == chosen)
-    moment = Moment(_as_moment_blocks(snapshot, mine), np.zeros(0, dtype=np.uint64))
-    live = mine[blocks.state[mine] == BlockState.ACTIVE_ALLOCATED]
-    stream, pool = _asker_of_most(moment)
+    found = at_end(snapshot, device)
     return Explanation(
-        device=chosen,
+        device=found.device,
+        devices=found.devices,
         compat=None,
         matches_recording=None,
         failure=None,
-        peak=Peak(
-            entry=-1,
-            time_us=0,
-            live_bytes=moment.requested,
-            reserved_bytes=moment.reserved,
-            holders=holders(
-                lines_of(snapshot.stacks, blocks.stack[live].tolist()), blocks.requested_size[live].tolist()
-            ),
-        ),
-        waste=waste_at(moment, stream, pool),
+        peak=found.peak,
+        waste=found.waste,
         bounds=None,
+        driver_ms=None,
         suggestions=[],
     )
+
+
+def at_end(snapshot: Snapshot, device: int | None = None) -> AtPeak:
+    """The moment at which a snapshot was taken, of the device with most reserved unless given. Raises FormatError."""
+    segments, blocks = snapshot.segments, snapshot.blocks
+    device = device_at_end(snapshot, device)
+    mine = np.flatnonzero((segments.device[blocks.segment] == device) & (blocks.state != BlockState.UNMAPPED))
+    mine = mine[np.argsort(blocks.address[mine], kind="stable")]
+    moment = Moment(_as_moment_blocks(snapshot, mine), np.zeros(0, dtype=np.uint64))
+    used = moment.blocks["state"] == BlockState.ACTIVE_ALLOCATED
+    sizes, stacks = moment.blocks["requested"][used], blocks.stack[mine[used]].tolist()
+    tenants = blocks.extra.get("tenant", {})
+    names = [str(tenants.get(block, "")) for block in mine[used].tolist()]
+    peak = Peak(
+        entry=-1,
+        time_us=0,
+        live_bytes=moment.requested,
+        reserved_bytes=moment.reserved,
+        holders=holders(lines_of(snapshot.stacks, stacks), sizes, moment.pinned[used]),
+        stacks=stack_holders(snapshot.stacks, stacks, sizes),
+        categories=categories("tenant", names, range(len(names)), sizes) if any(names) else [],
+    )
+    return AtPeak(device, np.unique(segments.device).tolist(), peak, waste_at(moment, *_asker_of_most(moment)))
 
 
 def _as_moment_blocks(snapshot: Snapshot, mine: NDArray[np.int64]) -> NDArray[np.void]:
@@ -156,22 +220,17 @@ def _as_moment_blocks(snapshot: Snapshot, mine: NDArray[np.int64]) -> NDArray[np
     found["small"] = segments.type[segment] == SegmentType.SMALL
     whole = (found["state"] == BlockState.INACTIVE) & (found["size"] == segments.total_size[segment])
     found["releasable"] = np.where(whole, found["size"], 0)
-    return np.asarray(found[found["state"] != BlockState.UNMAPPED])
+    return found
 
 
-def _holders(recording: Recording, moment: Moment) -> list[Holder]:
-    lines, blocks = lines_of_live(recording, moment)
-    return holders(lines, blocks["requested"].tolist())
-
-
-def _peak_moment(recording: Recording) -> tuple[int, Moment]:
+def _peak_moment(recording: Recording, settings: str | None) -> tuple[int, Moment]:
     """The first call after which most was reserved, and the moment after it; -1 if that was before all of them."""
-    reserved = recording.curve()[:, 1]
-    before = recording.moment(0)
+    reserved = recording.curve(settings)[:, 1]
+    before = recording.moment(0, settings)
     if len(reserved) == 0 or int(reserved.max()) <= before.reserved:
         return -1, before
     call = int(np.argmax(reserved))
-    return call, recording.moment(call + 1)
+    return call, recording.moment(call + 1, settings)
 
 
 def _asker(recording: Recording, call: int, moment: Moment) -> tuple[int, tuple[int, int]]:

@@ -35,13 +35,16 @@ class Waste:
         return sum(int(getattr(self, field.name)) for field in fields(self))
 
 
-def waste_at(moment: Moment, stream: int, pool: tuple[int, int]) -> Waste:
-    """What is wasted at a moment, as a request on this stream, for this pool, sees it."""
+def waste_at(moment: Moment, stream: int | None, pool: tuple[int, int]) -> Waste:
+    """What is wasted at a moment, as a request on this stream, for this pool, sees it.
+
+    `stream` None: where free memory is for all streams.
+    """
     used = moment.having(BlockState.ACTIVE_ALLOCATED)
     waiting = moment.having(BlockState.ACTIVE_PENDING_FREE)
     free = moment.having(BlockState.INACTIVE)
     in_pool = (free["pool_first"] == pool[0]) & (free["pool_second"] == pool[1])
-    on_stream = free["stream"] == stream
+    on_stream = (free["stream"] == stream) | (stream is None)
     reachable = free[in_pool & on_stream]
     return Waste(
         rounding=int(used["size"].sum() - used["requested"].sum()),

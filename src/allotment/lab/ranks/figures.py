@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allotment.lab.replay.run import read_recording
+from allotment.lab.replay.run import devices_with_history, read_recording
 
 __all__ = ["Figures", "figures_of"]
 
@@ -22,6 +22,8 @@ class Figures:
     peak_reserved_bytes: int
     waste_ratio: float | None
     ooms: int
+    devices: list[int]
+    """Those that the file has a history of."""
 
 
 def figures_of(file: str, device: int | None = None) -> Figures:
@@ -38,4 +40,5 @@ def figures_of(file: str, device: int | None = None) -> Figures:
         peak_reserved_bytes=result.peak_reserved_bytes,
         waste_ratio=result.waste_ratio,
         ooms=result.ooms,
+        devices=devices_with_history(recording.snapshot),
     )

@@ -46,10 +46,13 @@ class TunedTogether:
 
 
 def figures_of_all(
-    files: Sequence[str], cluster: str | None = None, progress: Callable[[str], None] = lambda what: None
+    files: Sequence[str],
+    device: int | None = None,
+    cluster: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> list[Done[Figures]]:
-    """The figures of each file, or why there are none."""
-    return for_each_file(files, figures_of, cluster, progress)
+    """The figures of each file, or why there are none; of the device with the longest history, unless given."""
+    return for_each_file(files, partial(figures_of, device=device), cluster, progress)
 
 
 def deciding_rank(figures: Sequence[Figures]) -> Figures:
@@ -57,8 +60,8 @@ def deciding_rank(figures: Sequence[Figures]) -> Figures:
     return max(figures, key=lambda each: (each.ooms > 0, each.peak_reserved_bytes))
 
 
-def _tried(file: str, settings: Sequence[str], capacity: int | None) -> list[Candidate]:
-    return try_settings(read_recording(file), settings, capacity)
+def _tried(file: str, device: int | None, settings: Sequence[str], capacity: int | None) -> list[Candidate]:
+    return try_settings(read_recording(file, device), settings, capacity)
 
 
 def tune_together(
@@ -67,19 +70,26 @@ def tune_together(
     budget: float = 60.0,
     cluster: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
+    *,
+    device: int | None = None,
+    settings: Sequence[str] | None = None,
 ) -> TunedTogether:
-    """Find settings for all of the files. Raises FormatError if none can be read."""
+    """Find settings for all of the files; `settings` are those to try instead of all that are worth it.
+
+    Raises FormatError if none of the files can be read.
+    """
     began = time.monotonic()
-    done = figures_of_all(files, cluster, progress)
+    done = figures_of_all(files, device, cluster, progress)
     read = [each.value for each in done if each.value is not None]
     if not read:
         raise FormatError("; ".join(each.error or "" for each in done))
     worst = deciding_rank(read)
-    recording = read_recording(worst.file)
-    alone = tune(recording, goal, budget, progress)
+    recording = read_recording(worst.file, device)
+    alone = tune(recording, goal, budget, progress, settings)
     finalists = list(dict.fromkeys(each.settings for each in (*alone.candidates[:MOST_FINALISTS], alone.recorded)))
     names = [each.file for each in read]
-    tried = for_each_file(names, partial(_tried, settings=finalists, capacity=goal.capacity), cluster, progress)
+    work = partial(_tried, device=device, settings=finalists, capacity=goal.capacity)
+    tried = for_each_file(names, work, cluster, progress)
     of_ranks = [each.value for each in tried if each.value is not None]
     together = [_worst([rank[place] for rank in of_ranks]) for place in range(len(finalists))]
     order = order_of(goal, alone.recorded, run_ms(recording))

@@ -36,11 +36,34 @@ class Moment:
         return self.blocks[np.isin(self.blocks["state"], states)]
 
     @property
-    def live(self) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-        """The lives of the blocks in use, and those blocks."""
+    def live(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The lives of the blocks in use, and where these are in `blocks`."""
         lives = np.flatnonzero(self.address_of_life)
-        places = np.searchsorted(self.blocks["address"], self.address_of_life[lives])
-        return lives, self.blocks[places]
+        return lives, np.searchsorted(self.blocks["address"], self.address_of_life[lives])
+
+    @property
+    def pinned(self) -> NDArray[np.int64]:
+        """By block: the free bytes that it keeps from going back to the device, next to it in its segment.
+
+        A free piece is kept by the blocks in use on both sides of it, half by each; all of it by one at an edge.
+        """
+        blocks, count = self.blocks, len(self.blocks)
+        place = np.arange(count)
+        used = blocks["state"] == BlockState.ACTIVE_ALLOCATED
+        before = np.maximum.accumulate(np.where(used, place, -1))
+        after = np.minimum.accumulate(np.where(used, place, count)[::-1])[::-1]
+        free = np.flatnonzero(blocks["state"] == BlockState.INACTIVE)
+        kept = (blocks["size"][free] - blocks["releasable"][free]).astype(np.int64)
+        left, right = before[free], np.minimum(after[free], count - 1)
+        segment = blocks["segment"]
+        has_left = (left >= 0) & (segment[left] == segment[free])
+        has_right = (after[free] < count) & (segment[right] == segment[free])
+        to_left = np.where(has_left, np.where(has_right, kept // 2, kept), 0)
+        to_right = np.where(has_right, kept - to_left, 0)
+        pinned = np.zeros(count, dtype=np.int64)
+        np.add.at(pinned, left[has_left], to_left[has_left])
+        np.add.at(pinned, right[has_right], to_right[has_right])
+        return pinned
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,17 +11,16 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allotment import _settings as config
-from allotment._core.edge.words import Action, BlockState, word_of
+from allotment._core.edge.words import Action
 from allotment._formats.history_file import HISTORY_FIELD
 from allotment._formats.torch_snapshot import Snapshot, Stack, Trace, naming, read_snapshot
 from allotment._rules import rules_of
@@ -29,19 +28,17 @@ from allotment._settings import Settings
 from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
-from allotment.lab.replay.initial_state import InitialState, initial_state_of
 from allotment.lab.replay.loop import Replay, rounded_sizes
 from allotment.lab.replay.moment import Deeds, Moment
-from allotment.lab.replay.placement import Placement
+from allotment.lab.replay.premises import Premises
 from allotment.lab.replay.records import Kind, PieceKind
-from allotment.lab.replay.workload import ABOUT_MEMORY, History, Workload, calls_of, peak_active
-from allotment.lab.showing import Shown, ShownTable
+from allotment.lab.replay.result import Difference, Result, block_shown, entry_shown
+from allotment.lab.replay.workload import ABOUT_MEMORY, History, peak_active
 
 __all__ = [
     "SAMPLE",
-    "Difference",
     "Recording",
-    "Result",
+    "devices_with_history",
     "has_history",
     "read_capacity",
     "read_recording",
@@ -55,100 +52,13 @@ SAMPLE = "sample"
 STANDARD_INPUT = "-"
 STEP = 2 << 20
 """What a capacity is a multiple of when the smallest one is looked for."""
-ROOMY = 8 << 30
-"""The least capacity of a device that is not to run out."""
-MOST_ROOMY = 1 << 44
-"""The most capacity that no one asked for: a device has records for each of its pages."""
 MOST_CAPACITY = 1 << 55
 LEAST_CAPACITY = 1 << 20
 """A number without a unit is meant in another one: 80 is not a device of eighty bytes."""
 MOST_SAMPLES = 512
 VIEWS = "allotment_views"
 """What only a snapshot of dense placement has: where each chunk is mapped."""
-MOST_ASSUMPTIONS = 400
-MOST_COMPARED = 1 << 23
-"""Entries compared in all while assumptions are tried, whatever the history's length."""
-MOST_POOLS = 4
-"""Pools tried for one segment, those used nearest in time first."""
-UNKNOWN_POOL = 1 << 32
-"""Stands for the id of a private pool of which nothing is left."""
-
-FAR_FROM_RELEASE = 64
-"""Entries before a run of releases that can depend on who made it: frees that completed."""
-
-Assumption: TypeAlias = tuple[str, int, int]
-"""What is assumed, about which segment, entry or run of releases, and the number of the pool or whether it is so."""
-
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first recorded entry that did not come out."""
-
-    entry: int | None
-    """Index in the device's trace; None where all entries came out and the state at the end did not."""
-    expected: dict[str, Any] | None
-    got: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Result(Shown):
-    """What came of a replay. Peaks and device calls are those since the history began."""
-
-    device: int
-    events: int
-    peak_requested_bytes: int
-    peak_allocated_bytes: int
-    peak_active_bytes: int
-    peak_reserved_bytes: int
-    recorded_peak_active_bytes: int
-    """Most memory active at once if every block lives until its recorded free is done: what is to be held."""
-    placement: str
-    device_allocations: int
-    device_frees: int
-    retries: int
-    ooms: int
-    matches_recording: bool | None
-    """Whether every recorded decision was made again; None if that cannot be said, with the `reason`."""
-    reason: str | None
-    first_difference: Difference | None
-    seconds: float
-    live: list[int]
-    """Bytes in use over time, each the most of its stretch."""
-    reserved: list[int]
-    blocks: list[tuple[int, int, int]]
-    """Address, size and state of the blocks at the end."""
-    driver_calls: dict[str, int]
-    """What a driver would have been called for, by kind."""
-    driver_ms: float
-    """What that costs, by the table of `driver_costs.json`."""
-    calls_last_quarter: int
-    """Calls about memory in the last quarter of the history."""
-    waits: int
-    """Streams that were made to wait for others, on the device."""
-    chunks: int
-    views: int
-    """Chunks, and places they are mapped at, at the end."""
-    compat: str
-    """The version of PyTorch by whose rules it was replayed."""
-    compat_source: version.CompatSource
-
-    @property
-    def waste_ratio(self) -> float | None:
-        """Most memory reserved over the most that was active at once in the recording.
-
-        Not over what was active in the replay: a placement that has blocks free earlier would seem to waste more.
-        """
-        return self.peak_reserved_bytes / self.recorded_peak_active_bytes if self.recorded_peak_active_bytes else None
-
-    def tables(self) -> list[ShownTable]:
-        """One row of figures."""
-        names = (
-            *("events", "peak_requested_bytes", "peak_active_bytes", "peak_reserved_bytes", "waste_ratio"),
-            *("driver_ms", "retries", "ooms", "compat", "placement", "matches_recording"),
-        )
-        return [ShownTable("A recorded run, replayed", names, [[getattr(self, name) for name in names]])]
 
 
 def read_recording(
@@ -193,7 +103,12 @@ def read_capacity(text: str) -> int:
 
 def has_history(snapshot: Snapshot) -> bool:
     """Whether a snapshot tells what happened, and not only what was there at its end."""
-    return any(np.any(np.isin(trace.action, ABOUT_MEMORY)) for trace in snapshot.traces)
+    return bool(devices_with_history(snapshot))
+
+
+def devices_with_history(snapshot: Snapshot) -> list[int]:
+    """The devices that a snapshot has a history of."""
+    return [trace.device for trace in snapshot.traces if np.any(np.isin(trace.action, ABOUT_MEMORY))]
 
 
 def recording_of(
@@ -240,114 +155,14 @@ class Recording:
         self.compat_source: version.CompatSource = compat_source
         self.settings = _recorded_settings(snapshot, trace.action, self.compat)
         check_snapshot(snapshot, trace)
-        self._snapshot = snapshot
+        self.snapshot = snapshot
+        """That it was read from."""
         progress("working out what was asked")
         self._history = History(trace, moves=VIEWS in snapshot.extra)
-        self._placement = Placement(self._history, snapshot, self.device)
-        self._retries = self._history.likely_retries(self.settings)
-        self._refused_pools: dict[int, int] = {}
-        if self._placement.has_private_pools:
-            self._placement.assume_pools(self._segment_of_block)
-        self._build()
+        self._premises = Premises(self._history, snapshot, self.device, self.settings)
         if self._history.releases or np.any(self._history.action == Action.OOM):
             progress("working out which pools were used")
-            self._infer()
-
-    # --- what happened ---------------------------------------------------------------------------------------------
-
-    def _build(self) -> None:
-        """The calls and the beginning, with the pools as they are known or assumed now."""
-        history, placement = self._history, self._placement
-        pool_of_life = np.array([life.pool for life in placement.lives] + [0], dtype=np.int32)
-        if placement.has_private_pools:
-            pools = pool_of_life[self._segment_of_block]
-        else:
-            pools = np.zeros(history.lives, dtype=np.int32)
-        entry_pools = pool_of_life[placement.of_entry]
-        entry_pools[list(self._refused_pools)] = list(self._refused_pools.values())
-        self._workload: Workload = calls_of(history, pools, entry_pools, self._retries)
-        self._initial: InitialState = initial_state_of(
-            history, placement, self._snapshot, self.device, self.settings, self._workload
-        )
-        self._pool_ids = np.array(placement.pool_ids, dtype=np.uint64).reshape(-1, 2)
-
-    @cached_property
-    def _segment_of_block(self) -> NDArray[np.int32]:
-        return self._placement.of_blocks()
-
-    def _infer(self) -> None:
-        """Change what was assumed, where the recording contradicts it.
-
-        At the first difference something near it was assumed wrongly: the pool of a segment that vanished, or whether
-        segments were released by a request or by `empty_cache`. The change is kept that lets the replay follow the
-        recording furthest, and none is made twice.
-        """
-        made: set[Assumption] = set()
-        tried = 0
-        came = self._compare()
-        most = min(MOST_ASSUMPTIONS, MOST_COMPARED // (len(self._history) + 1))
-        while came is not None and tried < most:
-            best, best_came = None, came
-            for assumption in [other for other in self._assumptions(*came) if other not in made][: most - tried]:
-                tried += 1
-                undo = self._assume(assumption)
-                then = self._compare()
-                self._assume(undo)
-                if then is None or then[0] > best_came[0] or (best is None and then[0] == came[0] and then != came):
-                    best, best_came = assumption, then or (len(self._history) + 1, None)
-            if best is None:
-                return
-            made.update([best, self._assume(best)])
-            came = self._compare()
-
-    def _assume(self, assumption: Assumption) -> Assumption:
-        """Assume something else, and return what was assumed before."""
-        what, about, value = assumption
-        if what == "pool of segment":
-            life = self._placement.lives[about]
-            before, life.pool = life.pool, value
-        elif what == "pool of refused request":
-            before = self._refused_pools.get(about, 0)
-            self._refused_pools[about] = value
-        else:
-            run = self._history.releases[about]
-            before = run in self._retries
-            (self._retries.add if value else self._retries.discard)(run)
-        self._build()
-        return what, about, before
-
-    def _assumptions(self, entry: int, got: tuple[int, int, int, int] | None) -> Iterator[Assumption]:
-        """What may be assumed instead, about the recorded entry and the one that came in its place."""
-        history, placement = self._history, self._placement
-        if entry >= len(history):
-            return
-        for number, run in enumerate(history.releases):
-            if run[0] - FAR_FROM_RELEASE <= entry <= run[1] + 1 and history.may_be_retry(run):
-                yield "is a retry", number, run not in self._retries
-        if history.action[entry] == Action.OOM:
-            for pool in range(len(placement.pool_ids)):
-                yield "pool of refused request", entry, pool
-        addresses = [int(history.address[entry])] + ([got[1]] if got is not None else [])
-        for number in dict.fromkeys(placement.segment_at(address, entry) for address in addresses):
-            if number < 0 or placement.lives[number].certain:
-                continue
-            life = placement.lives[number]
-            near = sorted(
-                (abs(other.begin - life.begin), other.pool)
-                for other in placement.lives
-                if other.stream == life.stream and other.pool != life.pool and placement.may_be_of(life, other.pool)
-            )
-            pools = list(dict.fromkeys(pool for _, pool in near))
-            if not any(pools):
-                pools.append(placement.pool_number((UNKNOWN_POOL, 0)))
-            for pool in pools[:MOST_POOLS]:
-                yield "pool of segment", number, pool
-
-    def _compare(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
-        """The first difference."""
-        run = self._follower()
-        run.run(self._workload.calls, stop_at_difference=True)
-        return run.difference
+            self._premises.infer()
 
     @property
     def reproduces(self) -> bool:
@@ -361,9 +176,9 @@ class Recording:
 
         Raises SettingsError.
         """
-        settings = self.resolved(settings)
-        if capacity is None and settings == self.settings:
+        if self._is_recorded(settings, capacity):
             return self._as_recorded()
+        settings = self.resolved(settings)
         run = self._prepared(settings, capacity)
         refused_before = run.refused
         run.begin_window()
@@ -380,20 +195,20 @@ class Recording:
 
         Of the first `share` of the history, wherever the blocks that were there before were put.
         """
-        if capacity is None and settings == self.settings and share == 1.0:
+        if self._is_recorded(settings, capacity) and share == 1.0:
             result = self._as_recorded()
             return result.peak_reserved_bytes, result.driver_ms, result.ooms
         run = self._prepared(settings, capacity)
         refused_before = run.refused
         run.begin_window()
-        run.run(self._workload.calls[: math.ceil(share * len(self._workload.calls))])
+        run.run(self.calls[: math.ceil(share * len(self.calls))])
         figures = run.figures()
         return int(figures["peak_reserved_bytes"]), float(run.driver_ms), int(figures["ooms"]) + refused_before
 
     def fits(self, capacity: int, settings: Settings | str | None = None) -> bool:
         """Whether no request ends out of memory on a device of `capacity` bytes."""
         run = self._prepared(self.resolved(settings), capacity)
-        return run.refused == 0 and run.run(self._workload.calls, stop_at_refusal=True)
+        return run.refused == 0 and run.run(self.calls, stop_at_refusal=True)
 
     def fit(self, settings: Settings | str | None = None, progress: Progress = lambda what: None) -> int | None:
         """The smallest capacity, in steps of 2 MiB, on which no request ends out of memory; None if there is none.
@@ -402,7 +217,7 @@ class Recording:
         bisection finds, from which it was gone down as long as the next step down fitted too.
         """
         settings = self.resolved(settings)
-        roomy = self.replay(settings, self._roomy)
+        roomy = self.replay(settings, self._premises.roomy)
         low = min(roomy.peak_active_bytes, roomy.peak_reserved_bytes) // STEP - 1
         high = -(-roomy.peak_reserved_bytes // STEP)
         while not self.fits(high * STEP, settings):
@@ -422,54 +237,73 @@ class Recording:
     @property
     def calls(self) -> NDArray[np.void]:
         """What was asked, in order: `CALL` records."""
-        return self._workload.calls
+        return self._premises.workload.calls
 
     def entry_of(self, call: int) -> int:
         """Where the entry of a call is in the file's history; -1 for none, before the first."""
-        entries = self._workload.entries
+        entries = self._premises.workload.entries
         return int(self._history.kept[min(int(entries[call]), len(self._history) - 1)]) if call >= 0 else -1
 
     @property
     def call_entries(self) -> NDArray[np.int64]:
         """By call: where its entry is in the file's history."""
         last = len(self._history) - 1
-        return np.asarray(self._history.kept[np.minimum(self._workload.entries, last)])
+        return np.asarray(self._history.kept[np.minimum(self._premises.workload.entries, last)])
 
     @property
     def trace(self) -> Trace:
         """The history as it is in the file."""
-        return next(trace for trace in self._snapshot.traces if trace.device == self.device)
+        return next(trace for trace in self.snapshot.traces if trace.device == self.device)
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Those that `stack_of_lives` numbers."""
-        return self._snapshot.stacks
+        """Those that `stacks_of_all` numbers."""
+        return self.snapshot.stacks
 
-    def curve(self) -> NDArray[np.uint64]:
-        """Bytes active and reserved after each call, as recorded."""
-        run = self._follower()
+    @property
+    def allocated_at(self) -> NDArray[np.int64]:
+        """By life: the entry in the file's history that allocated it; -1 if that was before."""
+        history = self._history
+        found = np.full(self._premises.initial.block_count, -1, dtype=np.int64)
+        seen = np.flatnonzero(history.allocated_at >= 0)
+        found[seen] = history.kept[history.allocated_at[seen]]
+        return found
+
+    def lives_at(self, addresses: NDArray[np.uint64], entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The last life that began at each address before an entry of the file's history; -1 where none is known."""
+        history = self._history
+        # Lives are numbered by address, then by time.
+        known, rank = np.unique(history.address[history.first_entry], return_inverse=True)
+        if len(known) == 0:
+            return np.full(len(addresses), -1, dtype=np.int64)
+        began = np.where(history.was_there, 0, history.kept[history.first_entry])
+        place = np.minimum(np.searchsorted(known, addresses), len(known) - 1)
+        span = len(self.trace) + 1
+        life = np.searchsorted(rank * span + began, place * span + entries, "right") - 1
+        is_there = (known[place] == addresses) & (life >= 0) & (rank[np.maximum(life, 0)] == place)
+        return np.where(is_there, life, -1)
+
+    def curve(self, settings: Settings | str | None = None, capacity: int | None = None) -> NDArray[np.uint64]:
+        """Bytes active and reserved after each call: as recorded, or under `settings` on a device of `capacity`."""
+        run = self._started(settings, capacity)
         samples = np.zeros((len(self.calls), 2), dtype=np.uint64)
         run.sample(samples, 1)
         run.run(self.calls)
         return samples
 
-    def moment(self, calls: int) -> Moment:
-        """Memory after the first `calls` of the calls, as recorded."""
-        run = self._follower()
+    def moment(self, calls: int, settings: Settings | str | None = None, capacity: int | None = None) -> Moment:
+        """Memory after the first `calls` of the calls: as recorded, or as `curve` says."""
+        run = self._started(settings, capacity)
         run.run(self.calls[:calls])
         return Moment(*run.moment())
 
     def deeds(self, settings: Settings | str | None = None, capacity: int | None = None) -> Deeds:
         """What a replay does, under `settings` on a device of `capacity` bytes; without either, as recorded."""
-        settings = self.resolved(settings)
-        initial, matches, reason = self._initial, None, None
-        if capacity is None and settings == self.settings:
-            run = self._follower(journal=True)
-            run.run(self.calls)
+        initial, matches, reason = self._premises.initial, None, None
+        run = self._started(settings, capacity, journal=True)
+        run.run(self.calls)
+        if self._is_recorded(settings, capacity):
             matches, reason = self._verdict(self._described(run.difference) or self._difference_at_end(run))
-        else:
-            run = self._prepared(settings, capacity, journal=True)
-            run.run(self.calls)
         figures = run.figures()
         return Deeds(
             initial.requests,
@@ -486,38 +320,38 @@ class Recording:
 
     def stacks_of_all(self) -> NDArray[np.int32]:
         """By life: the number of the stack that allocated it; -1 if unknown."""
-        initial = self._initial
+        initial = self._premises.initial
         addresses = np.zeros(initial.block_count, dtype=np.uint64)
         sizes, used = initial.pieces["size"], initial.pieces["kind"] == PieceKind.IN_USE
         before = np.cumsum(sizes) - sizes
         first = np.cumsum(initial.layouts["pieces"]) - initial.layouts["pieces"]
         start = np.repeat(initial.layouts["address"] - before[first], initial.layouts["pieces"])
         addresses[initial.pieces["block"][used]] = (start + before)[used]
-        return self.stack_of_lives(np.arange(initial.block_count), addresses)
+        return self._stack_of_lives(np.arange(initial.block_count), addresses)
 
     @property
     def pool_ids(self) -> list[tuple[int, int]]:
         """By the number that calls know a pool by."""
-        return [self.pool_id(number) for number in range(len(self._pool_ids))]
+        return [self.pool_id(number) for number in range(len(self._premises.pool_ids))]
 
     def pool_id(self, number: int) -> tuple[int, int]:
         """The id of a pool that calls know by a number."""
-        first, second = self._pool_ids[number]
+        first, second = self._premises.pool_ids[number]
         return int(first), int(second)
 
-    def stack_of_lives(self, lives: NDArray[np.int64], addresses: NDArray[np.uint64]) -> NDArray[np.int32]:
+    def _stack_of_lives(self, lives: NDArray[np.int64], addresses: NDArray[np.uint64]) -> NDArray[np.int32]:
         """The number of the stack that allocated each of these blocks, which are at these addresses; -1 if unknown.
 
         Of a block that was there before the history the snapshot knows it, if the block is still there at the end.
         """
-        history, blocks = self._history, self._snapshot.blocks
-        of_life = np.full(self._initial.block_count, -1, dtype=np.int32)
+        history, blocks = self._history, self.snapshot.blocks
+        of_life = np.full(self._premises.initial.block_count, -1, dtype=np.int32)
         seen = np.flatnonzero(history.allocated_at >= 0)
         of_life[seen] = self.trace.stack[history.kept[history.allocated_at[seen]]]
         found = of_life[lives]
-        mine = np.flatnonzero(self._snapshot.segments.device[blocks.segment] == self.device)
+        mine = np.flatnonzero(self.snapshot.segments.device[blocks.segment] == self.device)
         order = mine[np.argsort(blocks.address[mine], kind="stable")]
-        was_freed = np.ones(self._initial.block_count, dtype=bool)
+        was_freed = np.ones(self._premises.initial.block_count, dtype=bool)
         was_freed[: history.lives] = (history.freed_at >= 0) | (history.allocated_at >= 0)
         was_freed[history.lives :] = False
         older = np.flatnonzero((found < 0) & ~was_freed[lives])
@@ -529,8 +363,7 @@ class Recording:
 
     def packed_bytes(self) -> int:
         """What the requests need if all of them share one growing segment, whatever their streams and pools."""
-        before = len(self._initial.requests) + len(self._initial.frees)
-        calls = np.concatenate([self._initial.requests, self._initial.frees, self.calls])
+        calls, before = self._premises.all_calls
         # A free that waited is done right before the call at which it was done.
         shared = calls["kind"] == Kind.FREE_SHARED
         place = 2 * (np.arange(len(calls)) - before)
@@ -540,7 +373,7 @@ class Recording:
         calls = calls[np.isin(calls["kind"], (Kind.MALLOC, Kind.FREE)) & (calls["block"] >= 0)]
         calls["stream"] = calls["pool"] = 0
         settings = replace(self.settings, expandable_segments=True, max_split_size=Settings().max_split_size)
-        run = Replay(settings, self._roomy, self._initial.block_count, self._pool_ids)
+        run = Replay(settings, self._premises.roomy, self._premises.initial.block_count, self._premises.pool_ids)
         run.run(calls)
         return int(run.figures()["peak_reserved_bytes"])
 
@@ -548,7 +381,7 @@ class Recording:
         """Seconds of one core for a replay as recorded, without comparing or sampling; loading is not counted."""
         run = self._prepared(self.settings, None)
         run.begin_window()
-        run.run(self._workload.calls)
+        run.run(self.calls)
         return run.cpu_seconds
 
     def resolved(self, settings: Settings | str | None) -> Settings:
@@ -557,32 +390,23 @@ class Recording:
             return self.settings
         return config.settings_of(settings, compat=self.compat)
 
-    @property
-    def _roomy(self) -> int:
-        """A capacity that no replay of this history meets."""
-        history = self._history
-        asked = int(history.size[(history.action == Action.ALLOC) | (history.action == Action.OOM)].max(initial=0))
-        most = int(history.reserved.max(initial=0)) + int(self._initial.layouts["size"].sum())
-        shelves = (len(np.unique(history.stream)) + len(self._pool_ids)) * 4 * self.settings.large_segment_size
-        return min(max(ROOMY, 8 * most, 8 * asked) + shelves, MOST_ROOMY)
+    def _is_recorded(self, settings: Settings | str | None, capacity: int | None) -> bool:
+        """Whether this is how it was recorded, so that a replay follows the recording and is compared with it."""
+        return capacity is None and self.resolved(settings) == self.settings
 
-    def _follower(self, *, journal: bool = False) -> Replay:
-        """A replay that has come to the first entry, arranged as recorded, and follows the recording from there."""
-        history, initial = self._history, self._initial
-        run = Replay(self.settings, self._roomy, initial.block_count, self._pool_ids)
-        if journal:
-            run.keep_journal()
-        run.restore(initial.layouts, initial.pieces)
-        run.run(initial.frees, background=True)
-        run.begin_window()
-        run.follow(history.action.copy(), history.address.copy(), history.size.copy(), history.stream.copy())
-        return run
+    def _started(
+        self, settings: Settings | str | None, capacity: int | None = None, *, journal: bool = False
+    ) -> Replay:
+        """A replay that has come to the first entry, arranged as recorded if it is under the recorded settings."""
+        if self._is_recorded(settings, capacity):
+            return self._premises.follower(journal=journal)
+        return self._prepared(self.resolved(settings), capacity, journal=journal)
 
     def _prepared(self, settings: Settings, capacity: int | None, *, journal: bool = False) -> Replay:
         """A replay that has come to the first entry, with the blocks that were there before wherever they were put."""
-        initial, history = self._initial, self._history
+        initial, history = self._premises.initial, self._history
         limit = _limit(settings, capacity)
-        run = Replay(settings, capacity or self._roomy, initial.block_count, self._pool_ids, limit)
+        run = Replay(settings, capacity or self._premises.roomy, initial.block_count, self._premises.pool_ids, limit)
         if journal:
             run.keep_journal()
         run.run(initial.requests, background=True)
@@ -594,7 +418,7 @@ class Recording:
 
     def _sampled(self, run: Replay) -> NDArray[np.uint64]:
         """Make all calls, and return how much was live and reserved in the meantime."""
-        calls = self._workload.calls
+        calls = self.calls
         stride = self._stride
         samples = np.zeros((-(-len(calls) // stride), 2), dtype=np.uint64)
         run.sample(samples, stride)
@@ -603,21 +427,21 @@ class Recording:
 
     @property
     def _stride(self) -> int:
-        return len(self._workload.calls) // MOST_SAMPLES + 1
+        return len(self.calls) // MOST_SAMPLES + 1
 
     def sample_of(self, call: int) -> int:
         """Which of the samples of a result, `live` and `reserved`, a call is in."""
         return call // self._stride
 
     def _as_recorded(self) -> Result:
-        run = self._follower()
+        run = self._premises.follower()
         samples = self._sampled(run)
         difference = self._described(run.difference) or self._difference_at_end(run)
         matches, reason = self._verdict(difference)
         return self._result(run, self.settings, samples, matches, reason, difference)
 
     def _verdict(self, difference: Difference | None) -> tuple[bool | None, str | None]:
-        history, initial = self._history, self._initial
+        history, initial = self._history, self._premises.initial
         if len(history.broken) > 0:
             entry = int(history.kept[history.broken[0]])
             return None, f"entries are missing from the history: entry {entry} cannot follow what came before it"
@@ -644,26 +468,26 @@ class Recording:
         entry, got = difference
         history = self._history
         if entry >= len(history):
-            return Difference(None, None, None if got is None else _entry(*got))
+            return Difference(None, None, None if got is None else entry_shown(*got))
         columns = (history.action, history.address, history.size, history.stream)
-        recorded = _entry(*(int(column[entry]) for column in columns))
-        return Difference(int(history.kept[entry]), recorded, None if got is None else _entry(*got))
+        recorded = entry_shown(*(int(column[entry]) for column in columns))
+        return Difference(int(history.kept[entry]), recorded, None if got is None else entry_shown(*got))
 
     def _difference_at_end(self, run: Replay) -> Difference | None:
         """The first block of the snapshot that is not there, or one that is and should not.
 
         A history file does not tell what was there at its end.
         """
-        if HISTORY_FIELD in self._snapshot.extra:
+        if HISTORY_FIELD in self.snapshot.extra:
             return None
-        blocks, segments = self._snapshot.blocks, self._snapshot.segments
+        blocks, segments = self.snapshot.blocks, self.snapshot.segments
         mine = segments.device[blocks.segment] == self.device
         recorded = sorted(
             zip(blocks.address[mine].tolist(), blocks.size[mine].tolist(), blocks.state[mine].tolist(), strict=True)
         )
         for expected, got in zip(recorded, run.blocks(), strict=False):
             if expected != got:
-                return Difference(None, _block(*expected), _block(*got))
+                return Difference(None, block_shown(*expected), block_shown(*got))
         if len(recorded) != len(run.blocks()):
             return Difference(None, {"blocks": len(recorded)}, {"blocks": len(run.blocks())})
         return None
@@ -697,25 +521,14 @@ class Recording:
 
     def _peak_active(self, settings: Settings) -> int:
         """The most active at once, as recorded, in the sizes that requests have under `settings`."""
-        return peak_active(
-            np.concatenate([self._initial.requests, self._initial.frees, self._workload.calls]),
-            lambda sizes: rounded_sizes(settings, sizes),
-            background=len(self._initial.requests) + len(self._initial.frees),
-        )
-
-
-def _entry(action: int, address: int, size: int, stream: int) -> dict[str, Any]:
-    place = "device_free" if action == Action.OOM else "addr"
-    return {"action": word_of(Action(action)), place: address, "size": size, "stream": stream}
-
-
-def _block(address: int, size: int, state: int) -> dict[str, Any]:
-    return {"address": address, "size": size, "state": word_of(BlockState(state))}
+        calls, before = self._premises.all_calls
+        return peak_active(calls, lambda sizes: rounded_sizes(settings, sizes), background=before)
 
 
 def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
     """The longest history, or that of a device. Entries that are not about memory are none."""
-    told = [trace for trace in snapshot.traces if np.any(np.isin(trace.action, ABOUT_MEMORY))]
+    devices = devices_with_history(snapshot)
+    told = [trace for trace in snapshot.traces if trace.device in devices]
     if not told:
         raise FormatError(
             "the snapshot has no history, only what was there at its end; record one before the steps in question,"
@@ -725,7 +538,7 @@ def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
         return max(told, key=len)
     found = [trace for trace in told if trace.device == device]
     if not found:
-        others = ", ".join(str(trace.device) for trace in told)
+        others = ", ".join(str(other) for other in devices)
         raise RequestError(f"the snapshot has no history of device {device}; it has one of {others}")
     return found[0]
 

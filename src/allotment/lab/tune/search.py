@@ -19,7 +19,8 @@ import numpy as np
 from allotment._settings import Settings
 from allotment.errors import RequestError
 from allotment.lab.replay.records import Kind
-from allotment.lab.replay.run import Recording, Result, read_capacity
+from allotment.lab.replay.result import Result
+from allotment.lab.replay.run import Recording, read_capacity
 from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import all_candidates
 

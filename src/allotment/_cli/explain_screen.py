@@ -1,0 +1,187 @@
+"""One screen about a run: what failed, who holds the memory, what is wasted, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from allotment._cli.paste import lines_to_paste
+from allotment._texts import exact_size, signed_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from allotment.lab.explain.report import Explanation
+
+MOST_LINES = 8
+"""Lines of code that are named on the screen; `--json` has all of them."""
+MOST_STACKS = 3
+MOST_FRAMES = 4
+PLUMBING = ("_call_impl", "_wrapped_call_impl")
+"""How PyTorch calls a module: frames that say nothing."""
+MOST_CATEGORIES = 6
+WORTH_NAMING = 0.01
+"""The part of what is reserved that a line has to pin for it to be said."""
+CAUSES = {
+    "rounding": "blocks are larger than what was asked for",
+    "pieces": "free in pieces, beside blocks in use",
+    "other_streams": "free for other streams",
+    "private_pools": "free in other pools",
+    "waiting": "freed, waiting for other streams",
+    "unreleased": "free, and could go back to the device",
+}
+SOURCES = {
+    "annotation": "annotations of blocks",
+    "metadata": "the program's metadata",
+    "tenant": "tenants",
+    "scope": "scopes (record_function)",
+    "compiled": "compiled regions",
+}
+
+
+def print_explanation(console: Console, found: Explanation) -> None:
+    """All that fits on one screen."""
+    _print_failure(console, found)
+    _print_peak(console, found)
+    _print_waste(console, found)
+    _print_suggestions(console, found)
+
+
+def device_named(device: int, devices: Sequence[int]) -> str:
+    """A device, and that there are others where there are."""
+    others = [str(other) for other in devices if other != device]
+    named = f"Device {device}"
+    return f"{named} (of {len(devices)}; --device {' or '.join(others)} shows another)" if others else named
+
+
+def _print_rows(console: Console, rows: Iterable[Sequence[str]]) -> None:
+    """Rows of figures with a text behind them, which stays in its column where it is long."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    listed = list(rows)
+    if not listed:
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in listed[0][:-1]:
+        table.add_column(justify="right", no_wrap=True, min_width=12)
+    table.add_column(overflow="fold")
+    for *figures, text in listed:
+        table.add_row(*figures, Text(text))
+    console.print(Padding(table, (0, 0, 0, 4), expand=False))
+
+
+def _print_failure(console: Console, found: Explanation) -> None:
+    from rich.markup import escape
+
+    failure = found.failure
+    if failure is None:
+        return
+    console.print(
+        f"[bold red]Out of memory[/] at entry {failure.entry:,}: {exact_size(failure.size)} on stream {failure.stream}"
+        + ("" if failure.pool == (0, 0) else f", for pool {failure.pool}")
+    )
+    for frame in failure.frames[:MOST_LINES]:
+        console.print(escape(f"    {frame['filename']}:{frame['line']} {frame['name']}"), soft_wrap=True)
+    if len(failure.frames) > MOST_LINES:
+        console.print(f"    and {len(failure.frames) - MOST_LINES} more frames (--json has all of them)")
+    console.print("  What was free then, and why it did not serve:" if failure.free else "  Nothing was free then.")
+    _print_rows(console, ((exact_size(memory.bytes), memory.reason) for memory in failure.free))
+    console.print()
+
+
+def _print_peak(console: Console, found: Explanation) -> None:
+    peak = found.peak
+    when = f"at entry {peak.entry:,}" if peak.entry >= 0 else "when the snapshot was taken"
+    console.print(
+        f"[bold]{device_named(found.device, found.devices)}: {exact_size(peak.reserved_bytes)} reserved[/]"
+        f" at the most, {when}; {exact_size(peak.live_bytes)} of it in use"
+    )
+    if found.bounds is not None:
+        console.print(
+            f"  No allocator can do with less than was live at once, {exact_size(found.bounds.peak_live_bytes)};"
+            f" packed into one segment it takes {exact_size(found.bounds.packing_bytes)}"
+        )
+    rows = []
+    for holder in peak.holders[:MOST_LINES]:
+        about = f"{holder.blocks:,} block{'s' if holder.blocks != 1 else ''}"
+        if holder.pinned_bytes >= WORTH_NAMING * peak.reserved_bytes:
+            about += f", pinning {exact_size(holder.pinned_bytes)} of free memory"
+        rows.append((exact_size(holder.bytes), f"{holder.where} ({about})"))
+    if len(peak.holders) > MOST_LINES:
+        left = sum(holder.bytes for holder in peak.holders[MOST_LINES:])
+        rows.append((exact_size(left), f"in {len(peak.holders) - MOST_LINES:,} other lines"))
+    _print_rows(console, rows)
+    _print_stacks(console, found)
+    _print_categories(console, found)
+    console.print()
+
+
+def _print_stacks(console: Console, found: Explanation) -> None:
+    """The largest stacks, where these say more than lines do."""
+    told = [each for each in found.peak.stacks[:MOST_STACKS] if len(each.frames) > 1]
+    if told:
+        console.print("  By stack, innermost first:")
+        _print_rows(console, ((exact_size(each.bytes), _stack_shown(each.frames)) for each in told))
+
+
+def _stack_shown(frames: Sequence[dict[str, Any]]) -> str:
+    """The innermost frames, also of libraries, and the user's own line if it is further out."""
+    from allotment._formats.pickle_columns import Frame
+    from allotment.lab.explain.holders import own_frames, python_frames
+
+    stack = tuple(Frame(**frame) for frame in frames)
+    calls = [frame for frame in python_frames(stack) if frame.name not in PLUMBING]
+    inner = calls[:MOST_FRAMES]
+    own = own_frames(stack)[0]
+    shown = [f"{frame.filename.rpartition('/')[2]}:{frame.line} {frame.name}" for frame in (*inner, own)]
+    if own in inner:
+        return " < ".join(shown[:-1]) + (" < ..." if len(calls) > len(inner) else "")
+    return " < ".join([*shown[:-1], "...", shown[-1]])
+
+
+def _print_categories(console: Console, found: Explanation) -> None:
+    for source, group in groupby(found.peak.categories, lambda each: each.source):
+        told = list(group)
+        rows = [(exact_size(each.bytes), each.name or "(nothing said)") for each in told[:MOST_CATEGORIES]]
+        if len(told) > MOST_CATEGORIES:
+            left = sum(each.bytes for each in told[MOST_CATEGORIES:])
+            rows.append((exact_size(left), f"in {len(told) - MOST_CATEGORIES:,} others"))
+        console.print(f"  By {SOURCES[source]}:")
+        _print_rows(console, rows)
+
+
+def _print_waste(console: Console, found: Explanation) -> None:
+    console.print(f"[bold]{exact_size(found.waste.total)} reserved and not in use[/]")
+    causes = [(getattr(found.waste, field.name), CAUSES[field.name]) for field in fields(found.waste)]
+    _print_rows(console, ((exact_size(size), cause) for size, cause in causes if size))
+    console.print()
+
+
+def _print_suggestions(console: Console, found: Explanation) -> None:
+    from rich.markup import escape
+
+    if found.bounds is None:
+        console.print("The snapshot has no history, so other settings cannot be tried.")
+        return
+    if not found.suggestions:
+        console.print("None of the settings that were tried " + ("fits." if found.failure else "needs less."))
+        return
+    console.print("[bold]What would help[/], tried by replay: most reserved, change, change of driver time")
+    _print_rows(
+        console,
+        (
+            (
+                exact_size(each.peak_reserved_bytes),
+                signed_size(each.peak_reserved_bytes - found.peak.reserved_bytes),
+                f"{each.driver_ms - (found.driver_ms or 0.0):+,.1f} ms",
+                each.settings,
+            )
+            for each in found.suggestions
+        ),
+    )
+    for line in lines_to_paste([each.settings for each in found.suggestions]):
+        console.print(escape(f"To paste: {line}"), soft_wrap=True)

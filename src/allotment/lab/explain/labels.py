@@ -1,0 +1,118 @@
+"""What a program has said about its own memory: annotations, metadata, tenants, scopes, compiled regions.
+
+A snapshot has such words in several places, by PyTorch's version and by what the program did:
+
+- *annotation*: an entry about one block in use, `annotate` (2.14 and newer);
+- *metadata*: a text of the thread that asked, `torch.cuda.memory._set_memory_metadata`;
+- *tenant*: whose block it is, where several users share an allocator of ours;
+- *scope*: `torch.profiler.record_function`, by the time at which the block was allocated;
+- *compiled*: the region of `torch.compile` that asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._core.edge.words import Action
+from allotment.lab.replay.run import Recording
+
+__all__ = ["Labels", "labels_of"]
+
+NOT_COMPILED = "N/A"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """What one of the sources says."""
+
+    source: str
+    names: list[str]
+    of_life: NDArray[np.int32]
+    """By life: the number of its name, -1 for none."""
+
+
+def labels_of(recording: Recording) -> list[Labels]:
+    """The labels of those sources that say anything."""
+    sources: dict[str, Callable[[Recording], tuple[NDArray[np.int32], Sequence[str]]]] = {
+        "annotation": _annotations,
+        "metadata": _metadata,
+        "tenant": _tenants,
+        "scope": _scopes,
+        "compiled": _regions,
+    }
+    found = []
+    for source, tell in sources.items():
+        number, names = tell(recording)
+        nameless = [place for place, name in enumerate(names) if name in ("", NOT_COMPILED)]
+        number[np.isin(number, nameless)] = -1
+        if np.any(number >= 0):
+            found.append(Labels(source, list(names), number))
+    return found
+
+
+def _at_allocation(recording: Recording, column: NDArray[np.int32]) -> NDArray[np.int32]:
+    """By life: what a column of the history has at the entry that allocated it."""
+    entry = recording.allocated_at
+    return np.where(entry >= 0, column[np.maximum(entry, 0)], -1).astype(np.int32)
+
+
+def _metadata(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
+    return _at_allocation(recording, recording.trace.user_metadata), recording.snapshot.user_metadata
+
+
+def _regions(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
+    return _at_allocation(recording, recording.trace.compile_context), recording.snapshot.compile_contexts
+
+
+def _tenants(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
+    told = recording.trace.extra.get("tenant", {})
+    numbers: dict[str, int] = {}
+    column = np.full(len(recording.trace), -1, dtype=np.int32)
+    for entry, name in told.items():
+        column[entry] = numbers.setdefault(str(name), len(numbers))
+    return _at_allocation(recording, column), list(numbers)
+
+
+def _annotations(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
+    """The last text that was noted for a block, wherever in its life."""
+    trace = recording.trace
+    entries = np.flatnonzero(trace.action == Action.ANNOTATE)
+    number = np.full(len(recording.allocated_at), -1, dtype=np.int32)
+    lives = recording.lives_at(trace.address[entries], entries)
+    number[lives[lives >= 0]] = trace.user_metadata[entries[lives >= 0]]
+    return number, recording.snapshot.user_metadata
+
+
+def _scopes(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
+    """The scope that was begun last of those that were open when a block was allocated."""
+    numbers: dict[str, int] = {}
+    times: list[int] = []
+    innermost: list[int] = []
+    open_scopes: list[int] = []
+    for note in sorted(filter(_is_scope, recording.snapshot.external_annotations), key=_time):
+        if note.get("device", recording.device) != recording.device:
+            continue
+        number = numbers.setdefault(str(note["name"]), len(numbers))
+        if note["stage"] == "START":
+            open_scopes.append(number)
+        elif number in open_scopes:
+            del open_scopes[len(open_scopes) - 1 - open_scopes[::-1].index(number)]
+        times.append(_time(note))
+        innermost.append(open_scopes[-1] if open_scopes else -1)
+    if not times:
+        return np.full(len(recording.allocated_at), -1, dtype=np.int32), []
+    place = np.searchsorted(np.array(times, dtype=np.int64), recording.trace.time_us, "right")
+    return _at_allocation(recording, np.array([-1, *innermost], dtype=np.int32)[place]), list(numbers)
+
+
+def _is_scope(note: dict[str, Any]) -> bool:
+    return "name" in note and note.get("stage") in ("START", "END") and isinstance(note.get("time_us"), int)
+
+
+def _time(note: dict[str, Any]) -> int:
+    return int(note["time_us"])

@@ -1,0 +1,180 @@
+"""What a replay starts from: the calls that were made, what was there before them, and which pools they were for.
+
+Much of it is certain. What a history does not tell is assumed, and the assumption changed where the recording
+contradicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._core.edge.words import Action
+from allotment._formats.torch_snapshot import Snapshot
+from allotment._settings import Settings
+from allotment.lab.replay.initial_state import InitialState, initial_state_of
+from allotment.lab.replay.loop import Replay
+from allotment.lab.replay.placement import Placement
+from allotment.lab.replay.workload import History, Workload, calls_of
+
+__all__ = ["Premises"]
+
+ROOMY = 8 << 30
+"""The least capacity of a device that is not to run out."""
+MOST_ROOMY = 1 << 44
+"""The most capacity that no one asked for: a device has records for each of its pages."""
+MOST_ASSUMPTIONS = 400
+MOST_COMPARED = 1 << 23
+"""Entries compared in all while assumptions are tried, whatever the history's length."""
+MOST_POOLS = 4
+"""Pools tried for one segment, those used nearest in time first."""
+UNKNOWN_POOL = 1 << 32
+"""Stands for the id of a private pool of which nothing is left."""
+
+FAR_FROM_RELEASE = 64
+"""Entries before a run of releases that can depend on who made it: frees that completed."""
+
+Assumption: TypeAlias = tuple[str, int, int]
+"""What is assumed, about which segment, entry or run of releases, and the number of the pool or whether it is so."""
+
+
+class Premises:
+    """The calls of a history and the state before them, as far as they are known or can be inferred."""
+
+    def __init__(self, history: History, snapshot: Snapshot, device: int, settings: Settings) -> None:
+        self.history = history
+        self.settings = settings
+        self._snapshot = snapshot
+        self._device = device
+        self._placement = Placement(history, snapshot, device)
+        self._retries = history.likely_retries(settings)
+        self._refused_pools: dict[int, int] = {}
+        if self._placement.has_private_pools:
+            self._placement.assume_pools(self._segment_of_block)
+        self._build()
+
+    def _build(self) -> None:
+        """The calls and the beginning, with the pools as they are known or assumed now."""
+        history, placement = self.history, self._placement
+        pool_of_life = np.array([life.pool for life in placement.lives] + [0], dtype=np.int32)
+        if placement.has_private_pools:
+            pools = pool_of_life[self._segment_of_block]
+        else:
+            pools = np.zeros(history.lives, dtype=np.int32)
+        entry_pools = pool_of_life[placement.of_entry]
+        entry_pools[list(self._refused_pools)] = list(self._refused_pools.values())
+        self.workload: Workload = calls_of(history, pools, entry_pools, self._retries)
+        self.initial: InitialState = initial_state_of(
+            history, placement, self._snapshot, self._device, self.settings, self.workload
+        )
+        self.pool_ids = np.array(placement.pool_ids, dtype=np.uint64).reshape(-1, 2)
+
+    @cached_property
+    def _segment_of_block(self) -> NDArray[np.int32]:
+        return self._placement.of_blocks()
+
+    def infer(self) -> None:
+        """Change what was assumed, where the recording contradicts it.
+
+        At the first difference something near it was assumed wrongly: the pool of a segment that vanished, or whether
+        segments were released by a request or by `empty_cache`. The change is kept that lets the replay follow the
+        recording furthest, and none is made twice.
+        """
+        made: set[Assumption] = set()
+        tried = 0
+        came = self._compare()
+        most = min(MOST_ASSUMPTIONS, MOST_COMPARED // (len(self.history) + 1))
+        while came is not None and tried < most:
+            best, best_came = None, came
+            for assumption in [other for other in self._assumptions(*came) if other not in made][: most - tried]:
+                tried += 1
+                undo = self._assume(assumption)
+                then = self._compare()
+                self._assume(undo)
+                if then is None or then[0] > best_came[0] or (best is None and then[0] == came[0] and then != came):
+                    best, best_came = assumption, then or (len(self.history) + 1, None)
+            if best is None:
+                return
+            made.update([best, self._assume(best)])
+            came = self._compare()
+
+    def _assume(self, assumption: Assumption) -> Assumption:
+        """Assume something else, and return what was assumed before."""
+        what, about, value = assumption
+        if what == "pool of segment":
+            life = self._placement.lives[about]
+            before, life.pool = life.pool, value
+        elif what == "pool of refused request":
+            before = self._refused_pools.get(about, 0)
+            self._refused_pools[about] = value
+        else:
+            run = self.history.releases[about]
+            before = run in self._retries
+            (self._retries.add if value else self._retries.discard)(run)
+        self._build()
+        return what, about, before
+
+    def _assumptions(self, entry: int, got: tuple[int, int, int, int] | None) -> Iterator[Assumption]:
+        """What may be assumed instead, about the recorded entry and the one that came in its place."""
+        history, placement = self.history, self._placement
+        if entry >= len(history):
+            return
+        for number, run in enumerate(history.releases):
+            if run[0] - FAR_FROM_RELEASE <= entry <= run[1] + 1 and history.may_be_retry(run):
+                yield "is a retry", number, run not in self._retries
+        if history.action[entry] == Action.OOM:
+            for pool in range(len(placement.pool_ids)):
+                yield "pool of refused request", entry, pool
+        addresses = [int(history.address[entry])] + ([got[1]] if got is not None else [])
+        for number in dict.fromkeys(placement.segment_at(address, entry) for address in addresses):
+            if number < 0 or placement.lives[number].certain:
+                continue
+            life = placement.lives[number]
+            near = sorted(
+                (abs(other.begin - life.begin), other.pool)
+                for other in placement.lives
+                if other.stream == life.stream and other.pool != life.pool and placement.may_be_of(life, other.pool)
+            )
+            pools = list(dict.fromkeys(pool for _, pool in near))
+            if not any(pools):
+                pools.append(placement.pool_number((UNKNOWN_POOL, 0)))
+            for pool in pools[:MOST_POOLS]:
+                yield "pool of segment", number, pool
+
+    def _compare(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
+        """The first difference."""
+        run = self.follower()
+        run.run(self.workload.calls, stop_at_difference=True)
+        return run.difference
+
+    @property
+    def all_calls(self) -> tuple[NDArray[np.void], int]:
+        """The calls with those that lead to the state before them, and how many these are."""
+        initial = self.initial
+        calls = np.concatenate([initial.requests, initial.frees, self.workload.calls])
+        return calls, len(initial.requests) + len(initial.frees)
+
+    @property
+    def roomy(self) -> int:
+        """A capacity that no replay of this history meets."""
+        history = self.history
+        asked = int(history.size[(history.action == Action.ALLOC) | (history.action == Action.OOM)].max(initial=0))
+        most = int(history.reserved.max(initial=0)) + int(self.initial.layouts["size"].sum())
+        shelves = (len(np.unique(history.stream)) + len(self.pool_ids)) * 4 * self.settings.large_segment_size
+        return min(max(ROOMY, 8 * most, 8 * asked) + shelves, MOST_ROOMY)
+
+    def follower(self, *, journal: bool = False) -> Replay:
+        """A replay that has come to the first entry, arranged as recorded, and follows the recording from there."""
+        history, initial = self.history, self.initial
+        run = Replay(self.settings, self.roomy, initial.block_count, self.pool_ids)
+        if journal:
+            run.keep_journal()
+        run.restore(initial.layouts, initial.pieces)
+        run.run(initial.frees, background=True)
+        run.begin_window()
+        run.follow(history.action.copy(), history.address.copy(), history.size.copy(), history.stream.copy())
+        return run
