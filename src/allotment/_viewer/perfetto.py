@@ -1,8 +1,8 @@
 """A run as a trace for Perfetto and chrome://tracing, in the Trace Event Format (JSON).
 
 Each run is a process. Memory in use, reserved and wasted are counters (`ph` "C"), the largest blocks are slices that
-may overlap ("b" to "e", told apart by `id`), requests that ran out of memory are instants ("i"). Times are microseconds
-from the first entry; a history without times counts events instead.
+may overlap ("b" to "e", told apart within their process by `id2`), requests that ran out of memory are instants ("i").
+Times are microseconds from the first entry; a history without times counts events instead.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _slices(run: Run, process: int, clock: NDArray[np.int64]) -> Iterator[dict[s
     for life in largest[weight[largest] >= 0].tolist():
         stack = int(timeline.stack_of[life])
         line = line_of(timeline.stacks[stack]) if stack >= 0 else UNKNOWN
-        common = {"cat": CATEGORY, "name": line, "id": f"{process}.{life}", "pid": process, "tid": 0}
+        common = {"cat": CATEGORY, "name": line, "id2": {"local": f"{life:#x}"}, "pid": process, "tid": 0}
         facts = {
             "bytes": int(lives.size[life]),
             "requested": int(lives.requested[life]),
