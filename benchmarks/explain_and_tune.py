@@ -19,10 +19,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
 import allotment
 from allotment.lab.explain.report import explain
 from allotment.lab.ranks.files import snapshot_files
-from allotment.lab.replay.run import read_recording
+from allotment.lab.replay.records import Kind
+from allotment.lab.replay.run import Recording, read_recording
 from allotment.lab.tune.candidates import all_candidates
 from allotment.lab.tune.search import Goal, try_settings, tune
 
@@ -30,6 +33,7 @@ MIB = 1 << 20
 TITLES = (
     *("recording", "events", "explain, s", "wasted, MiB", "causes add up", "tried", "tune, s"),
     *("recorded, MiB", "replayed, MiB", "best", "predicted, MiB", "expandable: predicted, MiB", "its real run, MiB"),
+    "the two runs asked for",
 )
 
 
@@ -38,11 +42,26 @@ def recorded_peak(file: Path) -> int | None:
     return int(json.loads(beside.read_text())["stats"]["reserved_bytes.all.peak"]) if beside.exists() else None
 
 
-def expandable_run(file: Path) -> int | None:
-    """The peak of the same job, recorded with expandable segments, if there is such a recording."""
-    if ".default." not in file.name:
-        return None
-    return recorded_peak(file.with_name(file.name.replace(".default.", ".expandable.")))
+def expandable_run(file: Path) -> Path | None:
+    """The same job, recorded with expandable segments, if there is such a recording."""
+    other = file.with_name(file.name.replace(".default.", ".expandable."))
+    return other if other != file and other.exists() else None
+
+
+def parted(a: Recording, b: Recording) -> str:
+    """Where two runs of one program begin to ask for something else; a prediction can be exact only if they do not."""
+    ours, theirs = (run.calls[run.calls["block"] >= 0] for run in (a, b))
+    requests, others = (calls[calls["kind"] == Kind.MALLOC]["size"] for calls in (ours, theirs))
+    together = min(len(requests), len(others))
+    differs = np.flatnonzero(requests[:together] != others[:together])
+    if len(differs):
+        at = int(differs[0])
+        return f"another size from request {at + 1:,} of {len(requests):,} on: {requests[at]:,}, {others[at]:,} bytes"
+    waited, waited_there = (calls[calls["kind"] == Kind.FREE_SHARED]["due"] for calls in (ours, theirs))
+    if len(waited) != len(waited_there) or np.any(waited != waited_there):
+        later = np.count_nonzero(waited != waited_there) if len(waited) == len(waited_there) else len(waited)
+        return f"the same; {later} of {len(waited)} frees that waited were done at another request"
+    return "the same" if len(requests) == len(others) else "not as much"
 
 
 def mebibytes(size: int | None) -> str:
@@ -57,8 +76,9 @@ def line(file: Path) -> list[str]:
     waste = explained.waste.total
     adds_up = waste == explained.peak.reserved_bytes - explained.peak.live_bytes
     tuned = tune(recording, Goal.parse("min-memory"))
-    real = expandable_run(file)
-    predicted = None if real is None else recording.replay("expandable_segments:True").peak_reserved_bytes
+    other = expandable_run(file)
+    real = None if other is None else recorded_peak(other)
+    predicted = None if other is None else recording.replay("expandable_segments:True").peak_reserved_bytes
     return [
         file.name.removesuffix(".gz").removesuffix(".pickle"),
         f"{recording.entries:,}",
@@ -73,6 +93,7 @@ def line(file: Path) -> list[str]:
         mebibytes(tuned.best.peak_reserved_bytes),
         mebibytes(predicted),
         mebibytes(real),
+        "-" if other is None else parted(recording, read_recording(other)),
     ]
 
 
@@ -86,8 +107,9 @@ def of_folder(folder: Path, markdown: Path | None) -> None:
             "# `explain` and `tune` on recorded runs\n\n"
             "Made by `python benchmarks/explain_and_tune.py FOLDER --markdown FILE`. Recorded is the peak of reserved\n"
             "memory by PyTorch's own counters, replayed the same by replay since its history began, predicted the\n"
-            "peak under the best settings for `min-memory`. The last two columns are what a replay of the run under\n"
-            "default settings predicts for `expandable_segments:True`, and what a real run with that had.\n\n"
+            "peak under the best settings for `min-memory`. The last columns are what a replay of the run under\n"
+            "default settings predicts for `expandable_segments:True`, what a real run with that had, and whether\n"
+            "that run asked for the same: only then can the two be equal.\n\n"
             f"{text}\n"
         )
 

@@ -115,8 +115,8 @@ def test_perfetto_reads_every_slice_and_counter_and_complains_of_nothing(
         assert ask("select name, value from stats where severity in ('error', 'data_loss') and value > 0") == []
         slices = dict(ask("select upid, count(*) from slice s join process_track t on s.track_id = t.id group by upid"))
         tops = ask(
-            "select upid, t.name, cast(max(value) as int) from counter c join process_counter_track t on c.track_id = t.id"
-            " where t.name in ('reserved bytes', 'in use bytes') group by upid, t.name"
+            "select upid, t.name, cast(max(value) as int) from counter c join process_counter_track t"
+            " on c.track_id = t.id where t.name in ('reserved bytes', 'in use bytes') group by upid, t.name"
         )
         processes = sorted(slices, key=int)
         assert len(processes) == len(runs.shown)

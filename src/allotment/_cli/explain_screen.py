@@ -7,7 +7,7 @@ from dataclasses import fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from allotment._cli.paste import lines_to_paste
+from allotment._cli.paste import print_lines_to_paste
 from allotment._texts import exact_size, signed_size
 
 if TYPE_CHECKING:
@@ -162,8 +162,6 @@ def _print_waste(console: Console, found: Explanation) -> None:
 
 
 def _print_suggestions(console: Console, found: Explanation) -> None:
-    from rich.markup import escape
-
     if found.bounds is None:
         console.print("The snapshot has no history, so other settings cannot be tried.")
         return
@@ -183,5 +181,4 @@ def _print_suggestions(console: Console, found: Explanation) -> None:
             for each in found.suggestions
         ),
     )
-    for line in lines_to_paste([each.settings for each in found.suggestions]):
-        console.print(escape(f"To paste: {line}"), soft_wrap=True)
+    print_lines_to_paste(console, found.suggestions)

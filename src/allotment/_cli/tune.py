@@ -13,7 +13,7 @@ from allotment._cli import ExitCode
 from allotment._cli.explain import candidate_report
 from allotment._cli.explain_screen import device_named
 from allotment._cli.options import ClusterOption, DeviceOption, JsonOption, SnapshotsArgument
-from allotment._cli.paste import lines_to_paste
+from allotment._cli.paste import print_lines_to_paste
 from allotment._cli.progress import progress_line
 from allotment._cli.ranks import print_errors
 
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from allotment.lab.ranks.together import TunedTogether
-    from allotment.lab.tune.search import Tuned
+    from allotment.lab.tune.search import Candidate, Tuned
 
 MOST_ROWS = 10
 PLOT_WIDTH, PLOT_HEIGHT = 60, 10
+WORTH_DRAWING = 1.1
+"""How much more than recorded a point of the plot may be."""
 RECORDED, OTHER = "R", "."
 """Marks of the plot; the rows of the table have letters."""
 
@@ -130,17 +132,21 @@ def _print(console: Console, tuned: Tuned) -> None:
     from allotment.lab.replay.driver_costs import costs_device
 
     table = Table(title=f"{tuned.tried} settings tried in {tuned.seconds:.1f} s, for {tuned.goal.name}")
-    for title in ("", "settings", "most reserved", "driver time", "out of memory"):
-        table.add_column(title, justify="left" if title in ("", "settings") else "right")
+    table.add_column("")
+    table.add_column("settings", overflow="fold")
+    for title in ("most reserved", "driver time", "out of memory"):
+        table.add_column(title, justify="right")
     marks = [RECORDED, *(chr(ord("a") + place) for place in range(MOST_ROWS))]
-    rows = [("as recorded", tuned.recorded), *((each.settings or "defaults", each) for each in tuned.candidates)]
+    rows = [("as recorded", tuned.recorded), *((each.settings or "defaults", each) for each in _different(tuned))]
     for mark, (name, each) in zip(marks, rows, strict=False):
         ooms = f"[red]{each.ooms}[/]" if each.ooms else "0"
         table.add_row(mark, escape(name), exact_size(each.peak_reserved_bytes), f"{each.driver_ms:.1f} ms", ooms)
     console.print(table)
+    # Without the worst, beside which the others would be one spot.
     points = [
         (each.driver_ms, float(each.peak_reserved_bytes), marks[place] if place < len(marks) else OTHER)
         for place, (_, each) in enumerate(rows)
+        if place < len(marks) or each.peak_reserved_bytes <= WORTH_DRAWING * tuned.recorded.peak_reserved_bytes
     ]
     console.print(f"Most reserved (up) against driver time (right), by the costs of {escape(costs_device())}:")
     for line in scatter(
@@ -149,6 +155,16 @@ def _print(console: Console, tuned: Tuned) -> None:
         console.print(escape(line), soft_wrap=True)
     if tuned.phases is not None:
         _print_phases(console, tuned)
+
+
+def _different(tuned: Tuned) -> list[Candidate]:
+    """The candidates, of those that come to the same the simplest."""
+    found: dict[tuple[int, float, int], Candidate] = {}
+    for each in tuned.candidates:
+        same = (each.peak_reserved_bytes, each.driver_ms, each.ooms)
+        if same not in found or len(each.settings) < len(found[same].settings):
+            found[same] = each
+    return list(found.values())
 
 
 def _print_phases(console: Console, tuned: Tuned) -> None:
@@ -182,14 +198,11 @@ def _print_ranks(console: Console, together: TunedTogether) -> None:
 
 
 def _print_line(console: Console, tuned: Tuned) -> None:
-    from rich.markup import escape
-
     if not tuned.goal_met:
         console.print("[bold red]None of them fits.[/]")
     elif not tuned.best.settings:
         console.print("The defaults are best.")
     else:
         # What comes behind the defaults is worse than doing nothing.
-        better = list(takewhile(bool, (each.settings for each in tuned.candidates if each.fits)))
-        for line in lines_to_paste(better):
-            console.print(escape(f"To paste: {line}"), soft_wrap=True)
+        fitting = (each for each in tuned.candidates if each.fits)
+        print_lines_to_paste(console, list(takewhile(lambda each: bool(each.settings), fitting)))

@@ -29,7 +29,7 @@ from allotment.lab.replay.records import MOMENT_BLOCK, Kind
 from allotment.lab.replay.run import Recording, devices_with_history
 from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import FEW
-from allotment.lab.tune.search import Candidate, candidate_table, try_settings
+from allotment.lab.tune.search import Candidate, candidate_table, try_settings, with_paces
 
 __all__ = ["AtPeak", "Bounds", "Explanation", "Peak", "at_end", "at_peak", "explain", "explain_end"]
 
@@ -254,10 +254,12 @@ def _suggestions(
     recording: Recording, recorded: int, failure: Failure | None, progress: Callable[[str], None]
 ) -> list[Candidate]:
     progress("trying other settings")
-    tried = try_settings(recording, FEW, failure.capacity if failure is not None else None)
+    capacity = failure.capacity if failure is not None else None
+    tried = try_settings(recording, FEW, capacity)
     better = [
         each
         for each in tried
         if each.settings and each.fits and (failure is not None or each.peak_reserved_bytes < recorded)
     ]
-    return list(islice(sorted(better, key=lambda each: (each.peak_reserved_bytes, each.driver_ms)), MOST_SUGGESTIONS))
+    best = islice(sorted(better, key=lambda each: (each.peak_reserved_bytes, each.driver_ms)), MOST_SUGGESTIONS)
+    return [with_paces(recording, each, capacity) for each in best]

@@ -33,7 +33,7 @@ from allotment.lab.replay.moment import Deeds, Moment
 from allotment.lab.replay.premises import Premises
 from allotment.lab.replay.records import Kind, PieceKind
 from allotment.lab.replay.result import Difference, Result, block_shown, entry_shown
-from allotment.lab.replay.workload import ABOUT_MEMORY, History, peak_active
+from allotment.lab.replay.workload import ABOUT_MEMORY, History, paced, peak_active
 
 __all__ = [
     "SAMPLE",
@@ -190,18 +190,21 @@ class Recording:
         result = self._result(run, settings, samples, None, reason, None)
         return replace(result, ooms=result.ooms + refused_before)
 
-    def trial(self, settings: Settings, capacity: int | None = None, share: float = 1.0) -> tuple[int, float, int]:
+    def trial(
+        self, settings: Settings, capacity: int | None = None, share: float = 1.0, pace: float = 1.0
+    ) -> tuple[int, float, int]:
         """What is left of a replay where many are compared: most reserved, milliseconds of a driver, out of memory.
 
-        Of the first `share` of the history, wherever the blocks that were there before were put.
+        Of the first `share` of the history, wherever the blocks that were there before were put; `pace` as for `paced`.
         """
-        if self._is_recorded(settings, capacity) and share == 1.0:
+        if self._is_recorded(settings, capacity) and share == pace == 1.0:
             result = self._as_recorded()
             return result.peak_reserved_bytes, result.driver_ms, result.ooms
         run = self._prepared(settings, capacity)
         refused_before = run.refused
         run.begin_window()
-        run.run(self.calls[: math.ceil(share * len(self.calls))])
+        calls = self.calls if pace == 1.0 else paced(self.calls, pace)
+        run.run(calls[: math.ceil(share * len(calls))])
         figures = run.figures()
         return int(figures["peak_reserved_bytes"]), float(run.driver_ms), int(figures["ooms"]) + refused_before
 
@@ -243,6 +246,11 @@ class Recording:
         """Where the entry of a call is in the file's history; -1 for none, before the first."""
         entries = self._premises.workload.entries
         return int(self._history.kept[min(int(entries[call]), len(self._history) - 1)]) if call >= 0 else -1
+
+    @property
+    def waiting_frees(self) -> int:
+        """How many frees waited for other streams."""
+        return int(np.count_nonzero(self.calls["kind"] == Kind.FREE_SHARED))
 
     @property
     def call_entries(self) -> NDArray[np.int64]:

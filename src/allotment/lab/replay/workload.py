@@ -27,7 +27,18 @@ from allotment._formats.torch_snapshot import Trace
 from allotment._settings import Settings
 from allotment.lab.replay.records import CALL, Kind
 
-__all__ = ["ABOUT_MEMORY", "NEVER", "History", "Run", "Workload", "calls_of", "due_calls", "lanes", "peak_active"]
+__all__ = [
+    "ABOUT_MEMORY",
+    "NEVER",
+    "History",
+    "Run",
+    "Workload",
+    "calls_of",
+    "due_calls",
+    "lanes",
+    "paced",
+    "peak_active",
+]
 
 SMALL_REQUEST, SMALL_SEGMENT = 1 << 20, 2 << 20
 NEVER = np.iinfo(np.int32).max
@@ -332,6 +343,23 @@ def lanes(due: NDArray[np.int32]) -> NDArray[np.uint64]:
             last[lane] = -value
         taken[i] = lane
     return taken
+
+
+def paced(calls: NDArray[np.void], pace: float) -> NDArray[np.void]:
+    """The calls, with frees that waited for other streams done after `pace` times as many calls as recorded.
+
+    What had not been done when the history ended is not done either.
+    """
+    shared = np.flatnonzero(calls["kind"] == Kind.FREE_SHARED)
+    completing = np.flatnonzero(np.isin(calls["kind"], _COMPLETING))
+    due = calls["due"][shared].astype(np.int64)
+    wanted = shared + 1 + ((due - shared - 1) * pace).astype(np.int64)
+    place = np.minimum(np.searchsorted(completing, wanted), len(completing))
+    found = np.where(due == NEVER, NEVER, np.append(completing, NEVER)[place]).astype(np.int32)
+    calls = calls.copy()
+    calls["due"][shared] = found
+    calls["stream"][shared] = lanes(found)
+    return calls
 
 
 def peak_active(

@@ -22,9 +22,20 @@ from allotment.lab.replay.records import Kind
 from allotment.lab.replay.result import Result
 from allotment.lab.replay.run import Recording, read_capacity
 from allotment.lab.showing import Shown, ShownTable
-from allotment.lab.tune.candidates import all_candidates
+from allotment.lab.tune.candidates import all_candidates, is_ours
 
-__all__ = ["Candidate", "Goal", "Phases", "Tuned", "candidate_table", "order_of", "run_ms", "try_settings", "tune"]
+__all__ = [
+    "Candidate",
+    "Goal",
+    "Phases",
+    "Tuned",
+    "candidate_table",
+    "order_of",
+    "run_ms",
+    "try_settings",
+    "tune",
+    "with_paces",
+]
 
 LOADED = 0.9
 """The part of what a run keeps to its end that is allocated when it counts as loaded."""
@@ -33,6 +44,8 @@ WORTH_SAYING = 0.01
 MOST_COMPARED = 6
 """Candidates that are looked at phase by phase."""
 FIRST_RUNG = 1 / 8
+PACES = (0.0, 0.5, 1.5, 2.0)
+"""How late other streams are done, as a part of how late they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,8 @@ class Candidate:
     peak_reserved_bytes: int
     driver_ms: float
     ooms: int
+    paced_bytes: tuple[int, int] | None = None
+    """The least and the most of `peak_reserved_bytes` by the pace at which other streams are done; see `with_paces`."""
 
     @property
     def fits(self) -> bool:
@@ -144,6 +159,21 @@ def try_settings(
         return [each for each in pool.map(one, settings) if each is not None]
 
 
+def with_paces(recording: Recording, candidate: Candidate, capacity: int | None) -> Candidate:
+    """A candidate with what it would need if other streams were done sooner or later than recorded.
+
+    A program on a GPU does not run at one pace: of two runs that ask for the same, frees that waited for other streams
+    are done at other requests. Nothing is added where no free waited.
+    """
+    if recording.waiting_frees == 0:
+        return candidate
+    settings = Settings.parse(candidate.settings, compat=recording.compat)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(lambda pace: recording.trial(settings, capacity, pace=pace)[0], PACES)
+    sizes = [candidate.peak_reserved_bytes, *found]
+    return replace(candidate, paced_bytes=(min(sizes), max(sizes)))
+
+
 def tune(
     recording: Recording,
     goal: Goal,
@@ -180,6 +210,11 @@ def tune(
         waiting = [one.settings for one in sorted(found, key=order)[: (len(found) + 1) // 2]]
         share = min(1.0, 2 * share)
     candidates.sort(key=order)
+    if time.monotonic() < until:
+        progress("looking at the pace of other streams")
+        own = next((place for place, each in enumerate(candidates) if not is_ours(each.settings)), 0)
+        for place in {0, own}:
+            candidates[place] = with_paces(recording, candidates[place], goal.capacity)
     progress("looking at phases")
     phases = phases_of(recording, goal, candidates[:MOST_COMPARED]) if time.monotonic() < until else None
     return Tuned(goal, recorded, candidates, tried, time.monotonic() - began, phases)
