@@ -125,6 +125,7 @@ class StackChart {
   }
 
   setMoment(x) {
+    if (this._moment === x) return;
     this._moment = x;
     if (this._plot) this._plot.redraw(false, false);
   }

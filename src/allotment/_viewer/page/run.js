@@ -206,7 +206,7 @@ class RunView {
     const marks = this.overview.marks.map(([moment, kind, , time]) => ({x: isTime ? time : moment, kind}));
     this._liveChart.setMarks(marks);
     this._wasteChart.setMarks(marks.filter((mark) => mark.kind === "oom"));
-    this._showMoment();
+    this._markMoment();
     this._drawScrub();
     this.app.drawn();
   }
@@ -263,28 +263,15 @@ class RunView {
     const canvas = this._scrubCanvas, body = this._scrub.body, ratio = devicePixelRatio || 1;
     const width = body.clientWidth, height = body.clientHeight;
     if (!canvas || !width || !this.whole) return;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    const context = canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const left = 74, across = width - 88, {arrays} = this.whole, size = arrays.moment.length;
-    const starts = this._starts(this.whole).map((start) => left + (across * start) / this.extent);
-    const y = (value) => height - 4 - (value / this.app.top) * (height - 10);
-    for (const part of ["reserved", "live"]) {
-      context.fillStyle = part === "live" ? themed("accent") : themed("line");
-      context.globalAlpha = part === "live" ? 0.55 : 1;
-      context.beginPath();
-      context.moveTo(left, height - 4);
-      for (let i = 0; i < size; i++) {
-        let value = arrays.reserved[i];
-        if (part === "live") { value = 0; for (let band = 0; band < arrays.bands.length / size; band++) value += arrays.bands[band * size + i]; }
-        context.lineTo(starts[i], y(value));
-        context.lineTo(starts[i + 1], y(value));
-      }
-      context.lineTo(left + across, height - 4);
-      context.fill();
+    const left = 74, across = width - 88, context = canvas.getContext("2d");
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
     }
-    context.globalAlpha = 1;
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(this._wholeDrawn(canvas, left, across, height, ratio), 0, 0);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
     const [low, high] = this.app.window;
     context.fillStyle = themed("shade");
     context.fillRect(left, 2, across * low, height - 4);
@@ -298,6 +285,33 @@ class RunView {
     context.beginPath();
     context.arc(left + across * at, 5, 4.5, 0, 2 * Math.PI);
     context.fill();
+  }
+
+  /** All of time as a picture, kept until it looks different: the window over it moves far more often. */
+  _wholeDrawn({width, height}, left, across, tall, ratio) {
+    const looks = [width, height, this.app.top, this.extent, document.documentElement.dataset.theme].join();
+    if (this._drawnOf === this.whole && this._drawnLooks === looks) return this._drawnWhole;
+    const picture = make("canvas", {width, height}), context = picture.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const {arrays} = this.whole, size = arrays.moment.length;
+    const starts = this._starts(this.whole).map((start) => left + (across * start) / this.extent);
+    const y = (value) => tall - 4 - (value / this.app.top) * (tall - 10);
+    for (const part of ["reserved", "live"]) {
+      context.fillStyle = part === "live" ? themed("accent") : themed("line");
+      context.globalAlpha = part === "live" ? 0.55 : 1;
+      context.beginPath();
+      context.moveTo(left, tall - 4);
+      for (let i = 0; i < size; i++) {
+        let value = arrays.reserved[i];
+        if (part === "live") { value = 0; for (let band = 0; band < arrays.bands.length / size; band++) value += arrays.bands[band * size + i]; }
+        context.lineTo(starts[i], y(value));
+        context.lineTo(starts[i + 1], y(value));
+      }
+      context.lineTo(left + across, tall - 4);
+      context.fill();
+    }
+    Object.assign(this, {_drawnOf: this.whole, _drawnLooks: looks, _drawnWhole: picture});
+    return picture;
   }
 
   // --- the moment ------------------------------------------------------------------------------------------------------
@@ -336,8 +350,15 @@ class RunView {
     const when = overview.history ? `after event ${count(at.moment)}` : "when the snapshot was taken";
     this._map.right.textContent = `${when} · ${plural(at.segments, "segment")} · ${plural(at.blocks, "block")}`;
     this._addresses.label(`Addresses ${when}: ${bytes(at.live)} in use in ${plural(at.blocks, "block")}`);
-    const x = this.isTime ? at.time : at.moment;
-    if (overview.history) { this._liveChart.setMoment(x); this._wasteChart.setMoment(x); }
+    this._markMoment();
+  }
+
+  /** Where the moment is in time. The map, which stays as it is while time is zoomed, is not drawn again for this. */
+  _markMoment() {
+    if (!this.at || !this.overview.history) return;
+    const x = this.isTime ? this.at.time : this.at.moment;
+    this._liveChart.setMoment(x);
+    this._wasteChart.setMoment(x);
   }
 
   setPicked(life) { this._addresses.setPicked(life); }
