@@ -161,11 +161,17 @@ class Premises:
     @property
     def roomy(self) -> int:
         """A capacity that no replay of this history meets."""
-        history = self.history
-        asked = int(history.size[(history.action == Action.ALLOC) | (history.action == Action.OOM)].max(initial=0))
-        most = int(history.reserved.max(initial=0)) + int(self.initial.layouts["size"].sum())
-        shelves = (len(np.unique(history.stream)) + len(self.pool_ids)) * 4 * self.settings.large_segment_size
+        asked, obtained, streams = self._most
+        most = obtained + int(self.initial.layouts["size"].sum())
+        shelves = (streams + len(self.pool_ids)) * 4 * self.settings.large_segment_size
         return min(max(ROOMY, 8 * most, 8 * asked) + shelves, MOST_ROOMY)
+
+    @cached_property
+    def _most(self) -> tuple[int, int, int]:
+        """Of the history: the largest request, the most that was obtained, and how many streams there are."""
+        history = self.history
+        asked = history.size[(history.action == Action.ALLOC) | (history.action == Action.OOM)].max(initial=0)
+        return int(asked), int(history.reserved.max(initial=0)), len(np.unique(history.stream))
 
     def follower(self, *, journal: bool = False) -> Replay:
         """A replay that has come to the first entry, arranged as recorded, and follows the recording from there."""
