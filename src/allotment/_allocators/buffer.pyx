@@ -140,6 +140,9 @@ cdef class Buffer:
         """Own the block at an address from now on; whoever did before does no more."""
         if not callable(getattr(self.allocator, "free", None)):
             raise TypeError(f"a Buffer needs an allocator that frees it, not {type(self.allocator).__name__}")
+        if address == 0 and self.size != 0:
+            raise AddressError(
+                f"a Buffer of {self.size} bytes needs the address of a block; 0 is that of a buffer without bytes", 0)
         if address != 0 and isinstance(self.allocator, AllocatorBase):
             require_extent(self.allocator, address, self.size)
             self.owners = (<AllocatorBase> self.allocator).owners
@@ -228,7 +231,8 @@ cdef class Buffer:
         start, stop, step = part.indices(self.size)
         if step != 1:
             raise ValueError(f"a slice of a Buffer cannot have a step of {step}; view it as an array to do that")
-        piece = Buffer(self.allocator, 0, max(stop - start, 0), self.stream)
+        piece = Buffer(self.allocator, 0, 0, self.stream)
+        piece.size = max(stop - start, 0)
         piece.whole = self if self.whole is None else self.whole
         piece.whole.views += 1
         piece.address = self.address + <address_t> start
@@ -312,7 +316,7 @@ cdef class Buffer:
     cdef int check_memory(self) except -1:
         """Raises unless others may look at the memory: it may have been freed by its address."""
         self.check_block()
-        if (self.address != 0 or self.size != 0) and isinstance(self.allocator, AllocatorBase):
+        if self.address != 0 and isinstance(self.allocator, AllocatorBase):
             require_extent(self.allocator, self.address, self.size)
         return 0
 

@@ -2,10 +2,12 @@
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from allotment import Buffer, RequestError
+import allotment
+from allotment import AddressError, Buffer, RequestError
 from helpers.child import output_of
 from helpers.engine import MIB, check, on_device
 
@@ -194,6 +196,14 @@ def test_a_buffer_is_made_of_a_live_block_alone(size):
         Buffer(alloc, address, 513)
     alloc.free(address)
     check(alloc)
+
+
+@pytest.mark.parametrize("kind", ["ours", "foreign"])
+def test_a_buffer_of_bytes_needs_an_address(kind):
+    allocator = allotment.Allocator("host") if kind == "ours" else SimpleNamespace(free=lambda address: None)
+    with pytest.raises(AddressError, match="needs the address of a block"):
+        Buffer(allocator, 0, 1)
+    assert Buffer(allocator, 0, 0).size == 0
 
 
 @pytest.mark.threads
