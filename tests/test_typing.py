@@ -1,21 +1,61 @@
 """Type checkers accept what the README shows. (`make lint` checks a longer program, typing_example.py.)"""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = {path: re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL) for path in DOCUMENTS}
+# NumPy's stubs know the buffer protocol from Python 3.12 on.
+OPTIONS = ["--python-version", "3.12", "--config-file", str(ROOT / "pyproject.toml")]
+# A part of a program takes names as given, and what it leaves out it writes as dots; frameworks need not be there.
+MODULES = ", ".join(f"allotment.{name}" for name in ("cuda_core", "cupy", "multiprocessing", "numba", "numpy", "torch"))
+GIVEN = f"import {MODULES}\nimport numpy as np\nfrom allotment import Backend\n"
+PARTS = [f"--disable-error-code={code}" for code in ("name-defined", "no-redef", "empty-body", "import-not-found")]
+
+
+def check(program: Path, *options: str) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed, which checks types")
+    command = [sys.executable, "-m", "mypy", *OPTIONS, *options, str(program)]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
 
 
 @pytest.mark.slow
 def test_the_code_of_the_readme_is_well_typed(tmp_path: Path) -> None:
-    pytest.importorskip("mypy", reason="mypy is not installed, which checks types")
     program = tmp_path / "readme.py"
-    program.write_text("\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)))
-    # NumPy's stubs know the buffer protocol from Python 3.12 on.
-    options = ["--strict", "--python-version", "3.12", "--config-file", ROOT / "pyproject.toml"]
-    check = subprocess.run([sys.executable, "-m", "mypy", *options, program], cwd=ROOT, capture_output=True, text=True)
-    assert check.returncode == 0, check.stdout
+    program.write_text("\n".join(PROGRAMS[ROOT / "README.md"]))
+    check(program, "--strict")
+
+
+@pytest.mark.slow
+def test_pyright_accepts_the_code_of_the_readme(tmp_path: Path) -> None:
+    pyright = shutil.which("pyright") or shutil.which("basedpyright")
+    if pyright is None:
+        pytest.skip("pyright is not installed, which checks types")
+    (tmp_path / "readme.py").write_text("\n".join(PROGRAMS[ROOT / "README.md"]))
+    settings = {
+        "include": [str(tmp_path), str(ROOT / "tests" / "typing_example.py")],
+        "extraPaths": [str(ROOT / "src")],
+        "pythonVersion": "3.12",
+        "typeCheckingMode": "strict",
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [pyright, "--project", str(tmp_path), "--pythonpath", sys.executable]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.slow
+def test_the_code_of_the_documents_is_well_typed(tmp_path: Path) -> None:
+    for path, parts in PROGRAMS.items():
+        for number, part in enumerate(parts):
+            (tmp_path / f"of_{path.stem.replace('-', '_')}_{number}.py").write_text(GIVEN + dedent(part))
+    check(tmp_path, "--allow-untyped-defs", "--check-untyped-defs", "--allow-subclassing-any", *PARTS)
