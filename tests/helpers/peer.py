@@ -125,5 +125,11 @@ def mappings() -> int:
 
 
 def address_space() -> int:
-    """Bytes of addresses that this process has reserved."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of addresses that this process has taken, without the heap, which comes and goes."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        extent, access, _, device, _, *name = line.split()
+        first, last = (int(end, 16) for end in extent.split("-"))
+        is_heap = access == "rw-p" and device == "00:00" and name in ([], ["[heap]"])
+        total += 0 if is_heap else last - first
+    return total

@@ -89,15 +89,17 @@ def main(arguments: list[str]) -> int:
         allocator = Allocator(device, settings=given)
         with Peer() as peer:
             first = cycles(allocator, peer, count)
+            many(allocator, peer, at_once)  # until heaps and tables have grown
             second = many(allocator, peer, at_once)
         print(f"{device} {name}: (mappings, descriptors, bytes of addresses) before and after {count} cycles")
         for side in ("owner", "importer"):
             before, after = first[side]
-            is_equal = before == after
-            wrong += not is_equal
-            print(f"  {side:<9} {before} {after} {'equal' if is_equal else 'DIFFERENT'}")
-        wrong += second["open"] != at_once
-        print(f"  {second['open']} open at once: {second['before']} {second['held']} {second['after']}", flush=True)
+            wrong += before != after
+            print(f"  {side:<9} {before} {after} {'equal' if before == after else 'DIFFERENT'}")
+        before, after = second["before"], second["after"]
+        wrong += second["open"] != at_once or before != after
+        verdict = "equal" if before == after else "DIFFERENT"
+        print(f"  {second['open']} open at once: {before} {second['held']} {after} {verdict}", flush=True)
     return 1 if wrong else 0
 
 
