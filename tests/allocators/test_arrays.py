@@ -44,6 +44,10 @@ def test_an_array_of_nothing_needs_no_memory(allocator):
     assert allocator.stats()["allocation.all.allocated"] == 0
 
 
+def test_items_without_bytes_are_not_walked_through(allocator):
+    assert allocator.full(1 << 59, 0, {}).shape == (1 << 59,)  # ends at once, and not after years
+
+
 def test_what_is_not_an_array_of_numbers_is_refused(allocator):
     with pytest.raises(TypeError, match="Python objects"):
         allocator.array(3, object)

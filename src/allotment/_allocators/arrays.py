@@ -26,7 +26,8 @@ def full(allocator: Any, shape: int | tuple[int, ...], value: Any, dtype: Any, s
     import numpy
 
     made = array(allocator, shape, numpy.asarray(value).dtype if dtype is None else dtype, stream)
-    made[...] = value
+    if made.nbytes != 0:  # NumPy would walk through all items of a type without bytes
+        made[...] = value
     return made
 
 
