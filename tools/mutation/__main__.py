@@ -26,6 +26,8 @@ COPY = ROOT / "build" / "mutation"
 ENGINE = Path("src/allotment/_core")
 TESTS = ("tests/core", "tests/allocators/caching", "tests/lab/conformance")
 COPIED = ("src", "tests", "setup.py", "pyproject.toml", "README.md")
+# It compares files with what they are made from, and so would notice every change to them, whatever it does.
+LEFT_OUT = "--deselect=tests/core/contract/test_operations.py::test_what_is_generated_is_fresh"
 SECONDS = 1800  # longer than any run of the tests: a program that hangs was noticed
 
 
@@ -94,7 +96,18 @@ def build() -> bool:
 
 
 def tests_pass() -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu and not slow"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not gpu and not slow",
+        LEFT_OUT,
+    ]
     try:
         done = subprocess.run([*command, *TESTS], cwd=COPY, env=environment(), capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
