@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 COPY = ROOT / "build" / "mutation"
 ENGINE = Path("src/allotment/_core")
 TESTS = ("tests/core", "tests/allocators/caching", "tests/lab/conformance")
-COPIED = ("src", "tests", "setup.py", "pyproject.toml", "README.md")
+COPIED = ("src", "tests", "examples", "docs", "tools", "setup.py", "pyproject.toml", "README.md")
 # It compares files with what they are made from, and so would notice every change to them, whatever it does.
 LEFT_OUT = "--deselect=tests/core/contract/test_operations.py::test_what_is_generated_is_fresh"
 SECONDS = 1800  # longer than any run of the tests: a program that hangs was noticed
