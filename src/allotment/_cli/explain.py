@@ -97,6 +97,7 @@ def _report(found: Explanation) -> dict[str, Any]:
             "capacity_bytes": failure.capacity,
         },
         "peak": asdict(found.peak),
+        "live_peak": None if found.live_peak is None else asdict(found.live_peak),
         "waste": {**asdict(found.waste), "total": found.waste.total},
         "bounds": None if bounds is None else asdict(bounds),
         "driver_ms": found.driver_ms,

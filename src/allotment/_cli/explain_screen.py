@@ -13,7 +13,7 @@ from allotment._texts import exact_size, signed_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from allotment.lab.explain.report import Explanation
+    from allotment.lab.explain.report import Explanation, Peak
 
 MOST_LINES = 8
 """Lines of code that are named on the screen; `--json` has all of them."""
@@ -32,6 +32,8 @@ CAUSES = {
     "waiting": "freed, waiting for other streams",
     "unreleased": "free, and could go back to the device",
 }
+WORTH_SHOWING = 1.1
+"""How many times as much has to be in use at another moment for that to be shown too."""
 SOURCES = {
     "annotation": "annotations of blocks",
     "metadata": "the program's metadata",
@@ -105,6 +107,16 @@ def _print_peak(console: Console, found: Explanation) -> None:
             f"  No allocator can do with less than was live at once, {exact_size(found.bounds.peak_live_bytes)};"
             f" packed into one segment it takes {exact_size(found.bounds.packing_bytes)}"
         )
+    _print_holders(console, peak)
+    most = found.live_peak
+    if most is not None and most.live_bytes > WORTH_SHOWING * peak.live_bytes:
+        console.print(f"[bold]Most in use: {exact_size(most.live_bytes)}[/], at entry {most.entry:,}")
+        _print_holders(console, most)
+    console.print()
+
+
+def _print_holders(console: Console, peak: Peak) -> None:
+    """By line, by stack, and by what the program calls it."""
     rows = []
     for holder in peak.holders[:MOST_LINES]:
         about = f"{holder.blocks:,} block{'s' if holder.blocks != 1 else ''}"
@@ -115,14 +127,13 @@ def _print_peak(console: Console, found: Explanation) -> None:
         left = sum(holder.bytes for holder in peak.holders[MOST_LINES:])
         rows.append((exact_size(left), f"in {len(peak.holders) - MOST_LINES:,} other lines"))
     _print_rows(console, rows)
-    _print_stacks(console, found)
-    _print_categories(console, found)
-    console.print()
+    _print_stacks(console, peak)
+    _print_categories(console, peak)
 
 
-def _print_stacks(console: Console, found: Explanation) -> None:
+def _print_stacks(console: Console, peak: Peak) -> None:
     """The largest stacks, where these say more than lines do."""
-    told = [each for each in found.peak.stacks[:MOST_STACKS] if len(each.frames) > 1]
+    told = [each for each in peak.stacks[:MOST_STACKS] if len(each.frames) > 1]
     if told:
         console.print("  By stack, innermost first:")
         _print_rows(console, ((exact_size(each.bytes), _stack_shown(each.frames)) for each in told))
@@ -143,8 +154,8 @@ def _stack_shown(frames: Sequence[dict[str, Any]]) -> str:
     return " < ".join([*shown[:-1], "...", shown[-1]])
 
 
-def _print_categories(console: Console, found: Explanation) -> None:
-    for source, group in groupby(found.peak.categories, lambda each: each.source):
+def _print_categories(console: Console, peak: Peak) -> None:
+    for source, group in groupby(peak.categories, lambda each: each.source):
         told = list(group)
         rows = [(exact_size(each.bytes), each.name or "(nothing said)") for each in told[:MOST_CATEGORIES]]
         if len(told) > MOST_CATEGORIES:

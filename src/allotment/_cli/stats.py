@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -53,13 +54,14 @@ def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
 
     from allotment._texts import exact_size
 
-    table = Table()
+    folder = _common_folder(rows)
+    table = Table(title=escape(f"in {folder}") if folder else None)
     table.add_column("file", overflow="fold")
     for title in ("events", "requested", "active", "reserved", "over active", "out of memory"):
-        table.add_column(title, justify="right", no_wrap=" " not in title)
+        table.add_column(title, justify="right", no_wrap=" " not in title, max_width=7 if " " in title else None)
     for row in rows:
         table.add_row(
-            escape(row.file) + _device_shown(row),
+            escape(os.path.relpath(row.file, folder) if folder else row.file) + _device_shown(row),
             f"{row.events:,}",
             exact_size(row.peak_requested_bytes),
             exact_size(row.peak_active_bytes),
@@ -71,6 +73,12 @@ def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
     if len(rows) > 1:
         most = exact_size(deciding.peak_reserved_bytes)
         console.print(escape(f"{deciding.file} decides: {most} reserved at the most."), soft_wrap=True)
+
+
+def _common_folder(rows: list[Figures]) -> str:
+    """The folder that all files are in, which need not stand in each row."""
+    folders = [os.path.dirname(row.file) for row in rows]
+    return os.path.commonpath(folders) if len(set(map(os.path.isabs, folders))) == 1 else ""
 
 
 def _device_shown(row: Figures) -> str:

@@ -114,6 +114,19 @@ def allocated_by(allocator: allotment.Allocator, size: int) -> int:
     return allocator.malloc(size)
 
 
+def test_who_holds_most_in_use_is_told_where_that_is_another_moment() -> None:
+    allocator = an_allocator()
+    many = [allocator.malloc(2 * MIB) for _ in range(20)]  # two segments, of which one block each stays
+    for place, block in enumerate(many):
+        if place % 10:
+            allocator.free(block)
+    allocator.malloc(19 * MIB)
+    found = explained(allocator)
+    assert found.live_peak is not None
+    assert (found.peak.live_bytes, found.live_peak.live_bytes) == (23 * MIB, 40 * MIB)
+    assert found.live_peak.holders[0].blocks == len(many)
+
+
 def test_holders_by_stack_tell_the_callers_of_a_line_apart() -> None:
     allocator = an_allocator()
     kept = [allocated_by(allocator, 14 * MIB)]

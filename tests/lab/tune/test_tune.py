@@ -122,6 +122,13 @@ def test_figures_of_several_files(capsys: pytest.CaptureFixture[str]) -> None:
         main(["stats", SAMPLE])
     assert ended.value.code == 0
     assert "sample" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["stats", SAMPLE, str(TRACES / "graph_train.default.pickle.gz")])
+    assert ended.value.code == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["stats", *(str(TRACES / f"graph_train.{kind}.pickle.gz") for kind in ("default", "expandable"))])
+    assert ended.value.code == 0
+    assert f"in {TRACES}" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_where_time_is_short_settings_drop_out_by_halves(recording, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ MOST_SUGGESTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment at which most memory was reserved."""
+    """The moment at which most memory was reserved, or most of it was in use."""
 
     entry: int
     """In the file's history; -1 if it was before the first."""
@@ -87,6 +87,9 @@ class Explanation(Shown):
     matches_recording: bool | None
     failure: Failure | None
     peak: Peak
+    """Of what was reserved."""
+    live_peak: Peak | None
+    """Of what was in use, which can be long before or after; None without a history."""
     waste: Waste
     bounds: Bounds | None
     """None without a history."""
@@ -131,6 +134,7 @@ def explain(recording: Recording, progress: Callable[[str], None] = lambda what:
         matches_recording=result.matches_recording,
         failure=failure,
         peak=found.peak,
+        live_peak=_live_peak(recording),
         waste=found.waste,
         bounds=Bounds(result.recorded_peak_active_bytes, recording.packed_bytes()),
         driver_ms=result.driver_ms,
@@ -142,11 +146,26 @@ def at_peak(recording: Recording, settings: str | None = None) -> AtPeak:
     """The peak of a run as recorded, or as it would have been under other settings. Raises SettingsError."""
     call, moment = _peak_moment(recording, settings)
     stream, pool = _asker(recording, call, moment)
+    streams_share = recording.resolved(settings).placement == "dense"
+    waste = waste_at(moment, None if streams_share else stream, pool)
+    devices = devices_with_history(recording.snapshot)
+    return AtPeak(recording.device, devices, _peak_at(recording, call, moment), waste)
+
+
+def _live_peak(recording: Recording) -> Peak:
+    """The first moment at which most was in use, or still waited for."""
+    active = recording.curve()[:, 0]
+    call = int(np.argmax(active)) if len(active) else -1
+    return _peak_at(recording, call, recording.moment(call + 1))
+
+
+def _peak_at(recording: Recording, call: int, moment: Moment) -> Peak:
+    """Who holds what at a moment, which a call led to."""
     entry = recording.entry_of(call)
     lives, places = moment.live
     sizes = moment.blocks["requested"][places]
     stacks = recording.stacks_of_all()[lives].tolist()
-    peak = Peak(
+    return Peak(
         entry=entry,
         time_us=int(recording.trace.time_us[max(entry, 0)]),
         live_bytes=moment.requested,
@@ -159,9 +178,6 @@ def at_peak(recording: Recording, settings: str | None = None) -> AtPeak:
             for category in categories(labels.source, labels.names, labels.of_life[lives].tolist(), sizes)
         ],
     )
-    streams_share = recording.resolved(settings).placement == "dense"
-    waste = waste_at(moment, None if streams_share else stream, pool)
-    return AtPeak(recording.device, devices_with_history(recording.snapshot), peak, waste)
 
 
 def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
@@ -177,6 +193,7 @@ def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
         matches_recording=None,
         failure=None,
         peak=found.peak,
+        live_peak=None,
         waste=found.waste,
         bounds=None,
         driver_ms=None,
