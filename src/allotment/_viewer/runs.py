@@ -7,12 +7,14 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from allotment._formats.torch_snapshot import naming
 from allotment._settings import Settings
 from allotment._viewer.answers import Run
 from allotment.errors import RequestError
 from allotment.lab.replay.gate import device_at_end
-from allotment.lab.replay.run import Recording, has_history, read_source, recording_of
+from allotment.lab.replay.run import Recording, devices_with_history, has_history, read_source, recording_of
 from allotment.lab.timeline.timeline import timeline_of, timeline_of_end
 
 __all__ = ["Runs"]
@@ -45,7 +47,8 @@ class Runs:
                 device = device_at_end(snapshot, self._device)
                 timeline = timeline_of_end(snapshot, device)
                 about = _about(name, "when the snapshot was taken", history=False)
-                self.shown.append(Run(timeline, {**about, "device": device}))
+                devices = np.unique(snapshot.segments.device).tolist()
+                self.shown.append(Run(timeline, {**about, "device": device, "devices": devices}))
 
     def try_settings(self, settings: str, source: int = 0) -> Run:
         """Show what a recording would have been under other settings.
@@ -73,6 +76,7 @@ class Runs:
             "source": source,
             "settings": settings,
             "device": recording.device,
+            "devices": devices_with_history(recording.snapshot),
             "events": recording.entries,
             "compat": chosen.compat,
             "placement": chosen.placement,

@@ -181,6 +181,19 @@ def test_the_line_that_asked_names_the_band() -> None:
     assert all("small_run" in name for name in timeline.grouping("line").names)
 
 
+def test_what_the_program_calls_its_memory_names_bands_too() -> None:
+    allocator = allotment.Allocator("sim:1GiB", settings="compat:newest")
+    allocator.record_history()
+    allocator.tenant("dashboard").malloc(12 * MIB)
+    allocator.malloc(14 * MIB)
+    timeline = timeline_of(read_recording(pickle.dumps(allocator.snapshot())))
+    assert "tenant" in timeline.groupings and "scope" not in timeline.groupings
+    grouping = timeline.grouping("tenant")
+    assert sorted(grouping.names) == ["dashboard", "nothing said"]
+    held = timeline.columns("tenant").bands[-1]
+    assert dict(zip(grouping.names, held.tolist(), strict=True)) == {"dashboard": 12 * MIB, "nothing said": 14 * MIB}
+
+
 def test_a_snapshot_without_a_history_is_one_moment() -> None:
     allocator = allotment.Allocator("sim:1GiB")
     allocator.malloc(6 * MIB)

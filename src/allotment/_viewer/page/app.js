@@ -56,8 +56,7 @@ class App {
 
   _fillControls() {
     const {overview} = this.views[0];
-    const words = {line: "line", frame: "innermost frame", stack: "stack", pool: "pool", stream: "stream", size: "size"};
-    fill(this._element("by"), ...Object.keys(overview.groupings).map((by) => make("option", {value: by, selected: by === this.by}, words[by])));
+    fill(this._element("by"), ...Object.keys(overview.groupings).map((by) => make("option", {value: by, selected: by === this.by}, GROUPING_WORDS[by])));
     const beside = this.views[1] ? String(this.views[1].number) : "";
     const shown = this.overviews.map((run, number) => ({run, number})).filter(({number}) => number !== this.views[0].number);
     const tried = new Set(this.overviews.map((run) => run.settings));

@@ -58,8 +58,7 @@ class Panel {
       row.addEventListener("click", () => this._app.find(folder || short.includes(":") ? (folder + short).split(" ")[0] : ""));
       return row;
     });
-    const words = {line: "by line of code", frame: "by innermost frame", stack: "by stack", pool: "by pool", stream: "by stream", size: "by size"};
-    fill(this._holders, make("h2", {}, "Who holds it", make("span", {class: "aside"}, `${words[at.by]} · blocks`)), make("div", {class: "rows"}, ...rows));
+    fill(this._holders, make("h2", {}, "Who holds it", make("span", {class: "aside"}, `by ${GROUPING_WORDS[at.by]} · blocks`)), make("div", {class: "rows"}, ...rows));
   }
 
   drawBlock(block, view) {

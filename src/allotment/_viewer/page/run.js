@@ -105,7 +105,7 @@ class RunView {
     const figures = [
       figure("peak", bytes(reserved), `${count(reserved)} bytes reserved at event ${count(overview.peak_reserved.moment)}`),
       figure("in use at most", bytes(overview.peak_live.bytes), `${count(overview.peak_live.bytes)} bytes at event ${count(overview.peak_live.moment)}`),
-      figure("wasted at the peak", `${bytes(waste)}, ${reserved ? ((100 * waste) / reserved).toFixed(1) : 0} %`, "reserved and not in use"),
+      figure(this.app.views.length > 1 ? "wasted" : "wasted at the peak", `${bytes(waste)}, ${reserved ? ((100 * waste) / reserved).toFixed(1) : 0} %`, "reserved and not in use"),
     ];
     if (overview.ooms) figures.push(figure("out of memory", `${overview.ooms}×`, "", true));
     if (overview.history) figures.push(figure("driver", `${overview.driver_ms.toFixed(1)} ms`, "what the driver's calls cost, by a table measured on an H200"));
@@ -123,7 +123,8 @@ class RunView {
 
   _identity() {
     const {overview} = this;
-    const parts = [`device ${overview.device}`];
+    const others = overview.devices.length > 1 ? ` of ${overview.devices.join(", ")}` : "";
+    const parts = [`device ${overview.device}${others}`];
     if (overview.history) {
       parts.push(`${count(overview.events)} entries`, `PyTorch ${overview.compat}`);
       if (overview.matches) parts.push("every decision made again");
@@ -185,6 +186,8 @@ class RunView {
     }
     if (axis !== (this.isTime ? this.app.axis : "event") || by !== this._by(this.app.by)) return;
     this._show(found);
+    // Another scale of waste is one for all.
+    if (found === this.whole) this.app.views.forEach((view) => { if (view !== this && view.series) view._show(view.series); });
   }
 
   _show(found) {

@@ -94,3 +94,9 @@ function bandColor(overview, by, band) {
   const isRest = overview.rest.includes(by) && band === overview.groupings[by].length - 1;
   return isRest || overview.groupings[by][band].startsWith("unknown") ? REST_COLOR : BAND_COLORS[band % BAND_COLORS.length];
 }
+
+/** What blocks can be grouped by. */
+const GROUPING_WORDS = {
+  line: "line", frame: "innermost frame", stack: "stack", pool: "pool", stream: "stream", size: "size",
+  annotation: "annotation", metadata: "metadata", tenant: "tenant", scope: "scope", compiled: "compiled region",
+};

@@ -24,6 +24,7 @@ from allotment.lab.replay.run import Recording
 __all__ = ["Labels", "labels_of"]
 
 NOT_COMPILED = "N/A"
+NOTHING = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +49,6 @@ def labels_of(recording: Recording) -> list[Labels]:
     found = []
     for source, tell in sources.items():
         number, names = tell(recording)
-        nameless = [place for place, name in enumerate(names) if name in ("", NOT_COMPILED)]
-        number[np.isin(number, nameless)] = -1
         if np.any(number >= 0):
             found.append(Labels(source, list(names), number))
     return found
@@ -61,16 +60,30 @@ def _at_allocation(recording: Recording, column: NDArray[np.int32]) -> NDArray[n
     return np.where(entry >= 0, column[np.maximum(entry, 0)], -1).astype(np.int32)
 
 
+def _at_allocation_named(
+    recording: Recording, column: NDArray[np.int32], names: Sequence[str]
+) -> tuple[NDArray[np.int32], Sequence[str]]:
+    """The same for a column of texts; those that say nothing count as none."""
+    nameless = [place for place, name in enumerate(names) if name in ("", NOT_COMPILED)]
+    if len(nameless) == len(names):
+        return NOTHING, ()
+    number = _at_allocation(recording, column)
+    number[np.isin(number, nameless)] = -1
+    return number, names
+
+
 def _metadata(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
-    return _at_allocation(recording, recording.trace.user_metadata), recording.snapshot.user_metadata
+    return _at_allocation_named(recording, recording.trace.user_metadata, recording.snapshot.user_metadata)
 
 
 def _regions(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
-    return _at_allocation(recording, recording.trace.compile_context), recording.snapshot.compile_contexts
+    return _at_allocation_named(recording, recording.trace.compile_context, recording.snapshot.compile_contexts)
 
 
 def _tenants(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
     told = recording.trace.extra.get("tenant", {})
+    if not told:
+        return NOTHING, ()
     numbers: dict[str, int] = {}
     column = np.full(len(recording.trace), -1, dtype=np.int32)
     for entry, name in told.items():
@@ -82,6 +95,8 @@ def _annotations(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]
     """The last text that was noted for a block, wherever in its life."""
     trace = recording.trace
     entries = np.flatnonzero(trace.action == Action.ANNOTATE)
+    if len(entries) == 0:
+        return NOTHING, ()
     number = np.full(len(recording.allocated_at), -1, dtype=np.int32)
     lives = recording.lives_at(trace.address[entries], entries)
     number[lives[lives >= 0]] = trace.user_metadata[entries[lives >= 0]]
@@ -105,7 +120,7 @@ def _scopes(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
         times.append(_time(note))
         innermost.append(open_scopes[-1] if open_scopes else -1)
     if not times:
-        return np.full(len(recording.allocated_at), -1, dtype=np.int32), []
+        return NOTHING, ()
     place = np.searchsorted(np.array(times, dtype=np.int64), recording.trace.time_us, "right")
     return _at_allocation(recording, np.array([-1, *innermost], dtype=np.int32)[place]), list(numbers)
 

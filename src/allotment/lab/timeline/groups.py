@@ -1,4 +1,4 @@
-"""Who blocks belong to: by line, stack, stream, pool or size; the largest have names, the rest is one."""
+"""Who blocks belong to: by line, stack, label, stream, pool or size; the largest have names, the rest is one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from allotment._formats.torch_snapshot import Stack
 from allotment._settings import shortest_size
 from allotment.lab.explain.holders import UNKNOWN, line_of
+from allotment.lab.explain.labels import Labels
 from allotment.lab.timeline.lives import Lives
 
 __all__ = ["GROUPINGS", "Grouping", "group_lives"]
 
 GROUPINGS = ("line", "frame", "stack", "pool", "stream", "size")
-"""What blocks can be grouped by."""
+"""What blocks can be grouped by, besides the labels that the program has given them."""
+UNLABELLED = "nothing said"
 MOST_NAMED = 15
 """Groups with a band of their own; the others share one more."""
 SIZES = tuple(1 << power for power in (12, 16, 20, 21, 23, 24, 26, 28, 30))
@@ -40,10 +42,18 @@ def group_lives(
     stack_of: NDArray[np.int32],
     stacks: Sequence[Stack],
     pools: Sequence[tuple[int, int]],
+    labels: Sequence[Labels],
     at_peak: NDArray[np.int32],
 ) -> Grouping:
-    """Group by one of `GROUPINGS`; `at_peak` are the lives that count most for which groups have names."""
-    group, names = _groups(by, lives, stack_of, stacks, pools)
+    """Group by one of `GROUPINGS` or by a source of labels.
+
+    `at_peak` are the lives that count most for which groups have names.
+    """
+    told = next((each for each in labels if each.source == by), None)
+    if told is not None:
+        group, names = told.of_life.astype(np.int64) + 1, [UNLABELLED, *told.names]
+    else:
+        group, names = _groups(by, lives, stack_of, stacks, pools)
     moments = max(int(lives.end.max(initial=1)), 1)
     duration = lives.freed.astype(np.float64) - lives.begin
     weight = np.bincount(group, lives.requested * duration / moments, minlength=len(names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from allotment._core.edge.words import BlockState
 from allotment._formats.torch_snapshot import Snapshot, Stack
 from allotment._settings import Settings
+from allotment.lab.explain.labels import Labels, labels_of
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Deeds
 from allotment.lab.replay.records import Kind
@@ -60,6 +62,7 @@ class Timeline:
         entries: NDArray[np.int64],
         times: NDArray[np.int64],
         marks: list[Mark],
+        labels: Sequence[Labels] = (),
         streams_share: bool = False,
     ) -> None:
         """`last` is the last moment; `entries` and `times` are by moment: the entry in the file, and microseconds.
@@ -69,6 +72,7 @@ class Timeline:
         self.lives, self.units, self.last = lives, units, last
         self.stacks, self.stack_of, self.pools = stacks, stack_of, pools
         self.entries, self.times, self.marks = entries, times, marks
+        self._labels = labels
         self._streams_share = streams_share
         self.axis = AddressAxis(units)
         self._lock = Lock()
@@ -139,7 +143,8 @@ class Timeline:
     @cached_property
     def groupings(self) -> list[str]:
         """What blocks can usefully be grouped by, the best first."""
-        useful = [by for by in GROUPINGS if len(self.grouping(by).names) > 1]
+        ways = [*GROUPINGS, *(each.source for each in self._labels)]
+        useful = [by for by in ways if len(self.grouping(by).names) > 1]
         return useful or ["size"]
 
     def grouping(self, by: str) -> Grouping:
@@ -150,7 +155,9 @@ class Timeline:
         if by not in self._groupings:
             moment = self.peak_live[0]
             at_peak = np.flatnonzero((self.lives.begin <= moment) & (self.lives.freed > moment)).astype(np.int32)
-            self._groupings[by] = group_lives(by, self.lives, self.stack_of, self.stacks, self.pools, at_peak)
+            self._groupings[by] = group_lives(
+                by, self.lives, self.stack_of, self.stacks, self.pools, self._labels, at_peak
+            )
         return self._groupings[by]
 
     def search(self, query: str) -> NDArray[np.bool_]:
@@ -296,6 +303,7 @@ def timeline_of(recording: Recording, settings: Settings | str | None = None, de
         entries=np.concatenate([entries[:1], entries]),
         times=np.maximum.accumulate(recording.trace.time_us[np.concatenate([entries[:1], entries])]),
         marks=sorted(marks, key=lambda mark: mark.moment),
+        labels=labels_of(recording),
         streams_share=recording.resolved(settings).placement == "dense",
     )
 
