@@ -202,12 +202,39 @@ def test_a_state_of_another_allocator_is_refused():
         alloc.restore_pool(state)
 
 
-def test_an_expandable_pool_that_has_grown_is_refused_without_a_change():
+def blocks_of(pool):
+    return [(block["size"], block["state"]) for segment in pool.segments() for block in segment["blocks"]]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "left"),
+    [(3 * MIB, [(3 * MIB, "active_allocated"), (37 * MIB, "inactive")]),
+     (20 * MIB, [(20 * MIB, "active_allocated"), (40 * MIB, "inactive")])],
+)  # fmt: skip
+def test_what_an_expandable_pool_has_grown_by_at_its_end_is_free_after_a_restore(recorded, left):
     alloc = on_device(settings="expandable_segments:True")
     pool = alloc.pool()
-    blocks = served(alloc, pool, 3 * MIB)
+    blocks = served(alloc, pool, recorded)
     state = pool.checkpoint()
-    blocks += served(alloc, pool, 30 * MIB)
+    grown = served(alloc, pool, 30 * MIB)
+    assert pool.restore(state) == (blocks + grown, blocks)
+    check(alloc)
+    assert blocks_of(pool) == left
+    assert pool.restore(state) == (blocks, blocks)
+    check(alloc)
+    assert blocks_of(pool) == left
+    gone(alloc, pool, blocks)
+
+
+def test_an_expandable_pool_that_has_grown_elsewhere_is_refused_without_a_change():
+    alloc = on_device(settings="expandable_segments:True")
+    pool = alloc.pool()
+    blocks = served(alloc, pool, *[20 * MIB] * 3)
+    alloc.free(blocks.pop(1))
+    state = pool.checkpoint()
+    (segment,) = state.segments
+    with_hole = [replace(block, mapped=block.in_use) for block in segment.blocks]
+    state = replace(state, segments=(replace(segment, blocks=tuple(with_hole)),))
     with unchanged(alloc), pytest.raises(CheckpointError, match="grown since"):
         pool.restore(state)
     gone(alloc, pool, blocks)

@@ -101,15 +101,28 @@ cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end
     return left == 0 or range_.shelf.rack.arena != NULL
 
 
+cdef inline bint is_tail(const BlockCopy* then, const BlockCopy* end) noexcept nogil:
+    """Whether a recorded block is the addresses behind all memory of an expandable range."""
+    return then + 1 == end and then.state == STATE_UNMAPPED
+
+
+cdef bint has_grown_at_its_end(const Block* now) noexcept nogil:
+    """Whether all that is mapped from a block on is side by side, with addresses left behind it."""
+    while now != NULL and now.mapped:
+        now = now.next
+    return now != NULL and now.next == NULL
+
+
 cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
-    """Whether a range is mapped exactly where it was, block boundaries aside. pre: tiles"""
+    """Whether a range is mapped where it was, block boundaries aside, and perhaps behind that. pre: tiles"""
+    cdef const BlockCopy* first = then
     cdef Block* now = range_.head
     cdef address_t now_until, then_until
     while now != NULL and then < end:
         now_until = now.address + now.size
         then_until = then.address + then.size
         if now.mapped != (then.state != STATE_UNMAPPED):
-            return False
+            return then > first and is_tail(then, end) and has_grown_at_its_end(now)
         # Step over whichever ends first; over both where both end.
         if now_until <= then_until:
             now = now.next
@@ -266,7 +279,8 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
     """Free what was free. pre: `created` has room for all that was in use"""
     cdef Block* block = range_.head
     cdef Block* following
-    while then < end:
+    # Not of the addresses at the end: the block before them may have become part of what was mapped since.
+    while then < end and not is_tail(then, end):
         following = block.next          # what is free may become part of another
         if then.state == STATE_ALLOCATED:
             created.addresses[created.count] = block.address
