@@ -15,7 +15,13 @@ from setuptools import Extension, setup
 
 SOURCE = Path("src")
 CPP_SOURCES = {SOURCE / "allotment" / "torch" / "_hooks.pyx"}
-LINUX_ONLY = ("allotment._devices.cuda.", "allotment._devices.host.", "allotment._devices.shared.", "allotment.numpy.")
+LINUX_ONLY = (
+    "allotment._devices.cuda.",
+    "allotment._devices.host.",
+    "allotment._devices.shared.",
+    "allotment.numpy.",
+    "allotment.torch._deep.",
+)
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 QUICK = os.environ.get("ALLOTMENT_QUICK") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")

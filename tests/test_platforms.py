@@ -3,6 +3,7 @@
 It says what could be compiled and imported elsewhere, not that it was.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
-LINUX_ONLY = tuple(
-    re.search(r"^LINUX_ONLY = (\(.*\))$", (ROOT / "setup.py").read_text(), re.MULTILINE)[1][2:-2].split('", "')
+LINUX_ONLY = ast.literal_eval(
+    re.search(r"^LINUX_ONLY = (\(.*?\))$", (ROOT / "setup.py").read_text(), re.MULTILINE | re.DOTALL)[1]
 )
 
 PORTABLE_HEADERS = {

@@ -58,7 +58,7 @@ def work(allocator: str, way: str) -> None:
     if allocator != "native":
         from allotment.torch._install import install
 
-        install(settings="", patch=allocator == "patched")
+        install("hooks", settings="", patch=allocator == "patched")
     try:
         result = compile_and_run(*WAYS[way])
     except Exception as error:

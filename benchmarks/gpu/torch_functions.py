@@ -285,7 +285,7 @@ def work(mode: str) -> None:
     if mode != NATIVE:
         from allotment.torch._install import install
 
-        install(settings="", patch=mode == PATCHED)
+        install("hooks", settings="", patch=mode == PATCHED)
     import torch
 
     torch.cuda.init()

@@ -85,7 +85,7 @@ cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
     come back, and no function of the user's to call, which could let another thread run.
     """
     return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_unused(&engine.lock.word)
-            and engine.trace.tracker == NULL)
+            and engine.trace.tracker == NULL and engine.trace.relay == NULL)
 
 
 cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:

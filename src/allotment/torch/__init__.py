@@ -5,8 +5,8 @@ telling of our allocator; `patch()` makes PyTorch's own do so.
 """
 
 from allotment.torch._framework import torch as _torch  # noqa: F401  first, since it says what to install
-from allotment.torch._install import install, is_installed, raw_allocator
+from allotment.torch._install import install, installed_mode, is_installed, raw_allocator
 from allotment.torch.memory import *  # noqa: F403
 from allotment.torch.memory import __all__ as _of_memory
 
-__all__ = ["install", "is_installed", "raw_allocator", *_of_memory]
+__all__ = ["install", "installed_mode", "is_installed", "raw_allocator", *_of_memory]

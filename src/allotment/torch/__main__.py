@@ -1,4 +1,4 @@
-"""python -m allotment.torch [--settings S] [--no-patch] script.py ARGUMENT...   or   ... -m module ARGUMENT...
+"""python -m allotment.torch [--mode M] [--settings S] [--no-patch] script.py ARGUMENT...  or  -m module ARGUMENT...
 
 Runs an unchanged program with PyTorch's CUDA memory in Allotment's hands.
 """
@@ -20,7 +20,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m allotment.torch", description=__doc__.splitlines()[2])
     parser.add_argument("--settings", help="a settings string; by default PyTorch's own variables are read")
     parser.add_argument(
-        "--no-patch", action="store_true", help="leave torch.cuda.memory_stats and its like as they are: they raise"
+        "--mode",
+        choices=["auto", "hooks", "deep"],
+        default="auto",
+        help="deep: as PyTorch's own allocator, compiled once; hooks: as a plug-in; auto: deep where it is possible",
+    )
+    parser.add_argument(
+        "--no-patch",
+        action="store_true",
+        help="of hooks: leave torch.cuda.memory_stats and its like as they are, so that they raise",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     # In one piece, because argparse would take a "--" behind the first piece for its own.
@@ -32,7 +40,8 @@ def main() -> None:
     if not options.module and not os.path.exists(program):
         parser.exit(2, f"allotment.torch: can't open file {os.path.abspath(program)!r}: there is none\n")
     try:
-        install(options.settings, patch=not options.no_patch)
+        patch = False if options.no_patch else True if options.mode == "hooks" else None
+        install(options.mode, settings=options.settings, patch=patch)
     except AllotmentError as error:
         parser.exit(2, f"allotment.torch: {error}\n")
     sys.argv = options.command

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from allotment import _logs as logs
 from allotment import _settings as config
 from allotment._allocators.caching.pools import PoolId, leave_ids_to_others
 from allotment._allocators.current import current_caching
@@ -14,13 +16,18 @@ from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._rules import nearest_version
 from allotment.errors import PoolError, RequestError, UnsupportedError
 from allotment.torch._captures import end_failed_captures
+from allotment.torch._deep import deep
+from allotment.torch._deep.building import CannotBuild
+from allotment.torch._deep.settings import deep_settings
 from allotment.torch._process_state import process_state
 
 if TYPE_CHECKING:
     from allotment._allocators.caching.allocator import Allocator
     from allotment._allocators.caching.tenants import Tenant
 
-__all__ = ["install", "is_installed", "raw_allocator"]
+__all__ = ["install", "installed_mode", "is_installed", "raw_allocator"]
+
+Mode = Literal["auto", "hooks", "deep"]
 
 TENANT = "torch"
 
@@ -28,44 +35,104 @@ _lock = fork_safe_lock()
 _settings: config.Settings | None = None
 _ids_before: list[PoolId] = []
 _plug_in: Any = None  # PyTorch's object; kept, because PyTorch calls into it to the end
-_installed = False
+_installed: Mode | None = None
 
 
-def install(settings: str | config.Settings | None = None, *, patch: bool = False) -> None:
+def install(mode: Mode = "auto", *, settings: str | config.Settings | None = None, patch: bool | None = None) -> None:
     """Serve all CUDA memory of PyTorch from `allotment.current("cuda:N")`, for the rest of the process.
 
-    Call it before PyTorch's first use of a GPU; PyTorch's allocator can be replaced once, and never again.
-    `settings` is a settings string or record; by default PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...) are
-    read, in PyTorch's own way. `patch` puts `allotment.torch.memory_stats` and its like under PyTorch's names, which
-    otherwise raise. Called again, it only adds the patch.
+    "deep" puts a class of ours in the place of PyTorch's own allocator: whatever PyTorch asks of that works. It is
+    compiled against the PyTorch found here the first time, which takes a C++ compiler and some twenty seconds, and can
+    also be installed later, as long as PyTorch has no CUDA memory. "hooks" goes by PyTorch's interface for plug-ins,
+    needs no compiler, and must come before PyTorch's first use of a GPU; PyTorch refuses a plug-in many things, and
+    `patch` puts `allotment.torch.memory_stats` and its like under PyTorch's names, which otherwise raise. "auto" is
+    deep where that is possible, else hooks with the patch; then a line on standard error says why. With `patch` given,
+    it is hooks.
 
-    Raises SettingsError; RequestError if it is too late or other settings are set; UnsupportedError without a PyTorch
-    for CUDA.
+    `settings` is a settings string or record. By default PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...) are
+    read, in PyTorch's own way; in deep mode the keys that ALLOTMENT_CONF and then a string given here name come on top
+    of that. Called again, it only adds the patch of hooks.
+
+    Raises SettingsError; RequestError if it is too late, or something else is installed or set; UnsupportedError
+    without a PyTorch for CUDA, or if deep mode is asked for and not possible.
     """
-    global _installed
+    if mode not in ("auto", "hooks", "deep"):
+        raise RequestError(f"mode must be 'auto', 'hooks' or 'deep', not {mode!r}; settings are given as settings=")
+    if mode == "deep" and patch is not None:
+        raise RequestError("patch is for hooks; in deep mode PyTorch's own functions work as they are")
     with _lock:
-        if not _installed:
-            plug_in = _prepare(settings)
-            try:
-                torch._C._cuda_changeCurrentAllocator(plug_in)
-            except RuntimeError as error:
-                raise RequestError(
-                    f"PyTorch has used the GPU already, so its allocator can no longer be replaced ({error}); call"
-                    " allotment.torch.install() right after importing torch, or start the program with"
-                    " python -m allotment.torch"
-                ) from error
-            _installed = True
-            end_failed_captures()
+        if _installed is None:
+            _install_first(mode, settings, patch)
+        elif mode not in ("auto", _installed):
+            raise RequestError(f"allotment.torch is installed already, in {_installed} mode, which cannot change")
         else:
             _refuse_other_settings(settings)
-    if patch:
-        from allotment.torch import memory
+    if patch and _installed == "hooks":
+        _patch()
 
-        memory.patch()
+
+def _install_first(mode: Mode, settings: str | config.Settings | None, patch: bool | None) -> None:
+    global _installed
+    if mode == "deep" or (mode == "auto" and patch is None):
+        try:
+            _install_deep(settings)
+            _installed = "deep"
+            logs.logger.info("PyTorch's memory is ours, in deep mode")
+            return
+        except CannotBuild as error:
+            if mode == "deep":
+                raise
+            reason = str(error)
+    _install_hooks(settings)
+    _installed = "hooks"
+    logs.logger.info("PyTorch's memory is ours, in hooks mode")
+    if mode == "auto" and patch is None:
+        print(f"allotment: hooks mode for PyTorch, not deep: {reason}", file=sys.stderr, flush=True)
+        _patch()
+
+
+def _install_deep(settings: str | config.Settings | None) -> None:
+    global _settings
+    record = _as_record(settings, on_top=True)
+    deep.load()
+    before = _settings, process_state.settings
+    _settings = process_state.settings = record
+    ids = leave_ids_to_others()
+    try:
+        deep.put_in_place(_tenant_on)
+    except BaseException:
+        _settings, process_state.settings = before
+        raise
+    _ids_before.extend(ids)
+    process_state.deep = True
+
+
+def _install_hooks(settings: str | config.Settings | None) -> None:
+    plug_in = _prepare(settings)
+    try:
+        torch._C._cuda_changeCurrentAllocator(plug_in)
+    except RuntimeError as error:
+        raise RequestError(
+            f"PyTorch has used the GPU already, so its allocator can no longer be replaced ({error}); call"
+            " allotment.torch.install() right after importing torch, or start the program with"
+            " python -m allotment.torch"
+        ) from error
+    end_failed_captures()
+
+
+def _patch() -> None:
+    from allotment.torch import memory
+
+    memory.patch()
 
 
 def is_installed() -> bool:
     """Whether PyTorch's memory is ours."""
+    return _installed is not None
+
+
+def installed_mode() -> str | None:
+    """How PyTorch's memory is ours: "deep" or "hooks"; None if it is not."""
     return _installed
 
 
@@ -110,14 +177,17 @@ def _prepare(settings: str | config.Settings | None) -> Any:
 
 
 def _refuse_other_settings(settings: str | config.Settings | None) -> None:
-    if settings is not None and _as_record(settings) != _settings:
+    if settings is not None and _as_record(settings, on_top=_installed == "deep") != _settings:
         raise RequestError(
             "allotment.torch is in use already, with other settings, which cannot change; give them to the first call"
         )
 
 
-def _as_record(settings: str | config.Settings | None) -> config.Settings:
-    if settings is None:
+def _as_record(settings: str | config.Settings | None, *, on_top: bool = False) -> config.Settings:
+    """With `on_top`, the keys that are named come on top of what PyTorch's variables say."""
+    if on_top:
+        found = deep_settings(settings, _compat())
+    elif settings is None:
         found, error = config.pytorch_environment(compat=_compat())
         if error is not None:
             raise error

@@ -16,6 +16,7 @@ import torch.cuda.memory  # type: ignore[import-not-found]
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment.torch import _cudnn as cudnn
 from allotment.torch._pool import MemPool
+from allotment.torch._process_state import process_state
 from allotment.torch._replacements import REPLACEMENTS
 
 _lock = fork_safe_lock()
@@ -23,9 +24,9 @@ _originals: list[tuple[Any, str, Any]] = []
 
 
 def patch() -> None:
-    """Let PyTorch's functions about memory tell of our allocator. A second time, nothing happens."""
+    """Let PyTorch's functions about memory tell of our allocator. A second time, and in deep mode, nothing happens."""
     with _lock:
-        if _originals:
+        if _originals or process_state.deep:
             return
         for name, replacement in REPLACEMENTS.items():
             if hasattr(torch._C, name):  # they come and go with versions

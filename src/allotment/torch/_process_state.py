@@ -19,10 +19,17 @@ Observer = Callable[[OutOfMemoryFacts], None]
 
 
 class ProcessState:
+    SKIPPABLE = frozenset(
+        {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"}
+    )
+    """The events that PyTorch before 2.13 can leave out of a history; other names are passed over."""
+
     def __init__(self) -> None:
         self.lock = fork_safe_lock()  # reentrant: a device may be first used by what is done under it
         self.settings = Settings()
         self.caching = True
+        self.deep = False
+        """Whether PyTorch's allocator is the stand-in, and not the plug-in."""
         self.history: dict[str, Any] | None = None
         """Arguments of `Allocator.record_history`; None while nothing is recorded."""
         self.observers: list[Observer] = []

@@ -28,9 +28,6 @@ from allotment.torch._process_state import process_state
 BACKEND = "allotment"
 """What `torch.cuda.get_allocator_backend` says."""
 
-SKIPPABLE = frozenset({"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"})
-"""The events that PyTorch can leave out of a history; other names are passed over."""
-
 # Taken here, because the patch puts ours in its place; a PyTorch before 2.8 has another.
 _set_settings_of_torch: Callable[[str], None] = getattr(
     torch._C, "_accelerator_setAllocatorSettings", lambda settings: None
@@ -39,6 +36,10 @@ _set_settings_of_torch: Callable[[str], None] = getattr(
 
 def allocator_of(device: int) -> Allocator:
     """The allocator that serves PyTorch on a device."""
+    if process_state.deep:
+        from allotment.torch._deep import points
+
+        return points.allocator_of(device)
     from allotment.torch import _hooks as hooks
 
     return hooks.allocator_of(device)
@@ -205,7 +206,7 @@ def _record(
         "context": context if enabled is not None else None,
         "max_entries": max_entries,
         "clear_history": clear_history,
-        "skip_actions": SKIPPABLE.intersection(skip_actions),
+        "skip_actions": process_state.SKIPPABLE.intersection(skip_actions),
     }
     torch.cuda.init()
     with process_state.lock:

@@ -88,11 +88,11 @@ def test_settings_are_set_once(folder, first, second):
 import allotment.torch
 from allotment.errors import RequestError
 
-allotment.torch.{first}("expandable_segments:True")
-allotment.torch.{second}("expandable_segments:True")
+allotment.torch.{first}(settings="expandable_segments:True")
+allotment.torch.{second}(settings="expandable_segments:True")
 allotment.torch.{second}()
 try:
-    allotment.torch.{second}("")
+    allotment.torch.{second}(settings="")
 except RequestError as error:
     print(error)
 """

@@ -103,7 +103,7 @@ def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver
         "pretend()\n"
         "import allotment.torch\n"
         "from allotment.torch import _replacements as replacements, _hooks as hooks\n"
-        "allotment.torch.install('', patch=True)\n"
+        "allotment.torch.install(settings='', patch=True)\n"
         "warnings.simplefilter('error')\n"
         "replacements.set_allocator_settings('expandable_segments:True')\n"
         "replacements.enable_caching(False)\n"

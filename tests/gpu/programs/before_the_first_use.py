@@ -10,7 +10,7 @@ from checks import check, run_checks
 import allotment.torch
 from allotment.torch._hooks import allocator_of
 
-allotment.torch.install("", patch=True)
+allotment.torch.install(settings="", patch=True)
 
 MIB = 1 << 20
 

@@ -10,6 +10,7 @@ from libc.stdint cimport uint32_t
 
 from allotment._allocators.base cimport AllocatorBase
 from allotment._core.model.model cimport Engine, Failure, Request
+from allotment._core.records.history cimport gather_t
 
 cdef enum Level:                # contexts are gathered for
     NEVER                       # nothing
@@ -22,6 +23,7 @@ cdef class EngineAllocator(AllocatorBase):
     cdef Engine* engine
     cdef int level                      # a Level
     cdef object recorder                # gives contexts instead of Python's stack; None: there is none
+    cdef gather_t gather                # the framework's; NULL: there is none
     cdef set recording                  # threads that are in it
     cdef list forgotten_pools           # (id, whether by its maker) given up from inside the engine: see close_pool
     cdef object rules                   # of the version that the settings name

@@ -129,6 +129,8 @@ cdef class EngineAllocator(AllocatorBase):
     # --- contexts ---
 
     cdef uint32_t stack_now(self) except? 0xFFFFFFFF:
+        if self.gather != NULL:
+            return self.gather()
         return capture_stack() if self.recorder is None else self.recorded_stack()
 
     cdef uint32_t recorded_stack(self) except? 0xFFFFFFFF:

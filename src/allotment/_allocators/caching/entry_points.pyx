@@ -24,7 +24,7 @@ from allotment._core.mechanism.pool cimport pool_release, route_begin
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
     Request, drop_t, filter_t)
-from allotment._core.records.history cimport capture_stack
+from allotment._core.records.history cimport capture_stack, gather_t
 from allotment._core.records.spool cimport Spool, spool_pace
 from allotment._core.tools.arguments cimport SIZE_BITS, is_fraction
 from allotment._core.tools.pointer_map cimport map_get
@@ -63,6 +63,7 @@ cdef struct Context:
     void* allocator         # the Allocator, which is never let go of
     uint32_t tenant         # as contexts carry it
     const int* level        # the allocator's: what contexts are gathered for
+    const gather_t* gather  # likewise: the framework's way to gather them
     current_t current       # the framework's current stream, if it has told us how to ask; else NULL
 
 
@@ -78,8 +79,10 @@ cdef uint32_t stack_here() noexcept with gil:
 
 
 cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
-    """The number of the Python stack, if one is wanted of calls like this and there can still be one."""
-    return stack_here() if context.level[0] >= needed and not Py_IsFinalizing() else 0
+    """The number of the stack, if one is wanted of calls like this and there can still be one."""
+    if context.level[0] < needed or Py_IsFinalizing():
+        return 0
+    return stack_here() if context.gather[0] == NULL else context.gather[0]()
 
 
 cdef void pace(Context* context) noexcept nogil:
@@ -417,6 +420,7 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     context.allocator = <void*> owner
     context.tenant = 0 if tenant is None else tenant.context
     context.level = &owner.level
+    context.gather = &owner.gather
     owner.pointer_holders += 1
     Py_INCREF(owner)
     owner.engine.interpreter_guards = False

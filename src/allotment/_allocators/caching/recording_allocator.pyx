@@ -206,6 +206,7 @@ cdef class RecordingAllocator(EngineAllocator):
             trace_clear(&engine.trace)
         engine.trace.skip = skip
         self.level = level
+        self.gather = NULL
         engine.trace.attach_stacks = level >= ALLOC
         trace_listen(&engine.trace, listens and file is None, most)
         engine_leave(engine)

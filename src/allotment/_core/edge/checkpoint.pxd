@@ -8,9 +8,10 @@
 
 A restore is checked against the pool before it changes anything: every recorded range must still be
 there with the same memory mapped. An expandable range may have grown at its end, as PyTorch allows: what was mapped
-there is free then, and part of the last recorded block if that is free. While streams are waited for others may come and go, so it is checked again after
-each wait. Ranges that came later stay, wholly free; what is freed in them may go on waiting. Statistics and trace see
-each step; request sizes are not part of a state, so a revived block's request is its size.
+there is free then, and part of the last recorded block if that is free. While streams are waited for others may come
+and go, so it is checked again after each wait. Ranges that came later stay, wholly free; what is freed in them may go
+on waiting. Statistics and trace see each step; request sizes are not part of a state, so a revived block's request is
+its size.
 """
 
 from libc.stddef cimport size_t

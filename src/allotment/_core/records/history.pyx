@@ -2,7 +2,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
-from allotment._core.records.tenants cimport STACK_MOST, stack_of
+from allotment._core.records.tenants cimport FOREIGN_STACK, stack_of
 from allotment._core.records.trace cimport trace_set_compile_context, trace_set_metadata
 from allotment._core.tools.pointer_map cimport PointerMap, map_get, map_init, map_put, map_reserve
 
@@ -43,6 +43,7 @@ cdef PointerMap met             # hash -> Stack
 cdef list stacks = [()]         # number -> tuple of (code, offset), innermost first
 cdef dict rendered = {}         # number -> frames, once somebody has looked
 cdef dict given_stacks = {}     # frames of a recorder -> number
+cdef object foreign_frames = None
 cdef list names = [""]
 cdef dict name_numbers = {"": 0}
 
@@ -88,7 +89,7 @@ cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0x
     cdef Stack* stack
     cdef tuple kept
     cdef int i
-    if len(stacks) > STACK_MOST:
+    if len(stacks) >= FOREIGN_STACK:
         return 0
     # Keeps the code objects, so that their addresses stay theirs. A collection here may come back with another stack.
     kept = tuple([(<object> places[i].code, <int> places[i].offset) for i in range(depth)])
@@ -110,7 +111,7 @@ cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF:
     cdef tuple given = tuple([
         (str(frame["name"]), str(frame["filename"]), int(frame["line"])) for frame in frames])[:DEEPEST]
     number = given_stacks.get(given, 0)
-    if number == 0 and given and len(stacks) <= STACK_MOST:
+    if number == 0 and given and len(stacks) < FOREIGN_STACK:
         number = given_stacks[given] = len(stacks)
         rendered[number] = [{"name": name, "filename": filename, "line": line} for name, filename, line in given]
         stacks.append(())
@@ -120,6 +121,8 @@ cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF:
 cdef list stack_frames(uint32_t stack):
     """The frames of a stack as snapshots show them, innermost first; the list is the caller's, frames are shared."""
     stack = stack_of(stack)
+    if stack >= FOREIGN_STACK:
+        return list(foreign_frames(stack)) if foreign_frames is not None else []
     frames = rendered.get(stack)
     if frames is None:
         frames = rendered[stack] = [
@@ -127,6 +130,12 @@ cdef list stack_frames(uint32_t stack):
             for code, offset in stacks[stack]
         ]
     return list(frames)
+
+
+cdef int show_foreign_with(object frames_of) except -1:
+    global foreign_frames
+    foreign_frames = frames_of
+    return 0
 
 
 cdef uint32_t intern_name(str name) except? 0xFFFFFFFF:

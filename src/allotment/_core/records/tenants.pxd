@@ -11,6 +11,7 @@ cdef enum:
     TENANT_SHIFT = 24
     TENANTS_MOST = 256
     STACK_MOST = (1 << TENANT_SHIFT) - 1    # what is left for the number of a stack
+    FOREIGN_STACK = 1 << (TENANT_SHIFT - 1)     # from here on they are a framework's numbers: see `history`
 
 cdef inline uint32_t stack_of(uint32_t context) noexcept nogil:
     return context & STACK_MOST

@@ -2,9 +2,9 @@
 
 The engine reports each fact once, by `trace_report`. The hot path asks `on` first: with no listener a
 fact costs one comparison.
-Listeners are the history and one tracker function. The history is kept in the ring, or wherever `place` says: on its
-way to a file (see `spool`). A record holds numbers only: stacks, compile contexts and user metadata are interned
-elsewhere and appear here by their number, 0 = none.
+Listeners are the history and two tracker functions, one for Python's trackers and one for a framework's. The history
+is kept in the ring, or wherever `place` says: on its way to a file (see `spool`). A record holds numbers only: stacks,
+compile contexts and user metadata are interned elsewhere and appear here by their number, 0 = none.
 
 Read-out starts at the cursor, which is the oldest entry. Another size puts the entries in order first and then keeps
 the newest of them, as many as it has room for. (PyTorch leaves them where they are, so that old ones come among new.)
@@ -58,11 +58,14 @@ cdef struct Trace:
     size_t stored, room, cursor
     tracker_t tracker
     void* listener
+    tracker_t relay             # the framework's
+    void* relay_listener
 
 cdef void trace_init(Trace* trace) noexcept nogil
 cdef void trace_clear(Trace* trace) noexcept nogil
 cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil
 cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil
+cdef void trace_relay(Trace* trace, tracker_t relay, void* listener) noexcept nogil
 cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
                        uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil
 cdef void trace_hold_time(Trace* trace) noexcept nogil

@@ -75,13 +75,19 @@ cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil:
         trace.stored = most
     trace.history = history
     trace.most = most
-    trace.on = history or trace.tracker != NULL
+    trace.on = history or trace.tracker != NULL or trace.relay != NULL
 
 
 cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil:
     trace.tracker = tracker
     trace.listener = listener
-    trace.on = trace.history or tracker != NULL
+    trace.on = trace.history or tracker != NULL or trace.relay != NULL
+
+
+cdef void trace_relay(Trace* trace, tracker_t relay, void* listener) noexcept nogil:
+    trace.relay = relay
+    trace.relay_listener = listener
+    trace.on = trace.history or trace.tracker != NULL or relay != NULL
 
 
 cdef bint make_room(Trace* trace) noexcept nogil:
@@ -136,9 +142,12 @@ cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size
     cdef TraceRecord* kept
     if not trace.on:
         return
-    if trace.tracker != NULL:
+    if trace.tracker != NULL or trace.relay != NULL:
         fill(&told, trace, action, address, size, stream, pool_first, pool_second, stack)
-        trace.tracker(trace.listener, &told)
+        if trace.tracker != NULL:
+            trace.tracker(trace.listener, &told)
+        if trace.relay != NULL:
+            trace.relay(trace.relay_listener, &told)
     if not trace.history or (trace.skip >> action) & 1:
         return
     kept = next_place(trace) if trace.place == NULL else trace.place(trace.spool)

@@ -1,0 +1,69 @@
+"""The stand-in in the place of PyTorch's own allocator."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from allotment.errors import RequestError
+from allotment.torch._deep.building import CannotBuild, TorchFacts, library, refuse_unknown
+from allotment.torch._process_state import process_state
+
+if TYPE_CHECKING:
+    from allotment._allocators.caching.tenants import Tenant
+
+_loaded: Any = None  # the library; kept, because PyTorch calls into it to the end
+
+
+def torch_here() -> TorchFacts:
+    """The PyTorch of this process."""
+    return TorchFacts(
+        version=str(getattr(torch, "__version__", "of an unknown version")),
+        cuda=getattr(getattr(torch, "version", None), "cuda", None),
+        folder=Path(getattr(torch, "__file__", None) or "torch").parent,
+        new_strings=bool(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)),
+    )
+
+
+def load() -> Any:
+    """The compiled stand-in, loaded; nothing is changed by that. Raises CannotBuild."""
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    here = torch_here()
+    refuse_unknown(here)
+    try:
+        from allotment.torch._deep import points
+    except ImportError as error:
+        raise CannotBuild(f"deep mode is for Linux, and for a whole build of Allotment ({error})") from error
+    path = library(here)
+    try:
+        found = ctypes.CDLL(str(path))
+        found.allotment_stand_in_install.restype = ctypes.c_char_p
+        found.allotment_stand_in_install.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        found.allotment_stand_in_contexts.restype = ctypes.c_size_t
+    except (OSError, AttributeError) as error:
+        raise CannotBuild(f"the compiled library {path} cannot be loaded: {error}") from error
+    if not found.allotment_stand_in_fits(ctypes.c_void_p(points.address())):
+        raise CannotBuild(f"the compiled library {path} is of another version; remove it")
+    _loaded = found
+    return found
+
+
+def put_in_place(tenant_on: Callable[[int], Tenant]) -> None:
+    """Let PyTorch use it from now on. Raises RequestError if it is too late. pre: load"""
+    from allotment.torch._deep import points
+
+    points.serve_with(tenant_on, process_state)
+    # Numbers of pools are given in order, so the next one says how many there are. Asked for only if some may be there.
+    pools_made = torch._C._graph_pool_handle()[1] if torch.cuda.is_initialized() else 0
+    reason = _loaded.allotment_stand_in_install(points.address(), pools_made)
+    if reason is not None:
+        raise RequestError(
+            f"PyTorch's allocator can no longer be replaced: {reason.decode()}; call allotment.torch.install() right"
+            " after importing torch, or start the program with python -m allotment.torch"
+        )

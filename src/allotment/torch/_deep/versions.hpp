@@ -1,0 +1,30 @@
+/* What differs between the versions of PyTorch that the stand-in is compiled against, each under a name. */
+#pragma once
+
+#include <torch/headeronly/version.h>
+
+#define ALLOTMENT_TORCH(major, minor) \
+    (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+#if !ALLOTMENT_TORCH(2, 11)
+#error "PyTorch 2.11 or newer is needed"
+#endif
+
+/* 2.12: requests that settings reject have observers and a counter */
+#define TORCH_HAS_REJECTIONS ALLOTMENT_TORCH(2, 12)
+/* 2.12: a block's context can be asked for */
+#define TORCH_HAS_CONTEXT_FOR_POINTER ALLOTMENT_TORCH(2, 12)
+/* 2.13: what private pools reserve is counted by pool */
+#define TORCH_COUNTS_POOLS ALLOTMENT_TORCH(2, 13)
+/* 2.13: the begin and the end of captures are told */
+#define TORCH_MARKS_CAPTURES ALLOTMENT_TORCH(2, 13)
+/* 2.13: memory at an address of the caller's choice */
+#define TORCH_HAS_EXACT_ADDRESSES ALLOTMENT_TORCH(2, 13)
+/* 2.13: names of actions to leave out of a history are checked */
+#define TORCH_CHECKS_ACTIONS ALLOTMENT_TORCH(2, 13)
+/* 2.13: two settings of pinned memory are part of a snapshot */
+#define TORCH_SHOWS_PINNED_SETTINGS ALLOTMENT_TORCH(2, 13)
+/* 2.14: notes on live blocks; whether there are user metadata can be asked */
+#define TORCH_ANNOTATES_BLOCKS ALLOTMENT_TORCH(2, 14)
+/* 2.15: what the allocator itself notes has a field of its own */
+#define TORCH_HAS_INTERNAL_METADATA ALLOTMENT_TORCH(2, 15)
