@@ -45,7 +45,7 @@ def command(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what grew from one run to the other, or from one settings to the other, by line of code, at the peak of each.
+    """Say what grew from one run to the other, or from one settings to the other, by line of code.
 
     Exits with 1 if a condition of --fail-if holds, with 2 if a snapshot cannot be read.
     """
@@ -128,11 +128,11 @@ def _print(console: Console, found: Comparison, *titles: str) -> None:
     for title in titles:
         console.print(escape(title), soft_wrap=True)
     rows = [(line.where, line.a_bytes, line.b_bytes) for line in found.lines[:MOST_LINES]]
-    _print_table(console, "In use at the peak, by line", "line", rows)
+    _print_table(console, "Held when most is in use, by line", "line", rows)
     pinned = found.fragmentation[:MOST_PINNING]
     if pinned:
         rows = [(line.where, line.a_pinned_bytes, line.b_pinned_bytes) for line in pinned]
-        _print_table(console, "Free memory that its blocks pin, by line", "line", rows)
+        _print_table(console, "Free memory that its blocks pin when most is reserved, by line", "line", rows)
     rows = [(CAUSES.get(cause, cause), a, b) for cause, (a, b) in found.waste.items() if a or b]
     _print_table(console, "Reserved and not in use", "cause", rows)
     for name, ratio in found.ratios.items():

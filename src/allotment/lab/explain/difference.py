@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, fields
 
 from allotment.errors import RequestError
-from allotment.lab.explain.holders import Holder
 from allotment.lab.explain.report import AtPeak
 from allotment.lab.explain.waste import Waste
 from allotment.lab.showing import Shown, ShownTable
@@ -18,7 +17,7 @@ _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*([0-9.]+)\s*")
 
 @dataclass(frozen=True, slots=True)
 class LineChange:
-    """What a line of code held at the peak of both runs."""
+    """What a line of code held in both runs when most was in use, and what its blocks pinned when most was reserved."""
 
     where: str
     a_bytes: int
@@ -55,8 +54,8 @@ class Comparison(Shown):
         columns = ("where", "a_bytes", "b_bytes", "change_bytes")
         causes = [(cause, a, b, b - a) for cause, (a, b) in self.waste.items()]
         return [
-            ShownTable("In use at the peak, by line", columns, lines),
-            ShownTable("Free memory that its blocks pin, by line", columns, pinned),
+            ShownTable("Held when most is in use, by line", columns, lines),
+            ShownTable("Free memory pinned when most is reserved, by line", columns, pinned),
             ShownTable("Reserved and not in use", ("cause", *columns[1:]), causes),
             ShownTable("B over A", ("ratio", "value"), list(self.ratios.items())),
         ]
@@ -64,15 +63,20 @@ class Comparison(Shown):
 
 def compare(a: AtPeak, b: AtPeak) -> Comparison:
     """What changed from A to B at their peaks."""
-    held_a = {holder.where: holder for holder in a.peak.holders}
-    held_b = {holder.where: holder for holder in b.peak.holders}
-    lines = [_change(where, held_a.get(where), held_b.get(where)) for where in {**held_a, **held_b}]
+    held, pinned = [
+        [{holder.where: getattr(holder, name) for holder in each.holders} for each in peaks]
+        for name, peaks in (("bytes", (a.live_peak, b.live_peak)), ("pinned_bytes", (a.peak, b.peak)))
+    ]
+    lines = [
+        LineChange(where, *(sizes.get(where, 0) for sizes in (*held, *pinned)))
+        for where in dict.fromkeys(where for sizes in (*held, *pinned) for where in sizes)
+    ]
     names = [*(field.name for field in fields(Waste)), "total"]
     return Comparison(
         lines=sorted(lines, key=_order),
         ratios={
             "peak_reserved": _ratio(b.peak.reserved_bytes, a.peak.reserved_bytes),
-            "peak_live": _ratio(b.peak.live_bytes, a.peak.live_bytes),
+            "peak_live": _ratio(b.live_peak.live_bytes, a.live_peak.live_bytes),
             "waste": _ratio(b.waste.total, a.waste.total),
         },
         waste={name: (getattr(a.waste, name), getattr(b.waste, name)) for name in names},
@@ -81,12 +85,6 @@ def compare(a: AtPeak, b: AtPeak) -> Comparison:
 
 def _order(line: LineChange) -> tuple[int, int, str]:
     return -abs(line.b_bytes - line.a_bytes), -line.b_bytes, line.where
-
-
-def _change(where: str, a: Holder | None, b: Holder | None) -> LineChange:
-    none = Holder(where, 0, 0)
-    a, b = a or none, b or none
-    return LineChange(where, a.bytes, b.bytes, a.pinned_bytes, b.pinned_bytes)
 
 
 def _ratio(over: int, under: int) -> float | None:

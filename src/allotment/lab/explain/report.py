@@ -56,13 +56,17 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class AtPeak:
-    """The moment at which most memory was reserved, and what of it was not in use."""
+    """The moments at which most memory was reserved and most was in use."""
 
     device: int
     devices: list[int]
     """Those that the snapshot tells as much of."""
     peak: Peak
+    """Of what was reserved."""
+    live_peak: Peak
+    """Of what was in use, which can be long before or after."""
     waste: Waste
+    """At the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def explain(recording: Recording, progress: Callable[[str], None] = lambda what:
         matches_recording=result.matches_recording,
         failure=failure,
         peak=found.peak,
-        live_peak=_live_peak(recording),
+        live_peak=found.live_peak,
         waste=found.waste,
         bounds=Bounds(result.recorded_peak_active_bytes, recording.packed_bytes()),
         driver_ms=result.driver_ms,
@@ -149,14 +153,9 @@ def at_peak(recording: Recording, settings: str | None = None) -> AtPeak:
     streams_share = recording.resolved(settings).placement == "dense"
     waste = waste_at(moment, None if streams_share else stream, pool)
     devices = devices_with_history(recording.snapshot)
-    return AtPeak(recording.device, devices, _peak_at(recording, call, moment), waste)
-
-
-def _live_peak(recording: Recording) -> Peak:
-    """The first moment at which most was in use, or still waited for."""
-    active = recording.curve()[:, 0]
-    call = int(np.argmax(active)) if len(active) else -1
-    return _peak_at(recording, call, recording.moment(call + 1))
+    most = recording.most_in_use()
+    live_peak = _peak_at(recording, most, recording.moment(most + 1, settings))
+    return AtPeak(recording.device, devices, _peak_at(recording, call, moment), live_peak, waste)
 
 
 def _peak_at(recording: Recording, call: int, moment: Moment) -> Peak:
@@ -221,7 +220,8 @@ def at_end(snapshot: Snapshot, device: int | None = None) -> AtPeak:
         stacks=stack_holders(snapshot.stacks, stacks, sizes),
         categories=categories("tenant", names, range(len(names)), sizes) if any(names) else [],
     )
-    return AtPeak(device, np.unique(segments.device).tolist(), peak, waste_at(moment, *_asker_of_most(moment)))
+    waste = waste_at(moment, *_asker_of_most(moment))
+    return AtPeak(device, np.unique(segments.device).tolist(), peak, peak, waste)
 
 
 def _as_moment_blocks(snapshot: Snapshot, mine: NDArray[np.int64]) -> NDArray[np.void]:

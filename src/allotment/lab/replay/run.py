@@ -305,6 +305,19 @@ class Recording:
         run.run(self.calls[:calls])
         return Moment(*run.moment())
 
+    def most_in_use(self) -> int:
+        """The first call after which most of what was asked for is in use, whatever the settings; -1 if before them."""
+        calls, before = self._premises.all_calls
+        block, has_block = calls["block"], calls["block"] >= 0
+        asks = has_block & (calls["kind"] == Kind.MALLOC)
+        frees = has_block & np.isin(calls["kind"], (Kind.FREE, Kind.FREE_SHARED))
+        size = np.zeros(int(block.max(initial=-1)) + 1, dtype=np.int64)
+        size[block[asks]] = calls["size"][asks]
+        change = np.zeros(len(calls) + 1, dtype=np.int64)
+        change[1:][asks] = size[block[asks]]
+        change[1:][frees] = -size[block[frees]]
+        return int(np.argmax(np.cumsum(change)[before:])) - 1
+
     def deeds(self, settings: Settings | str | None = None, capacity: int | None = None) -> Deeds:
         """What a replay does, under `settings` on a device of `capacity` bytes; without either, as recorded."""
         initial, matches, reason = self._premises.initial, None, None
