@@ -58,7 +58,7 @@ class Premises:
         self._build()
 
     def _build(self) -> None:
-        """The calls and the beginning, with the pools as they are known or assumed now."""
+        """The calls and the state before them, with the pools as they are known or assumed now."""
         history, placement = self.history, self._placement
         pool_of_life = np.array([life.pool for life in placement.lives] + [0], dtype=np.int32)
         if placement.has_private_pools:
