@@ -94,6 +94,7 @@ def _report(found: Explanation) -> dict[str, Any]:
             "pool": list(failure.pool),
             "frames": failure.frames,
             "free": [asdict(each) for each in failure.free],
+            "count": failure.count,
             "capacity_bytes": failure.capacity,
         },
         "peak": asdict(found.peak),

@@ -85,6 +85,7 @@ def _print_failure(console: Console, found: Explanation) -> None:
     console.print(
         f"[bold red]Out of memory[/] at entry {failure.entry:,}: {exact_size(failure.size)} on stream {failure.stream}"
         + ("" if failure.pool == (0, 0) else f", for pool {failure.pool}")
+        + ("" if failure.count == 1 else f"; the first of {failure.count:,} requests that failed")
     )
     for frame in failure.frames[:MOST_LINES]:
         console.print(escape(f"    {frame['filename']}:{frame['line']} {frame['name']}"), soft_wrap=True)

@@ -242,6 +242,17 @@ def test_a_request_that_failed_is_told_with_its_line_and_what_was_free() -> None
     assert Path(__file__).name in here[0].reason
 
 
+def test_of_several_requests_that_failed_the_first_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    allocator = out_of_memory()
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(40 * MIB)
+    failure = explained(allocator).failure
+    assert failure is not None and (failure.size, failure.count) == (30 * MIB, 2)
+    file = tmp_path / "oom.pickle"
+    file.write_bytes(recorded(allocator))
+    assert "the first of 2 requests that failed" in " ".join(run(capsys, str(file))[1].split())
+
+
 def test_what_is_suggested_after_a_failure_fits() -> None:
     found = explained(out_of_memory())
     assert found.failure is not None

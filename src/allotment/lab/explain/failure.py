@@ -43,6 +43,8 @@ class Failure:
     pool: tuple[int, int]
     frames: list[dict[str, Any]]
     free: list[FreeMemory]
+    count: int
+    """How many were, this one with those after it."""
     capacity: int
     """What the allocator could surely have had: what it held, and what the device had left.
 
@@ -77,6 +79,7 @@ def first_failure(recording: Recording) -> Failure | None:
             *_free_on_the_device(left, size, had, moment.reserved + size),
             *_free_here(recording, moment, size, stream, pool),
         ],
+        count=len(refused),
         capacity=had,
     )
 
