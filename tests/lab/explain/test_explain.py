@@ -196,6 +196,21 @@ def test_memory_is_told_by_what_the_program_calls_it() -> None:
         assert sum(each.bytes for each in peak.categories if each.source == source) == peak.live_bytes
 
 
+def test_annotations_that_make_no_sense_say_nothing() -> None:
+    allocator = an_allocator()
+    allocator.malloc(2 * MIB)
+    snapshot = allocator.snapshot()
+    snapshot["external_annotations"] = [
+        {"name": "step", "stage": "START", "time_us": 1 << 63},
+        {"name": "step", "stage": "START", "time_us": -5},
+        {"name": [], "stage": "START", "time_us": 1},
+        {"name": "step", "stage": [], "time_us": 1},
+        {"name": "step", "stage": "END", "time_us": 1},
+        {"stage": "START"},
+    ]
+    assert explain(read_recording(pickle.dumps(snapshot))).peak.categories == []
+
+
 def test_compiled_regions_are_told_apart() -> None:
     allocator = an_allocator()
     allocator.malloc(2 * MIB)

@@ -25,6 +25,7 @@ __all__ = ["Labels", "labels_of"]
 
 NOT_COMPILED = "N/A"
 NOTHING = np.zeros(0, dtype=np.int32)
+LATEST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +127,9 @@ def _scopes(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
 
 
 def _is_scope(note: dict[str, Any]) -> bool:
-    return "name" in note and note.get("stage") in ("START", "END") and isinstance(note.get("time_us"), int)
+    time_us = note.get("time_us")
+    is_time = isinstance(time_us, int) and 0 <= time_us <= LATEST
+    return is_time and isinstance(note.get("name"), str) and note.get("stage") in ("START", "END")
 
 
 def _time(note: dict[str, Any]) -> int:
