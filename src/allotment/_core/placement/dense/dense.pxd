@@ -1,7 +1,7 @@
 """Dense placement: one arena for all streams and sizes, which puts free memory side by side before it grows.
 
-This is the one place of the folder that decides; the others do what they are told. A request goes down this list
-until it has its bytes. `s` is its stream; memory is *ready* for s if s comes after all who freed it.
+This is the place of the folder that decides, with `growth` for step 7; the others do what they are told. A request goes
+down this list until it has its bytes. `s` is its stream; memory is *ready* for s if s comes after all who freed it.
 
     hit    1  large: a free tile of exactly its size, ready
            2  large: a free tile beside a tile in use of exactly its size, ready; at that end of it
