@@ -17,8 +17,9 @@ demo: $(VENV)/built ## the allocator at work on host memory, in under a minute
 	$(BIN)/allotment demo
 	$(BIN)/allotment replay sample --fit
 
+# A file's tests stay together: what one of them compiles, the others use.
 test: $(VENV)/built ## all tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/built ## style of Python and Cython, and types
 	$(BIN)/ruff check .
