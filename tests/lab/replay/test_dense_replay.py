@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from allotment import Allocator
+from allotment.lab.explain.report import at_peak, explain
 from allotment.lab.replay.run import read_recording
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -62,3 +63,30 @@ def test_a_device_hardly_larger_than_what_is_live_is_enough() -> None:
     assert smallest is not None
     assert smallest <= 1.02 * recording.replay("placement:dense").recorded_peak_active_bytes
     assert not recording.fits(recording.replay().peak_active_bytes // 2, "placement:dense")
+
+
+def test_a_run_under_dense_placement_is_explained_by_that_placement(tmp_path: Path) -> None:
+    allocator = Allocator("sim:1GiB", settings="placement:dense,dense_grain:20")
+    allocator.record_history()
+    blocks = [allocator.malloc(3 << 20) for _ in range(20)]
+    for block in blocks[::2]:
+        allocator.free(block)
+    allocator.malloc(50 << 20)
+    allocator.dump_snapshot(tmp_path / "run.pickle")
+    recording = read_recording(tmp_path / "run.pickle")
+    assert (recording.settings.placement, recording.settings.dense_grain) == ("dense", 20)
+    assert recording.replay().peak_reserved_bytes == allocator.stats()["reserved_bytes.all.peak"]
+    found = explain(recording)
+    assert found.matches_recording is None
+    assert found.peak.reserved_bytes == allocator.stats()["reserved_bytes.all.peak"]
+    assert found.waste.total == found.peak.reserved_bytes - found.peak.live_bytes
+    assert sum(holder.bytes for holder in found.peak.holders) == found.peak.live_bytes == 80 << 20
+
+
+@pytest.mark.parametrize("path", SNAPSHOTS[:2], ids=lambda path: path.name)
+def test_what_dense_placement_would_waste_adds_up(path: Path) -> None:
+    recording = read_recording(path)
+    found = at_peak(recording, "placement:dense")
+    assert found.peak.reserved_bytes == recording.replay("placement:dense").peak_reserved_bytes
+    assert found.waste.total == found.peak.reserved_bytes - found.peak.live_bytes
+    assert found.live_peak.live_bytes == at_peak(recording).live_peak.live_bytes

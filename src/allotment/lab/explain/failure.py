@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from allotment._core.edge.words import BlockState
 from allotment._texts import exact_size
 from allotment.lab.explain.holders import UNKNOWN, lines_of_live
+from allotment.lab.explain.moments import moment_of
 from allotment.lab.replay.gate import MOST_BYTES
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.records import Kind
@@ -61,7 +62,7 @@ def first_failure(recording: Recording) -> Failure | None:
     call = int(refused[0])
     entry, trace = recording.entry_of(call), recording.trace
     stack = int(trace.stack[entry])
-    moment = recording.moment(call + 1)
+    moment = moment_of(recording, call + 1)
     size, stream = int(calls["size"][call]), int(calls["stream"][call])
     pool = recording.pool_id(int(calls["pool"][call]))
     # An entry about being out of memory has this in the place of an address, and the gate has not looked at it.

@@ -22,6 +22,7 @@ from allotment.lab.explain.holders import (
     stack_holders,
 )
 from allotment.lab.explain.labels import labels_of
+from allotment.lab.explain.moments import moment_of
 from allotment.lab.explain.waste import Waste, waste_at
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Moment
@@ -154,7 +155,7 @@ def at_peak(recording: Recording, settings: str | None = None) -> AtPeak:
     waste = waste_at(moment, None if streams_share else stream, pool)
     devices = devices_with_history(recording.snapshot)
     most = recording.most_in_use()
-    live_peak = _peak_at(recording, most, recording.moment(most + 1, settings))
+    live_peak = _peak_at(recording, most, moment_of(recording, most + 1, settings))
     return AtPeak(recording.device, devices, _peak_at(recording, call, moment), live_peak, waste)
 
 
@@ -243,11 +244,11 @@ def _as_moment_blocks(snapshot: Snapshot, mine: NDArray[np.int64]) -> NDArray[np
 def _peak_moment(recording: Recording, settings: str | None) -> tuple[int, Moment]:
     """The first call after which most was reserved, and the moment after it; -1 if that was before all of them."""
     reserved = recording.curve(settings)[:, 1]
-    before = recording.moment(0, settings)
+    before = moment_of(recording, 0, settings)
     if len(reserved) == 0 or int(reserved.max()) <= before.reserved:
         return -1, before
     call = int(np.argmax(reserved))
-    return call, recording.moment(call + 1, settings)
+    return call, moment_of(recording, call + 1, settings)
 
 
 def _asker(recording: Recording, call: int, moment: Moment) -> tuple[int, tuple[int, int]]:

@@ -25,6 +25,7 @@ from allotment._formats.history_file import HISTORY_FIELD
 from allotment._formats.torch_snapshot import Snapshot, Stack, Trace, naming, read_snapshot
 from allotment._rules import rules_of
 from allotment._settings import Settings
+from allotment._settings.pytorch_form import STRING
 from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
@@ -160,14 +161,14 @@ class Recording:
         progress("working out what was asked")
         self._history = History(trace, moves=VIEWS in snapshot.extra)
         self._premises = Premises(self._history, snapshot, self.device, self.settings)
-        if self._history.releases or np.any(self._history.action == Action.OOM):
+        if self._can_be_compared and (self._history.releases or np.any(self._history.action == Action.OOM)):
             progress("working out which pools were used")
             self._premises.infer()
 
     @property
     def reproduces(self) -> bool:
         """Whether there is a history, and every decision in it was made again."""
-        return self.entries > 0 and self._as_recorded().matches_recording is True
+        return self.entries > 0 and self._can_be_compared and self._as_recorded().matches_recording is True
 
     # --- replaying -------------------------------------------------------------------------------------------------
 
@@ -184,6 +185,8 @@ class Recording:
         run.begin_window()
         samples = self._sampled(run)
         what = "other settings than the recorded ones" if settings != self.settings else "a given capacity"
+        if capacity is None and settings == self.settings:
+            what = "dense placement, as it was recorded, whose decisions are not compared"
         if settings.compat != self.compat:
             what = f"the rules of PyTorch {settings.compat}, and recorded by {self.compat}"
         reason = f"replayed under {what}: there is nothing to compare with"
@@ -413,7 +416,12 @@ class Recording:
 
     def _is_recorded(self, settings: Settings | str | None, capacity: int | None) -> bool:
         """Whether this is how it was recorded, so that a replay follows the recording and is compared with it."""
-        return capacity is None and self.resolved(settings) == self.settings
+        return capacity is None and self._can_be_compared and self.resolved(settings) == self.settings
+
+    @property
+    def _can_be_compared(self) -> bool:
+        """Of dense placement, which PyTorch does not have, a history tells too little to be followed."""
+        return self.settings.placement == "torch"
 
     def _started(
         self, settings: Settings | str | None, capacity: int | None = None, *, journal: bool = False
@@ -566,11 +574,22 @@ def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
 
 def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8], compat: str) -> Settings:
     """The settings in force. A snapshot that does not state so had expandable segments if pages were mapped."""
+    if VIEWS in snapshot.extra:
+        return _dense_settings(snapshot, compat)
     mapped = bool(np.any(actions == Action.SEGMENT_MAP))
     try:
         return config.settings_stated({"expandable_segments": mapped, **snapshot.allocator_settings}, compat=compat)
     except SettingsError as error:
         raise FormatError(f"allocator_settings of the snapshot: {error}") from error
+
+
+def _dense_settings(snapshot: Snapshot, compat: str) -> Settings:
+    """Those of an allocator of ours, whose text is ours too; the usual ones of dense placement if it is not there."""
+    try:
+        settings = Settings.parse(str(snapshot.allocator_settings.get(STRING) or ""), compat=compat)
+    except SettingsError:
+        settings = Settings(compat=compat)
+    return replace(settings, placement="dense")
 
 
 def _limit(settings: Settings, capacity: int | None) -> int | None:

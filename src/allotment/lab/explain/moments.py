@@ -1,0 +1,57 @@
+"""Memory at a moment of a replay, whatever the placement.
+
+Of PyTorch's placement the engine tells its blocks. Dense placement has none that lie side by side: there it follows
+from the lives of blocks and of chunks what memory was doing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allotment._core.edge.words import BlockState
+from allotment.lab.replay.moment import Moment
+from allotment.lab.replay.records import MOMENT_BLOCK
+from allotment.lab.replay.run import Recording
+from allotment.lab.timeline.lives import lives_of, units_of
+from allotment.lab.timeline.pieces import AddressAxis, PieceState, pieces_at
+
+__all__ = ["moment_of"]
+
+STATES = {
+    PieceState.LIVE: BlockState.ACTIVE_ALLOCATED,
+    PieceState.WAITING: BlockState.ACTIVE_PENDING_FREE,
+    PieceState.FREE: BlockState.INACTIVE,
+    PieceState.PINNED: BlockState.INACTIVE,
+}
+
+
+def moment_of(recording: Recording, calls: int, settings: str | None = None) -> Moment:
+    """Memory after the first `calls` of the calls: as recorded, or under other settings. Raises SettingsError."""
+    if recording.resolved(settings).placement == "dense":
+        return _from_lives(recording, calls, settings)
+    return recording.moment(calls, settings)
+
+
+def _from_lives(recording: Recording, moment: int, settings: str | None) -> Moment:
+    deeds = recording.deeds(settings)
+    lives, units = lives_of(deeds, recording.calls), units_of(deeds.segments, len(recording.calls) + 1)
+    alive = np.flatnonzero((lives.begin <= moment) & (lives.end > moment) & (lives.size > 0)).astype(np.int32)
+    there = np.flatnonzero((units.begin <= moment) & (units.end > moment)).astype(np.int32)
+    pieces = pieces_at(lives, units, AddressAxis(units), alive, there, moment)
+    held = np.flatnonzero(pieces.state != PieceState.UNMAPPED)
+    state, life = pieces.state[held], pieces.life[held]
+    blocks = np.zeros(len(held), dtype=MOMENT_BLOCK)
+    blocks["address"], blocks["size"] = pieces.address[held], pieces.size[held]
+    for found, meant in STATES.items():
+        blocks["state"][state == found] = meant
+    is_live = state == PieceState.LIVE
+    blocks["requested"][is_live] = lives.requested[life[is_live]]
+    segment = pieces.segment[held]
+    blocks["segment"] = pieces.segment_start[segment]
+    unit = pieces.segment_unit[segment]
+    blocks["stream"] = units.stream[unit]
+    blocks["pool_first"], blocks["pool_second"] = units.pool_first[unit], units.pool_second[unit]
+    blocks["releasable"] = np.where(state == PieceState.FREE, blocks["size"], 0)
+    address_of_life = np.zeros(len(lives), dtype=np.uint64)
+    address_of_life[life[is_live]] = blocks["address"][is_live]
+    return Moment(blocks, address_of_life)
