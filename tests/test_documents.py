@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import allotment
+from allotment._allocators.caching.sanitizer.reports import SanitizerWarning
 from allotment._cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,15 @@ def test_the_examples_of_the_readme_print_what_they_say() -> None:
     with redirect_stdout(printed):
         exec(compile(source, "README.md", "exec"), {})
     assert said and printed.getvalue().splitlines() == said
+
+
+@pytest.mark.threads
+def test_the_examples_of_the_page_on_command_print_what_they_say() -> None:
+    source = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "command.md").read_text(), re.DOTALL))
+    printed = io.StringIO()
+    with redirect_stdout(printed), pytest.warns(SanitizerWarning):
+        exec(compile(source, "command.md", "exec"), {})
+    assert printed.getvalue().splitlines() == re.findall(r"# -> (.*)", source)
 
 
 def test_the_readme_opens_with_one_sentence_and_the_two_commands() -> None:

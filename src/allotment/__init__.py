@@ -6,6 +6,7 @@ from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.plan import Plan
 from allotment._allocators.caching.pools import Pool, PoolState, graph_pool_handle
+from allotment._allocators.caching.tags import sleep, tag, wake
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.capture import Graph, capture
 from allotment._allocators.current import current
@@ -35,6 +36,7 @@ from allotment.errors import (
     InvariantError,
     OutOfMemoryError,
     OutOfMemoryFacts,
+    PausedError,
     PoolError,
     RequestError,
     SettingsError,
@@ -69,6 +71,7 @@ __all__ = [
     "InvariantError",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
+    "PausedError",
     "PinnedAllocator",
     "Plan",
     "PluggableAllocator",
@@ -97,6 +100,9 @@ __all__ = [
     "open_shared",
     "open_shared_torch",
     "register_device_allocator",
+    "sleep",
+    "tag",
+    "wake",
 ]
 
 

@@ -150,7 +150,8 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
             f"Out of memory on {facts.device}: {facts.requested} bytes were requested, more than any device has."
             " Check how the size was computed."
         )
-    limit = "no limit" if facts.limit is None else f"limit {format_size(facts.limit)}"
+    of_another = facts.limited_by not in (None, "the allocator")
+    limit = "no limit" if facts.limit is None or of_another else f"limit {format_size(facts.limit)}"
     if facts.rejected:
         return (
             f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream} would"
@@ -172,8 +173,17 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
         f" Allocator: {format_size(facts.reserved)} reserved ({limit}), {format_size(facts.allocated)} in use,"
         f" {format_size(facts.private_free)} free in private pools;"
         f" largest free block {format_size(facts.largest_free)}{_joinable(facts)}."
-        f" Try: {'; '.join(_remedies(facts))}."
+        f"{_limiter(facts)} Try: {'; '.join(_remedies(facts))}."
     )
+
+
+def _limiter(facts: OutOfMemoryFacts) -> str:
+    """Whose limit it was, if it is another's than the allocator's, whose is told anyway."""
+    if facts.limited_by in (None, "the allocator"):
+        return ""
+    if facts.limit is None or facts.limited_by.startswith("reserved for"):
+        return f" The rest is {facts.limited_by}."
+    return f" It was the limit of {facts.limited_by} that stood in the way: {format_size(facts.limit)}."
 
 
 def _joinable(facts: OutOfMemoryFacts) -> str:
@@ -200,6 +210,10 @@ def _processes(facts: OutOfMemoryFacts) -> str:
 
 def _remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
     unused = facts.reserved - facts.allocated - facts.private_free
+    if facts.limited_by not in (None, "the allocator"):
+        yield "raise that limit" if not facts.limited_by.startswith("reserved for") else "reserve less"
+        yield "free blocks that are no longer needed, or ask for less at a time"
+        return
     over_limit = facts.limit is not None and facts.reserved + facts.segment_size > facts.limit
     fits_without_limit = facts.device_free >= facts.segment_size
     if over_limit and fits_without_limit:

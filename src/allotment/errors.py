@@ -8,6 +8,7 @@ AllotmentError
 │   ├── StreamError         a stream that is destroyed, or another device's
 │   ├── SettingsError       a settings string that cannot be read: which key, which value, what is allowed
 │   ├── PoolError           a private pool used in a way its state does not allow
+│   │   └── PausedError     memory that is paused was asked for; `tag` says whose
 │   ├── CheckpointError     a pool state that cannot be taken or restored
 │   └── CaptureError        a graph capture begun, ended or replayed at the wrong time
 ├── SharingError            a block of another process that cannot be opened: `reason` says why
@@ -37,6 +38,7 @@ __all__ = [
     "InvariantError",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
+    "PausedError",
     "PoolError",
     "RequestError",
     "SettingsError",
@@ -91,6 +93,13 @@ class OutOfMemoryFacts:
 
     `processes` is who holds memory on the device, (process id, bytes) each; empty where the device cannot tell.
 
+    `limited_by` says whose limit stood in the way: "the allocator", "pool (0, 1)", "tag 'weights'", "tenant 'a'", or
+    "reserved for tag 'weights'" if the rest is guaranteed to somebody; None if it was the device that had no more.
+    `limit` is then that limit.
+
+    `pool` is the id of the pool that was to serve the request, `tag` and `tenant` are whose it was, "" for none.
+    `waiting` is freed already and waits for work on other streams. `frees` is a number that changes with each free.
+
     `rejected`: the settings (throw_on_cudamalloc_oom) forbade to ask the device; `limit` is the share that they grant.
     """
 
@@ -114,6 +123,12 @@ class OutOfMemoryFacts:
     range_class: str = ""
     rejected: bool = False
     joinable: int | None = None
+    limited_by: str | None = None
+    pool: tuple[int, int] = (0, 0)
+    tag: str = ""
+    tenant: str = ""
+    waiting: int = 0
+    frees: int = 0
     processes: tuple[tuple[int, int], ...] = ()
 
 
@@ -167,6 +182,17 @@ class SettingsError(RequestError):
 
 class PoolError(RequestError):
     """A private pool used in a way its state does not allow."""
+
+
+class PausedError(PoolError):
+    """Memory of a pool or a tag that is paused, or cannot be: its addresses are kept, and have no memory now.
+
+    `tag` is the name of the tag; "" for a pool that is not a tag's.
+    """
+
+    def __init__(self, message: str, *, tag: str = "") -> None:
+        super().__init__(message)
+        self.tag = tag
 
 
 class CheckpointError(RequestError):

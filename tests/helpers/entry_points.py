@@ -10,6 +10,19 @@ Drop = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 PoolCall = ctypes.CFUNCTYPE(ctypes.c_int, Context, ctypes.c_uint64, ctypes.c_uint64)
 
 
+class Shortage(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        *[
+            (name, ctypes.c_uint64)
+            for name in ("requested", "stream", "device_free", "device_total", "reserved", "allocated", "waiting")
+        ],
+    ]
+
+
+Step = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Shortage))
+
+
 class Table(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -30,6 +43,8 @@ class Table(ctypes.Structure):
         ),
         ("end_allocate_to_pool_", PoolCall),
         ("release_pool_", PoolCall),
+        ("on_out_of_memory_", ctypes.CFUNCTYPE(ctypes.c_int, Context, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)),
+        ("remove_step_", ctypes.CFUNCTYPE(ctypes.c_int, Context, ctypes.c_int)),
     ]
 
     def allocate(self, size, stream=0):
@@ -51,6 +66,13 @@ class Table(ctypes.Structure):
 
     def end_allocate_to_pool(self, pool):
         return self.end_allocate_to_pool_(self.context, *pool)
+
+    def on_out_of_memory(self, step, tries=1):
+        """`step` is a Step that the caller keeps."""
+        return self.on_out_of_memory_(self.context, ctypes.cast(step, ctypes.c_void_p), None, tries)
+
+    def remove_step(self, number):
+        return self.remove_step_(self.context, number)
 
     def release_pool(self, pool):
         return self.release_pool_(self.context, *pool)

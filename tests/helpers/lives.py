@@ -12,8 +12,17 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+import allotment
 from allotment._allocators.caching.pools import Pool, PoolState
-from allotment.errors import CaptureError, CheckpointError, DeviceError, OutOfMemoryError, SettingsError, StreamError
+from allotment.errors import (
+    CaptureError,
+    CheckpointError,
+    DeviceError,
+    OutOfMemoryError,
+    PausedError,
+    SettingsError,
+    StreamError,
+)
 from helpers.engine import MIB, check, on_device
 
 CAPACITY = 200 * MIB
@@ -372,6 +381,38 @@ LIVES: dict[str, list[tuple[Any, ...]]] = {
         ("free", "e"),
         ("malloc", "i", 120 * MIB),
     ],
+    "tags": [
+        ("malloc", "plain", 20 * MIB),
+        ("tagged", "a", "weights", 30 * MIB),
+        ("tagged", "b", "weights", 3 * MIB, SIDE),
+        ("tagged", "c", "weights", 1000),
+        ("tagged", "d", "cache", 50 * MIB),
+        ("free", "a"),
+        ("pause", "weights"),
+        ("tagged", "refused", "weights", 512),
+        ("malloc", "other", 60 * MIB),
+        ("free", "b"),
+        ("empty_cache",),
+        ("pause", "cache"),
+        ("resume", "weights"),
+        ("tagged", "e", "weights", 8 * MIB),
+        ("malloc", "taken", 60 * MIB),
+        ("resume", "cache"),
+        ("free", "taken"),
+        ("resume", "cache"),
+        ("free", "d"),
+        ("pause", "cache"),
+        ("set_limit", "weights", {"hard": 42 * MIB}),
+        ("tagged", "over", "weights", 30 * MIB),
+        ("set_limit", "weights", {"soft": 45 * MIB}),
+        ("free", "e"),
+        ("tagged", "f", "weights", 30 * MIB),
+        ("set_limit", "weights", {}),
+        ("pause", "weights"),
+        ("free", "c"),
+        ("resume", "weights"),
+        ("empty_cache",),
+    ],
 }
 
 
@@ -398,7 +439,7 @@ class Life:
         outcome = "done"
         try:
             getattr(self, step)(*arguments)
-        except (OutOfMemoryError, DeviceError, StreamError, CheckpointError, CaptureError) as error:
+        except (OutOfMemoryError, DeviceError, StreamError, CheckpointError, CaptureError, PausedError) as error:
             outcome = type(error).__name__
         self.alloc.check_invariants()
         shown = {
@@ -417,6 +458,21 @@ class Life:
         self.blocks[name] = address = self.alloc.malloc(size, stream)
         if not self.alloc.caching:
             self.direct[address] = size
+
+    def tagged(self, name: str, tag: str, size: int, stream: int = 0) -> None:
+        with allotment.tag(tag):
+            self.malloc(name, size, stream)
+
+    def pause(self, tag: str) -> None:
+        if tag in self.alloc.tags():
+            self.alloc.pause(tag, keep="nothing")
+
+    def resume(self, tag: str) -> None:
+        if tag in self.alloc.tags():
+            self.alloc.resume(tag)
+
+    def set_limit(self, tag: str, limits: dict[str, int]) -> None:
+        self.alloc.set_limit(tag, **limits)
 
     def free(self, name: str) -> None:
         if name in self.blocks:
@@ -525,6 +581,9 @@ class Life:
             pool.close()
         self.device.finish()
         self.alloc.empty_cache()
+        for tag in self.alloc.tags():
+            self.alloc.resume(tag)
+            self.alloc.set_limit(tag)
         check(self.alloc)
         assert self.alloc.pending_events() == []
         assert self.alloc.stats()["reserved_bytes.all.current"] == 0

@@ -31,11 +31,13 @@ cdef class AllocatorBase:
     cdef int reach_peer(self, device_t peer) except -1
     cdef int require_device(self, str operation) except -1      # raises if its device is a name alone
     cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *
+    cdef int require_awake(self, address_t address) except -1   # raises if a live block's memory is paused
     cdef int free_owned(self, address_t address, void* buffer) except -1    # unless another owns the block by now
     cdef str place(self)                                        # for `repr`: on which device
     cdef str figures(self)                                      # live and reserved bytes as text; never fails or waits
     cdef bint is_readable(self) noexcept                        # whether this process can read the memory
     cdef bytes_t live_bytes(self) noexcept                      # in use now; never waits
+    cdef int drain(self) except -1                              # frees what it has kept back by itself
     cdef int shut(self) except -1                               # gives back what is not in use; may be called again
 
     # What they use.

@@ -60,9 +60,11 @@ cdef class AllocatorBase:
         Blocks that are in use are reported with a ResourceWarning; they can still be freed. Figures can still be read.
         A second time, nothing happens. Raises RequestError if C code was given its entry points, DeviceError.
         """
-        cdef bytes_t live = self.live_bytes()
+        cdef bytes_t live
         if self.closed:
             return
+        self.drain()
+        live = self.live_bytes()
         self.shut()
         self.closed = True
         self.warn_of(live)
@@ -78,6 +80,9 @@ cdef class AllocatorBase:
         return 0
 
     cdef bytes_t live_bytes(self) noexcept:
+        return 0
+
+    cdef int drain(self) except -1:
         return 0
 
     cdef int shut(self) except -1:
@@ -172,6 +177,9 @@ cdef class AllocatorBase:
 
     cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
         return ELSEWHERE
+
+    cdef int require_awake(self, address_t address) except -1:
+        return 0
 
     def _block_around(self, address: int) -> tuple[int, int] | None:
         """(start, size) of the live block that holds an address; None if none of ours does."""
@@ -452,6 +460,7 @@ cdef Whereabouts require_extent(
         raise AddressError(f"invalid device pointer: {address:#x} is not in a live block of {allocator!r}", address)
     if where == IN_BLOCK:
         check_extent(address, size, start, found)
+        allocator.require_awake(start)
     return where
 
 

@@ -13,10 +13,11 @@ With `backend:cudaMallocAsync` there is no such pool: the device makes the memor
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from allotment._allocators.caching.lending import launching, lent
 from allotment._allocators.caching.pools import Pool, PoolId, next_graph_pool_id
 from allotment._allocators.current import allocator_on
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
@@ -56,7 +57,13 @@ class Graph:
                 f"a graph captured on {self.stream.device.name} cannot be replayed on {stream!r}, "
                 "a stream of another device"
             )
+        if not isinstance(self.allocator, AsyncAllocator):
+            launching(self.allocator, self.pool, stream)
         self._work.replay(stream)
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Let others have the idle memory of its pool inside `with graph.lent():`, see `Pool.lent`."""
+        return lent(self.allocator, self.pool)
 
     def reset(self) -> None:
         """Forget the work and give up the memory; a second time, nothing happens.

@@ -90,6 +90,12 @@ def holders_on(device: Device) -> list[Any]:
         return [holder for holder in _holders if holder.device is device]
 
 
+def all_holders() -> list[Any]:
+    """Those that hold memory of any device."""
+    with _lock:
+        return list(_holders)
+
+
 def note_allocator(allocator: Allocator) -> None:
     """Remember the first allocator on a device object."""
     note_holder(allocator)

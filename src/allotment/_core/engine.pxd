@@ -16,10 +16,9 @@ from allotment._core.contract.table cimport DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.block cimport take_back_untraced
-from allotment._core.mechanism.captures cimport reuse_in_capture
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.frees cimport finish_late_frees, free_at_once, free_special, is_freed_at_once
-from allotment._core.mechanism.pool cimport route_request, shelf_for
+from allotment._core.mechanism.pool cimport shelf_for
 from allotment._core.mechanism.streams cimport anything_waits, poll_events, stream_for
 from allotment._core.model.model cimport (
     NO_FAILURE, Block, Engine, Failure, Placement, Pool, Rack, Request, StreamRecord)
@@ -102,30 +101,35 @@ cdef inline bint begins_with_device(const Engine* engine) noexcept nogil:
     return engine.routes == NULL or engine.rules.only_captures_defer or engine.tuning.stream_reuse
 
 
-cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil
+cdef Block* serve_with_attention(Engine* engine, Request* request) noexcept nogil
+cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil     # made if need be
 
 
-cdef inline Pool* request_begin(Engine* engine, Request* request) noexcept nogil:
-    """The pool that serves a request, after all that has finished; NULL with the reason in request.failure."""
+cdef inline void request_begin(Request* request) noexcept nogil:
     request.failure.reason = NO_FAILURE
     request.capturing = request.is_fresh = False
     request.given_back = -1
-    if engine.routes == NULL:
-        if anything_waits(engine) and not poll_events(engine, request.context, &request.failure):
-            return NULL
-        return &engine.defaults
-    if not begin_routed(engine, request):
-        return NULL
-    return route_request(engine, request)
+
+
+cdef inline bint complete_finished(Engine* engine, Request* request) noexcept nogil:
+    """What a request does first about blocks that wait. pre: nothing is routed"""
+    return not anything_waits(engine) or poll_events(engine, request.context, &request.failure)
 
 
 cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept nogil:
     """A block in the user's hands without asking the device; NULL with NO_FAILURE: it was a miss. pre: size > 0"""
-    cdef Pool* pool = request_begin(engine, request)
+    request_begin(request)
+    if engine.attention != 0:
+        return serve_with_attention(engine, request)
+    if not complete_finished(engine, request):
+        return NULL
+    return serve_from_pool(engine, request, &engine.defaults)
+
+
+cdef inline Block* serve_from_pool(Engine* engine, Request* request, Pool* pool) noexcept nogil:
+    """The rest of `serve_from_cache`, once it is known which pool serves the request."""
     cdef StreamRecord* stream
     cdef Rack* rack
-    if pool == NULL:
-        return NULL
     request.rounded = round_size(&engine.tuning, request.size)
     stream = stream_for(engine, request.stream)
     if stream == NULL:

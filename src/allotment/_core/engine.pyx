@@ -3,17 +3,21 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, UNSUPPORTED, DeviceTable, status_t
+from allotment._core.contract.table cimport CAN_VIRTUAL, OK, OUT_OF_MEMORY, UNSUPPORTED, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t, stream_t
-from allotment._core.engine cimport engine_enter, engine_leave, release_address, release_block, request_begin, serve
+from allotment._core.engine cimport (
+    complete_finished, engine_enter, engine_leave, release_address, release_block, request_begin, serve,
+    serve_from_pool)
 from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.captures cimport captures_clear, forget_capture, reuse_in_capture
 from allotment._core.mechanism.capturing cimport is_inside_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory, pool_failed
 from allotment._core.mechanism.holds cimport holds_clear
+from allotment._core.mechanism.limits cimport tenant_may_have
 from allotment._core.mechanism.pool cimport (
-    pool_clear, pool_delete, pool_find, pool_init, route_end, route_find, shelf_for)
+    pool_clear, pool_create_or_incref, pool_delete, pool_find, pool_init, route_end, route_find, route_request,
+    shelf_for)
 from allotment._core.mechanism.ranges cimport (
     LEAST_ALIGNMENT, await_departure, fault_of_address, grant_access, is_anybodys)
 from allotment._core.mechanism.reclaim cimport release_down_to, release_everything, release_one_pool
@@ -21,15 +25,16 @@ from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.mechanism.streams cimport (
     anything_waits, poll_events, settle_deferred, stream_for, streams_clear, use_record)
 from allotment._core.model.model cimport (
-    FAILED_ADDRESS, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_NOT_ROUTING,
-    FAILED_OUT_OF_MEMORY, FILTER_CAPTURE, NO_FAILURE, PEERS_MOST, Block, Chunk, Deferred, Engine, Failure,
-    FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Range, Request, Route, StreamRecord,
-    StreamUse)
+    AWAKE, FAILED_ADDRESS, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_NOT_ROUTING,
+    FAILED_OUT_OF_MEMORY, FAILED_PAUSED, FILTER_CAPTURE, FOR_TAGS, FOR_TENANTS, NO_FAILURE, NO_LIMITER, PEERS_MOST,
+    Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Range, Request,
+    Route, StreamRecord, StreamUse, no_limit)
 from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport MIN_BLOCK, Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
-from allotment._core.placement.pytorch.policy cimport hit_address
-from allotment._core.records.stats cimport stats_clear, stats_init, tally_now
+from allotment._core.placement.pytorch.policy cimport hit_address, hit_shelf_as_asked, torch_placement
+from allotment._core.records.stats cimport frees_so_far, stats_clear, stats_init, tally_now
+from allotment._core.records.tags cimport tag_here, tag_pool_id, tags_are_used
 from allotment._core.records.trace cimport ACTION_ANNOTATE, trace_clear, trace_init, trace_report, trace_set_metadata
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
@@ -66,6 +71,8 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
         device_failed(failure, UNSUPPORTED, b"segment_allocate")
         discard(engine)
         return NULL
+    engine.soft_limit = no_limit()
+    engine.attention = FOR_TAGS if tags_are_used() else 0
     # A device that cannot tell has 0: no fraction of it, and no expandable segments.
     if table.memory_info != NULL:
         status = table.memory_info(table.self, &unused, &engine.total_memory)
@@ -108,6 +115,7 @@ cdef void discard(Engine* engine) noexcept nogil:
     slab_clear(&engine.deferred_slab)
     slab_clear(&engine.chunk_slab)
     free(engine.late_frees)
+    free(engine.accounts)
     free(engine.by_address)
     free(engine)
 
@@ -160,13 +168,69 @@ cdef bint engine_retire(Engine* engine) noexcept nogil:
 # --- requests ----------------------------------------------------------------------------------------------
 
 cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil:
-    """What a request does first about blocks that wait. pre: something is routed"""
+    """What a request does first about blocks that wait. pre: request_begin"""
+    if engine.routes == NULL:
+        return complete_finished(engine, request)
     if not is_inside_capture(engine, request.stream, &request.capturing, &request.failure):
         return False
     if not request.capturing:
         return not anything_waits(engine) or poll_events(engine, request.context, &request.failure)
     return not engine.tuning.stream_reuse or reuse_in_capture(
         engine, request.stream, request.context, &request.failure)
+
+
+cdef Pool* pool_of_request(Engine* engine, Request* request) noexcept nogil:
+    """The pool that serves a request, after all that has finished; NULL with the reason in request.failure."""
+    cdef Pool* pool
+    if not begin_routed(engine, request):
+        return NULL
+    pool = route_request(engine, request)
+    if pool == &engine.defaults and engine.attention & FOR_TAGS and tag_here() != 0:
+        pool = pool_of_tag(engine, tag_here(), &request.failure)
+    if pool != NULL and pool.sleep != AWAKE:
+        pool_failed(&request.failure, FAILED_PAUSED, pool.first, pool.second)
+        return NULL
+    return pool
+
+
+cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil:
+    cdef Pool* pool = pool_find(engine, 0, tag_pool_id(tag))
+    if pool == NULL:
+        # By PyTorch's placement, whatever the others': it can grow in place, page by page, and never moves a block.
+        if not pool_create_or_incref(engine, 0, tag_pool_id(tag), NULL, torch_placement(), failure):
+            return NULL
+        pool = pool_find(engine, 0, tag_pool_id(tag))
+        pool.tag = tag
+        engine.tag_count += 1
+    engine.tag_requests += 1
+    pool.used_at = engine.tag_requests
+    return pool
+
+
+cdef Block* serve_with_attention(Engine* engine, Request* request) noexcept nogil:
+    """`serve_from_cache` for an engine with routes, tags or limits of tenants."""
+    cdef Pool* pool = pool_of_request(engine, request)
+    cdef StreamRecord* stream
+    if pool == NULL:
+        return NULL
+    if pool.tag == 0 and not engine.attention & FOR_TENANTS:
+        return serve_from_pool(engine, request, pool)
+    request.rounded = round_size(&engine.tuning, request.size)
+    stream = stream_for(engine, request.stream)
+    request.shelf = shelf_for(engine, rack_for_request(pool, request), stream) if stream != NULL else NULL
+    if request.shelf == NULL:
+        host_memory_failed(&request.failure)
+        return NULL
+    if engine.attention & FOR_TENANTS and not tenant_may_have(engine, request):
+        return NULL
+    if pool.tag == 0:
+        return serve_from_pool(engine, request, pool)
+    request.expandable = engine.table.capabilities & CAN_VIRTUAL != 0 and engine.total_memory != 0
+    return hit_shelf_as_asked(engine, request)
+
+
+cdef inline Rack* rack_for_request(Pool* pool, const Request* request) noexcept nogil:
+    return &pool.large if pool.large.arena != NULL else rack_for_size(pool, request.rounded)
 
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
@@ -204,6 +268,11 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
         request.failure.allocated = request.failure.reserved = 0
         request.failure.private_free = request.failure.largest_free = 0
         request.failure.joins = False
+        request.failure.limiter = NO_LIMITER
+        request.failure.waiting = 0
+        request.failure.frees = frees_so_far(&engine.stats)
+        request.failure.context = request.context
+        request.failure.pool_first = request.failure.pool_second = 0
         note_device_memory(engine, &request.failure)
     return 0
 
@@ -226,7 +295,9 @@ cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept
 cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil:
     cdef count_t retries = engine.stats.alloc_retries
     cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
-    cdef Block* block = request.shelf.rack.pool.placement.miss(engine, request)
+    cdef Block* block
+    request.failure.limiter = NO_LIMITER
+    block = request.shelf.rack.pool.placement.miss(engine, request)
     if engine.stats.alloc_retries != retries:
         reserved += <count_t> request.segment if block != NULL else 0
         request.given_back = max(reserved - tally_now(&engine.stats.reserved_bytes), 0)
@@ -256,7 +327,8 @@ cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t ad
     if address % MIN_BLOCK != 0:
         request.failure.reason = FAILED_EXACT_ADDRESS
         return 0
-    pool = request_begin(engine, request)
+    request_begin(request)
+    pool = pool_of_request(engine, request)
     if pool == NULL:
         return 0
     request.rounded = round_size(&engine.tuning, request.size)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from allotment._core.contract.table import Device
 
@@ -12,6 +12,12 @@ class HasDevice(Protocol):
     @property
     def device(self) -> Device:
         """The device."""
+
+def watch_streams(device: Device, watcher: Any) -> None:
+    """Tell `watcher`, as long as it lives, what streams and events of a device do: see `Sanitizer`."""
+
+def unwatch_streams(device: Device, watcher: Any) -> None:
+    """Tell it no more."""
 
 class Stream:
     """Work done in order. Streams do not wait for each other unless told to (`wait`).
@@ -85,6 +91,8 @@ class Stream:
 
         Raises StreamError for the default stream.
         """
+    def _is_captured(self) -> bool:
+        """Whether its work is being captured into a graph."""
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 

@@ -13,12 +13,14 @@ from libc.stdlib cimport free, malloc
 
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_find, current_leave
 from allotment._core.contract.raising cimport check_status, require
-from allotment._core.contract.table cimport NOT_READY, Device, DeviceTable, status_t
+from allotment._core.contract.table cimport NOT_READY, OK, Device, DeviceTable, status_t
+from allotment._core.contract.types cimport capture_t
 from allotment._core.tools.arguments cimport refuse_pickling
 from allotment._core.tools.lock cimport allotment_lock_relax
 
 import threading
 from typing import Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
 from allotment.errors import StreamError
 
@@ -29,6 +31,29 @@ class HasDevice(Protocol):
     @property
     def device(self) -> Device:
         """The device."""
+
+
+# Who is told of what streams do: see `watch_streams`. A plain flag, so that it costs nothing else while there is none.
+cdef bint watching = False
+cdef object watchers = WeakKeyDictionary()
+
+
+cdef list watchers_of(Device device):
+    return list(watchers.get(device, ()))
+
+
+def watch_streams(device: Device, watcher: Any) -> None:
+    """Tell `watcher`, as long as it lives, what streams and events of a device do: see `Sanitizer`."""
+    global watching
+    watchers.setdefault(device, WeakSet()).add(watcher)
+    watching = True
+
+
+def unwatch_streams(device: Device, watcher: Any) -> None:
+    """Tell it no more."""
+    global watching
+    watchers.get(device, WeakSet()).discard(watcher)
+    watching = any([list(those) for those in watchers.values()])
 
 
 cdef class Stream:
@@ -125,6 +150,9 @@ cdef class Stream:
         self.check()
         submit = getattr(self.device, "submit", None)
         require(self.device, submit is not None, "submit")
+        if watching:
+            for watcher in watchers_of(self.device):
+                function = watcher.submitting(self, function)
         submit(self.handle, function, arguments)
 
     def query(self) -> bool:
@@ -137,6 +165,9 @@ cdef class Stream:
         if status == NOT_READY:
             return False
         check_status(self.device, status, "stream_query")
+        if watching:
+            for watcher in watchers_of(self.device):
+                watcher.synchronized(self)
         return True
 
     def synchronize(self) -> None:
@@ -152,6 +183,9 @@ cdef class Stream:
         with nogil:
             status = self.device.table.stream_synchronize(self.device.table.self, self.handle)
         check_status(self.device, status, "stream_synchronize")
+        if watching:
+            for watcher in watchers_of(self.device):
+                watcher.synchronized(self)
         raise_kept_exception(self)
 
     def wait(self, Event event not None) -> None:
@@ -167,6 +201,9 @@ cdef class Stream:
         with nogil:
             status = self.device.table.stream_wait(self.device.table.self, self.handle, event.handle)
         check_status(self.device, status, "stream_wait")
+        if watching:
+            for watcher in watchers_of(self.device):
+                watcher.waited(self, event)
 
     def record(self) -> Event:
         """An event that is done when everything submitted so far is."""
@@ -177,6 +214,9 @@ cdef class Stream:
         with nogil:
             status = self.device.table.event_record(self.device.table.self, event.handle, self.handle)
         check_status(self.device, status, "event_record")
+        if watching:
+            for watcher in watchers_of(self.device):
+                watcher.recorded_event(self, event)
         return event
 
     def destroy(self) -> None:
@@ -197,6 +237,16 @@ cdef class Stream:
             status = self.device.table.stream_destroy(self.device.table.self, self.handle)
         check_status(self.device, status, "stream_destroy")
         self.destroyed = True
+
+    def _is_captured(self) -> bool:
+        """Whether its work is being captured into a graph."""
+        cdef capture_t capture = 0
+        cdef status_t status
+        if self.device.table.capture_status == NULL:
+            return False
+        with nogil:
+            status = self.device.table.capture_status(self.device.table.self, self.handle, &capture)
+        return status == OK and capture != 0
 
     cdef int check(self) except -1:
         if self.device is None:
@@ -265,6 +315,9 @@ cdef class Event:
         if status == NOT_READY:
             return False
         check_status(self.device, status, "event_query")
+        if watching:
+            for watcher in watchers_of(self.device):
+                watcher.synchronized_event(self)
         return True
 
     def synchronize(self) -> None:
@@ -275,6 +328,9 @@ cdef class Event:
         with nogil:
             status = table.event_synchronize(table.self, self.handle)
         check_status(self.device, status, "event_synchronize")
+        if watching:
+            for watcher in watchers_of(self.device):
+                watcher.synchronized_event(self)
         raise_kept_exception(self.stream)
 
     def __reduce__(self):

@@ -24,6 +24,17 @@ extern "C" {
 typedef int (*allotment_filter)(void* self, uint64_t stream);
 typedef void (*allotment_drop)(void* self);
 
+/* What is told to a step, in bytes: `size` is that of the struct, as the package was compiled. */
+typedef struct allotment_shortage {
+    size_t size;
+    uint64_t requested, stream;
+    uint64_t device_free, device_total;
+    uint64_t reserved, allocated, waiting; /* held, in use, and freed but not to be reused yet */
+} allotment_shortage;
+
+/* Whether to try again: not 0. */
+typedef int (*allotment_step)(void* self, const allotment_shortage* facts);
+
 typedef struct allotment_entry_points {
     size_t size;        /* of this struct, as the package was compiled */
     uint32_t version;
@@ -48,6 +59,11 @@ typedef struct allotment_entry_points {
         void* context, uint64_t first, uint64_t second, allotment_filter accepts, allotment_drop drop, void* self);
     int (*end_allocate_to_pool)(void* context, uint64_t first, uint64_t second);
     int (*release_pool)(void* context, uint64_t first, uint64_t second);
+    /* Ask `step` before a request fails for want of memory, `tries` times at most for each; 0: refused, else a number
+       by which it is removed. It runs on the thread that asked, without any lock, and may use these functions; what it
+       asks for itself goes without steps. */
+    int (*on_out_of_memory)(void* context, allotment_step step, void* self, int tries);
+    int (*remove_step)(void* context, int step);
 } allotment_entry_points;
 
 static inline int allotment_has(const allotment_entry_points* table) {

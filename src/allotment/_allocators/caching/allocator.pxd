@@ -9,11 +9,19 @@ from allotment._core.model.model cimport Block, Request
 cdef class Allocator(SharingAllocator):
     cdef list callbacks         # free-memory callbacks, which the engine points at
     cdef list removed_callbacks     # that a thread may be in the middle of
+    cdef object sanitizer       # a Sanitizer, or None. Requests then never take the short way, so only the long one asks
 
+    cdef int watch(self) except -1
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
     cdef object allocate_at(self, object size, object address, object stream, thread_t thread)
     cdef object allocate_after_miss(self, Request* request)
     cdef object allocate_inside(self, Request* request)
+    cdef address_t try_once(self, Request* request) except? 0
+    cdef object allocate_watched(self, Request* request)
+    cdef int release_watched(self, address_t address, uint32_t context) except -1
+    cdef int release_kept(self, list addresses) except -1
+    # The rest of a request that failed: an address, or the exception. Also for callers in C
+    cdef object allocate_after_failure(self, Request* request)
     cdef tuple read_wish(self, object request)
     cdef bytes_t checked_size(self, object given) except? 0
     cdef int raise_out_of_memory(self, object error) except -1

@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.plan import Plan
+from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.caching.sanitizer.reports import Report
+from allotment._allocators.caching.sanitizer.watch import Sanitizer
 from allotment._allocators.caching.sharing_allocator import SharingAllocator
 from allotment._allocators.caching.tenants import Tenant
 from allotment._devices.streams import Stream
@@ -13,7 +16,8 @@ class Allocator(SharingAllocator):
 
     `device` is "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1", or a device object (a `Backend` subclass,
     `SimulatedDevice`, ...). `settings` is a settings string or record, by default what the environment variable
-    ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB".
+    ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB". With `sanitize` it looks for
+    races between streams and for misuse of freed memory: see `touch` and `races`.
 
     Safe to use from several threads; a hit in the cache keeps the interpreter lock, anything that asks the device
     lets it go. `with allocator:` closes it at the end of the block. When it is closed, or the last reference goes, its
@@ -66,6 +70,23 @@ class Allocator(SharingAllocator):
         """
     def would_fit(self, requests: Iterable[int | tuple[int, Stream | int]]) -> bool:
         """Whether these requests would all be served if they were made now. See `plan`."""
+    @property
+    def _sanitizer(self) -> Sanitizer | None: ...
+    @property
+    def _lent_pools(self) -> set[PoolId]: ...
+    def touch(self, address: Buffer | int, stream: Stream | int | None = None, *, write: bool = True) -> None:
+        """Tell the sanitizer that work submitted to `stream` now touches memory at `address`, or reads it alone.
+
+        `address` may lie anywhere in a block; None is the calling thread itself, or the stream whose function it runs.
+        Arrays that `array` and its kin make tell of NumPy's functions by themselves. Without `sanitize` nothing
+        happens.
+        """
+    def races(self) -> list[Report]:
+        """What the sanitizer has found so far, each with the stacks of both places; empty without `sanitize`.
+
+        Findings are also SanitizerWarnings as they are made. Freed memory is looked at when it leaves quarantine:
+        `close`, and a shortage of memory, let all of it go.
+        """
     def tenant(self, name: str) -> Tenant:
         """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
 

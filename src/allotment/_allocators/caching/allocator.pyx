@@ -2,7 +2,6 @@ cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
 
 from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
@@ -12,6 +11,7 @@ from allotment._core.contract.current cimport CurrentStream, current_enter, curr
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.edge.rehearsal cimport (
     NOT_REFUSED, REFUSED_ALLOCATOR, REFUSED_DEFERRED, REFUSED_FILTER, REFUSED_PLACEMENT, Rehearsal, Wish, rehearse)
+from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport (
     needs_no_calls, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once,
     engine_is_inside,
@@ -20,15 +20,21 @@ from allotment._core.engine cimport (
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.shortage cimport callback_add, callback_remove
-from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request
+from allotment._core.model.model cimport FAILED_OUT_OF_MEMORY, NO_FAILURE, Block, Engine, Failure, Request
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
-from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_block, read_callable, read_size
+from allotment._core.tools.arguments cimport (
+    SIZE_BITS, read_address, read_arguments, read_block, read_callable, read_place, read_size)
 from allotment._core.tools.numbers cimport int_value, is_plain_int
+
+from weakref import ref
 
 from allotment._allocators.caching.plan import Plan
 from allotment import _logs as logs
 from allotment._allocators.current import note_allocator
-from allotment.errors import OutOfMemoryError, RequestError, UnsupportedError
+from allotment._allocators.caching.sanitizer.watch import REDZONE as REDZONE_BYTES, Sanitizer
+from allotment.errors import AddressError, OutOfMemoryError, RequestError, UnsupportedError
+
+cdef bytes_t REDZONE = REDZONE_BYTES
 
 cdef dict REFUSALS = {
     <int> REFUSED_PLACEMENT: "plan: memory under placement:dense cannot be rehearsed; it can under placement:torch",
@@ -39,31 +45,16 @@ cdef dict REFUSALS = {
 }
 
 
-cdef void add_tenants(const Range* range_, bytes_t[TENANTS_MOST][3] sums) noexcept nogil:
-    """Blocks, bytes and bytes asked for, by tenant, in a range and those that follow it."""
-    cdef Block* block
-    cdef uint32_t who
-    while range_ != NULL:
-        block = range_.head
-        while block != NULL:
-            if block.allocated:
-                who = block.context >> TENANT_SHIFT
-                sums[who][0] += 1
-                sums[who][1] += block.size
-                sums[who][2] += block.requested
-            block = block.next
-        range_ = range_.next
-
-
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
 @cython.final
 cdef class Allocator(SharingAllocator):
-    """Allocator(device="host", *, settings=None, limit=None)\n--\n
+    """Allocator(device="host", *, settings=None, limit=None, sanitize=False)\n--\n
     A caching allocator over one device.
 
     `device` is "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1", or a device object (a `Backend` subclass,
     `SimulatedDevice`, ...). `settings` is a settings string or record, by default what the environment variable
-    ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB".
+    ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB". With `sanitize` it looks for
+    races between streams and for misuse of freed memory: see `touch` and `races`.
 
     Safe to use from several threads; a hit in the cache keeps the interpreter lock, anything that asks the device
     lets it go. `with allocator:` closes it at the end of the block. When it is closed, or the last reference goes, its
@@ -77,6 +68,21 @@ cdef class Allocator(SharingAllocator):
         self.callbacks = []
         self.removed_callbacks = []
         note_allocator(self)
+        if read_arguments(type(self), args, kwargs)["sanitize"]:
+            self.watch()
+
+    cdef int watch(self) except -1:
+        """Look for races from now on."""
+        cdef bint writes = self.is_readable() and hasattr(self.device, "submit")
+        self.engine.interpreter_guards = False
+        self.sanitizer = Sanitizer(self, writes_memory=writes)
+        this = ref(self)
+
+        def release(facts):
+            return _release_quarantine(this())
+
+        self.on_out_of_memory(release)
+        return 0
 
     # --- allocating and freeing ---
 
@@ -135,6 +141,8 @@ cdef class Allocator(SharingAllocator):
         cdef bint ok
         if address == 0:
             return
+        if self.sanitizer is not None:
+            self.sanitizer.recorded(address, handle)
         self.enter()
         ok = engine_record_stream(self.engine, address, handle, &failure)
         self.leave(ok, &failure)
@@ -162,7 +170,7 @@ cdef class Allocator(SharingAllocator):
                 return block.address
             if request.failure.reason == NO_FAILURE:
                 return self.allocate_after_miss(&request)
-            self.raise_out_of_memory(self.failed(&request.failure))
+            return self.allocate_after_failure(&request)
         return self.allocate_inside(&request)
 
     cdef object allocate_after_miss(self, Request* request):
@@ -175,22 +183,87 @@ cdef class Allocator(SharingAllocator):
             engine_leave(engine)
         self.log_retry(request, address != 0)
         if address == 0:
-            self.raise_out_of_memory(self.failed(&request.failure))
+            return self.allocate_after_failure(request)
         return address
 
     cdef object allocate_inside(self, Request* request):
         """All of a request, under the engine's lock."""
-        cdef Engine* engine = self.engine
         cdef address_t address
         self.require_open()
+        if self.sanitizer is not None:
+            return self.allocate_watched(request)
+        address = self.try_once(request)
+        if address == 0:
+            return self.allocate_after_failure(request)
+        return address
+
+    cdef object allocate_watched(self, Request* request):
+        """With a redzone behind it."""
+        cdef bytes_t size = request.size
+        request.size += REDZONE
+        address = self.try_once(request)
+        if address == 0:
+            address = self.allocate_after_failure(request)
+        self.sanitizer.allocated(address, size, request.stream)
+        return address
+
+    cdef int release_watched(self, address_t address, uint32_t context) except -1:
+        """Into quarantine, from which others may go."""
+        leaving = self.sanitizer.freed(address)
+        if leaving is None:
+            raise AddressError(
+                f"invalid device pointer: {address:#x} is in no block in use on {self.device.name}; it has been freed",
+                address)
+        return self.release_kept(leaving)
+
+    cdef int release_kept(self, list addresses) except -1:
+        cdef Failure failure
+        cdef address_t leaving
+        cdef bint ok
+        for address in addresses:
+            leaving = address
+            self.enter()
+            with nogil:
+                ok = engine_free(self.engine, leaving, 0, &failure)
+                self.leave(ok, &failure)
+        return 0
+
+    cdef int drain(self) except -1:
+        if self.sanitizer is not None:
+            self.release_kept(self.sanitizer.emptied())
+            self.sanitizer.close()
+        return 0
+
+    cdef address_t try_once(self, Request* request) except? 0:
+        """0 with the reason in request.failure."""
+        cdef Engine* engine = self.engine
+        cdef address_t address
         self.enter()
         with nogil:
             address = engine_allocate(engine, request)
             engine_leave(engine)
         self.log_retry(request, address != 0)
-        if address == 0:
-            self.raise_out_of_memory(self.failed(&request.failure))
         return address
+
+    cdef object allocate_after_failure(self, Request* request):
+        """Ask those who have a say, and try again as long as they want to; then raise."""
+        cdef address_t address = 0
+        error = self.failed(&request.failure)
+        turn = self.chain.begin() if self.chain is not None and request.failure.reason == FAILED_OUT_OF_MEMORY else None
+        if turn is None:
+            self.raise_out_of_memory(error)
+        try:
+            while True:
+                # Also before the first step: what the release has waited for was free too late to be found.
+                address = self.try_once(request)
+                if address != 0:
+                    return address
+                error = self.failed(&request.failure)
+                if not isinstance(error, OutOfMemoryError) or not turn.wants_another_try(error.facts):
+                    break
+        finally:
+            self.chain.end()
+        self.raise_out_of_memory(error)
 
     cdef bytes_t checked_size(self, object given) except? 0:
         """A size that is not an ordinary int: raises for one that no request can have."""
@@ -266,6 +339,9 @@ cdef class Allocator(SharingAllocator):
         if buffer != NULL and not self.owners.give_up(address, buffer):
             engine_leave(engine)
             return 0
+        if self.sanitizer is not None:
+            engine_leave(engine)
+            return self.release_watched(address, context)
         with nogil:
             ok = engine_free(engine, address, context, &failure)
             self.leave(ok, &failure)
@@ -355,6 +431,35 @@ cdef class Allocator(SharingAllocator):
             size = (<bytes_t> 1 << SIZE_BITS) - 1
         return size, self.stream_handle(stream)
 
+    # --- races ---
+
+    @property
+    def _sanitizer(self) -> Sanitizer | None:
+        return self.sanitizer
+
+    @property
+    def _lent_pools(self) -> set[PoolId]:
+        return self.lent
+
+    def touch(self, address: Buffer | int, stream: Stream | int | None = None, *, write: bool = True) -> None:
+        """Tell the sanitizer that work submitted to `stream` now touches memory at `address`, or reads it alone.
+
+        `address` may lie anywhere in a block; None is the calling thread itself, or the stream whose function it runs.
+        Arrays that `array` and its kin make tell of NumPy's functions by themselves. Without `sanitize` nothing
+        happens.
+        """
+        if self.sanitizer is not None:
+            self.sanitizer.touched(
+                read_place(address), None if stream is None else self.stream_handle(stream), writes=write)
+
+    def races(self) -> list[Report]:
+        """What the sanitizer has found so far, each with the stacks of both places; empty without `sanitize`.
+
+        Findings are also SanitizerWarnings as they are made. Freed memory is looked at when it leaves quarantine:
+        `close`, and a shortage of memory, let all of it go.
+        """
+        return [] if self.sanitizer is None else list(self.sanitizer.reports)
+
     # --- who has what ---
 
     def tenant(self, name: str) -> Tenant:
@@ -374,17 +479,10 @@ cdef class Allocator(SharingAllocator):
         threads.
         """
         cdef bytes_t[TENANTS_MOST][3] sums
-        cdef Pool* pool
         cdef uint32_t who
-        memset(sums, 0, sizeof(sums))
         self.enter()
         with nogil:
-            add_tenants(self.engine.first_range, sums)
-            pool = &self.engine.defaults
-            while pool != NULL:
-                if pool.placement.ranges != NULL:
-                    add_tenants(pool.placement.ranges(self.engine, pool), sums)
-                pool = self.engine.first_pool if pool == &self.engine.defaults else pool.next
+            tenants_sum(self.engine, sums)
             engine_leave(self.engine)
         return {
             tenant_name(who << TENANT_SHIFT) or "": {
@@ -435,3 +533,11 @@ cdef class Allocator(SharingAllocator):
                 if removed:
                     return      # what is not needed any more goes here, outside
         raise RequestError(f"{callback!r} is not a free-memory callback of {self!r}, or it is removed already")
+
+
+def _release_quarantine(Allocator allocator) -> bool:
+    """Let go of all that the sanitizer has kept back; whether that was anything."""
+    kept = allocator.sanitizer.emptied() if allocator is not None else []
+    if kept:
+        allocator.release_kept(kept)
+    return len(kept) > 0

@@ -12,7 +12,12 @@ class EngineAllocator(AllocatorBase):
     """An allocator over an engine; users hold an `Allocator`."""
 
     def __init__(
-        self, device: str | Device = "host", *, settings: str | Settings | None = None, limit: int | str | None = None
+        self,
+        device: str | Device = "host",
+        *,
+        settings: str | Settings | None = None,
+        limit: int | str | None = None,
+        sanitize: bool = False,
     ) -> None: ...
     def set_reserve_class(self, stream: Stream | int, name: str) -> None:
         """Put a stream in a class of `expandable_segments_reserve_by_class`; "" takes it out of any.

@@ -52,7 +52,7 @@ cdef extern from "Python.h":
 
 @cython.no_gc_clear
 cdef class EngineAllocator(AllocatorBase):
-    """EngineAllocator(device="host", *, settings=None, limit=None)\n--\n
+    """EngineAllocator(device="host", *, settings=None, limit=None, sanitize=False)\n--\n
     An allocator over an engine; users hold an `Allocator`.
     """
 
@@ -61,7 +61,7 @@ cdef class EngineAllocator(AllocatorBase):
         cdef Tuning tuning
         cdef Rules rules
         cdef Failure failure
-        device, settings, limit = read_arguments(type(self), args, kwargs).values()
+        device, settings, limit, _ = read_arguments(type(self), args, kwargs).values()
         self.forgotten_pools = []
         self.recording = set()
         self.reserve_classes = {}
@@ -92,13 +92,16 @@ cdef class EngineAllocator(AllocatorBase):
         *,
         settings: str | Settings | None = None,
         limit: int | str | None = None,
+        sanitize: bool = False,
     ):
         pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
     def __del__(self):
         # A finalizer, because a deallocator may not call a device that is written in Python.
-        cdef bytes_t live = self.live_bytes()
+        cdef bytes_t live
         if self.engine != NULL and self.pointer_holders == 0:
+            self.drain()
+            live = self.live_bytes()
             self.shut()
             if not self.closed:
                 self.warn_of(live)

@@ -8,6 +8,7 @@ NULL (or 0), and `last_error` has the words, per thread. Callers may or may not 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
+from allotment._allocators.caching.c_steps cimport step_t
 from allotment._core.contract.types cimport bytes_t, stream_t
 from allotment._core.model.model cimport drop_t, filter_t
 
@@ -32,6 +33,10 @@ cdef struct EntryPoints:
                                   void* self) noexcept nogil
     int (*end_allocate_to_pool)(void* context, uint64_t first, uint64_t second) noexcept nogil
     int (*release_pool)(void* context, uint64_t first, uint64_t second) noexcept nogil
+    # A step of `on_out_of_memory`, and its end; a number by which it is ended, 0 if it is refused. Both take the
+    # interpreter lock; the step is called without it.
+    int (*on_out_of_memory)(void* context, step_t step, void* self, int tries) noexcept nogil
+    int (*remove_step)(void* context, int step) noexcept nogil
 
 # For an Allocator, or for a Tenant of one, which lives as long as the table: for ever, unless that is dropped by who
 # knows all that could call it.

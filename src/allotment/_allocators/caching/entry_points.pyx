@@ -8,6 +8,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.caching.c_steps cimport c_step_add, c_step_remove, step_t
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
 from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints, Lent, current_t
 from allotment._allocators.caching.tenants cimport Tenant
@@ -131,14 +132,16 @@ cdef int note(const Failure* failure) noexcept nogil:
     return 0
 
 
-cdef void tell_observers(Context* context, const Failure* failure) noexcept with gil:
+cdef address_t serve_after_shortage(Context* context, Request* request) noexcept with gil:
+    """Ask those who have a say; 0, after telling the observers, if that does not help."""
     cdef Allocator allocator = <Allocator> context.allocator
     try:
-        allocator.raise_out_of_memory(allocator.failed(failure))
+        return allocator.allocate_after_failure(request)
     except OutOfMemoryError:
-        pass        # goes to the caller as NULL
+        return 0    # goes to the caller as NULL
     except BaseException as error:
         report(error, allocator)
+        return 0
 
 
 cdef void log_retry(Context* context, const Request* request, bint served) noexcept with gil:
@@ -202,8 +205,12 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
         log_retry(context, &request, address != 0)
     if address == 0:
         if request.failure.reason == FAILED_OUT_OF_MEMORY:     # a rejection is none: nothing was tried
-            tell_observers(context, &request.failure)
-        note(&request.failure)      # after them: what they call may fail too
+            address = serve_after_shortage(context, &request)
+            if lent != NULL and address != 0:
+                lent.size = block_size_at(engine, address)
+                lent.is_fresh = lent.is_plain = False
+        if address == 0:
+            note(&request.failure)      # after them: what they call may fail too
     return <void*> address
 
 
@@ -235,18 +242,21 @@ cdef bytes_t size_at(const Engine* engine, address_t address) noexcept nogil:
     return block.size if block != NULL else <bytes_t> map_get(&engine.direct, address)
 
 
+cdef bytes_t block_size_at(Engine* engine, address_t address) noexcept nogil:
+    cdef bytes_t size
+    if not enter(engine):
+        return size_at(engine, address)
+    size = size_at(engine, address)
+    engine_leave(engine)
+    return size
+
+
 cdef void* allocate_block(EntryPoints* table, size_t size, void* stream, Lent* lent) noexcept nogil:
     return serve_context(<Context*> table.context, size, stream, lent)
 
 
 cdef bytes_t block_size(EntryPoints* table, void* address) noexcept nogil:
-    cdef Engine* engine = (<Context*> table.context).engine
-    cdef bytes_t size
-    if not enter(engine):
-        return size_at(engine, <address_t> address)
-    size = size_at(engine, <address_t> address)
-    engine_leave(engine)
-    return size
+    return block_size_at((<Context*> table.context).engine, <address_t> address)
 
 
 cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil:
@@ -370,6 +380,22 @@ cdef int release_pool(void* self, uint64_t first, uint64_t second) noexcept nogi
     return 1 if ok else note(&failure)
 
 
+cdef int on_out_of_memory(void* self, step_t step, void* stepping, int tries) noexcept with gil:
+    try:
+        return c_step_add(<object> (<Context*> self).allocator, step, stepping, tries) if step != NULL else 0
+    except BaseException as error:
+        report(error, <object> (<Context*> self).allocator)
+        return 0
+
+
+cdef int remove_step(void* self, int step) noexcept with gil:
+    try:
+        return c_step_remove(step)
+    except BaseException as error:
+        report(error, <object> (<Context*> self).allocator)
+        return 0
+
+
 cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:
     """The words of the calling thread's last failure; their length, cut to `capacity`."""
     cdef const Failure* failure = last_failure()
@@ -437,6 +463,8 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     table.begin_allocate_to_pool = begin_allocate_to_pool
     table.end_allocate_to_pool = end_allocate_to_pool
     table.release_pool = release_pool
+    table.on_out_of_memory = on_out_of_memory
+    table.remove_step = remove_step
     return table
 
 

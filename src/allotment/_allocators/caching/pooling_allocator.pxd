@@ -18,6 +18,9 @@ cdef struct PoolFigures:
     bytes_t reserved_bytes
 
 cdef class PoolingAllocator(RecordingAllocator):
+    cdef set lent                       # ids of pools that are: see `lending`
+
+    cdef list live_addresses(self, object pool)
     cdef dict owners_in(self, const Arrangement* arrangement)
     cdef int hand_over(self, const AddressList* freed, const AddressList* created, dict buffers) except -1
     cdef int step_of_pool(self, object pool, pool_step_t step) except -1

@@ -58,6 +58,10 @@ class PoolingAllocator(RecordingAllocator):
         """Let the pool lend its free memory to others when memory is out, or not. Raises PoolError."""
     def set_no_split(self, pool: PoolId) -> None:
         """Let the pool hand out whole segments from now on. Raises PoolError."""
+    def _lend(self, pool: PoolId) -> frozenset[int]:
+        """Let others have the free memory of a pool; the addresses that are in use there already."""
+    def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
+        """End `_lend`; the addresses that others still have in use there."""
     def begin_allocate_to_pool(
         self,
         pool: PoolId,

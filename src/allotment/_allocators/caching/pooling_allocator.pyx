@@ -19,7 +19,8 @@ from allotment._core.edge.walk cimport STATE_ALLOCATED, Arrangement, arrangement
 from allotment._core.engine cimport (
     engine_empty_cache, engine_end_routing, engine_is_inside, engine_leave, engine_trim)
 from allotment._core.mechanism.pool cimport (
-    pool_create_or_incref, pool_expect, pool_find, pool_release, pool_set_no_split, pool_set_use_on_oom, route_begin)
+    pool_create_or_incref, pool_expect, pool_find, pool_release, pool_set_lent, pool_set_no_split, pool_set_use_on_oom,
+    route_begin)
 from allotment._core.model.model cimport (
     FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Failure, Filter, Placement,
     Pool as EnginePool, RawAllocator)
@@ -51,6 +52,7 @@ cdef class PoolingAllocator(RecordingAllocator):
 
     def __cinit__(self, *args, **kwargs):
         self.owners = Owners()
+        self.lent = set()
 
     # --- pools by id: `pool` is the convenient form ---
 
@@ -233,6 +235,53 @@ cdef class PoolingAllocator(RecordingAllocator):
         """Let the pool hand out whole segments from now on. Raises PoolError."""
         self.step_of_pool(pool, pool_set_no_split)
 
+    cdef list live_addresses(self, object pool):
+        """Of the blocks in use of a pool."""
+        cdef uint64_t first, second
+        cdef AddressList found
+        cdef Failure failure
+        cdef bint ok
+        cdef size_t i
+        read_pool_id(pool, &first, &second)
+        memset(&found, 0, sizeof(AddressList))
+        self.enter()
+        ok = pool_addresses(self.engine, first, second, &found, &failure)
+        engine_leave(self.engine)
+        live = [found.addresses[i] for i in range(found.count)]
+        free(found.addresses)
+        if not ok:
+            raise self.failed(&failure)
+        return live
+
+    # --- lending ---
+
+    def _lend(self, pool: PoolId) -> frozenset[int]:
+        """Let others have the free memory of a pool; the addresses that are in use there already."""
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        if (first, second) in self.lent:
+            raise PoolError(f"pool {(first, second)} on {self.device.name} is lent already")
+        owned = frozenset(self.live_addresses(pool))
+        self.enter()
+        ok = pool_set_lent(self.engine, first, second, True, &failure)
+        self.leave(ok, &failure)
+        self.lent.add((first, second))
+        return owned
+
+    def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
+        """End `_lend`; the addresses that others still have in use there."""
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef bint ok
+        read_pool_id(pool, &first, &second)
+        self.lent.discard((first, second))
+        self.enter()
+        ok = pool_set_lent(self.engine, first, second, False, &failure)
+        self.leave(ok, &failure)
+        return sorted(set(self.live_addresses(pool)) - owned)
+
     # --- routes ---
 
     def begin_allocate_to_pool(
@@ -300,21 +349,7 @@ cdef class PoolingAllocator(RecordingAllocator):
 
     def check_pool_live_allocations(self, pool: PoolId, addresses: Collection[int]) -> bool:
         """Whether exactly these addresses are in use in the pool. Looks at every block of it. Raises PoolError."""
-        cdef uint64_t first, second
-        cdef AddressList found
-        cdef Failure failure
-        cdef bint ok
-        cdef size_t i
-        read_pool_id(pool, &first, &second)
-        memset(&found, 0, sizeof(AddressList))
-        self.enter()
-        ok = pool_addresses(self.engine, first, second, &found, &failure)
-        engine_leave(self.engine)
-        live = {found.addresses[i] for i in range(found.count)}
-        free(found.addresses)
-        if not ok:
-            raise self.failed(&failure)
-        return live == set(addresses)
+        return set(self.live_addresses(pool)) == set(addresses)
 
     def checkpoint_pool(self, pool: PoolId) -> PoolState:
         """The arrangement of a pool now, as a `PoolState`, for `restore_pool`.

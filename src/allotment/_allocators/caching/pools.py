@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from allotment._allocators.caching.lending import lent
 from allotment.errors import PoolError
 
 if TYPE_CHECKING:
@@ -157,6 +158,19 @@ class Pool:
         """Physical memory that the pool holds now."""
         return self.allocator.pool_reserved_bytes(self.id)
 
+    @property
+    def limit(self) -> int | None:
+        """The most that the pool may reserve, in bytes; None is no limit but the allocator's and the device's.
+
+        A request for which it would need more raises OutOfMemoryError, whose `facts.limited_by` names the pool. Can be
+        set, also to a text such as "2GiB"; `Allocator.set_limit` has soft limits too. Raises PoolError.
+        """
+        return self.allocator._pool_limit(self.id)
+
+    @limit.setter
+    def limit(self, limit: int | str | None) -> None:
+        self.allocator._set_pool_limit(self.id, limit)
+
     def __enter__(self) -> Pool:
         """Serve this thread's requests from the pool until the end of the block. Raises PoolError if it is closed."""
         self._check_open()
@@ -175,6 +189,16 @@ class Pool:
         """A pool that is closed is gone; by its id another one would be made, without its allocator and options."""
         if self._closed:
             raise PoolError(f"{self!r} cannot be used any more; make another one with Allocator.pool()")
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Let others have its idle memory inside `with pool.lent():`, before the device is asked for more.
+
+        You promise that nothing of it is used meanwhile: graphs captured in it do not run. What others get, on the
+        streams that the memory is for, must be freed before the end. Plain segments alone are lent. Raises PoolError
+        for a graph that runs, or a block that is still in use at the end; with `sanitize` these are findings instead.
+        """
+        self._check_open()
+        return lent(self.allocator, self.id)
 
     def segments(self) -> list[dict[str, Any]]:
         """The pool's part of a snapshot; see `Allocator.segments`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.engine_allocator import EngineAllocator
+from allotment._allocators.caching.leaks import Alive, Mark
 from allotment._allocators.caching.pools import PoolId
 
 class RecordingAllocator(EngineAllocator):
@@ -25,6 +26,19 @@ class RecordingAllocator(EngineAllocator):
         """Call a tracker no more. One that was attached twice is called once from now on.
 
         Raises RequestError if it is not attached.
+        """
+    def mark(self) -> Mark:
+        """This moment, for `alive` to tell what was allocated before it from what was allocated after.
+
+        Until it is closed or forgotten it hears of every free, so that requests and frees take the long way: for
+        finding leaks, not for good. Safe to call from several threads; what others do at the same time may count as
+        before or after.
+        """
+    def alive(self, *, before: Mark | None = None, after: Mark | None = None) -> list[Alive]:
+        """What is in use, by the place that allocated it, the most bytes first; all, or on one side of a mark.
+
+        Places are known of what was allocated while stacks were gathered: `record_history("state")`. Looks at every
+        block. Raises RequestError for two sides, or a mark of another allocator.
         """
     def annotate(self, block: Buffer | int, text: str) -> None:
         """Note a text for a block in use, an address or a `Buffer`, as an entry of the history.

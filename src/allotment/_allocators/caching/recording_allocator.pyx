@@ -25,6 +25,7 @@ import atexit
 import io
 import time
 
+from allotment._allocators.caching import leaks
 from allotment._allocators.caching.history_file import finish_all
 from allotment._allocators.files import replaced
 from allotment._core.edge.snapshot import assembled
@@ -114,6 +115,31 @@ cdef class RecordingAllocator(EngineAllocator):
         finally:
             self.leave_making_objects(collects)
         return True         # what the list before kept goes here, outside
+
+    # --- leaks ---
+
+    def mark(self) -> Mark:
+        """This moment, for `alive` to tell what was allocated before it from what was allocated after.
+
+        Until it is closed or forgotten it hears of every free, so that requests and frees take the long way: for
+        finding leaks, not for good. Safe to call from several threads; what others do at the same time may count as
+        before or after.
+        """
+        return leaks.Mark(self)
+
+    def alive(self, *, before: Mark | None = None, after: Mark | None = None) -> list[Alive]:
+        """What is in use, by the place that allocated it, the most bytes first; all, or on one side of a mark.
+
+        Places are known of what was allocated while stacks were gathered: `record_history("state")`. Looks at every
+        block. Raises RequestError for two sides, or a mark of another allocator.
+        """
+        if before is not None and after is not None:
+            raise RequestError("alive: ask for one side of a mark, before or after")
+        mark = before if before is not None else after
+        if mark is None:
+            return leaks.alive(self.segments(), lambda address: True)
+        leaks.check_mark(mark, self)
+        return leaks.alive(self.segments(), lambda address: mark.is_before(address) == (before is not None))
 
     def annotate(self, block: Buffer | int, text: str) -> None:
         """Note a text for a block in use, an address or a `Buffer`, as an entry of the history.

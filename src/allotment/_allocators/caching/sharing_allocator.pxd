@@ -3,9 +3,9 @@
 Which process has what open is known to `_sharing.owner` alone; here it is a number of leases a block.
 """
 
-from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
+from allotment._allocators.caching.pausing_allocator cimport PausingAllocator
 from allotment._core.contract.types cimport address_t
 
-cdef class SharingAllocator(PoolingAllocator):
+cdef class SharingAllocator(PausingAllocator):
     cdef int require_sharing(self, str operation) except -1
     cdef object shared_block(self, address_t address, bint keep)

@@ -1,11 +1,11 @@
 # Made from sharing_allocator.pyx by `make stubs`: change it there.
 
 from allotment._allocators.buffer import Buffer
-from allotment._allocators.caching.pooling_allocator import PoolingAllocator
+from allotment._allocators.caching.pausing_allocator import PausingAllocator
 from allotment._sharing.handle import SharedHandle
 from allotment._sharing.owner import SharedBlock
 
-class SharingAllocator(PoolingAllocator):
+class SharingAllocator(PausingAllocator):
     """An engine whose blocks other processes can open; users hold an `Allocator`."""
 
     def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:

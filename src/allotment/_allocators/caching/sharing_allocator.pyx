@@ -3,7 +3,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
+from allotment._allocators.caching.pausing_allocator cimport PausingAllocator
 from allotment._core.contract.types cimport address_t
 from allotment._core.edge.sharing cimport SharedBlock, end_shares, lease_block, share_block, shared_block_clear
 from allotment._core.engine cimport engine_leave
@@ -25,7 +25,7 @@ cdef object told(const SharedBlock* shared):
 
 
 @cython.no_gc_clear
-cdef class SharingAllocator(PoolingAllocator):
+cdef class SharingAllocator(PausingAllocator):
     """An engine whose blocks other processes can open; users hold an `Allocator`."""
 
     def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:

@@ -18,6 +18,16 @@ class Tenant:
     @property
     def name(self) -> str:
         """The name that its blocks are reported under."""
+    @property
+    def limit(self) -> int | None:
+        """The most that it may hold, in bytes of blocks in use; None is no limit.
+
+        A request for more raises OutOfMemoryError, whose `facts.limited_by` names the tenant. Can be set, also to a
+        text such as "2GiB". While any tenant of an allocator has had a limit, every request there counts what tenants
+        hold.
+        """
+    @limit.setter
+    def limit(self, limit: int | str | None) -> None: ...
     def malloc(self, size: int, stream: Stream | int = 0) -> int:
         """`Allocator.malloc`, in this tenant's name."""
     def free(self, address: Buffer | int, /) -> None:

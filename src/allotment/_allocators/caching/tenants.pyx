@@ -52,6 +52,20 @@ cdef class Tenant:
         """The name that its blocks are reported under."""
         return self.name
 
+    @property
+    def limit(self) -> int | None:
+        """The most that it may hold, in bytes of blocks in use; None is no limit.
+
+        A request for more raises OutOfMemoryError, whose `facts.limited_by` names the tenant. Can be set, also to a
+        text such as "2GiB". While any tenant of an allocator has had a limit, every request there counts what tenants
+        hold.
+        """
+        return self.allocator._tenant_limit(self.name)
+
+    @limit.setter
+    def limit(self, limit: int | str | None) -> None:
+        self.allocator._set_tenant_limit(self.name, limit)
+
     @cython.binding(False)      # as in Allocator
     @cython.embedsignature.format("clinic")
     def malloc(self, size: int, stream: Stream | int = 0) -> int:

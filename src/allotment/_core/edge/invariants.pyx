@@ -7,11 +7,14 @@ from allotment._core.mechanism.address_map cimport address_count, block_at
 from allotment._core.mechanism.block cimport is_idle
 from allotment._core.mechanism.broken cimport broken, show
 from allotment._core.mechanism.holds cimport is_needed_elsewhere
-from allotment._core.mechanism.pool cimport pool_find
-from allotment._core.mechanism.ranges cimport has_recorded_addresses
+from allotment._core.mechanism.pool cimport has_limits, pool_find
+from allotment._core.mechanism.ranges cimport has_recorded_addresses, missing_of
 from allotment._core.model.model cimport (
-    LEAVING, Block, Deferred, Engine, Hold, PendingEvent, Pool, Range, StreamRecord, StreamUse)
+    AWAKE, FOR_ROUTES, FOR_TENANTS, LEAVING, Block, Deferred, Engine, Hold, PendingEvent, Pool, Range, StreamRecord,
+    StreamUse, no_limit)
 from allotment._core.model.sizes cimport MIN_BLOCK
+from allotment._core.edge.walk cimport tenants_sum
+from allotment._core.records.tenants cimport TENANTS_MOST
 from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, Totals, tally_of
 
 
@@ -46,7 +49,8 @@ cdef int check_views(Range* range_) except -1:
             mapped += block.size
             for page in range((block.address - range_.base) // range_.page,
                               (block.address + block.size - 1 - range_.base) // range_.page + 1):
-                if range_.views[page] == NULL or range_.views[page].views == 0:
+                if range_.shelf.rack.pool.sleep == AWAKE and (
+                        range_.views[page] == NULL or range_.views[page].views == 0):
                     broken("mapped blocks have memory", f"page {page} under {show(block)} has none")
         block = block.next
     if mapped != range_.mapped:
@@ -165,6 +169,55 @@ cdef int check_counters(Engine* engine, const Totals* totals) except -1:
 
 # --- pools ---------------------------------------------------------------------------------------------------
 
+cdef int check_away(Engine* engine, Pool* pool, Totals* totals) except -1:
+    """What a paused pool has given back is what its pages lack; it counts as reserved no more."""
+    cdef Range* range_ = engine.first_range
+    cdef bytes_t missing[2]
+    missing[SMALL] = missing[LARGE] = 0
+    while range_ != NULL:
+        if range_.shelf.rack.pool == pool and range_.views != NULL:
+            missing[range_.shelf.rack.size_class] += missing_of(range_)
+        range_ = range_.next
+    if missing[SMALL] != pool.small.away or missing[LARGE] != pool.large.away:
+        broken("a paused pool knows what it has given back", f"({pool.first}, {pool.second}): "
+               f"{pool.small.away} and {pool.large.away} noted, {missing[SMALL]} and {missing[LARGE]} found")
+    totals.reserved_bytes[SMALL] -= pool.small.away
+    totals.reserved_bytes[LARGE] -= pool.large.away
+    return 0
+
+
+cdef int check_tenants(Engine* engine) except -1:
+    """What tenants hold is counted only while one of them has a limit, and then right."""
+    cdef bytes_t[TENANTS_MOST][3] sums
+    cdef int tenant
+    if engine.trace.counting != (engine.accounts != NULL):
+        broken("tenants are counted where they have accounts", f"{engine.trace.counting}")
+    if engine.accounts == NULL:
+        return 0
+    tenants_sum(engine, sums)
+    for tenant in range(TENANTS_MOST):
+        if sums[tenant][1] != engine.accounts[tenant].held:
+            broken("an account says what its tenant holds",
+                   f"tenant {tenant}: {engine.accounts[tenant].held} noted, {sums[tenant][1]} found")
+    return 0
+
+
+cdef int check_attention(Engine* engine) except -1:
+    cdef Pool* pool = engine.first_pool
+    cdef count_t limits = engine.soft_limit != no_limit()
+    cdef count_t tags = 0
+    while pool != NULL:
+        limits += has_limits(&pool.limits)
+        tags += pool.tag != 0
+        pool = pool.next
+    if limits != engine.limit_count or tags != engine.tag_count:
+        broken("the engine counts limits and tags", f"{limits} and {tags} found")
+    if (engine.attention & FOR_ROUTES != 0) != (engine.routes != NULL) or (
+            engine.attention & FOR_TENANTS != 0) != (engine.accounts != NULL):
+        broken("requests get a closer look where one is due", f"{engine.attention}")
+    return 0
+
+
 cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
     cdef Counting counting = Counting(engine, totals, 0, NULL)
     cdef Range* range_ = engine.first_range
@@ -183,6 +236,8 @@ cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
             if range_.shelf.rack.pool == pool:
                 count_range(&counting, range_)
             range_ = range_.next
+    check_away(engine, pool, totals)
+    counting.reserved -= pool.small.away + pool.large.away
     if counting.reserved != pool.reserved_bytes:
         broken("a pool knows what it has reserved",
                f"({pool.first}, {pool.second}): {pool.reserved_bytes} noted, {counting.reserved} found")
@@ -193,6 +248,7 @@ cdef int check_pools(Engine* engine, Totals* totals) except -1:
     cdef Pool* pool = engine.first_pool
     cdef count_t freeable = 0
     cdef count_t lenders = 0
+    cdef count_t lent = 0
     check_pool(engine, &engine.defaults, totals)
     while pool != NULL:
         check_pool(engine, pool, totals)
@@ -202,9 +258,10 @@ cdef int check_pools(Engine* engine, Totals* totals) except -1:
             broken("a pool is freeable when it has no user", f"({pool.first}, {pool.second})")
         freeable += pool.freeable
         lenders += pool.use_on_oom
+        lent += pool.lent
         pool = pool.next
-    if freeable != engine.freeable_count or lenders != engine.lender_count:
-        broken("the engine counts freeable pools and lenders", f"{freeable} and {lenders} found")
+    if freeable != engine.freeable_count or lenders != engine.lender_count or lent != engine.lent_count:
+        broken("the engine counts freeable pools and lenders", f"{freeable}, {lenders} and {lent} found")
     return 0
 
 
@@ -293,4 +350,6 @@ cdef int check_engine(Engine* engine) except -1:
     check_pools(engine, &totals)
     check_counters(engine, &totals)
     check_waiting(engine)
+    check_tenants(engine)
+    check_attention(engine)
     return 0

@@ -1,18 +1,24 @@
 """From a failure's facts to the exception that carries them."""
 
+from libc.stdint cimport uint32_t, uint64_t
+
 from allotment._core.contract.raising cimport device_error, name_of_operation, take_cause
 from allotment._core.contract.table cimport OUT_OF_MEMORY, Device
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_CAPTURE, FAILED_CHECKPOINT_EVENTS,
     FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
     FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING,
-    FAILED_OUT_OF_MEMORY, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT,
-    FAILED_POOL_UNKNOWN, FAILED_REJECTED, FAILED_STILL_CAPTURING, Failure)
+    FAILED_OUT_OF_MEMORY, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_PLAIN, FAILED_PAUSE_SHARED, FAILED_PAUSED,
+    FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT,
+    FAILED_POOL_UNKNOWN, FAILED_REJECTED, FAILED_STILL_CAPTURING, LIMIT_OF_ALLOCATOR, LIMIT_OF_POOL, LIMIT_OF_TENANT,
+    PROMISED_TO_POOL, Failure)
 from allotment._core.model.sizes cimport MIN_BLOCK
+from allotment._core.records.tags cimport TAGS_MOST, tag_name, tag_pool_id
+from allotment._core.records.tenants cimport tenant_name
 
 from allotment.errors import (
-    AddressError, CaptureError, CheckpointError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, PoolError,
-    UnsupportedError)
+    AddressError, CaptureError, CheckpointError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, PausedError,
+    PoolError, UnsupportedError)
 
 cdef dict POOL_TEXTS = {
     FAILED_POOL_UNKNOWN: "there is no {pool}; it was never made, or it is closed and its memory gone",
@@ -37,6 +43,48 @@ cdef tuple processes_on(Device device):
         return ()
 
 
+cdef str tag_of_pool(uint64_t first, uint64_t second):
+    if first != 0 or not tag_pool_id(0) < second <= tag_pool_id(TAGS_MOST):
+        return ""
+    return tag_name(<uint32_t> (second - tag_pool_id(0)))
+
+
+cdef str pool_words(uint64_t first, uint64_t second):
+    tag = tag_of_pool(first, second)
+    return f"tag {tag!r}" if tag else f"pool ({first}, {second})"
+
+
+cdef str limiter_of(const Failure* failure):
+    if failure.limiter == LIMIT_OF_ALLOCATOR:
+        return "the allocator"
+    if failure.limiter == LIMIT_OF_TENANT:
+        return f"tenant {tenant_name(failure.context) or ''!r}"
+    if failure.limiter == LIMIT_OF_POOL:
+        return pool_words(failure.limiting_first, failure.limiting_second)
+    if failure.limiter == PROMISED_TO_POOL:
+        return f"reserved for {pool_words(failure.limiting_first, failure.limiting_second)}"
+    return None
+
+
+cdef object paused_error(Device device, const Failure* failure):
+    words = pool_words(failure.pool_first, failure.pool_second)
+    tag = tag_of_pool(failure.pool_first, failure.pool_second)
+    if failure.reason == FAILED_PAUSED:
+        return PausedError(
+            f"{words} on {device.name} is paused, or is being paused or resumed: its addresses have no memory that "
+            "could be used; resume it first", tag=tag)
+    if failure.reason == FAILED_PAUSE_SHARED:
+        return PausedError(
+            f"{words} on {device.name} cannot be paused: another process may have its block at {failure.address:#x} "
+            "open; close the handle first", tag=tag)
+    why = "its placement moves memory between addresses (placement:dense)"
+    if failure.reason == FAILED_PAUSE_PLAIN:
+        why = f"its segment at {failure.address:#x} is plain memory, which cannot go without its addresses"
+    return UnsupportedError(
+        f"{device.name} does not support pausing {words}: {why}; it needs virtual memory (range_reserve, map, ...), "
+        "which the memory of a tag has where the device can", operation="pause")
+
+
 cdef object out_of_memory(Device device, const Failure* failure):
     error = OutOfMemoryError(OutOfMemoryFacts(
         device=device.name,
@@ -56,6 +104,12 @@ cdef object out_of_memory(Device device, const Failure* failure):
         expandable=failure.expandable,
         range_bytes=failure.range_bytes or None,
         rejected=failure.reason == FAILED_REJECTED,
+        limited_by=limiter_of(failure),
+        pool=(failure.pool_first, failure.pool_second),
+        tag=tag_of_pool(failure.pool_first, failure.pool_second),
+        tenant=tenant_name(failure.context) or "",
+        waiting=failure.waiting,
+        frees=failure.frees,
         processes=processes_on(device),
     ))
     error.__cause__ = take_cause(&device.table, OUT_OF_MEMORY)
@@ -66,6 +120,8 @@ cdef object failure_error(Device device, const Failure* failure):
     """The exception for why an operation failed; the caller raises it."""
     if failure.reason == FAILED_OUT_OF_MEMORY or failure.reason == FAILED_REJECTED:
         return out_of_memory(device, failure)
+    if failure.reason in (FAILED_PAUSED, FAILED_PAUSE_PLAIN, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_SHARED):
+        return paused_error(device, failure)
     if failure.reason == FAILED_EXACT_ADDRESS:
         why = f"blocks begin at multiples of {MIN_BLOCK}"
         if failure.address % MIN_BLOCK == 0:
@@ -90,7 +146,7 @@ cdef object failure_error(Device device, const Failure* failure):
             f"{device.name}: a block of an expandable segment does not have a base allocation; "
             "set expandable_segments:False for memory that is shared by its base", operation="base_allocation")
     if failure.reason in POOL_TEXTS:
-        pool = f"pool ({failure.pool_first}, {failure.pool_second}) on {device.name}"
+        pool = f"{pool_words(failure.pool_first, failure.pool_second)} on {device.name}"
         return PoolError(POOL_TEXTS[failure.reason].format(pool=pool))
     if failure.reason == FAILED_STILL_CAPTURING:
         return CaptureError(

@@ -11,6 +11,7 @@ from allotment._core.edge.rehearsal cimport (
 from allotment._core.engine cimport engine_create, engine_discard, engine_enter, engine_leave, serve
 from allotment._core.mechanism.block cimport block_record, is_within_reach
 from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.limits cimport limits_set, soft_limit_set
 from allotment._core.mechanism.pool cimport (
     is_impure, pool_create_or_incref, pool_find, pool_set_use_on_oom, route_begin, shelf_for)
 from allotment._core.mechanism.ranges cimport range_make_plain, range_place, range_reserve
@@ -221,6 +222,13 @@ cdef void settle_pools(Engine* twin, const Engine* engine) noexcept nogil:
         twin.freeable_count += pool.freeable
         made.malloc_count = pool.malloc_count
         made.reserved_bytes = pool.reserved_bytes
+        made.tag = pool.tag
+        made.lent = pool.lent
+        twin.lent_count += pool.lent
+        made.sleep = pool.sleep
+        made.small.away = pool.small.away
+        made.large.away = pool.large.away
+        limits_set(twin, made, &pool.limits)
         made.small.search_count = pool.small.search_count
         made.large.search_count = pool.large.search_count
         pool = engine.first_pool if pool == &engine.defaults else pool.next
@@ -425,6 +433,8 @@ cdef bint copy_engine(Engine* twin, Engine* engine, Failure* failure) noexcept n
         twin.stats.pools = pools
         twin.limit = engine.limit
         twin.limited = engine.limited
+        twin.tag_count = engine.tag_count
+        soft_limit_set(twin, engine.soft_limit)
         twin.uncached = engine.uncached
         twin.segments_numbered = engine.segments_numbered
         twin.blocks_numbered = engine.blocks_numbered

@@ -6,9 +6,10 @@ from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t
 from allotment._core.edge.sharing cimport SharedBlock, SharedPiece
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.mechanism.block cimport is_plain
-from allotment._core.mechanism.failure cimport host_memory_failed
+from allotment._core.mechanism.failure cimport host_memory_failed, pool_failed
 from allotment._core.mechanism.holds cimport hold_find, hold_make, hold_settle, is_needed_elsewhere
-from allotment._core.model.model cimport FAILED_ADDRESS, Block, Engine, Failure, Hold, Range, StreamUse
+from allotment._core.model.model cimport (
+    AWAKE, FAILED_ADDRESS, FAILED_PAUSED, Block, Engine, Failure, Hold, Range, StreamUse)
 from allotment._core.tools.arrays cimport make_room
 
 
@@ -81,6 +82,8 @@ cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock*
     cdef Hold* hold
     if block == NULL:
         return refuse_address(failure, address)
+    if block.shelf.rack.pool.sleep != AWAKE:
+        return pool_failed(failure, FAILED_PAUSED, block.shelf.rack.pool.first, block.shelf.rack.pool.second)
     if not describe(engine, block, out, failure):
         return False
     if keep:

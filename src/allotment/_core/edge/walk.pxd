@@ -11,6 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.mechanism.block cimport is_idle
 from allotment._core.model.model cimport Block, Engine
+from allotment._core.records.tenants cimport TENANTS_MOST
 
 cdef enum BlockState:
     STATE_INACTIVE
@@ -44,6 +45,8 @@ cdef struct Arrangement:
 
 cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
 cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
+# By tenant: blocks, bytes and bytes asked for, of what is allocated. Looks at every block
+cdef void tenants_sum(Engine* engine, bytes_t[TENANTS_MOST][3] sums) noexcept nogil
 cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil
 
 

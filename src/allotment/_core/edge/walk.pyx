@@ -1,5 +1,5 @@
 from libc.stddef cimport size_t
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, qsort
 from libc.string cimport memset
 
@@ -10,6 +10,7 @@ from allotment._core.mechanism.pool cimport pool_find
 from allotment._core.mechanism.ranges cimport first_range_of
 from allotment._core.model.model cimport Block, Engine, Pool, Range
 from allotment._core.records.stats cimport SMALL
+from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST
 from allotment._core.records.trace cimport ACTION_SNAPSHOT, trace_report
 from allotment._core.tools.arrays cimport make_room
 
@@ -140,3 +141,29 @@ cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangeme
                 block = block.next
         range_ = range_.next
     return True
+
+
+cdef void add_tenants(const Range* range_, bytes_t[TENANTS_MOST][3] sums) noexcept nogil:
+    """Those in a range and those that follow it."""
+    cdef Block* block
+    cdef uint32_t who
+    while range_ != NULL:
+        block = range_.head
+        while block != NULL:
+            if block.allocated:
+                who = block.context >> TENANT_SHIFT
+                sums[who][0] += 1
+                sums[who][1] += block.size
+                sums[who][2] += block.requested
+            block = block.next
+        range_ = range_.next
+
+
+cdef void tenants_sum(Engine* engine, bytes_t[TENANTS_MOST][3] sums) noexcept nogil:
+    cdef Pool* pool = &engine.defaults
+    memset(sums, 0, TENANTS_MOST * 3 * sizeof(bytes_t))
+    add_tenants(engine.first_range, sums)
+    while pool != NULL:
+        if pool.placement.ranges != NULL:
+            add_tenants(pool.placement.ranges(engine, pool), sums)
+        pool = engine.first_pool if pool == &engine.defaults else pool.next

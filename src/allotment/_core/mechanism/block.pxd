@@ -17,7 +17,7 @@ from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_put
 from allotment._core.model.model cimport LEAVING, Block, Engine, Pool, Rack, Range, Shelf
 from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_grow, tally_up
-from allotment._core.records.tenants cimport context_of_free
+from allotment._core.records.tenants cimport TENANT_SHIFT, context_of_free
 from allotment._core.records.trace cimport (
     ACTION_ALLOC, ACTION_FREE_COMPLETED, ACTION_FREE_REQUESTED, trace_report)
 from allotment._core.tools.slab cimport slab_give, slab_take
@@ -145,6 +145,8 @@ cdef inline void note_handed_out_of(Engine* engine, const Rack* rack, Block* blo
     block.context = context
     address_put(engine, block)
     if engine.trace.on:
+        if engine.trace.counting:
+            engine.accounts[context >> TENANT_SHIFT].held += block.size
         trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
                      rack.pool.first, rack.pool.second, context)
     tally_up(&stats.allocation, size_class, 1)
@@ -200,6 +202,8 @@ cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexc
     cdef Pool* pool = block.shelf.rack.pool
     take_back_untraced(engine, block)
     if engine.trace.on:
+        if engine.trace.counting:
+            engine.accounts[block.context >> TENANT_SHIFT].held -= block.size
         trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
                      pool.first, pool.second, context_of_free(context, block.context))
 

@@ -13,8 +13,8 @@ from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport count_t
 from allotment._core.model.model cimport (
-    FILTER_CAPTURE, FILTER_FUNCTION, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request, Route,
-    Shelf, StreamRecord)
+    FALLING_ASLEEP, FILTER_CAPTURE, FILTER_FUNCTION, WAKING, Engine, Failure, Filter, Limits, Placement, Pool, Rack,
+    RawAllocator, Request, Route, Shelf, StreamRecord, no_limit)
 
 cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second, const Placement* placement,
                     Failure* failure) noexcept nogil
@@ -34,6 +34,7 @@ cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure*
 cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil
 cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, bint on,
                               Failure* failure) noexcept nogil
+cdef bint pool_set_lent(Engine* engine, uint64_t first, uint64_t second, bint on, Failure* failure) noexcept nogil
 cdef bint pool_set_no_split(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 
 cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter filter,
@@ -53,6 +54,15 @@ cdef inline Shelf* shelf_for(Engine* engine, Rack* rack, StreamRecord* stream) n
     if rack.recent != NULL and rack.recent.stream == stream:
         return rack.recent
     return shelf_make(engine, rack, stream)
+
+
+cdef inline bint has_limits(const Limits* limits) noexcept nogil:
+    return limits.hard != no_limit() or limits.soft != no_limit() or limits.guaranteed != 0
+
+
+cdef inline bint is_moving(const Pool* pool) noexcept nogil:
+    """Whether its contents are on their way to the host or back: nothing may be unmapped under them."""
+    return pool.sleep == FALLING_ASLEEP or pool.sleep == WAKING
 
 
 cdef inline bint is_impure(const Filter* filter) noexcept nogil:

@@ -5,12 +5,12 @@ from libc.string cimport memset
 from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport bytes_t, capture_t, count_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
-from allotment._core.mechanism.pool cimport is_impure, pool_key
+from allotment._core.mechanism.pool cimport has_limits, is_impure, pool_key
 from allotment._core.model.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
     FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_STREAM,
-    FILTER_THREAD, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request,
-    Route, Shelf, StreamRecord)
+    FILTER_THREAD, FOR_ROUTES, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request,
+    Route, Shelf, StreamRecord, no_limit)
 from allotment._core.records.stats cimport LARGE, SMALL, PoolTally, tally_move
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
@@ -92,6 +92,7 @@ cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second,
     pool.second = second
     pool.use_count = 1
     pool.placement = placement
+    pool.limits.hard = pool.limits.soft = no_limit()
     if not (rack_init(&pool.small, pool, SMALL) and rack_init(&pool.large, pool, LARGE)):
         return host_memory_failed(failure)
     if placement.create == NULL:
@@ -264,6 +265,9 @@ cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil:
     engine.freeable_count -= 1
     if pool.use_on_oom:
         engine.lender_count -= 1
+    engine.lent_count -= pool.lent
+    engine.limit_count -= has_limits(&pool.limits)
+    engine.tag_count -= pool.tag != 0
     pool_clear(engine, pool)
     free(pool)
     forget_gone_pools(engine)
@@ -277,6 +281,15 @@ cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, b
     if pool.use_on_oom != on:
         engine.lender_count += 1 if on else -1
         pool.use_on_oom = on
+    return True
+
+
+cdef bint pool_set_lent(Engine* engine, uint64_t first, uint64_t second, bint on, Failure* failure) noexcept nogil:
+    cdef Pool* pool = pool_find(engine, first, second)
+    if pool == NULL:
+        return pool_absent(engine, first, second, failure)
+    engine.lent_count += on - pool.lent
+    pool.lent = on
     return True
 
 
@@ -318,6 +331,7 @@ cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter fi
     route.filter = filter
     route.older = engine.routes
     engine.routes = route
+    engine.attention |= FOR_ROUTES
     if is_impure(&filter):
         engine.impure_routes += 1
     return True
@@ -328,6 +342,8 @@ cdef void route_end(Engine* engine, Route* route) noexcept nogil:
     while link[0] != route:
         link = &link[0].older
     link[0] = route.older
+    if engine.routes == NULL:
+        engine.attention &= ~FOR_ROUTES
     if is_impure(&route.filter):
         engine.impure_routes -= 1
     if route.filter.drop != NULL:

@@ -30,6 +30,14 @@ cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t si
                     Failure* failure) noexcept nogil
 cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t size, address_t* start,
                       bytes_t* unmapped, Failure* failure) noexcept nogil
+# Of the whole pages inside, what a pause has left without memory. pre: mapped blocks
+cdef bytes_t missing_bytes(const Range* range_, address_t address, bytes_t size) noexcept nogil
+# Of all its mapped blocks
+cdef bytes_t missing_of(const Range* range_) noexcept nogil
+# Give back the memory under mapped blocks, and back them again: addresses and blocks stay. On failure some of it is
+# done. Both know what is there already.
+cdef bint range_empty(Engine* engine, Range* range_, Failure* failure) noexcept nogil
+cdef bint range_fill(Engine* engine, Range* range_, Failure* failure) noexcept nogil
 cdef void drop_leftovers(Engine* engine) noexcept nogil
 cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil
 

@@ -315,13 +315,79 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
     if first >= end:
         return True
     while page < end:
-        ok = drop_view(engine, range_, page, failure)
+        ok = range_.views[page] == NULL or drop_view(engine, range_, page, failure)
         if not ok:
             break
         page += 1
     unmapped[0] = (page - first) * range_.page
     range_.mapped -= unmapped[0]
     return ok
+
+
+cdef bytes_t missing_bytes(const Range* range_, address_t address, bytes_t size) noexcept nogil:
+    cdef size_t page
+    cdef bytes_t missing = 0
+    for page in range((address - range_.base + range_.page - 1) // range_.page,
+                      (address + size - range_.base) // range_.page):
+        missing += range_.page if range_.views[page] == NULL else 0
+    return missing
+
+
+cdef Block* mapped_run(Block* block, address_t* start, bytes_t* size) noexcept nogil:
+    """The next stretch of mapped blocks, from a block on: it begins and ends with a page. NULL: there is none.
+
+    What is behind it, for the next call, is the result's `next`.
+    """
+    cdef Block* last
+    while block != NULL and not block.mapped:
+        block = block.next
+    if block == NULL:
+        return NULL
+    start[0] = block.address
+    last = block
+    while last.next != NULL and last.next.mapped:
+        last = last.next
+    size[0] = last.address + last.size - block.address
+    return last
+
+
+cdef bytes_t missing_of(const Range* range_) noexcept nogil:
+    cdef address_t start
+    cdef bytes_t size
+    cdef bytes_t missing = 0
+    cdef Block* last = mapped_run(range_.head, &start, &size)
+    while last != NULL:
+        missing += missing_bytes(range_, start, size)
+        last = mapped_run(last.next, &start, &size)
+    return missing
+
+
+cdef bint range_empty(Engine* engine, Range* range_, Failure* failure) noexcept nogil:
+    cdef address_t start
+    cdef bytes_t size
+    cdef size_t page
+    cdef Block* last = mapped_run(range_.head, &start, &size)
+    while last != NULL:
+        for page in range((start - range_.base) // range_.page, (start + size - range_.base) // range_.page):
+            if range_.views[page] != NULL and not drop_view(engine, range_, page, failure):
+                return False
+        last = mapped_run(last.next, &start, &size)
+    return True
+
+
+cdef bint range_fill(Engine* engine, Range* range_, Failure* failure) noexcept nogil:
+    cdef address_t start
+    cdef bytes_t size
+    cdef size_t page
+    cdef Block* last = mapped_run(range_.head, &start, &size)
+    while last != NULL:
+        for page in range((start - range_.base) // range_.page, (start + size - range_.base) // range_.page):
+            if not (back_page(engine, range_, page, failure) and map_page(engine, range_, page, failure)):
+                return False
+        if not give_access(engine, start, size, failure):
+            return False
+        last = mapped_run(last.next, &start, &size)
+    return True
 
 
 cdef void drop_leftovers(Engine* engine) noexcept nogil:

@@ -1,16 +1,18 @@
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport bytes_t
-from allotment._core.mechanism.pool cimport drop_idle_shelves, pool_delete, route_find
+from allotment._core.mechanism.pool cimport drop_idle_shelves, is_moving, pool_delete, route_find
 from allotment._core.mechanism.ranges cimport drop_leftovers
 from allotment._core.mechanism.streams cimport forget_idle_streams, wait_events
-from allotment._core.model.model cimport Engine, Failure, Pool
+from allotment._core.model.model cimport ASLEEP, Engine, Failure, Pool
 from allotment._core.records.stats cimport tally_now
 
 
 cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
     """Release what a freeable pool can spare, and the pool itself once it holds no memory. Steps out."""
     cdef bint ok
+    if is_moving(pool):
+        return True
     pool.asking += 1        # others may find it empty meanwhile, and must leave it to us
     ok = pool.placement.release(engine, pool, 0, context, failure)
     pool.asking -= 1
@@ -34,10 +36,32 @@ cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Fa
         if not (wait_events(engine, NULL, context, failure)
                 and engine.defaults.placement.release(engine, &engine.defaults, 0, context, failure)):
             return False
+        if not release_tags(engine, 0, context, failure):
+            return False
     if not release_unused_pools(engine, context, failure):
         return False
     forget_idle(engine)
     return True
+
+
+cdef bint release_tags(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
+    """Tags in order of creation, until no more than `keep` is reserved by all pools. Steps out.
+
+    Their pools are private, but what they have free is cached for their tag alone, and no graph counts on it.
+    """
+    cdef Pool* pool = engine.first_pool if engine.tag_count > 0 else NULL
+    cdef bytes_t reserved
+    cdef bint ok = True
+    while ok and pool != NULL:
+        reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
+        if pool.tag != 0 and not is_moving(pool) and (reserved > keep or pool.sleep == ASLEEP):
+            pool.asking += 1        # it must be there to go on from
+            ok = pool.placement.release(
+                engine, pool, pool.reserved_bytes - min(pool.reserved_bytes, reserved - min(reserved, keep)), context,
+                failure)
+            pool.asking -= 1
+        pool = pool.next
+    return ok
 
 
 cdef bint release_down_to(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
@@ -50,6 +74,8 @@ cdef bint release_down_to(Engine* engine, bytes_t keep, uint32_t context, Failur
     of_others = <bytes_t> tally_now(&engine.stats.reserved_bytes) - engine.defaults.reserved_bytes
     if not engine.defaults.placement.release(
             engine, &engine.defaults, keep - min(keep, of_others), context, failure):
+        return False
+    if not release_tags(engine, keep, context, failure):
         return False
     return (<bytes_t> tally_now(&engine.stats.reserved_bytes) <= keep
             or release_unused_pools(engine, context, failure))

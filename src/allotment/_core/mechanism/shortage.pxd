@@ -11,7 +11,8 @@ from allotment._core.records.stats cimport tally_now
 cdef bint callbacks_freed(Engine* engine) noexcept nogil
 cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept nogil
 cdef bint callback_remove(Engine* engine, void* self) noexcept nogil
-cdef Block* borrow(Engine* engine, Request* request) noexcept nogil
+# `early`: of pools that are lent, before the device is asked; else of those that lend when memory is out.
+cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil
 cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil
 cdef void note_rejection(Engine* engine, Request* request) noexcept nogil
 cdef bytes_t largest_free_block(Engine* engine) noexcept nogil

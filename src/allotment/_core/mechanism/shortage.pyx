@@ -8,9 +8,9 @@ from allotment._core.mechanism.ranges cimport configured_range_bytes
 from allotment._core.mechanism.shortage cimport share_of_memory
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.model.model cimport (
-    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, Block, CallbackRun, Engine, Failure, Filter,
-    FreeMemoryCallback, Pool, Request, Shelf, free_memory_t)
-from allotment._core.records.stats cimport tally_now
+    AWAKE, FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, LIMIT_OF_POOL, NO_LIMITER, Block, CallbackRun, Engine,
+    Failure, Filter, FreeMemoryCallback, Pool, Request, Shelf, free_memory_t)
+from allotment._core.records.stats cimport frees_so_far, tally_now
 from allotment._core.records.trace cimport ACTION_OOM, trace_report
 from allotment._core.tools.lock cimport this_thread
 
@@ -94,7 +94,13 @@ cdef bint callback_remove(Engine* engine, void* self) noexcept nogil:
     return True
 
 
-cdef Block* borrow(Engine* engine, Request* request) noexcept nogil:
+cdef inline bint lends(Engine* engine, const Pool* pool, bint early) noexcept nogil:
+    if pool.sleep != AWAKE:
+        return False
+    return pool.lent and route_find(engine, pool.first, pool.second) == NULL if early else pool.use_on_oom
+
+
+cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil:
     """A block of a lender in the user's hands; NULL with NO_FAILURE if there is none. pre: no failure"""
     cdef Pool* pool = engine.first_pool
     cdef Pool* following
@@ -108,7 +114,7 @@ cdef Block* borrow(Engine* engine, Request* request) noexcept nogil:
     mine.self = NULL
     while pool != NULL and block == NULL:
         following = pool.next
-        if pool.use_on_oom:
+        if lends(engine, pool, early):
             if not route_begin(engine, pool.first, pool.second, mine, &request.failure):
                 break
             request.shelf = shelf_for(engine, &pool.large, own.stream)
@@ -132,8 +138,8 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
                  pool.first, pool.second, request.context)
     engine.stats.ooms += 1
     failure.reason = FAILED_OUT_OF_MEMORY
-    failure.limited = engine.limited
-    failure.limit = engine.limit
+    failure.limited = engine.limited or failure.limiter == LIMIT_OF_POOL
+    failure.limit = pool.limits.hard if failure.limiter == LIMIT_OF_POOL else engine.limit
     note_facts(engine, request)
 
 
@@ -142,6 +148,7 @@ cdef void note_rejection(Engine* engine, Request* request) noexcept nogil:
     cdef Failure* failure = &request.failure
     engine.stats.oom_rejections += 1
     failure.reason = FAILED_REJECTED
+    failure.limiter = NO_LIMITER
     failure.limited = True
     failure.limit = share_of_memory(engine)
     failure.device_free = 0
@@ -153,6 +160,11 @@ cdef void note_facts(Engine* engine, Request* request) noexcept nogil:
     """What the engine itself knows about why a request was not served."""
     cdef Failure* failure = &request.failure
     cdef Pool* pool = engine.first_pool
+    failure.pool_first = request.shelf.rack.pool.first
+    failure.pool_second = request.shelf.rack.pool.second
+    failure.context = request.context
+    failure.frees = frees_so_far(&engine.stats)
+    failure.waiting = <bytes_t> (tally_now(&engine.stats.active_bytes) - tally_now(&engine.stats.allocated_bytes))
     failure.requested = request.size
     failure.rounded = request.rounded
     failure.segment = request.segment

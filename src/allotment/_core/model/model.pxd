@@ -50,6 +50,11 @@ cdef enum:
     PEERS_MOST = 64
     LEAVING = 2                 # in Block.deferred: its memory is on its way back to the device
 
+cdef enum Attention:            # why requests get a closer look, as bits
+    FOR_ROUTES = 1              # some may go to other pools
+    FOR_TAGS = 2                # the process has used tags
+    FOR_TENANTS = 4             # what tenants hold is counted
+
 cdef struct Block:
     # Two cache lines. The first is all that a look-up, a neighbour's merge or a split reads.
     address_t address
@@ -158,6 +163,7 @@ cdef struct Rack:
     Block* at_hand              # the block freed last, not on its shelf yet: see pool
     bytes_t free_bytes          # on the shelves
     count_t expandable_count    # expandable ranges with blocks of this pool
+    bytes_t away                # of mapped blocks, what has no memory because the pool is paused
     uint64_t search_count       # the clock of garbage collection
     Block* oldest               # releasable blocks on the shelves by age: `freed_at` never falls along this list,
     Block* newest               # and their number and the sum of their `freed_at` are kept, so the
@@ -173,9 +179,28 @@ cdef struct RawAllocator:
     drop_t drop                 # the pool is gone and needs it no more
     void* self
 
+cdef enum Sleep:                # of a pool's memory: see `pausing`
+    AWAKE
+    FALLING_ASLEEP              # its contents are on their way to the host
+    ASLEEP                      # its addresses have no memory
+    WAKING                      # they have, and the contents are on their way back
+
+cdef inline bytes_t no_limit() noexcept nogil:
+    """More than any device has."""
+    return ~(<bytes_t> 0)
+
+cdef struct Limits:
+    bytes_t hard                # no more than this; `no_limit()`: as much as there is
+    bytes_t soft                # before more than this, what is cached goes back; `no_limit()`: never for that
+    bytes_t guaranteed          # others leave this much to be had
+
 cdef struct Pool:
     # What users see as a pool: memory that serves certain requests and no others. The default one has the id (0, 0).
     uint64_t first, second      # the id
+    uint32_t tag                # whose memory it is, if it is a tag's: always virtual. Else 0
+    uint64_t used_at            # a tag's: the engine's count of requests for tags at the last one for this
+    Sleep sleep
+    Limits limits
     const Placement* placement
     Rack small, large
     count_t use_count
@@ -186,6 +211,7 @@ cdef struct Pool:
     RawAllocator allocator      # `allocate` is NULL: the device itself
     bint no_split
     bint use_on_oom
+    bint lent                   # others have its free memory before the device is asked: its owner promises not to run
     bint freeable               # has no user any more; goes when its memory has
     Pool* prev
     Pool* next                  # private pools in order of creation
@@ -344,6 +370,17 @@ cdef enum Reason:
     FAILED_CHECKPOINT_EVENTS
     FAILED_CHECKPOINT_MISMATCH
     FAILED_CHECKPOINT_CAPTURE   # a stream that uses a block of the pool is being captured
+    FAILED_PAUSED               # the pool's memory is not there
+    FAILED_PAUSE_PLAIN          # the segment at `address` has its addresses from the device together with its memory
+    FAILED_PAUSE_PLACEMENT
+    FAILED_PAUSE_SHARED         # another process has the block at `address`
+
+cdef enum Limiter:              # whose limit stood in the way
+    NO_LIMITER
+    LIMIT_OF_ALLOCATOR
+    LIMIT_OF_POOL               # `limiting_pool`, or its tag
+    LIMIT_OF_TENANT
+    PROMISED_TO_POOL            # the rest is guaranteed to it
 
 cdef struct Failure:
     # Why an operation failed, as facts. Exactly one place makes an exception of it.
@@ -352,7 +389,12 @@ cdef struct Failure:
     const char* operation
     const char* fault
     address_t address
-    uint64_t pool_first, pool_second    # of the pool that could not be used
+    uint64_t pool_first, pool_second    # of the pool that could not be used, or that was to serve the request
+    Limiter limiter
+    uint64_t limiting_first, limiting_second    # of the pool whose limit it was
+    uint32_t context            # of the request: whose it was
+    bytes_t waiting             # freed, and not to be reused yet
+    count_t frees               # so far: see `frees_so_far`
     bytes_t requested, rounded, segment
     stream_t stream
     bint limited
@@ -377,6 +419,11 @@ cdef struct Request:
     bint expandable             # expandable memory may serve it
     Failure failure
 
+cdef struct Account:
+    # What a tenant holds and may hold. Kept where the history is reported, so that it costs nothing without limits.
+    bytes_t held
+    bytes_t limit               # `no_limit()`: any
+
 cdef struct Engine:
     Lock lock
     bint interpreter_guards     # whoever is inside holds `lock`, or the interpreter lock throughout
@@ -388,11 +435,17 @@ cdef struct Engine:
     bytes_t total_memory        # of the device
     bytes_t limit
     bint limited
+    bytes_t soft_limit          # as `Limits.soft`
+    count_t limit_count         # pools with limits of their own, and one for `soft_limit`
+    Account* accounts           # by tenant; NULL while no tenant has a limit
     bint terse                  # no one reads what a shortage would have to look at all pools for: a replay
     Stats stats
     Trace trace
 
     bint uncached               # requests go straight to the device
+    int attention               # an Attention each: 0 lets a request take the short way
+    count_t tag_count           # tags with a pool
+    uint64_t tag_requests
     Block* latest               # allocated last, and not in `blocks` yet: see address_map
     PointerMap blocks           # address -> allocated Block
     PointerMap direct           # address -> size, of what was allocated while caching was off
@@ -417,7 +470,7 @@ cdef struct Engine:
     PointerMap pool_tallies     # the same -> PoolTally, also of pools that are gone
     Pool* first_pool
     Pool* last_pool
-    count_t freeable_count, lender_count
+    count_t freeable_count, lender_count, lent_count
     Route* routes               # newest first
     count_t impure_routes       # whose filter asks the device or a function
 

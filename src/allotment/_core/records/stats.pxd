@@ -78,6 +78,12 @@ cdef inline count_t tally_now(const Tally* tally) noexcept nogil:
     return tally_of(tally, SMALL) + tally_of(tally, LARGE)
 
 
+cdef inline count_t frees_so_far(const Stats* stats) noexcept nogil:
+    """A number that changes when a block becomes free for good, or memory goes back to the device."""
+    return (stats.allocation.total[SMALL] + stats.allocation.total[LARGE] - tally_now(&stats.active)
+            + stats.reserved_bytes.total[SMALL] + stats.reserved_bytes.total[LARGE] - tally_now(&stats.reserved_bytes))
+
+
 cdef inline void tally_grow(Tally* tally, int size_class, count_t amount) noexcept nogil:
     """An increase that another tally counts in its total."""
     tally.room[size_class] -= amount

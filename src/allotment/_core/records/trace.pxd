@@ -46,6 +46,7 @@ ctypedef TraceRecord* (*place_t)(void* spool) noexcept nogil   # where the next 
 cdef struct Trace:
     bint on                     # anyone listening: the only field the hot path reads
     bint history                # the history is
+    bint counting               # what tenants hold is: see `Account` in the model
     bint in_place               # another size leaves entries where they are: PyTorch's way, for comparing with it
     bint attach_stacks          # entries carry contexts
     uint32_t skip               # bit per action that the ring leaves out
@@ -64,6 +65,7 @@ cdef struct Trace:
 cdef void trace_init(Trace* trace) noexcept nogil
 cdef void trace_clear(Trace* trace) noexcept nogil
 cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil
+cdef void trace_count(Trace* trace, bint counting) noexcept nogil
 cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil
 cdef void trace_relay(Trace* trace, tracker_t relay, void* listener) noexcept nogil
 cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,

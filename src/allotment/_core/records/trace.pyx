@@ -75,19 +75,28 @@ cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil:
         trace.stored = most
     trace.history = history
     trace.most = most
-    trace.on = history or trace.tracker != NULL or trace.relay != NULL
+    settle_on(trace)
+
+
+cdef void settle_on(Trace* trace) noexcept nogil:
+    trace.on = trace.history or trace.counting or trace.tracker != NULL or trace.relay != NULL
+
+
+cdef void trace_count(Trace* trace, bint counting) noexcept nogil:
+    trace.counting = counting
+    settle_on(trace)
 
 
 cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil:
     trace.tracker = tracker
     trace.listener = listener
-    trace.on = trace.history or tracker != NULL or trace.relay != NULL
+    settle_on(trace)
 
 
 cdef void trace_relay(Trace* trace, tracker_t relay, void* listener) noexcept nogil:
     trace.relay = relay
     trace.relay_listener = listener
-    trace.on = trace.history or trace.tracker != NULL or relay != NULL
+    settle_on(trace)
 
 
 cdef bint make_room(Trace* trace) noexcept nogil:

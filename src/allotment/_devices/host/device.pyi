@@ -33,6 +33,9 @@ class HostDevice(Device):
         """Lock memory of this process in place. What the system refuses is counted by `unlocked`, and no error."""
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`; the lock ends with the memory."""
+    def _note_asleep(self, ranges: list[tuple[int, int]], words: str) -> None:
+        """Say whose it is when memory at these (address, size) is touched, until `_forget_asleep`."""
+    def _forget_asleep(self, ranges: list[tuple[int, int]]) -> None: ...
     def submit(self, stream: int, function: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""
     def take_exception(self, stream: int) -> BaseException | None:

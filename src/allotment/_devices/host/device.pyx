@@ -18,6 +18,7 @@ from allotment._devices.graphs cimport DeviceGraph, end_capture_into
 from allotment._devices.host cimport memory as host_memory
 from allotment._devices.host cimport streams as host_streams
 from allotment._devices.host cimport virtual as host_virtual
+from allotment._devices.host.faults cimport forget_asleep, note_asleep
 from allotment._devices.host.memory cimport memory_close, memory_open
 from allotment._devices.host.virtual cimport arena_close, arena_open
 from allotment._devices.host.work cimport TASK_CALL, TASK_COPY, TASK_REPLAY, Graph, Task, graph_drop, graph_keep
@@ -107,6 +108,16 @@ cdef class HostDevice(Device):
 
     def unregister_host(self, address_t address) -> None:
         """Undo `register_host`; the lock ends with the memory."""
+
+    def _note_asleep(self, ranges: list[tuple[int, int]], words: str) -> None:
+        """Say whose it is when memory at these (address, size) is touched, until `_forget_asleep`."""
+        cdef bytes told = words.encode()
+        for base, size in ranges:
+            note_asleep(base, size, told)
+
+    def _forget_asleep(self, ranges: list[tuple[int, int]]) -> None:
+        for base, _ in ranges:
+            forget_asleep(base)
 
     def submit(self, stream_t stream, function: Callable[..., object], tuple arguments not None=()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""

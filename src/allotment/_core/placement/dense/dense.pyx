@@ -9,12 +9,13 @@ from allotment._core.mechanism.block cimport note_free, note_handed_out
 from allotment._core.mechanism.capturing cimport capture_of, is_inside_capture
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.holds cimport hold_of
-from allotment._core.mechanism.reclaim cimport release_everything, release_unused_pools
+from allotment._core.mechanism.limits cimport passes_soft_limit, release_for_soft_limit, room_within_limits
+from allotment._core.mechanism.reclaim cimport release_everything, release_tags, release_unused_pools
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
 from allotment._core.mechanism.streams cimport (
     drop_empty_queues, is_destroyed_stream, queue_remove, wait_events, wait_for_stream)
 from allotment._core.model.model cimport (
-    FAILED_DEVICE, NO_FAILURE, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request, Shelf,
+    FAILED_DEVICE, NO_FAILURE, NO_LIMITER, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request, Shelf,
     StreamRecord, Totals, visit_chunk_t, visit_t)
 from allotment._core.placement.dense.arena cimport (
     arena_adopt, arena_clear, arena_grant, arena_make, arena_retire, arena_trim, free_ends)
@@ -390,7 +391,8 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
         tile = find_ready(arena, request.rounded, request.shelf.stream, address)
         if tile != NULL:
             return tile
-        if not arena_trim(arena, 0, request.context, &request.failure):
+        if not (arena_trim(arena, 0, request.context, &request.failure)
+                and release_tags(engine, 0, request.context, &request.failure)):
             return NULL
     elif arena.is_private and not request.capturing:
         # What the default pool has cached is not a private one's, but the device can have it back.
@@ -414,6 +416,12 @@ cdef Tile* find_elsewhere(Arena* arena, Request* request, address_t* address) no
         tile = find_or_synchronize(arena, request, address)
     if tile != NULL or not collect_garbage(arena, request):
         return tile
+    if engine.limit_count > 0 and may_wait(arena, request) and passes_soft_limit(engine, arena.pool, request.segment):
+        if not synchronize(engine, &request.failure):
+            return NULL
+        tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+        if tile != NULL or not release_for_soft_limit(engine, request, request.segment):
+            return tile
     tile = grow_and_find(arena, request, False, address)
     if tile == NULL and is_refused(request):
         tile = find_when_refused(arena, request, address)
@@ -429,6 +437,11 @@ cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
     cdef Failure refusal
     request.segment = whole_granules(request.rounded)
     # Whatever is released or let go on the way, the pool that is asking must still be there afterwards.
+    if engine.lent_count > 0 and pool == &engine.defaults:
+        request.failure.reason = NO_FAILURE
+        block = borrow(engine, request, True)
+        if block != NULL or request.failure.reason != NO_FAILURE:
+            return block
     pool.asking += 1
     tile = find_elsewhere(arena, request, &address)
     pool.asking -= 1
@@ -439,10 +452,12 @@ cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
     if engine.lender_count > 0 and pool == &engine.defaults:
         refusal = request.failure
         request.failure.reason = NO_FAILURE
-        block = borrow(engine, request)
+        block = borrow(engine, request, False)
         if block != NULL or request.failure.reason != NO_FAILURE:
             return block
         request.failure = refusal
+    if request.segment <= room_within_limits(engine, pool, &request.failure):
+        request.failure.limiter = NO_LIMITER
     note_out_of_memory(engine, request)
     return NULL
 

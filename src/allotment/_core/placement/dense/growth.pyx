@@ -6,6 +6,7 @@ from allotment._core.contract.table cimport OK, OUT_OF_MEMORY
 from allotment._core.contract.types cimport bytes_t, capture_t
 from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.limits cimport room_within_limits
 from allotment._core.model.model cimport FAILED_DEVICE, NO_FAILURE, Engine, Failure, Request
 from allotment._core.placement.dense.arena cimport Piece, addresses_left, arena_extend, drop_old_views, region_make
 from allotment._core.placement.dense.clocks cimport clock_covers
@@ -40,11 +41,10 @@ cdef bytes_t left_to_get(const Arena* arena) noexcept nogil:
     cdef Engine* engine = arena.engine
     cdef bytes_t left = 0
     cdef bytes_t total
+    cdef Failure unused
     if engine.table.memory_info(engine.table.self, &left, &total) != OK:
         left = engine.total_memory
-    if engine.limited:
-        left = min(left, engine.limit - held(engine) if engine.limit > held(engine) else 0)
-    return left
+    return min(left, room_within_limits(engine, arena.pool, &unused))
 
 
 cdef inline bint is_pressed(bytes_t reserved, bytes_t left) noexcept nogil:

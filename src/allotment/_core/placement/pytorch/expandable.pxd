@@ -18,6 +18,7 @@ from libc.stdint cimport uint32_t
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.model cimport Block, Engine, Failure, Range, Request
 
+cdef bytes_t growth_in_place(Engine* engine, Request* request) noexcept nogil
 cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil
 cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
 cdef void free_again(Engine* engine, Block* block) noexcept nogil

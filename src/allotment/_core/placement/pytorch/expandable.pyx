@@ -8,9 +8,9 @@ from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.pool cimport count_reserved
 from allotment._core.mechanism.ranges cimport (
-    configured_range_bytes, map_pages, range_give_back, range_reserve, unmap_pages)
+    configured_range_bytes, map_pages, missing_bytes, range_give_back, range_reserve, unmap_pages)
 from allotment._core.mechanism.streams cimport wait_for_stream
-from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request, Shelf, StreamRecord
+from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request, Shelf, StreamRecord
 from allotment._core.placement.pytorch.classes cimport page_size
 from allotment._core.placement.pytorch.free_index cimport tree_first, tree_insert, tree_next, tree_remove
 from allotment._core.placement.pytorch.shelves cimport absorb_if_free, claim, shelve, unshelve
@@ -108,6 +108,24 @@ cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context
     return True
 
 
+cdef bytes_t growth_in_place(Engine* engine, Request* request) noexcept nogil:
+    """What `grow_in_place` would map; no more than the request if there is no place for it."""
+    cdef Block* block = find_place(engine, request)
+    cdef bytes_t found = 0
+    cdef bytes_t mapped = 0
+    cdef bytes_t page
+    if block == NULL:
+        request.failure.reason = NO_FAILURE
+        return request.rounded
+    page = block.range.page
+    while found < request.rounded:
+        if not block.mapped:
+            mapped += min(block.size, (request.rounded - found + page - 1) // page * page)
+        found += block.size
+        block = block.next
+    return mapped
+
+
 cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
     """A free block of at least the request, off its shelf; NULL with the reason in request.failure.
 
@@ -162,6 +180,7 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
     cdef bytes_t unmapped
     cdef bytes_t leading, trailing
     cdef Block* part
+    cdef bytes_t away = 0
     cdef capture_t capture = 0
     cdef bint ok = True
     claim(block)
@@ -172,7 +191,10 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
         ok = host_memory_failed(failure)
     unmapped = 0
     if ok and capture == 0:
+        away = missing_bytes(block.range, block.address, block.size)
         ok = unmap_pages(engine, block.range, block.address, block.size, &start, &unmapped, failure)
+        if not ok:
+            away -= missing_bytes(block.range, start + unmapped, block.address + block.size - start - unmapped)
     block.deferred = False
     if unmapped == 0:
         free_again(engine, block)
@@ -194,7 +216,8 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
     absorb_if_free(engine, block, block.next)
     put_unmapped(block)
     pool.malloc_count -= 1
-    count_reserved(engine, block.shelf.rack, -(<count_t> unmapped))
+    block.shelf.rack.away -= away
+    count_reserved(engine, block.shelf.rack, -(<count_t> (unmapped - away)))
     engine.stats.device_frees += 1
     trace_report(&engine.trace, ACTION_SEGMENT_UNMAP, start, unmapped, block.shelf.stream.handle,
                  pool.first, pool.second, context if context != 0 else block.segment_context)

@@ -6,7 +6,8 @@ block is found:
 
     1  best fit among the free blocks of the request's pool and stream
     2  the free-memory callbacks, then 1 again if one of them freed something
-    3  garbage collection: unused segments of at least average age, if a limit and a threshold are set
+    3  garbage collection: unused segments of at least average age, if a limit and a threshold are set; and, if a soft
+       limit would be passed, release of what is cached, after a look at what that has set free
     4  a new segment (or more pages of an expandable one); the settings can reject that, which ends the request
     5  a free block of a private pool that lends when memory is out
     6  release of oversize blocks of the same pool and stream, then 4
@@ -93,9 +94,13 @@ cdef inline bint grows_in_place(const Engine* engine, const Pool* pool) noexcept
 
 cdef inline Block* hit_shelf(Engine* engine, Request* request) noexcept nogil:
     """Step 1: a block from the cache, in the user's hands; NULL with NO_FAILURE if none will do."""
-    cdef Block* block
     request.expandable = grows_in_place(engine, request.shelf.rack.pool)
-    block = search(engine, request.shelf, request.rounded, request.expandable)
+    return hit_shelf_as_asked(engine, request)
+
+
+cdef inline Block* hit_shelf_as_asked(Engine* engine, Request* request) noexcept nogil:
+    """The same, where it is said already whether expandable memory may serve the request."""
+    cdef Block* block = search(engine, request.shelf, request.rounded, request.expandable)
     if block == NULL:
         return NULL
     return deliver(engine, request, block)

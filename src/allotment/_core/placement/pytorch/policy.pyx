@@ -5,21 +5,25 @@ from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport is_plain, is_split
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
+from allotment._core.mechanism.limits cimport passes_soft_limit, release_for_soft_limit, room_within_limits
 from allotment._core.mechanism.pool cimport shelf_for
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory, note_rejection, rejects
-from allotment._core.model.model cimport FAILED_DEVICE, NO_FAILURE, Block, Engine, Placement, Pool, Rack, Request, Shelf
+from allotment._core.mechanism.streams cimport wait_events
+from allotment._core.model.model cimport (
+    AWAKE, FAILED_DEVICE, FAILED_PAUSED, LIMIT_OF_ALLOCATOR, NO_FAILURE, NO_LIMITER, Block, Engine, Placement, Pool,
+    Rack, Request, Shelf)
 from allotment._core.placement.pytorch.check cimport check_shelves
 from allotment._core.placement.pytorch.classes cimport rack_for_size, segment_size
-from allotment._core.placement.pytorch.expandable cimport grow_in_place
+from allotment._core.placement.pytorch.expandable cimport grow_in_place, growth_in_place
 from allotment._core.placement.pytorch.free_index cimport (
     index_below, index_best_fit, index_largest, index_next, index_prev)
 from allotment._core.placement.pytorch.policy cimport collects_garbage, deliver, grows_in_place, hit_shelf, search
 from allotment._core.placement.pytorch.release cimport (
     BlockList, drop_ranges, list_append, list_sort, release_segments, release_shelves, segment_release)
-from allotment._core.placement.pytorch.shelves cimport free_to_shelf, hand_out, tidy, unshelve
+from allotment._core.placement.pytorch.shelves cimport free_to_shelf, hand_out, shelve, tidy, unshelve
 from allotment._core.records.stats cimport tally_now
 from allotment._core.tools.slab cimport slab_reserve
 
@@ -61,8 +65,13 @@ cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil
     if last_try:
         engine.stats.alloc_retries += 1
     if engine.limited and <bytes_t> tally_now(&engine.stats.reserved_bytes) + request.segment > engine.limit:
+        request.failure.limiter = LIMIT_OF_ALLOCATOR
         device_failed(&request.failure, OUT_OF_MEMORY, b"limit")
         return NULL
+    if engine.limit_count > 0 and growth(engine, request) > room_within_limits(engine, pool, &request.failure):
+        device_failed(&request.failure, OUT_OF_MEMORY, b"limit")
+        return NULL
+    request.failure.limiter = NO_LIMITER
     if rejects(engine, request.segment):
         note_rejection(engine, request)
         return NULL
@@ -72,6 +81,24 @@ cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil
     if block != NULL:
         pool.malloc_count += 1
     return block
+
+
+cdef bytes_t growth(Engine* engine, Request* request) noexcept nogil:
+    """What serving a request with new memory would add to its pool."""
+    return growth_in_place(engine, request) if request.expandable else request.segment
+
+
+cdef bint make_room_below_soft_limit(Engine* engine, Request* request, Block** block) noexcept nogil:
+    """What is cached and does not fit goes back before the pool grows. `block`: what has become free meanwhile."""
+    cdef Pool* pool = request.shelf.rack.pool
+    cdef bytes_t more = growth(engine, request)
+    request.failure.reason = NO_FAILURE
+    if request.capturing or not passes_soft_limit(engine, pool, more):
+        return True
+    if not wait_events(engine, NULL, request.context, &request.failure):
+        return False
+    block[0] = search(engine, request.shelf, request.rounded, request.expandable)
+    return block[0] != NULL or release_for_soft_limit(engine, request, more)
 
 
 cdef inline bint is_worth_another_try(const Request* request) noexcept nogil:
@@ -158,6 +185,10 @@ cdef Block* miss_shelf(Engine* engine, Request* request) noexcept nogil:
     pool.asking -= 1
     if block == NULL or block.allocated:
         return block
+    if pool.sleep != AWAKE:         # paused meanwhile
+        shelve(block)
+        pool_failed(&request.failure, FAILED_PAUSED, pool.first, pool.second)
+        return NULL
     return deliver(engine, request, block)
 
 
@@ -170,14 +201,23 @@ cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
         block = search(engine, request.shelf, request.rounded, request.expandable)
         if block != NULL:
             return block
+    if engine.lent_count > 0 and request.shelf.rack.pool == &engine.defaults:
+        request.failure.reason = NO_FAILURE
+        block = borrow(engine, request, True)
+        if block != NULL or request.failure.reason != NO_FAILURE:
+            return block
     if collects_garbage(engine) and not collect_garbage(engine, request):
         return NULL
+    if engine.limit_count > 0:
+        block = NULL
+        if not make_room_below_soft_limit(engine, request, &block) or block != NULL:
+            return block
     block = grow(engine, request, False)
     if block != NULL or not is_worth_another_try(request):
         return block
     if engine.lender_count > 0 and request.shelf.rack.pool == &engine.defaults:
         request.failure.reason = NO_FAILURE
-        block = borrow(engine, request)
+        block = borrow(engine, request, False)
         if block != NULL or request.failure.reason != NO_FAILURE:
             return block
     if engine.tuning.max_split != ~(<bytes_t> 0):

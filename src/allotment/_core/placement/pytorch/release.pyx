@@ -6,7 +6,7 @@ from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.segment cimport segment_forget, segment_give_back
-from allotment._core.model.model cimport Block, Engine, Failure, Pool, Rack, Shelf
+from allotment._core.model.model cimport ASLEEP, Block, Engine, Failure, Pool, Rack, Shelf
 from allotment._core.placement.pytorch.expandable cimport free_again, give_back_if_empty, unmap_block
 from allotment._core.placement.pytorch.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.placement.pytorch.release cimport BlockList
@@ -78,7 +78,9 @@ cdef bint unmap_blocks(Engine* engine, BlockList* list, bytes_t keep, bint ok, u
     """
     cdef size_t i
     for i in range(list.count):
-        if ok and list.blocks[i].shelf.rack.pool.reserved_bytes > keep:
+        # A paused pool holds nothing, and needs the less for its resume.
+        if ok and (list.blocks[i].shelf.rack.pool.reserved_bytes > keep
+                   or list.blocks[i].shelf.rack.pool.sleep == ASLEEP):
             ok = (unmap_block(engine, list.blocks[i], context, failure)
                   and give_back_if_empty(engine, list.blocks[i], failure))
         else:

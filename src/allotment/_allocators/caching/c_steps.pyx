@@ -1,0 +1,47 @@
+cimport cython
+
+from allotment._allocators.caching.c_steps cimport Shortage, step_t
+
+cdef dict removers = {}
+cdef int latest = 0
+
+
+@cython.final
+cdef class CStep:
+    """A C function as a step; entry points make one."""
+    cdef step_t step
+    cdef void* owner
+
+    def __call__(self, facts: OutOfMemoryFacts) -> bool:
+        """What the function says."""
+        cdef Shortage told
+        cdef int again
+        told.size = sizeof(Shortage)
+        told.requested = facts.requested
+        told.stream = facts.stream
+        told.device_free = facts.device_free
+        told.device_total = facts.device_total
+        told.reserved = facts.reserved
+        told.allocated = facts.allocated
+        told.waiting = facts.waiting
+        with nogil:
+            again = self.step(self.owner, &told)
+        return again != 0
+
+
+cdef int c_step_add(object allocator, step_t step, void* self, int tries) except 0:
+    global latest
+    cdef CStep called = CStep.__new__(CStep)
+    called.step = step
+    called.owner = self
+    remover = allocator.on_out_of_memory(called, tries=tries)
+    latest += 1
+    removers[latest] = remover
+    return latest
+
+
+cdef bint c_step_remove(int number) except -1:
+    remover = removers.pop(number, None)
+    if remover is not None:
+        remover()
+    return remover is not None

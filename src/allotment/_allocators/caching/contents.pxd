@@ -1,0 +1,31 @@
+"""What was in paused memory, kept on the host until it is resumed.
+
+Copies go through the device, on streams of their own and in pieces, to host memory that the device reaches quickly
+where it has such; memory that this process can read is copied by the calling thread. Nothing is kept beyond the last
+use of it: as much host memory is taken at each pause as is given back at the resume.
+"""
+
+from allotment._core.contract.table cimport Device
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.mechanism.pausing cimport ExtentList
+
+cdef struct Piece:
+    address_t address           # where it belongs
+    address_t host              # where it is; 0: not obtained
+    bytes_t size
+
+cdef class Contents:
+    cdef Device device
+    cdef Piece* pieces
+    cdef size_t count
+    cdef bytes_t total
+    cdef stream_t streams[2]    # taken in turn
+    cdef int stream_count
+
+    cdef int plan(self, Device device, const ExtentList* list) except -1
+    cdef int obtain(self) except -1                 # host memory for all of it
+    cdef int save(self) except -1
+    cdef int restore(self, object progress) except -1
+    cdef int copy_all(self, bint saving, object progress) except -1
+    cdef int wait(self) except -1
+    cdef void drop(self) noexcept

@@ -1,0 +1,136 @@
+cimport cython
+from libc.stddef cimport size_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+from allotment._core.contract.raising cimport check_status
+from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, status_t
+from allotment._core.contract.types cimport bytes_t
+from allotment._core.mechanism.pausing cimport ExtentList
+
+from allotment.errors import UnsupportedError
+
+cdef enum:
+    PIECE_MOST = 64 << 20       # large enough for the bus to be busy, small enough for progress to be seen
+    AT_ONCE = 8                 # pieces under way before they are waited for
+
+
+@cython.final
+cdef class Contents:
+    """What was in paused memory; allocators make one."""
+
+    cdef int plan(self, Device device, const ExtentList* list) except -1:
+        """Cut extents into pieces."""
+        cdef size_t count = 0
+        cdef size_t i
+        cdef bytes_t done
+        cdef Piece* piece
+        self.device = device
+        for i in range(list.count):
+            count += (list.extents[i].size + PIECE_MOST - 1) // PIECE_MOST
+        self.pieces = <Piece*> calloc(count + 1, sizeof(Piece))
+        if self.pieces == NULL:
+            raise MemoryError("the host has no memory for the allocator's own records")
+        for i in range(list.count):
+            done = 0
+            while done < list.extents[i].size:
+                piece = &self.pieces[self.count]
+                piece.address = list.extents[i].address + done
+                piece.size = min(<bytes_t> PIECE_MOST, list.extents[i].size - done)
+                done += piece.size
+                self.count += 1
+        self.total = list.total
+        return 0
+
+    cdef int obtain(self) except -1:
+        cdef DeviceTable* table = &self.device.table
+        cdef bint is_host = table.capabilities & IS_HOST != 0
+        cdef status_t status = OK
+        cdef size_t i = 0
+        if not is_host and table.copy == NULL:
+            raise UnsupportedError(
+                f"{self.device.name} does not support copy, so that the contents of paused memory cannot be kept; "
+                'pause with keep="nothing"', operation="copy")
+        with nogil:
+            while status == OK and i < self.count:
+                if is_host or table.pinned_allocate == NULL:
+                    self.pieces[i].host = <address_t> malloc(self.pieces[i].size)
+                    if self.pieces[i].host == 0:
+                        break
+                else:
+                    status = table.pinned_allocate(table.self, self.pieces[i].size, &self.pieces[i].host)
+                i += 1
+        check_status(self.device, status, "pinned_allocate")
+        if i < self.count:
+            raise MemoryError(f"the host has no memory for {self.total} bytes of paused memory")
+        return 0
+
+    cdef int save(self) except -1:
+        return self.copy_all(True, None)
+
+    cdef int restore(self, object progress) except -1:
+        return self.copy_all(False, progress)
+
+    cdef int copy_all(self, bint saving, object progress) except -1:
+        cdef DeviceTable* table = &self.device.table
+        cdef bint is_host = table.capabilities & IS_HOST != 0
+        cdef bytes_t done = 0
+        cdef status_t status = OK
+        cdef address_t target, origin
+        cdef size_t i
+        while not is_host and self.stream_count < 2 and table.stream_create != NULL:
+            with nogil:
+                status = table.stream_create(table.self, &self.streams[self.stream_count])
+            check_status(self.device, status, "stream_create")
+            self.stream_count += 1
+        for i in range(self.count):
+            target, origin = self.pieces[i].address, self.pieces[i].host
+            if saving:
+                target, origin = origin, target
+            with nogil:
+                if is_host:
+                    memcpy(<void*> target, <void*> origin, self.pieces[i].size)
+                else:
+                    status = table.copy(table.self, target, origin, self.pieces[i].size, table.device, table.device,
+                                        self.streams[i % 2] if self.stream_count > 0 else 0)
+            check_status(self.device, status, "copy")
+            done += self.pieces[i].size
+            if (i + 1) % AT_ONCE == 0 or i + 1 == self.count:
+                self.wait()
+                if progress is not None:
+                    progress(done, self.total)
+        return 0
+
+    cdef int wait(self) except -1:
+        cdef DeviceTable* table = &self.device.table
+        cdef status_t status = OK
+        cdef int i
+        for i in range(self.stream_count if table.stream_synchronize != NULL else 0):
+            with nogil:
+                status = table.stream_synchronize(table.self, self.streams[i])
+            check_status(self.device, status, "stream_synchronize")
+        return 0
+
+    cdef void drop(self) noexcept:
+        cdef DeviceTable* table = &self.device.table if self.device is not None else NULL
+        cdef size_t i
+        if table == NULL:
+            return
+        for i in range(self.count):
+            if self.pieces[i].host != 0:
+                if table.capabilities & IS_HOST or table.pinned_allocate == NULL:
+                    free(<void*> self.pieces[i].host)
+                else:
+                    with nogil:
+                        table.pinned_free(table.self, self.pieces[i].host)
+        for i in range(<size_t> self.stream_count if table.stream_destroy != NULL else 0):
+            with nogil:
+                table.stream_destroy(table.self, self.streams[i])
+        self.stream_count = 0
+        self.count = 0
+        free(self.pieces)
+        self.pieces = NULL
+
+    def __del__(self):
+        # A finalizer, because a deallocator may not call a device that is written in Python.
+        self.drop()

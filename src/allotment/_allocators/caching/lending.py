@@ -1,0 +1,60 @@
+"""Lending: the idle memory of a private pool serves others for a while, because its owner promises not to use it.
+
+A pool of captured graphs has memory between their runs that nothing uses. While it is lent, requests of the default pool
+have it before the device is asked, on the streams that it is for. What they get must be freed before the promise ends,
+and no graph may run meanwhile: both are checked, and told by the sanitizer where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from allotment.errors import PoolError
+
+if TYPE_CHECKING:
+    from allotment._allocators.caching.pools import PoolId
+
+
+@contextmanager
+def lent(allocator: Any, pool: PoolId) -> Iterator[None]:
+    """Lend the memory of a pool until the end of the block."""
+    owned = allocator._lend(pool)
+    sanitizer = allocator._sanitizer
+    if sanitizer is not None:
+        sanitizer.lent(pool)
+    try:
+        yield
+    except BaseException:
+        _take_back(allocator, pool, owned)
+        raise
+    kept = _take_back(allocator, pool, owned)
+    if kept and sanitizer is None:
+        raise PoolError(
+            f"pool {pool} on {allocator.device.name} was lent, and others still have {len(kept)} blocks of its memory,"
+            f" the first at {kept[0]:#x}; free them before the end of lent()"
+        )
+
+
+def _take_back(allocator: Any, pool: PoolId, owned: frozenset[int]) -> list[int]:
+    from allotment._allocators.caching.allocator import _release_quarantine
+
+    if allocator._sanitizer is not None:
+        _release_quarantine(allocator)  # what was freed there must not lie in the way of the graphs
+    kept: list[int] = allocator._take_back(pool, owned)
+    if allocator._sanitizer is not None:
+        allocator._sanitizer.taken_back(pool, kept)
+    return kept
+
+
+def launching(allocator: Any, pool: PoolId, stream: Any) -> None:
+    """A graph whose memory is in a pool is about to run."""
+    if pool not in allocator._lent_pools:
+        return
+    if allocator._sanitizer is None:
+        raise PoolError(
+            f"pool {pool} on {allocator.device.name} is lent, and a graph whose memory it has cannot run meanwhile;"
+            " end lent() first"
+        )
+    allocator._sanitizer.launched(pool, stream)

@@ -1,0 +1,241 @@
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from allotment._allocators.caching.contents cimport Contents
+from allotment._allocators.caching.engine_allocator cimport EVERYTHING
+from allotment._allocators.caching.limiting_allocator cimport LimitingAllocator
+from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.engine cimport engine_leave
+from allotment._core.mechanism.address_map cimport block_at
+from allotment._core.mechanism.failure cimport pool_failed
+from allotment._core.mechanism.pausing cimport (
+    ExtentList, pause_begin, pause_end, pause_extents, pause_undo, resume_begin, resume_end)
+from allotment._core.mechanism.pool cimport pool_absent, pool_find
+from allotment._core.model.model cimport (
+    ASLEEP, AWAKE, FAILED_PAUSED, FOR_TAGS, Block, Failure, Pool as EnginePool, Range)
+from allotment._core.records.tags cimport tag_name, tag_pool_id
+from allotment._core.tools.arguments cimport read_callable
+
+from allotment.errors import DeviceError, OutOfMemoryError, RequestError
+
+
+@cython.no_gc_clear
+cdef class PausingAllocator(LimitingAllocator):
+    """An engine whose tags can be paused; users hold an `Allocator`."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.kept = {}
+
+    def pause(self, tag: str | Pool, *, keep: str = "host") -> int:
+        """Give the physical memory of a tag back to the device, and keep every address; gives how many bytes went.
+
+        `keep` is "host": what is in blocks in use is copied to host memory first, and comes back at `resume`; or
+        "nothing". `tag` is the name of a tag, or a Pool whose memory is virtual (expandable segments). Until it is
+        resumed, requests for it raise PausedError, its blocks may be freed, and touching them is an error: on the
+        host the process ends, with a message that names the tag. Graphs that use them stay as they are.
+
+        Waits for all work of the device. If it fails, the memory is as it was, or asleep already and the rest of it can
+        be paused again. A second time, nothing happens. Raises PoolError if nothing was ever allocated in this tag,
+        PausedError if another process has a block of it open or it is being paused or resumed now, UnsupportedError on
+        devices without virtual memory, DeviceError, and MemoryError if the host has no room for the contents. Safe to
+        call from several threads.
+        """
+        cdef uint64_t first = 0, second = 0
+        if keep not in ("host", "nothing"):
+            raise RequestError(f'keep is "host" or "nothing", not {keep!r}')
+        self.find_pool(tag, &first, &second)
+        return self.pause_pool(first, second, keep == "host")
+
+    def resume(self, tag: str | Pool, *, progress: Callable[[int, int], None] | None = None) -> None:
+        """Map memory under the addresses of a paused tag or pool, and bring its contents back.
+
+        `progress(done, total)` is called with bytes on the way. If it cannot be done, because the memory was taken
+        meanwhile or a call fails, it is asleep as before and nothing is lost: it can be tried again. For want of
+        memory the cache is given back first, and the steps of `on_out_of_memory` are asked. What is not paused stays
+        as it is. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress` raises. Safe to call from
+        several threads.
+        """
+        cdef uint64_t first = 0, second = 0
+        if progress is not None:
+            read_callable(progress, "progress")
+        self.find_pool(tag, &first, &second)
+        try:
+            self.resume_pool(first, second, progress)
+        except OutOfMemoryError as error:
+            if not self.has_say():
+                raise
+            self.resume_by_chain(first, second, progress, error)
+
+    cdef int resume_by_chain(self, uint64_t first, uint64_t second, object progress, object error) except -1:
+        turn = self.chain.begin()
+        if turn is None:
+            raise error
+        try:
+            while turn.wants_another_try(error.facts):
+                try:
+                    return self.resume_pool(first, second, progress)
+                except OutOfMemoryError as again:
+                    error = again
+        finally:
+            self.chain.end()
+        raise error
+
+    def paused(self) -> set[str | PoolId]:
+        """What is paused now: the names of tags, and the ids of pools."""
+        return {self.name_of_pool(first, second) for first, second in self.kept}
+
+    def tags(self) -> dict[str, dict[str, int]]:
+        """By name, in order of their last request, the "reserved_bytes" of each tag and the bytes that are "paused"."""
+        cdef EnginePool* pool
+        cdef list found = []
+        cdef bint collects = self.enter_making_objects()
+        try:
+            pool = self.engine.first_pool
+            while pool != NULL:
+                if pool.tag != 0:
+                    found.append((pool.used_at, tag_name(pool.tag), pool.reserved_bytes,
+                                  pool.small.away + pool.large.away))
+                pool = pool.next
+        finally:
+            self.leave_making_objects(collects)
+        return {name: {"reserved_bytes": reserved, "paused": away} for _, name, reserved, away in sorted(found)}
+
+    cdef object name_of_pool(self, uint64_t first, uint64_t second):
+        return tag_name(<uint32_t> (second - tag_pool_id(0))) if second > tag_pool_id(0) else (first, second)
+
+    def _notice_tags(self) -> None:
+        """Look from now on which tag a request is in."""
+        self.enter()
+        self.engine.attention |= FOR_TAGS
+        engine_leave(self.engine)
+
+    cdef EnginePool* found(self, uint64_t first, uint64_t second, Failure* failure) noexcept:
+        cdef EnginePool* pool = pool_find(self.engine, first, second)
+        if pool == NULL:
+            pool_absent(self.engine, first, second, failure)
+        return pool
+
+    cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep) except? 0:
+        cdef Contents contents = Contents.__new__(Contents)
+        cdef ExtentList extents
+        cdef EnginePool* pool
+        cdef Failure failure
+        cdef bytes_t before
+        cdef bint ok, asleep
+        memset(&extents, 0, sizeof(ExtentList))
+        self.enter()
+        pool = self.found(first, second, &failure)
+        asleep = pool != NULL and pool.sleep == ASLEEP
+        with nogil:
+            ok = pool != NULL and pause_begin(self.engine, pool, &failure)
+            if ok and keep and not asleep and not pause_extents(self.engine, pool, &extents, &failure):
+                pause_undo(self.engine, pool)
+                ok = False
+            self.leave(ok, &failure)
+        if not asleep:
+            try:
+                if keep:
+                    contents.plan(self.device, &extents)
+                    contents.obtain()
+                    contents.save()
+            except BaseException:
+                contents.drop()
+                self.enter()
+                pause_undo(self.engine, pool)
+                engine_leave(self.engine)
+                raise
+            finally:
+                free(extents.extents)
+            self.kept[(first, second)] = contents if keep else None
+            self.note_asleep(first, second)
+        self.enter()
+        before = pool.reserved_bytes
+        with nogil:
+            ok = pause_end(self.engine, pool, &failure)
+            before -= pool.reserved_bytes
+            self.leave(ok, &failure)
+        return before
+
+    cdef int resume_pool(self, uint64_t first, uint64_t second, object progress) except -1:
+        cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
+        cdef EnginePool* pool
+        cdef Failure failure
+        cdef bint ok
+        cdef Contents contents
+        self.enter()
+        pool = self.found(first, second, &failure)
+        if pool != NULL and pool.sleep == AWAKE:
+            engine_leave(self.engine)
+            return 0
+        with nogil:
+            ok = pool != NULL and resume_begin(self.engine, pool, context, &failure)
+            self.leave(ok, &failure)
+        forget = getattr(self.device, "_forget_asleep", None)
+        if forget is not None:
+            forget(self.ranges_of(first, second))
+        contents = self.kept[(first, second)]
+        try:
+            if contents is not None:
+                contents.restore(progress)
+        except BaseException:
+            self.enter()
+            with nogil:
+                pause_end(self.engine, pool, &failure)
+                engine_leave(self.engine)
+            self.note_asleep(first, second)
+            raise
+        del self.kept[(first, second)]
+        self.enter()
+        resume_end(self.engine, pool)
+        engine_leave(self.engine)
+        if contents is not None:
+            contents.drop()
+        return 0
+
+    cdef list ranges_of(self, uint64_t first, uint64_t second):
+        cdef list found = []
+        cdef Range* range_
+        cdef bint collects = self.enter_making_objects()
+        try:
+            range_ = self.engine.first_range
+            while range_ != NULL:
+                if range_.shelf.rack.pool.first == first and range_.shelf.rack.pool.second == second:
+                    found.append((range_.base, range_.size))
+                range_ = range_.next
+        finally:
+            self.leave_making_objects(collects)
+        return found
+
+    cdef int note_asleep(self, uint64_t first, uint64_t second) except -1:
+        """Let a device that can tell who is touched know."""
+        note = getattr(self.device, "_note_asleep", None)
+        if note is not None:
+            note(self.ranges_of(first, second), self.words_of_pool(first, second))
+        return 0
+
+    cdef str words_of_pool(self, uint64_t first, uint64_t second):
+        name = self.name_of_pool(first, second)
+        return f"tag {name!r}" if isinstance(name, str) else f"pool {name}"
+
+    cdef int require_awake(self, address_t address) except -1:
+        cdef Block* block
+        cdef Failure failure
+        cdef bint awake = True
+        if not self.kept:
+            return 0
+        self.enter()
+        block = block_at(self.engine, address)
+        if block != NULL and block.shelf.rack.pool.sleep != AWAKE:
+            awake = pool_failed(
+                &failure, FAILED_PAUSED, block.shelf.rack.pool.first, block.shelf.rack.pool.second)
+        self.leave(awake, &failure)
+        return 0
+
+    cdef object failed(self, const Failure* failure):
+        error = LimitingAllocator.failed(self, failure)
+        if self.kept and isinstance(error, DeviceError):
+            error.add_note(f"paused on {self.device.name} at this time: {sorted(map(str, self.paused()))}; work that "
+                           "touches such memory makes the device fail")
+        return error

@@ -1,0 +1,135 @@
+"""What is known of each block, and the rules that accesses and frees are held to.
+
+    an access       comes after every earlier access that was a write, and a write after every access; the block is live
+    a free          comes after every access by other streams, or those are recorded for the block, or the host waited
+    an access to    comes after the work of those who had the memory before, on the stream that the block is for
+    reused memory
+
+A block that was freed is remembered until its memory is handed out again, for the sake of those who still use it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from allotment._allocators.caching.sanitizer.order import HOST, Moment, Order
+from allotment._allocators.caching.sanitizer.reports import Access, Report, Stack, stack_here, stream_of
+
+
+@dataclass(slots=True)
+class _Touch:
+    moment: Moment
+    stack: Stack
+    writes: bool
+
+    def told(self) -> Access:
+        return Access("write" if self.writes else "read", stream_of(self.moment.agent), self.stack)
+
+
+@dataclass(slots=True)
+class Block:
+    """`touches` has the last read and the last write of each agent; `before` those of the memory's life before."""
+
+    address: int
+    size: int
+    stream: int
+    made: Access
+    touches: dict[tuple[int, bool], _Touch] = field(default_factory=dict)
+    before: list[_Touch] = field(default_factory=list)
+    recorded: set[int] = field(default_factory=set)
+    ended: Access | None = None
+    of_graph: bool = False
+    """Allocated in a capture: the graph uses its memory when it runs, freed or not."""
+
+
+class Blocks:
+    """All blocks of one allocator. The caller has a lock around it."""
+
+    def __init__(self, order: Order, report: Callable[[Report], None]) -> None:
+        self.order = order
+        self._report = report
+        self._by_address: dict[int, Block] = {}
+        self._addresses: list[int] = []
+
+    def at(self, address: int) -> Block | None:
+        """The block that holds an address, live or freed and not reused."""
+        place = bisect_right(self._addresses, address)
+        if place == 0:
+            return None
+        block = self._by_address[self._addresses[place - 1]]
+        return block if address < block.address + max(block.size, 1) else None
+
+    def allocated(self, address: int, size: int, stream: int, *, of_graph: bool = False) -> None:
+        """A block begins; whatever lay there before has ended for good."""
+        block = Block(address, size, stream, Access("malloc", stream_of(stream), stack_here()), of_graph=of_graph)
+        for old in self._overlapping(address, size):
+            # What other streams did is over: it was recorded and waited for, or has been reported.
+            block.before += [touch for touch in old.touches.values() if touch.moment.agent == old.stream]
+            if old.stream == stream:
+                block.before += old.before
+            self._forget(old)
+        self._by_address[address] = block
+        insort(self._addresses, address)
+
+    def _overlapping(self, address: int, size: int) -> list[Block]:
+        first = max(bisect_right(self._addresses, address) - 1, 0)
+        found = []
+        for start in self._addresses[first:]:
+            if start >= address + size:
+                break
+            block = self._by_address[start]
+            if start + block.size > address:
+                found.append(block)
+        return found
+
+    def _forget(self, block: Block) -> None:
+        del self._by_address[block.address]
+        del self._addresses[bisect_right(self._addresses, block.address) - 1]
+
+    def recorded(self, address: int, stream: int) -> None:
+        block = self.at(address)
+        if block is not None:
+            block.recorded.add(stream)
+
+    def touched(self, address: int, moment: Moment, stack: Stack, *, writes: bool) -> None:
+        """Somebody's work touches a block; what no block of ours holds is not looked at."""
+        block = self.at(address)
+        if block is None:
+            return
+        touch = _Touch(moment, stack, writes)
+        if block.ended is not None:
+            self._tell("use after free", block, block.ended, touch.told())
+            return
+        for other in list(block.touches.values()):
+            if (writes or other.writes) and not moment.comes_after(other.moment):
+                self._tell("race", block, other.told(), touch.told())
+        for other in block.before:
+            if not moment.comes_after(other.moment):
+                self._tell("reused too early", block, other.told(), touch.told())
+                block.before = []
+                break
+        block.touches[moment.agent, writes] = touch
+
+    def freed(self, address: int, moment: Moment, stack: Stack) -> Block | None:
+        """The block's user is done with it. `moment` is where that is said; what its stream has seen counts too."""
+        block = self._by_address.get(address)
+        if block is None or block.ended is not None:
+            return None
+        block.ended = Access("free", stream_of(moment.agent), stack)
+        of_stream = self.order.now(block.stream)
+        for touch in list(block.touches.values()):
+            agent = touch.moment.agent
+            settled = agent in (HOST, block.stream) or agent in block.recorded
+            if not settled and not moment.comes_after(touch.moment) and not of_stream.comes_after(touch.moment):
+                self._tell("not recorded", block, touch.told(), block.ended)
+        return block
+
+    def live_within(self, addresses: list[int]) -> list[Block]:
+        """Those of the addresses that are live blocks."""
+        found = [self._by_address.get(address) for address in addresses]
+        return [block for block in found if block is not None and block.ended is None]
+
+    def _tell(self, kind: str, block: Block, first: Access, second: Access) -> None:
+        self._report(Report(kind, block.address, block.size, first, second))

@@ -1,0 +1,78 @@
+"""What comes before what: a clock for each stream and one for the host, and what each has seen of the others.
+
+A stream's work is in order by itself. It comes after another's as far as it waited for an event recorded there, after
+all that the host had waited for when it was submitted, and after what the host did before. All threads of the host
+count as one: their locks are not known here, and two of them are taken to be in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HOST = -1
+"""The host among the agents; streams are their handles."""
+
+Clock = dict[int, int]
+"""By agent, how far its work has come for certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A place in an agent's work, and what comes before it."""
+
+    agent: int
+    time: int
+    seen: Clock
+
+    def comes_after(self, other: Moment) -> bool:
+        """Whether this is ordered behind the other; work of one agent is."""
+        return self.seen.get(other.agent, 0) >= other.time
+
+
+class Order:
+    """The clocks. The caller has a lock around it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Clock] = {HOST: {}}
+        self._events: dict[int, Clock] = {}
+
+    def _clock(self, agent: int) -> Clock:
+        return self._seen.setdefault(agent, {})
+
+    def moment(self, agent: int) -> Moment:
+        """A new place behind all that the agent has been given; on a stream, submitted by the host now."""
+        clock = self._clock(agent)
+        if agent != HOST:
+            _join(clock, self._seen[HOST])
+        clock[agent] = clock.get(agent, 0) + 1
+        return Moment(agent, clock[agent], dict(clock))
+
+    def now(self, agent: int) -> Moment:
+        """Where the agent is, without anything new."""
+        clock = dict(self._clock(agent))
+        if agent != HOST:
+            _join(clock, self._seen[HOST])
+        return Moment(agent, clock.get(agent, 0), clock)
+
+    def record(self, event: int, stream: int) -> None:
+        self._events[event] = dict(self.moment(stream).seen)
+
+    def wait(self, stream: int, event: int) -> None:
+        _join(self._clock(stream), self._events.get(event, {}))
+
+    def host_waited_for_event(self, event: int) -> None:
+        _join(self._seen[HOST], self._events.get(event, {}))
+
+    def host_waited_for_stream(self, stream: int) -> None:
+        _join(self._seen[HOST], self._clock(stream))
+
+    def host_waited_for_all(self) -> None:
+        for agent, clock in self._seen.items():
+            if agent != HOST:
+                _join(self._seen[HOST], clock)
+
+
+def _join(clock: Clock, other: Clock) -> None:
+    for agent, time in other.items():
+        if clock.get(agent, 0) < time:
+            clock[agent] = time

@@ -1,0 +1,86 @@
+"""What the sanitizer finds: two places in a program that nothing orders, or that should not both be."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import FrameType
+
+from allotment._allocators.caching.sanitizer.order import HOST
+
+_INNERMOST = 24
+
+Stack = tuple[tuple[str, int, str], ...]
+"""(file, line, function), innermost first."""
+
+_OWN = __file__.rpartition("sanitizer")[0]
+
+WORDS = {
+    "race": "two accesses that nothing orders, one of them a write",
+    "use after free": "memory was used after it was freed",
+    "not recorded": "memory was freed while a stream that was never recorded for it may still use it",
+    "reused too early": "memory was used on a stream that does not wait for the work of those who had it before",
+    "written after free": "freed memory was written: its poison is damaged",
+    "overrun": "memory behind a block was written: its redzone is damaged",
+    "lent in use": "a graph ran while the memory of its pool was lent",
+    "lent too long": "a block of lent memory was still in use when its pool took it back",
+}
+
+
+def stack_here(above: FrameType | None = None) -> Stack:
+    """The calling thread's stack without the sanitizer's own frames; the code objects alone, so that it is cheap."""
+    frame = above or sys._getframe(1)
+    found: list[tuple[str, int, str]] = []
+    walking: FrameType | None = frame
+    while walking is not None and len(found) < _INNERMOST:
+        code = walking.f_code
+        if not code.co_filename.startswith(_OWN):
+            found.append((code.co_filename, walking.f_lineno, code.co_name))
+        walking = walking.f_back
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Somebody did something with a block: `what` is "write", "read", "free", "malloc" or "graph"; `stack` is from where.
+
+    `stream` is the handle of the stream whose work it was, None for the host.
+    """
+
+    what: str
+    stream: int | None
+    stack: Stack
+
+    def __str__(self) -> str:
+        where = "the host" if self.stream is None else f"stream {self.stream:#x}"
+        lines = "".join(f"\n      {name}:{line} in {function}" for name, line, function in self.stack)
+        return f"{self.what} by {where}{lines or chr(10) + '      (no Python stack)'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One finding: `kind` is a key of the words, `first` and `second` are the two places, in the order in which they came.
+
+    `address` and `size` are the block's.
+    """
+
+    kind: str
+    address: int
+    size: int
+    first: Access
+    second: Access
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind}: {WORDS[self.kind]} ({self.size} bytes at {self.address:#x})"
+            f"\n    first: {self.first}\n    then: {self.second}"
+        )
+
+
+class SanitizerWarning(UserWarning):
+    """The sanitizer has found something; the text is the report's."""
+
+
+def stream_of(agent: int) -> int | None:
+    """An agent as accesses name it."""
+    return None if agent == HOST else agent

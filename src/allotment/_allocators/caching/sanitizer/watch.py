@@ -1,0 +1,241 @@
+"""An allocator under watch: its requests and frees, and what is written where nothing should be.
+
+Behind each block lies a redzone, a few bytes of a pattern; a freed block is filled with poison and kept in quarantine
+before its memory can be handed out again. Both are written and looked at in the order of the block's stream, where
+this process can read the memory; elsewhere blocks are watched without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from allotment._allocators.caching.sanitizer.blocks import Block, Blocks
+from allotment._allocators.caching.sanitizer.order import HOST, Moment, Order
+from allotment._allocators.caching.sanitizer.reports import (
+    Access,
+    Report,
+    SanitizerWarning,
+    Stack,
+    stack_here,
+    stream_of,
+)
+from allotment._devices.streams import Stream, unwatch_streams, watch_streams
+from allotment.errors import AllotmentError
+
+if TYPE_CHECKING:
+    from allotment._devices.streams import Event
+
+REDZONE = 64
+"""Bytes behind each block."""
+
+_REDZONE_BYTE, _POISON_BYTE = 0xFB, 0xDB
+_QUARANTINE_BYTES = 32 << 20
+_QUARANTINE_BLOCKS = 256
+_MOST_REPORTS = 1000
+
+
+class Sanitizer:
+    """What is known of one allocator's blocks, and what was found. Safe to use from several threads.
+
+    `reports` has the findings in order; each is also a SanitizerWarning. Told of streams and events by `Stream`, of
+    accesses by `Allocator.touch` and by arrays of a watched allocator.
+    """
+
+    def __init__(self, allocator: Any, *, writes_memory: bool) -> None:
+        self.reports: list[Report] = []
+        self._device = allocator.device
+        self._writes_memory = writes_memory
+        self._lock = threading.RLock()
+        self._order = Order()
+        self._blocks = Blocks(self._order, self._note)
+        self._quarantine: deque[Block] = deque()
+        self._kept_bytes = 0
+        self._running = threading.local()
+        self._lent: dict[tuple[int, int], Access] = {}
+        watch_streams(self._device, self)
+
+    def close(self) -> None:
+        """Hear of streams no more."""
+        unwatch_streams(self._device, self)
+
+    def _note(self, report: Report) -> None:
+        seen = {(r.kind, r.first.stack, r.second.stack) for r in self.reports}
+        if (report.kind, report.first.stack, report.second.stack) in seen or len(self.reports) >= _MOST_REPORTS:
+            return
+        self.reports.append(report)
+        warnings.warn(f"allotment sanitizer: {report}", SanitizerWarning, stacklevel=4)
+
+    # --- what the allocator tells ---
+
+    def allocated(self, address: int, size: int, stream: int) -> None:
+        """A block of `size` bytes, with a redzone behind it."""
+        captured = self._is_captured(stream)
+        with self._lock:
+            self._blocks.allocated(address, size, stream, of_graph=captured)
+        if not captured:
+            self._fill(stream, address + size, REDZONE, _REDZONE_BYTE)
+
+    def recorded(self, address: int, stream: int) -> None:
+        """A stream was declared as a user of a block."""
+        with self._lock:
+            self._blocks.recorded(address, stream)
+
+    def freed(self, address: int) -> list[int] | None:
+        """The user is done with a block: the addresses that can be freed now; None if it was freed before."""
+        with self._lock:
+            known = self._blocks.at(address)
+            if known is None or known.address != address:
+                return [address]  # not of ours: the allocator says so
+            if known.ended is not None:
+                return None
+            block = self._blocks.freed(address, self._here() or self._order.now(HOST), self._stack())
+            if block.of_graph:
+                return [address]  # its graph goes on using it, as it should
+        self._check(block, block.size, REDZONE, _REDZONE_BYTE, "overrun", block.made)
+        self._fill(block.stream, block.address, block.size, _POISON_BYTE)
+        with self._lock:
+            self._quarantine.append(block)
+            self._kept_bytes += block.size
+            return [kept.address for kept in self._leaving()]
+
+    def _leaving(self) -> list[Block]:
+        leaving = []
+        while self._kept_bytes > _QUARANTINE_BYTES or len(self._quarantine) > _QUARANTINE_BLOCKS:
+            leaving.append(self._release_oldest())
+        return leaving
+
+    def _release_oldest(self) -> Block:
+        block = self._quarantine.popleft()
+        self._kept_bytes -= block.size
+        assert block.ended is not None
+        self._check(block, 0, block.size, _POISON_BYTE, "written after free", block.ended)
+        return block
+
+    def emptied(self) -> list[int]:
+        """Memory is wanted: all addresses that were kept can be freed now."""
+        with self._lock:
+            return [self._release_oldest().address for _ in range(len(self._quarantine))]
+
+    def touched(self, address: int, stream: int | None, *, writes: bool) -> None:
+        """An access, by work that is submitted to a stream now; by the function that runs, or the host, if None."""
+        with self._lock:
+            moment = self._here(access=True) if stream is None else self._order.moment(stream)
+            if moment is not None:
+                self._blocks.touched(address, moment, self._stack(), writes=writes)
+
+    def _here(self, access: bool = False) -> Any:
+        """Where the calling thread is: in a function on a stream, or on the host."""
+        if getattr(self._running, "submitted", False):
+            return self._running.moment
+        return self._order.moment(HOST) if access else self._order.now(HOST)
+
+    def _stack(self) -> Stack:
+        """Of the calling thread; of a function on a stream, from where it was submitted too."""
+        submitted = self._running.stack if getattr(self._running, "submitted", False) else ()
+        return stack_here() + submitted
+
+    # --- what streams tell ---
+
+    def submitting(self, stream: Stream, function: Any) -> Any:
+        """A function in place of one that is submitted: it knows where in the stream's work it is."""
+        with self._lock:
+            moment: Moment | None = None if stream._is_captured() else self._order.moment(stream.handle)
+
+        stack = stack_here()
+
+        def on_stream(*arguments: Any) -> Any:
+            with self._at(moment, stack):
+                return function(*arguments)
+
+        return on_stream
+
+    @contextmanager
+    def _at(self, moment: Moment | None, stack: Stack) -> Iterator[None]:
+        self._running.submitted, self._running.moment, self._running.stack = True, moment, stack
+        try:
+            yield
+        finally:
+            self._running.submitted = False
+
+    def recorded_event(self, stream: Stream, event: Event) -> None:
+        """An event was recorded."""
+        with self._lock:
+            self._order.record(event.handle, stream.handle)
+
+    def waited(self, stream: Stream, event: Event) -> None:
+        """A stream waits for an event."""
+        with self._lock:
+            self._order.wait(stream.handle, event.handle)
+
+    def synchronized(self, stream: Stream) -> None:
+        """The host has waited for a stream."""
+        with self._lock:
+            self._order.host_waited_for_stream(stream.handle)
+
+    def synchronized_event(self, event: Event) -> None:
+        """The host has waited for an event."""
+        with self._lock:
+            self._order.host_waited_for_event(event.handle)
+
+    def synchronized_device(self) -> None:
+        """The host has waited for everything."""
+        with self._lock:
+            self._order.host_waited_for_all()
+
+    # --- lent pools ---
+
+    def lent(self, pool: tuple[int, int]) -> None:
+        """Others may have the idle memory of a pool from now on."""
+        self._lent[pool] = Access("lent", None, stack_here())
+
+    def taken_back(self, pool: tuple[int, int], addresses: list[int]) -> None:
+        """The pool is its owner's alone again; `addresses` are blocks that others still have in it."""
+        lent = self._lent.pop(pool, Access("lent", None, ()))
+        with self._lock:
+            for block in self._blocks.live_within(addresses):
+                self._note(Report("lent too long", block.address, block.size, block.made, lent))
+
+    def launched(self, pool: tuple[int, int], stream: Stream) -> None:
+        """A graph whose memory is in a pool runs."""
+        lent = self._lent.get(pool)
+        if lent is not None:
+            with self._lock:
+                self._note(Report("lent in use", 0, 0, lent, Access("graph", stream.handle, stack_here())))
+
+    # --- patterns in memory, in stream order ---
+
+    def _fill(self, stream: int, address: int, size: int, byte: int) -> None:
+        if self._writes_memory:
+            self._in_order(stream, ctypes.memset, address, byte, size)
+
+    def _check(self, block: Block, offset: int, size: int, byte: int, kind: str, first: Access) -> None:
+        if self._writes_memory:
+            second = Access("found", stream_of(block.stream), stack_here())
+            self._in_order(block.stream, self._compare, block, offset, size, byte, kind, first, second)
+
+    def _is_captured(self, stream: int) -> bool:
+        return Stream.external(self._device, stream)._is_captured()
+
+    def _in_order(self, stream: int, function: Any, *arguments: Any) -> None:
+        if self._is_captured(stream):
+            return
+        try:
+            self._device.submit(stream, function, arguments)
+        except AllotmentError:
+            pass  # the stream is destroyed, and what it had may still run: its memory is left alone
+
+    def _compare(
+        self, block: Block, offset: int, size: int, byte: int, kind: str, first: Access, second: Access
+    ) -> None:
+        found = (ctypes.c_char * size).from_address(block.address + offset).raw
+        if found != bytes([byte]) * size:
+            with self._lock:
+                self._note(Report(kind, block.address, block.size, first, second))
+
+

@@ -1,0 +1,90 @@
+"""Entering and leaving a tag; sleep and wake of all that a process has in tags."""
+
+cimport cython
+from libc.stdint cimport uint32_t
+
+from allotment._core.records.tags cimport tag_enter, tag_name, tag_number
+
+from allotment._allocators.current import all_holders
+from allotment.errors import RequestError
+
+cdef bint noticed = False       # by the allocators that were there before the first tag: others look from the start
+
+
+@cython.final
+cdef class tag:     # noqa: N801: entered like a function
+    """tag(name)\n--\n
+    Mark what this thread allocates inside `with allotment.tag(name):`, on every allocator.
+
+    A tag has, on each allocator, a pool of its own on virtual memory, so that it shares no page with others: it can be
+    paused and resumed (`Allocator.pause`, `resume`), and has limits (`Allocator.set_limit`). The inner of two tags
+    counts, and a private pool that requests are routed to comes first: a tag is no route. On devices without virtual
+    memory a tag has plain memory, which can be limited and not paused.
+
+    Raises RequestError for an empty name, or when there are too many. One object is entered by one thread at a time;
+    names are the process's.
+    """
+    cdef uint32_t number
+    cdef list before
+
+    def __init__(self, name: str):
+        global noticed
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a tag must be a text, not {type(name).__name__}")
+        self.number = tag_number(name, True)
+        self.before = []
+        if not noticed:
+            noticed = True
+            for holder in all_holders():
+                notice = getattr(holder, "_notice_tags", None)
+                if notice is not None:
+                    notice()
+
+    @property
+    def name(self) -> str:
+        """The name of the tag."""
+        return tag_name(self.number)
+
+    def __enter__(self) -> Self:
+        self.before.append(tag_enter(self.number))
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        tag_enter(self.before.pop())
+
+    def __repr__(self):
+        return f"<tag {tag_name(self.number)!r}>"
+
+
+cdef list sleepers():
+    """Allocators with tags."""
+    return [holder for holder in all_holders() if hasattr(holder, "resume") and not holder.closed]
+
+
+def sleep(keep: str = "host") -> int:
+    """Pause every tag of every allocator of this process, and empty their caches; gives how many bytes went.
+
+    `keep` as for `Allocator.pause`. Memory that is in no tag stays. If one cannot be paused, what was paused stays
+    paused, and the error is raised. Raises what `Allocator.pause` raises.
+    """
+    if keep not in ("host", "nothing"):
+        raise RequestError(f'keep is "host" or "nothing", not {keep!r}')
+    released = 0
+    for allocator in sleepers():
+        for name, figures in allocator.tags().items():
+            if figures["reserved_bytes"] > 0:
+                released += allocator.pause(name, keep=keep)
+        released += allocator.trim_to(0)
+    return released
+
+
+def wake(*, progress: Callable[[int, int], None] | None = None) -> None:
+    """Resume every tag that is paused, on every allocator of this process.
+
+    `progress` is called for each of them, as by `Allocator.resume`. If there is not enough memory for all, those that
+    fitted are awake, the others asleep as they were, and the error is raised. Raises what `Allocator.resume` raises.
+    """
+    for allocator in sleepers():
+        for name in allocator.paused():
+            if isinstance(name, str):
+                allocator.resume(name, progress=progress)

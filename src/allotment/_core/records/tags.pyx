@@ -1,0 +1,54 @@
+from libc.stdint cimport uint32_t
+
+from allotment.errors import RequestError
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #ifdef _MSC_VER
+    #define ALLOTMENT_TAG_THREAD __declspec(thread)
+    #else
+    #define ALLOTMENT_TAG_THREAD __thread
+    #endif
+    static ALLOTMENT_TAG_THREAD uint32_t allotment_tag_here = 0;
+    """
+    uint32_t here "allotment_tag_here"
+
+cdef list names = [""]
+cdef dict numbers = {}
+cdef bint used = False
+
+
+cdef uint32_t tag_here() noexcept nogil:
+    return here
+
+
+cdef uint32_t tag_enter(uint32_t tag) noexcept nogil:
+    global here
+    cdef uint32_t before = here
+    here = tag
+    return before
+
+
+cdef bint tags_are_used() noexcept nogil:
+    return used
+
+
+cdef uint32_t tag_number(str name, bint make) except? 0xFFFFFFFF:
+    global used
+    number = numbers.get(name)
+    if number is None:
+        if not make:
+            return 0
+        if not name:
+            raise RequestError("invalid tag name: it is empty; give a text")
+        if len(names) > TAGS_MOST:
+            raise RequestError(f"too many tags: a process can have {TAGS_MOST}, and {name!r} is one more")
+        number = numbers[name] = len(names)
+        names.append(name)
+        used = True
+    return number
+
+
+cdef str tag_name(uint32_t tag):
+    return names[tag] if tag < len(names) else ""

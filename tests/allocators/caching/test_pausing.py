@@ -1,0 +1,411 @@
+"""Tags: memory of their own, given back and got again under the same addresses."""
+
+import ctypes
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import allotment
+from allotment.errors import AddressError, OutOfMemoryError, PausedError, PoolError, RequestError, UnsupportedError
+from helpers.engine import GIB, MIB, on_device, reserved
+
+DEVICES = pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
+
+
+def tagged(alloc, tag, *sizes, stream=0):
+    with allotment.tag(tag):
+        return [alloc.malloc(size, stream) for size in sizes]
+
+
+@DEVICES
+def test_what_was_in_a_paused_tag_is_there_again_under_the_same_addresses(settings):
+    with allotment.Allocator("host", settings=settings) as alloc:
+        with allotment.tag("weights"):
+            arrays = [alloc.full(length, number, "int32") for number, length in enumerate((100, 70_000, 900_000))]
+        before = reserved(alloc)
+        released = alloc.pause("weights")
+        alloc.check_invariants()
+        assert released == before
+        assert reserved(alloc) == 0
+        assert alloc.paused() == {"weights"}
+        other = alloc.malloc(5 * MIB)
+        seen = []
+        alloc.resume("weights", progress=lambda done, total: seen.append((done, total)))
+        alloc.check_invariants()
+        assert alloc.paused() == set()
+        assert all((array == number).all() for number, array in enumerate(arrays))
+        assert seen[-1][0] == seen[-1][1] >= sum(array.nbytes for array in arrays)
+        alloc.free(other)
+        del arrays
+
+
+def test_memory_outside_of_the_tag_shares_no_page_with_it():
+    alloc = on_device(GIB)
+    outside = alloc.malloc(512)
+    (inside,) = tagged(alloc, "small", 512)
+    alloc.pause("small", keep="nothing")
+    assert reserved(alloc) == 2 * MIB
+    segments = {segment["segment_pool_id"]: segment for segment in alloc.segments()}
+    assert len(segments) == 2
+    alloc.free(outside)
+    alloc.free(inside)
+    alloc.empty_cache()
+    alloc.check_invariants()
+    assert reserved(alloc) == 0
+    assert alloc.device.used == 0
+
+
+def test_the_device_has_as_much_more_as_was_paused():
+    alloc = on_device(GIB)
+    tagged(alloc, "w", 300 * MIB, 20 * MIB, 3000)
+    used = alloc.device.used
+    released = alloc.pause("w", keep="nothing")
+    assert alloc.device.used == used - released == 0
+    alloc.resume("w")
+    assert alloc.device.used == used
+    alloc.check_invariants()
+
+
+def test_a_paused_tag_serves_no_request_and_says_so():
+    alloc = on_device()
+    tagged(alloc, "asleep", MIB)
+    alloc.pause("asleep", keep="nothing")
+    with pytest.raises(PausedError, match="tag 'asleep'") as caught:
+        tagged(alloc, "asleep", 512)
+    assert caught.value.tag == "asleep"
+    assert alloc.malloc(512), "others are served"
+    alloc.resume("asleep")
+    assert tagged(alloc, "asleep", 512)
+    alloc.check_invariants()
+
+
+def test_blocks_of_a_paused_tag_can_be_freed_and_need_no_memory_then():
+    alloc = on_device(GIB)
+    first, second = tagged(alloc, "w", 40 * MIB, 60 * MIB)
+    alloc.pause("w", keep="nothing")
+    alloc.free(second)
+    alloc.empty_cache()
+    alloc.check_invariants()
+    alloc.resume("w")
+    alloc.check_invariants()
+    assert reserved(alloc) == 40 * MIB
+    alloc.free(first)
+
+
+@DEVICES
+def test_a_resume_that_finds_no_memory_changes_nothing_and_works_later(settings):
+    device = allotment.SimulatedDevice(100 * MIB)
+    alloc, thief = allotment.Allocator(device, settings=settings), allotment.Allocator(device)
+    blocks = tagged(alloc, "w", 30 * MIB, 30 * MIB, 512)
+    alloc.pause("w", keep="nothing")
+    stolen = thief.malloc(60 * MIB)
+    for _ in range(3):
+        with pytest.raises(OutOfMemoryError) as caught:
+            alloc.resume("w")
+        assert caught.value.facts.tag == "w"
+        alloc.check_invariants()
+        assert alloc.paused() == {"w"}
+        assert device.used == 60 * MIB
+    thief.free(stolen)
+    thief.empty_cache()
+    alloc.resume("w")
+    alloc.check_invariants()
+    for block in blocks:
+        alloc.free(block)
+
+
+def test_a_resume_empties_the_cache_first():
+    alloc = on_device(100 * MIB)
+    tagged(alloc, "w", 60 * MIB)
+    alloc.pause("w", keep="nothing")
+    alloc.free(alloc.malloc(80 * MIB))
+    alloc.resume("w")
+    alloc.check_invariants()
+
+
+def test_a_resume_asks_those_who_have_a_say():
+    alloc = on_device(100 * MIB)
+    tagged(alloc, "w", 60 * MIB)
+    alloc.pause("w", keep="nothing")
+    taken = alloc.malloc(80 * MIB)
+    alloc.on_out_of_memory(lambda facts: alloc.free(taken) or True)
+    alloc.resume("w")
+    alloc.check_invariants()
+
+
+def test_a_resume_keeps_to_the_limit():
+    alloc = on_device(GIB)
+    tagged(alloc, "w", 60 * MIB)
+    alloc.pause("w", keep="nothing")
+    alloc.limit = 20 * MIB
+    with pytest.raises(OutOfMemoryError) as caught:
+        alloc.resume("w")
+    assert caught.value.facts.limited_by == "the allocator"
+    alloc.limit = None
+    alloc.resume("w")
+    alloc.check_invariants()
+
+
+@pytest.mark.parametrize("operation", ["chunk_create", "map", "set_access"])
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_device_that_fails_half_way_through_a_resume_leaves_it_asleep(operation, after):
+    alloc = on_device(GIB)
+    tagged(alloc, "w", 60 * MIB, 512)
+    alloc.pause("w", keep="nothing")
+    alloc.device.refuse(operation, times=1, after=after)
+    try:
+        alloc.resume("w")
+    except allotment.AllotmentError:
+        assert alloc.device.used == 0
+        alloc.check_invariants()
+        alloc.resume("w")
+    alloc.check_invariants()
+
+
+@pytest.mark.parametrize("operation", ["unmap", "chunk_release"])
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_device_that_refuses_to_take_memory_back_is_asked_again(operation, after):
+    alloc = on_device(GIB)
+    tagged(alloc, "w", 60 * MIB, 512)
+    used = alloc.device.used
+    alloc.device.refuse(operation, times=1, after=after)
+    with pytest.raises(allotment.DeviceError) if operation == "unmap" else pytest.MonkeyPatch.context():
+        alloc.pause("w", keep="nothing")
+    alloc.check_invariants()
+    alloc.pause("w", keep="nothing")
+    alloc.check_invariants()
+    alloc.resume("w")
+    alloc.check_invariants()
+    assert alloc.device.used == used
+
+
+def test_a_progress_that_raises_leaves_it_asleep_with_its_contents():
+    with allotment.Allocator("host") as alloc:
+        with allotment.tag("w"):
+            array = alloc.full(1000, 7, "uint8")
+        alloc.pause("w")
+
+        def stop(done, total):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            alloc.resume("w", progress=stop)
+        assert alloc.paused() == {"w"}
+        alloc.check_invariants()
+        alloc.resume("w")
+        assert (array == 7).all()
+        del array
+
+
+def test_pausing_waits_for_the_work_of_all_streams():
+    with allotment.Allocator("host") as alloc:
+        stream = allotment.Stream(alloc)
+        (address,) = tagged(alloc, "w", 4096, stream=stream)
+        for number in range(50):
+            stream.submit(ctypes.memset, address, number, 4096)
+        alloc.pause("w")
+        alloc.resume("w")
+        assert ctypes.string_at(address, 4096) == bytes([49]) * 4096
+        alloc.free(address)
+
+
+@pytest.mark.threads
+def test_a_graph_captured_before_runs_after():
+    with allotment.Allocator("host") as alloc:
+        stream = allotment.Stream(alloc)
+        with allotment.tag("w"):
+            weights, result = alloc.full(1000, 3, "int64"), alloc.zeros(1000, "int64")
+        with allotment.capture(stream) as graph:
+            stream.submit(np.multiply, weights, 2, result)
+        alloc.pause("w")
+        alloc.resume("w")
+        graph.replay()
+        stream.synchronize()
+        assert (result == 6).all()
+        graph.reset()
+        del weights, result
+
+
+def test_a_private_pool_on_virtual_memory_can_be_paused_too():
+    alloc = on_device(GIB, "expandable_segments:True")
+    pool = alloc.pool()
+    with pool:
+        alloc.malloc(30 * MIB)
+    assert alloc.pause(pool, keep="nothing") == 40 * MIB
+    assert alloc.paused() == {pool.id}
+    with pool, pytest.raises(PausedError):
+        alloc.malloc(512)
+    alloc.resume(pool)
+    alloc.check_invariants()
+
+
+def test_plain_memory_cannot_be_paused():
+    alloc = on_device(GIB)
+    pool = alloc.pool()
+    with pool:
+        alloc.malloc(30 * MIB)
+    with pytest.raises(UnsupportedError, match="plain memory"):
+        alloc.pause(pool, keep="nothing")
+    dense = on_device(GIB, "placement:dense")
+    pool = dense.pool()
+    with pool:
+        dense.malloc(30 * MIB)
+    with pytest.raises(UnsupportedError, match="dense"):
+        dense.pause(pool, keep="nothing")
+    alloc.check_invariants()
+
+
+class PlainDevice(allotment.Backend):
+    def __init__(self):
+        self.next = 1 << 30
+
+    def allocate(self, size, stream):
+        self.next += 1 << 30
+        return self.next
+
+    def free(self, address, size):
+        pass
+
+
+def test_a_device_without_virtual_memory_refuses_by_name_and_still_has_limits():
+    alloc = allotment.Allocator(PlainDevice())
+    alloc.set_limit("w", hard=4 * MIB)
+    (address,) = tagged(alloc, "w", MIB)
+    with pytest.raises(UnsupportedError, match="virtual memory"):
+        alloc.pause("w", keep="nothing")
+    with pytest.raises(OutOfMemoryError):
+        tagged(alloc, "w", 20 * MIB)
+    alloc.free(address)
+    alloc.check_invariants()
+
+
+def test_a_block_that_another_process_may_have_open_keeps_its_tag_awake():
+    with allotment.Allocator("host", settings="shareable:True") as alloc:
+        with allotment.tag("shared"):
+            buffer = alloc.empty(1000)
+        handle = alloc.share(buffer)
+        with pytest.raises(PausedError, match="another process"):
+            alloc.pause("shared")
+        handle.close()
+        alloc.pause("shared")
+        with pytest.raises(PausedError):
+            alloc.share(buffer)
+        alloc.resume("shared")
+        buffer.close()
+
+
+def test_a_tag_that_nothing_was_allocated_in_is_not_there():
+    alloc = on_device()
+    with pytest.raises(PoolError, match="never made"):
+        alloc.pause("unheard of")
+    with pytest.raises(RequestError, match="keep"):
+        alloc.pause("unheard of", keep="everything")
+    with pytest.raises(TypeError):
+        alloc.pause(3)
+    with pytest.raises(TypeError):
+        allotment.tag(3)
+    with pytest.raises(RequestError, match="empty"):
+        allotment.tag("")
+
+
+def test_the_inner_of_two_tags_counts_and_a_pool_comes_first():
+    alloc = on_device(GIB)
+    pool = alloc.pool()
+    with allotment.tag("outer"):
+        with allotment.tag("inner") as inner:
+            assert inner.name == "inner"
+            alloc.malloc(30 * MIB)
+        alloc.malloc(10 * MIB)
+        with pool:
+            alloc.malloc(50 * MIB)
+    assert {name: figures["reserved_bytes"] for name, figures in alloc.tags().items()} == {
+        "inner": 40 * MIB,
+        "outer": 20 * MIB,
+    }
+    assert pool.reserved_bytes == 50 * MIB
+    alloc.check_invariants()
+
+
+def test_what_is_cached_in_a_tag_goes_back_with_the_cache():
+    alloc = on_device(100 * MIB)
+    (address,) = tagged(alloc, "w", 60 * MIB)
+    alloc.free(address)
+    assert alloc.malloc(90 * MIB), "memory was short, so it went back"
+    alloc.check_invariants()
+    assert alloc.tags()["w"]["reserved_bytes"] == 0
+
+
+def test_a_whole_process_sleeps_and_wakes():
+    with allotment.Allocator("host") as one, allotment.Allocator("host") as other:
+        with allotment.tag("model"):
+            arrays = [alloc.full(300_000, 5, "int32") for alloc in (one, other)]
+        one.free(one.malloc(30 * MIB))
+        assert allotment.sleep() >= 2 * 2 * MIB + 30 * MIB
+        assert reserved(one) == reserved(other) == 0
+        allotment.wake()
+        assert all((array == 5).all() for array in arrays)
+        del arrays
+
+
+def test_pause_and_resume_a_hundred_times_leaves_everything_as_it_was():
+    alloc = on_device(GIB)
+    blocks = tagged(alloc, "w", *(MIB * number for number in (1, 3, 30, 7)), 700)
+    used, stats = alloc.device.used, alloc.stats()
+    segments = alloc.segments()
+    for _ in range(100):
+        alloc.pause("w", keep="nothing")
+        alloc.resume("w")
+    alloc.check_invariants()
+    assert alloc.device.used == used
+    assert alloc.segments() == segments
+    current = {key: value for key, value in stats.items() if key.endswith("current")}
+    assert {key: alloc.stats()[key] for key in current} == current
+    for block in blocks:
+        alloc.free(block)
+
+
+def test_an_allocator_can_be_closed_while_a_tag_sleeps():
+    alloc = on_device(GIB)
+    (address,) = tagged(alloc, "w", 30 * MIB)
+    alloc.pause("w", keep="nothing")
+    alloc.free(address)
+    alloc.close()
+    assert alloc.device.used == 0
+
+
+def test_a_copy_from_paused_memory_is_refused():
+    with allotment.Allocator("host") as alloc:
+        with allotment.tag("w"):
+            buffer = alloc.empty(1000)
+        alloc.pause("w")
+        with pytest.raises(PausedError, match="tag 'w'"):
+            alloc.copy(bytearray(1000), buffer, 1000)
+        alloc.resume("w")
+        alloc.copy(bytearray(1000), buffer, 1000)
+        buffer.close()
+
+
+def test_touching_paused_host_memory_ends_the_process_with_a_word_about_the_tag():
+    program = """
+        import allotment
+        alloc = allotment.Allocator("host")
+        with allotment.tag("the weights"):
+            array = alloc.zeros(1000)
+        alloc.pause("the weights")
+        print(array[3])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert done.returncode < 0
+    assert "tag 'the weights'" in done.stderr
+    assert "paused" in done.stderr
+
+
+def test_address_errors_stay_address_errors():
+    alloc = on_device()
+    tagged(alloc, "w", 512)
+    alloc.pause("w", keep="nothing")
+    with pytest.raises(AddressError):
+        alloc.free(12345)
