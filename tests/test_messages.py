@@ -114,7 +114,11 @@ def test_an_argument_is_named_with_what_is_allowed(allocator, call, error, text)
 @pytest.mark.parametrize(
     ("kind", "arguments", "signature"),
     [
-        (allotment.Allocator, ("host", "max_split_size_mb:64"), "(device='host', *, settings=None, limit=None)"),
+        (
+            allotment.Allocator,
+            ("host", "max_split_size_mb:64"),
+            "(device='host', *, settings=None, limit=None, sanitize=False)",
+        ),
         (allotment.AsyncAllocator, ("host", 1), "(device='host', *, settings=None, limit=None)"),
         (allotment.SimulatedDevice, (), "(capacity, index=0, script=None)"),
         (allotment.Buffer, (), "(allocator, address, size, stream=0)"),

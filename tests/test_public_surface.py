@@ -16,6 +16,7 @@ PUBLIC_MODULES = {
     "multiprocessing",
     "numba",
     "numpy",
+    "relief",
     "testing",
     "torch",
 }

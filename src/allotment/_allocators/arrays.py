@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -23,7 +23,7 @@ def array(allocator: Any, shape: int | tuple[int, ...], dtype: Any, stream: Any)
         return made
     from allotment._allocators.caching.sanitizer.arrays import watched
 
-    return watched(made, allocator)
+    return cast("ndarray[Any, Any]", watched(made, allocator))
 
 
 def full(allocator: Any, shape: int | tuple[int, ...], value: Any, dtype: Any, stream: Any) -> ndarray[Any, Any]:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import allotment
-from allotment._allocators.caching.allocator import _release_quarantine
 from allotment._allocators.caching.sanitizer.reports import SanitizerWarning
 from allotment.errors import AddressError
 from helpers.engine import MIB
@@ -44,7 +43,7 @@ def found(world):
 
 def let_go(world):
     """Empty the quarantine, as a shortage of memory does."""
-    _release_quarantine(world.alloc)
+    world.alloc._empty_quarantine()
 
 
 # --- planted ---------------------------------------------------------------------------------------------------------
@@ -279,7 +278,9 @@ def test_races_are_found_without_memory_too(plant):
 
 def test_a_finding_is_a_warning_that_says_what_and_where():
     world = World()
-    with pytest.warns(SanitizerWarning, match=r"(?s)not recorded: .* first: write by stream .*test_sanitizer.*then: free"):
+    with pytest.warns(
+        SanitizerWarning, match=r"(?s)not recorded: .* first: write by stream .*test_sanitizer.*then: free"
+    ):
         missing_record_stream(world)
     world.alloc.close()
 

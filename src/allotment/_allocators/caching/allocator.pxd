@@ -9,7 +9,7 @@ from allotment._core.model.model cimport Block, Request
 cdef class Allocator(SharingAllocator):
     cdef list callbacks         # free-memory callbacks, which the engine points at
     cdef list removed_callbacks     # that a thread may be in the middle of
-    cdef object sanitizer       # a Sanitizer, or None. Requests then never take the short way, so only the long one asks
+    cdef object sanitizer       # a Sanitizer, or None. With one, requests never take the short way: the long one asks
 
     cdef int watch(self) except -1
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)

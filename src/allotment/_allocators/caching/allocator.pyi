@@ -70,6 +70,8 @@ class Allocator(SharingAllocator):
         """
     def would_fit(self, requests: Iterable[int | tuple[int, Stream | int]]) -> bool:
         """Whether these requests would all be served if they were made now. See `plan`."""
+    def _empty_quarantine(self) -> bool:
+        """Let go of all that the sanitizer has kept back; whether that was anything."""
     @property
     def _sanitizer(self) -> Sanitizer | None: ...
     @property

@@ -79,7 +79,8 @@ cdef class Allocator(SharingAllocator):
         this = ref(self)
 
         def release(facts):
-            return _release_quarantine(this())
+            allocator = this()
+            return allocator is not None and allocator._empty_quarantine()
 
         self.on_out_of_memory(release)
         return 0
@@ -230,7 +231,7 @@ cdef class Allocator(SharingAllocator):
 
     cdef int drain(self) except -1:
         if self.sanitizer is not None:
-            self.release_kept(self.sanitizer.emptied())
+            self._empty_quarantine()
             self.sanitizer.close()
         return 0
 
@@ -433,6 +434,12 @@ cdef class Allocator(SharingAllocator):
 
     # --- races ---
 
+    def _empty_quarantine(self) -> bool:
+        """Let go of all that the sanitizer has kept back; whether that was anything."""
+        cdef list kept = self.sanitizer.emptied()
+        self.release_kept(kept)
+        return len(kept) > 0
+
     @property
     def _sanitizer(self) -> Sanitizer | None:
         return self.sanitizer
@@ -533,11 +540,3 @@ cdef class Allocator(SharingAllocator):
                 if removed:
                     return      # what is not needed any more goes here, outside
         raise RequestError(f"{callback!r} is not a free-memory callback of {self!r}, or it is removed already")
-
-
-def _release_quarantine(Allocator allocator) -> bool:
-    """Let go of all that the sanitizer has kept back; whether that was anything."""
-    kept = allocator.sanitizer.emptied() if allocator is not None else []
-    if kept:
-        allocator.release_kept(kept)
-    return len(kept) > 0

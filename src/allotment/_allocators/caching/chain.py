@@ -32,7 +32,7 @@ class _Link:
 
 
 class Chain:
-    """The steps of one allocator, in order. Safe to use from several threads: a turn goes by the steps it began with."""
+    """The steps of one allocator, in order. Safe to use from several threads: a turn goes by those it began with."""
 
     def __init__(self) -> None:
         self._links: tuple[_Link, ...] = ()

@@ -75,10 +75,7 @@ def _forgetting(addresses: set[int]) -> Callable[..., None]:
 def addresses_in_use(segments: list[dict[str, Any]]) -> set[int]:
     """Where the blocks in use begin."""
     return {
-        block["address"]
-        for segment in segments
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
+        block["address"] for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"
     }
 
 

@@ -1,8 +1,8 @@
 """Lending: the idle memory of a private pool serves others for a while, because its owner promises not to use it.
 
-A pool of captured graphs has memory between their runs that nothing uses. While it is lent, requests of the default pool
-have it before the device is asked, on the streams that it is for. What they get must be freed before the promise ends,
-and no graph may run meanwhile: both are checked, and told by the sanitizer where there is one.
+A pool of captured graphs has memory between their runs that nothing uses. While it is lent, requests of the default
+pool have it before the device is asked, on the streams that it is for. What they get must be freed before the promise
+ends, and no graph may run meanwhile: both are checked, and told by the sanitizer where there is one.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ def lent(allocator: Any, pool: PoolId) -> Iterator[None]:
 
 
 def _take_back(allocator: Any, pool: PoolId, owned: frozenset[int]) -> list[int]:
-    from allotment._allocators.caching.allocator import _release_quarantine
-
     if allocator._sanitizer is not None:
-        _release_quarantine(allocator)  # what was freed there must not lie in the way of the graphs
+        allocator._empty_quarantine()  # what was freed there must not lie in the way of the graphs
     kept: list[int] = allocator._take_back(pool, owned)
     if allocator._sanitizer is not None:
         allocator._sanitizer.taken_back(pool, kept)

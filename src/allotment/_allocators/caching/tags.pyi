@@ -4,6 +4,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from allotment._allocators.caching.pools import PoolId
+
 class tag:
     """Mark what this thread allocates inside `with allotment.tag(name):`, on every allocator.
 
@@ -24,6 +26,9 @@ class tag:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
+
+def name_of_tag_pool(pool: PoolId) -> str:
+    """The name of the tag whose pool has this id; "" if it is not a tag's."""
 
 def sleep(keep: str = "host") -> int:
     """Pause every tag of every allocator of this process, and empty their caches; gives how many bytes went.

@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport uint32_t
 
-from allotment._core.records.tags cimport tag_enter, tag_name, tag_number
+from allotment._core.records.tags cimport TAGS_MOST, tag_enter, tag_name, tag_number, tag_pool_id
 
 from allotment._allocators.current import all_holders
 from allotment.errors import RequestError
@@ -54,6 +54,13 @@ cdef class tag:     # noqa: N801: entered like a function
 
     def __repr__(self):
         return f"<tag {tag_name(self.number)!r}>"
+
+
+def name_of_tag_pool(pool: PoolId) -> str:
+    """The name of the tag whose pool has this id; "" if it is not a tag's."""
+    first, second = pool
+    number = second - tag_pool_id(0)
+    return tag_name(number) if first == 0 and 0 < number <= TAGS_MOST else ""
 
 
 cdef list sleepers():

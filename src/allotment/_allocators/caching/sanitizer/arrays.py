@@ -25,19 +25,21 @@ class WatchedArray(np.ndarray[Any, Any]):
         if self._allotment_allocator is not None and self.size:
             self._allotment_allocator.touch(self.__array_interface__["data"][0], write=writes)
 
-    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **options: Any) -> Any:
+        out = options.pop("out", ())
         for given in inputs:
             _touch(given, writes=method == "at" and given is inputs[0])
         for given in out:
             _touch(given, writes=True)
         if out:
             options["out"] = tuple(_plain(given) for given in out)
-        result = getattr(function, method)(*(_plain(given) for given in inputs), **options)
+        result = getattr(ufunc, method)(*(_plain(given) for given in inputs), **options)
         return out[0] if len(out) == 1 else result
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
         for given in _watched([arguments, options]):
-            given._touch(writes=function in _WRITES_FIRST and given is arguments[0] or given is options.get("out"))
+            is_target = function in _WRITES_FIRST and given is arguments[0]
+            given._touch(writes=is_target or given is options.get("out"))
         return function(*_unwatched(arguments), **_unwatched(options))
 
     def __setitem__(self, key: Any, value: Any) -> None:

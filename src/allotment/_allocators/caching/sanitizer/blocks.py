@@ -112,11 +112,8 @@ class Blocks:
                 break
         block.touches[moment.agent, writes] = touch
 
-    def freed(self, address: int, moment: Moment, stack: Stack) -> Block | None:
+    def freed(self, block: Block, moment: Moment, stack: Stack) -> None:
         """The block's user is done with it. `moment` is where that is said; what its stream has seen counts too."""
-        block = self._by_address.get(address)
-        if block is None or block.ended is not None:
-            return None
         block.ended = Access("free", stream_of(moment.agent), stack)
         of_stream = self.order.now(block.stream)
         for touch in list(block.touches.values()):
@@ -124,7 +121,6 @@ class Blocks:
             settled = agent in (HOST, block.stream) or agent in block.recorded
             if not settled and not moment.comes_after(touch.moment) and not of_stream.comes_after(touch.moment):
                 self._tell("not recorded", block, touch.told(), block.ended)
-        return block
 
     def live_within(self, addresses: list[int]) -> list[Block]:
         """Those of the addresses that are live blocks."""

@@ -42,7 +42,7 @@ def stack_here(above: FrameType | None = None) -> Stack:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Somebody did something with a block: `what` is "write", "read", "free", "malloc" or "graph"; `stack` is from where.
+    """Somebody did something with a block: `what` is "write", "read", "free", "malloc" or "graph", `stack` from where.
 
     `stream` is the handle of the stream whose work it was, None for the host.
     """
@@ -59,7 +59,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One finding: `kind` is a key of the words, `first` and `second` are the two places, in the order in which they came.
+    """One finding: `kind` is a key of the words, `first` and `second` are the two places, in the order of their coming.
 
     `address` and `size` are the block's.
     """

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from allotment._allocators.caching.sanitizer.blocks import Block, Blocks
@@ -89,12 +89,12 @@ class Sanitizer:
     def freed(self, address: int) -> list[int] | None:
         """The user is done with a block: the addresses that can be freed now; None if it was freed before."""
         with self._lock:
-            known = self._blocks.at(address)
-            if known is None or known.address != address:
+            block = self._blocks.at(address)
+            if block is None or block.address != address:
                 return [address]  # not of ours: the allocator says so
-            if known.ended is not None:
+            if block.ended is not None:
                 return None
-            block = self._blocks.freed(address, self._here() or self._order.now(HOST), self._stack())
+            self._blocks.freed(block, self._here() or self._order.now(HOST), self._stack())
             if block.of_graph:
                 return [address]  # its graph goes on using it, as it should
         self._check(block, block.size, REDZONE, _REDZONE_BYTE, "overrun", block.made)
@@ -188,6 +188,35 @@ class Sanitizer:
         with self._lock:
             self._order.host_waited_for_all()
 
+    # --- the same from a framework, which has streams and events of its own ---
+
+    def ended(self, address: int) -> None:
+        """A block was freed, and its memory can be handed out at once: nothing is kept back."""
+        with self._lock:
+            block = self._blocks.at(address)
+            if block is not None and block.address == address and block.ended is None:
+                self._blocks.freed(block, self._here() or self._order.now(HOST), self._stack())
+
+    def foreign_record(self, stream: int, event: int) -> None:
+        """An event was recorded, by their handles."""
+        with self._lock:
+            self._order.record(event, stream)
+
+    def foreign_wait(self, stream: int, event: int) -> None:
+        """A stream waits for an event."""
+        with self._lock:
+            self._order.wait(stream, event)
+
+    def foreign_event_done(self, event: int) -> None:
+        """The host has waited for an event."""
+        with self._lock:
+            self._order.host_waited_for_event(event)
+
+    def foreign_stream_done(self, stream: int) -> None:
+        """The host has waited for a stream."""
+        with self._lock:
+            self._order.host_waited_for_stream(stream)
+
     # --- lent pools ---
 
     def lent(self, pool: tuple[int, int]) -> None:
@@ -225,10 +254,8 @@ class Sanitizer:
     def _in_order(self, stream: int, function: Any, *arguments: Any) -> None:
         if self._is_captured(stream):
             return
-        try:
+        with suppress(AllotmentError):  # the stream is destroyed, and may still work: its memory is left alone
             self._device.submit(stream, function, arguments)
-        except AllotmentError:
-            pass  # the stream is destroyed, and what it had may still run: its memory is left alone
 
     def _compare(
         self, block: Block, offset: int, size: int, byte: int, kind: str, first: Access, second: Access
@@ -237,5 +264,3 @@ class Sanitizer:
         if found != bytes([byte]) * size:
             with self._lock:
                 self._note(Report(kind, block.address, block.size, first, second))
-
-

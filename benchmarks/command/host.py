@@ -1,0 +1,174 @@
+"""What being in command of memory does and costs, without a GPU: `python benchmarks/command/host.py [PART ...]`.
+
+sleep       1 GiB of weights asleep and awake 100 times on the host: contents, drift, seconds, GB/s
+stolen      another allocator takes the memory meanwhile: the resume fails whole, and succeeds after
+threads     8 threads on a full device, for a while: requests served and lost, deadlocks
+soft        a soft limit over a churn on a simulated device: how far it was passed
+sanitizer   a pair of malloc and free with and without
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import allotment
+from allotment import relief
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def sleep(size: int = GIB, times: int = 100) -> dict[str, Any]:
+    """Asleep and awake; nothing may grow from the tenth time to the last."""
+    allocator = allotment.Allocator("host")
+    with allotment.tag("weights"):
+        parts = [allocator.array(size // 8 // 4, "int32") for _ in range(8)]
+    for number, part in enumerate(parts):
+        part[:] = np.arange(part.size, dtype="int32") * (number + 1)
+    sums = [int(part.sum(dtype="int64")) for part in parts]
+    asleep, awake, released, after = [], [], set(), []
+    for _ in range(times):
+        begin = time.perf_counter()
+        released.add(allocator.pause("weights"))
+        middle = time.perf_counter()
+        allocator.resume("weights")
+        awake.append(time.perf_counter() - middle)
+        asleep.append(middle - begin)
+        gc.collect()
+        after.append(resident())
+    right = sums == [int(part.sum(dtype="int64")) for part in parts]
+    allocator.check_invariants()
+    return {
+        "bytes": size,
+        "times": times,
+        "contents_right": right,
+        "released_each_time": sorted(released),
+        "pause_s": sorted(asleep)[times // 2],
+        "resume_s": sorted(awake)[times // 2],
+        "resume_GB_per_s": size / sorted(awake)[times // 2] / 1e9,
+        "resident_drift_bytes": after[-1] - after[min(9, times - 1)],
+        "reserved": allocator.stats()["reserved_bytes.all.current"],
+    }
+
+
+def stolen() -> dict[str, Any]:
+    """The memory is taken while it sleeps."""
+    device = allotment.SimulatedDevice(10 * GIB)
+    allocator, thief = allotment.Allocator(device), allotment.Allocator(device)
+    with allotment.tag("weights"):
+        for _ in range(60):
+            allocator.malloc(100 * MIB)
+    allocator.pause("weights", keep="nothing")
+    taken = thief.malloc(8 * GIB)
+    used, failed = device.used, 0
+    for _ in range(10):
+        try:
+            allocator.resume("weights")
+        except allotment.OutOfMemoryError:
+            failed += 1
+        allocator.check_invariants()
+    unchanged = device.used == used
+    thief.free(taken)
+    thief.empty_cache()
+    allocator.resume("weights")
+    allocator.check_invariants()
+    return {"failed": failed, "device_unchanged": unchanged, "awake_after": allocator.paused() == set()}
+
+
+def threads(seconds: float = 60.0) -> dict[str, Any]:
+    """Eight threads, each wants a third of the device again and again."""
+    allocator = allotment.Allocator("sim:60MiB")
+    allocator.on_out_of_memory(relief.wait(allocator, seconds=30), tries=1_000_000)
+    end = time.monotonic() + seconds
+    served, lost = [0] * 8, []
+
+    def work(number: int) -> None:
+        draw = random.Random(number)
+        while time.monotonic() < end:
+            try:
+                address = allocator.malloc(draw.randint(11, 20) * MIB)
+            except allotment.OutOfMemoryError as error:
+                lost.append(error)
+                continue
+            served[number] += 1
+            if draw.random() < 0.1:
+                time.sleep(0.0005)
+            allocator.free(address)
+
+    workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(seconds + 60)
+    stuck = sum(worker.is_alive() for worker in workers)
+    allocator.check_invariants()
+    return {
+        "seconds": seconds,
+        "served": sum(served),
+        "least_of_a_thread": min(served),
+        "lost": len(lost),
+        "stuck": stuck,
+    }
+
+
+def soft(seconds: float = 600.0) -> dict[str, Any]:
+    """Live memory up to half of the limit, of all sizes and two streams; reserved memory is looked at each step."""
+    found = {}
+    for settings in ("expandable_segments:True", "placement:dense"):
+        allocator = allotment.Allocator("sim:8GiB", settings=settings)
+        limit = 2 * GIB
+        allocator.set_limit(None, soft=limit)
+        draw, live, held, most, steps = random.Random(1), {}, 0, 0, 0
+        end = time.monotonic() + seconds / 2
+        while time.monotonic() < end:
+            while live and (held > 0.5 * limit or draw.random() < 0.45):
+                address = draw.choice(list(live)) if len(live) < 64 else next(iter(live))
+                allocator.free(address)
+                held -= live.pop(address)
+            size = int(MIB * 2 ** draw.uniform(-6, 7))
+            live[allocator.malloc(size, draw.choice((0, 7)))] = size
+            held += size
+            most = max(most, allocator.stats()["reserved_bytes.all.current"])
+            steps += 1
+        allocator.check_invariants()
+        found[settings] = {"steps": steps, "most_over_limit": most / limit}
+    return found
+
+
+def sanitizer(pairs: int = 20_000) -> dict[str, Any]:
+    """Microseconds of a pair, on the host."""
+    found = {}
+    for name, options in (("off", {}), ("on", {"sanitize": True})):
+        allocator = allotment.Allocator("host", **options)
+        best = float("inf")
+        for _ in range(5):
+            begin = time.perf_counter()
+            for _ in range(pairs if name == "off" else pairs // 20):
+                allocator.free(allocator.malloc(4096))
+            best = min(best, (time.perf_counter() - begin) / (pairs if name == "off" else pairs // 20))
+        found[name] = best * 1e6
+        allocator.close()
+    return {"pair_us": found}
+
+
+PARTS = {part.__name__: part for part in (sleep, stolen, threads, soft, sanitizer)}
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or PARTS:
+        name, *numbers = wanted.split("=")
+        print(json.dumps({name: PARTS[name](*(float(number) for number in numbers))}), flush=True)

@@ -1,0 +1,142 @@
+"""Races between streams, found in a PyTorch program: what its operations touch, and what orders its streams.
+
+PyTorch tells of events and waits by the callbacks of `torch.cuda._gpu_trace`, as it does to its own sanitizer; of
+operations by its dispatcher; of memory our allocator tells. What Python does not see (kernels of extensions that call
+no operator, work inside graphs) is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.cuda._gpu_trace as gpu_trace
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from allotment._allocators.caching.sanitizer.watch import Sanitizer
+from allotment._allocators.current import current_caching
+
+__all__ = ["sanitize"]
+
+_watching: list[_Watch] = []
+_registered = False
+
+
+class _Watch:
+    """The sanitizers of all devices, for one `with`."""
+
+    def __init__(self) -> None:
+        self.sanitizers: dict[int, Sanitizer] = {}
+        self._trackers: list[tuple[Any, Any]] = []
+        for index in range(torch.cuda.device_count()):
+            allocator = current_caching(f"cuda:{index}")
+            sanitizer = Sanitizer(allocator, writes_memory=False)
+            tracker = _tracker_of(sanitizer)
+            allocator.attach_trace_tracker(tracker)
+            self.sanitizers[index] = sanitizer
+            self._trackers.append((allocator, tracker))
+
+    def close(self) -> None:
+        for allocator, tracker in self._trackers:
+            allocator.detach_trace_tracker(tracker)
+        for sanitizer in self.sanitizers.values():
+            sanitizer.close()
+
+
+def _tracker_of(sanitizer: Sanitizer) -> Any:
+    def tracker(action: str, address: int, size: int, stream: int, pool: tuple[int, int]) -> None:
+        if action == "alloc":
+            sanitizer.allocated(address, size, stream)
+        elif action == "free_requested":
+            sanitizer.ended(address)
+
+    return tracker
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Tells of each operator's arguments and results."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        options = options or {}
+        schema = function._schema
+        if function is torch.ops.aten.record_stream.default:
+            tensor, stream = arguments
+            self._of(tensor).recorded(tensor.untyped_storage().data_ptr(), _handle_of(stream))
+            return function(*arguments, **options)
+        for position, argument in enumerate(schema.arguments):
+            given = options.get(argument.name)
+            if given is None and position < len(arguments):
+                given = arguments[position]
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if argument.alias_info is None or writes:  # else the result is a view of it, and nothing is touched
+                self._touch(given, writes=writes)
+        result = function(*arguments, **options)
+        if all(returned.alias_info is None for returned in schema.returns):
+            self._touch(result, writes=True)
+        return result
+
+    def _of(self, tensor: torch.Tensor) -> Sanitizer:
+        return self._watch.sanitizers[tensor.get_device()]
+
+    def _touch(self, given: Any, *, writes: bool) -> None:
+        for tensor in tree_leaves(given):
+            if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.numel():
+                stream = torch.cuda.current_stream(tensor.device).cuda_stream
+                self._of(tensor).touched(tensor.untyped_storage().data_ptr(), stream, writes=writes)
+
+
+def _handle_of(stream: Any) -> int:
+    return int(
+        getattr(stream, "cuda_stream", 0)
+        or torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        ).cuda_stream
+    )
+
+
+def _register() -> None:
+    """Once: PyTorch has no way to take callbacks back."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    torch._C._activate_gpu_trace()
+
+    def each(tell: Any) -> Any:
+        def callback(*arguments: int) -> None:
+            for watch in _watching:
+                for sanitizer in watch.sanitizers.values():
+                    tell(sanitizer, *arguments)
+
+        return callback
+
+    gpu_trace.register_callback_for_event_record(each(lambda s, event, stream: s.foreign_record(stream, event)))
+    gpu_trace.register_callback_for_event_wait(each(lambda s, event, stream: s.foreign_wait(stream, event)))
+    gpu_trace.register_callback_for_event_synchronization(each(lambda s, event: s.foreign_event_done(event)))
+    gpu_trace.register_callback_for_stream_synchronization(each(lambda s, stream: s.foreign_stream_done(stream)))
+    gpu_trace.register_callback_for_device_synchronization(each(lambda s: s.synchronized_device()))
+
+
+@contextmanager
+def sanitize() -> Iterator[dict[int, Sanitizer]]:
+    """Look for races between streams inside the block; gives the sanitizer of each GPU by index, with its `reports`.
+
+    Each finding is a SanitizerWarning too. Needs `install()`. Operations cost several times as much meanwhile. Raises
+    UnsupportedError if another allocator than ours serves PyTorch.
+    """
+    _register()
+    watch = _Watch()
+    _watching.append(watch)
+    try:
+        with _Operations(watch):
+            yield watch.sanitizers
+    finally:
+        _watching.remove(watch)
+        watch.close()

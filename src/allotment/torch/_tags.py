@@ -1,0 +1,75 @@
+"""Pausing what PyTorch has: a module, tensors, or a tag by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from allotment._allocators.caching.tags import name_of_tag_pool
+from allotment._allocators.current import current_caching
+from allotment.errors import PoolError, RequestError
+
+if TYPE_CHECKING:
+    from allotment._allocators.caching.allocator import Allocator
+
+__all__ = ["pause", "resume"]
+
+
+def pause(what: Any, *, keep: str = "host") -> int:
+    """Give back the GPU memory of a module, of tensors or of a tag, and keep every address; gives how many bytes went.
+
+    `what` is a `torch.nn.Module` (its parameters and buffers), a tensor, several of them, or the name of a tag. They
+    must have been allocated inside `with allotment.tag(name):`, and all of their tags are paused, with whatever else is
+    in them. `keep` and what is raised are those of `Allocator.pause`; RequestError for a tensor that is in no tag.
+    """
+    return sum(allocator.pause(tag, keep=keep) for allocator, tag in _tags_of(what))
+
+
+def resume(what: Any, *, progress: Callable[[int, int], None] | None = None) -> None:
+    """Bring back what `pause` was given, under the same addresses and with its contents: see `Allocator.resume`."""
+    for allocator, tag in _tags_of(what):
+        allocator.resume(tag, progress=progress)
+
+
+def _tags_of(what: Any) -> list[tuple[Allocator, str]]:
+    if isinstance(what, str):
+        found = [(allocator, what) for allocator in _allocators() if what in allocator.tags()]
+        if not found:
+            raise PoolError(f"nothing on any GPU was allocated in the tag {what!r}")
+        return found
+    tags: dict[tuple[int, str], tuple[Allocator, str]] = {}
+    for tensor in _tensors_of(what):
+        allocator = current_caching(f"cuda:{tensor.get_device()}")
+        tag = _tag_at(allocator, tensor.untyped_storage().data_ptr())
+        if not tag:
+            raise RequestError(
+                f"a tensor of shape {tuple(tensor.shape)} is in no tag, and cannot be paused alone; make it inside"
+                " `with allotment.tag(name):`"
+            )
+        tags[tensor.get_device(), tag] = allocator, tag
+    return list(tags.values())
+
+
+def _allocators() -> list[Allocator]:
+    return [current_caching(f"cuda:{index}") for index in range(torch.cuda.device_count())]
+
+
+def _tensors_of(what: Any) -> Iterator[torch.Tensor]:
+    """Those with memory on a GPU."""
+    if isinstance(what, torch.nn.Module):
+        what = [*what.parameters(), *what.buffers()]
+    given: Iterable[Any] = [what] if isinstance(what, torch.Tensor) else what
+    for tensor in given:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"a module, tensors or the name of a tag can be paused, not {type(tensor).__name__}")
+        if tensor.is_cuda and tensor.untyped_storage().nbytes() > 0:
+            yield tensor
+
+
+def _tag_at(allocator: Allocator, address: int) -> str:
+    for segment in allocator.segments():
+        if 0 <= address - segment["address"] < segment["total_size"]:
+            return name_of_tag_pool(segment["segment_pool_id"])
+    return ""
