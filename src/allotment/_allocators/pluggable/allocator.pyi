@@ -43,6 +43,16 @@ class PluggableAllocator(PluggedMemory):
     DeviceError with that as its cause. C functions must not raise. Safe to use from several threads.
     """
 
+    set_limit: Unsupported  # type: ignore[assignment, override]
+    on_out_of_memory: Unsupported  # type: ignore[assignment, override]
+    pause: Unsupported  # type: ignore[assignment, override]
+    resume: Unsupported  # type: ignore[assignment, override]
+    paused: Unsupported  # type: ignore[assignment, override]
+    tags: Unsupported  # type: ignore[assignment, override]
+    mark: Unsupported  # type: ignore[assignment, override]
+    alive: Unsupported  # type: ignore[assignment, override]
+    touch: Unsupported  # type: ignore[assignment, override]
+    races: Unsupported  # type: ignore[assignment, override]
     pool: Unsupported  # type: ignore[assignment, override]
     create_or_incref_pool: Unsupported  # type: ignore[assignment, override]
     close_pool: Unsupported  # type: ignore[assignment, override]

@@ -74,6 +74,16 @@ cdef class PluggableAllocator(PluggedMemory):
     DeviceError with that as its cause. C functions must not raise. Safe to use from several threads.
     """
 
+    set_limit = refused("set_limit", instead=OWN_POOLS)
+    on_out_of_memory = refused("on_out_of_memory", instead=OWN_POOLS)
+    pause = refused("pause", instead=OWN_POOLS)
+    resume = refused("resume", instead=OWN_POOLS)
+    paused = refused("paused", instead=OWN_POOLS)
+    tags = refused("tags", instead=OWN_POOLS)
+    mark = refused("mark", instead=OWN_POOLS)
+    alive = refused("alive", instead=OWN_POOLS)
+    touch = refused("touch", instead=OWN_POOLS)
+    races = refused("races", instead=OWN_POOLS)
     pool = refused("pool", instead=OWN_POOLS)
     create_or_incref_pool = refused("create_or_incref_pool", instead=OWN_POOLS)
     close_pool = refused("close_pool", instead="its pools are its functions' own: release_pool tells them")

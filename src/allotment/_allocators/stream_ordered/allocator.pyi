@@ -24,6 +24,16 @@ class AsyncAllocator(AllocatorBase):
     SettingsError, UnsupportedError if the device has no such pool, DeviceError.
     """
 
+    set_limit: Unsupported  # type: ignore[assignment, override]
+    on_out_of_memory: Unsupported  # type: ignore[assignment, override]
+    pause: Unsupported  # type: ignore[assignment, override]
+    resume: Unsupported  # type: ignore[assignment, override]
+    paused: Unsupported  # type: ignore[assignment, override]
+    tags: Unsupported  # type: ignore[assignment, override]
+    mark: Unsupported  # type: ignore[assignment, override]
+    alive: Unsupported  # type: ignore[assignment, override]
+    touch: Unsupported  # type: ignore[assignment, override]
+    races: Unsupported  # type: ignore[assignment, override]
     snapshot: Unsupported  # type: ignore[assignment, override]
     dump_snapshot: Unsupported  # type: ignore[assignment, override]
     segments: Unsupported  # type: ignore[assignment, override]

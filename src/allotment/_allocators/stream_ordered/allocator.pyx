@@ -70,6 +70,16 @@ cdef class AsyncAllocator(AllocatorBase):
     cdef bytes_t total
     cdef bint warned_of_postponing
 
+    set_limit = unseen("set_limit")
+    on_out_of_memory = unseen("on_out_of_memory")
+    pause = unseen("pause")
+    resume = unseen("resume")
+    paused = unseen("paused")
+    tags = unseen("tags")
+    mark = unseen("mark")
+    alive = unseen("alive")
+    touch = unseen("touch")
+    races = unseen("races")
     snapshot = unseen("snapshot")
     dump_snapshot = unseen("dump_snapshot")
     segments = unseen("segments")
