@@ -29,7 +29,7 @@ WARM = 5
 BATCH = 8
 LONGEST = 1024
 SETTINGS = {"default": "", "expandable": "expandable_segments:True"}
-NATIVE, OURS = "native", "allotment"
+NATIVE, MODES = "native", ("hooks", "deep")
 WORKER = "--worker"
 
 
@@ -85,11 +85,11 @@ def train(memory: Any) -> dict[str, Any]:
 
 def work(allocator: str, settings: str) -> None:
     warnings.simplefilter("ignore")
-    if allocator == OURS:
+    if allocator != NATIVE:
         from allotment.torch import memory
         from allotment.torch._install import install
 
-        install(settings=settings)
+        install(allocator, settings=settings)
     else:
         from torch.cuda import memory
     import transformers  # noqa: F401 - what takes long is done before its turn
@@ -123,8 +123,8 @@ def run(process: subprocess.Popen[str]) -> dict[str, Any]:
 # The comparison.
 
 
-def compare(runs: dict[tuple[str, str], list[dict[str, Any]]], settings: str) -> dict[str, Any]:
-    native, ours = runs[NATIVE, settings], runs[OURS, settings]
+def compare(runs: dict[tuple[str, str], list[dict[str, Any]]], mode: str, settings: str) -> dict[str, Any]:
+    native, ours = runs[NATIVE, settings], runs[mode, settings]
     expected = native[0]["losses"]
     steps = [
         step
@@ -133,6 +133,7 @@ def compare(runs: dict[tuple[str, str], list[dict[str, Any]]], settings: str) ->
         if pair[0] != pair[1]
     ]
     return {
+        "mode": mode,
         "settings": settings,
         "equal_losses": not steps,
         "first_different_step": min(steps, default=None),
@@ -173,7 +174,10 @@ def print_tables(runs: dict[tuple[str, str], list[dict[str, Any]]], compared: li
             )
         )
         peaks = "equal" if each["equal_peaks"] else f"different: {each['peaks_native']} and {each['peaks_ours']}"
-        print(f"{each['settings']}: losses {losses}; peak reserved {peaks}; {each['speed']:.3f} of the native speed")
+        print(
+            f"{each['mode']}, {each['settings']}: losses {losses}; peak reserved {peaks};"
+            f" {each['speed']:.3f} of the native speed"
+        )
 
 
 def main() -> int:
@@ -186,7 +190,7 @@ def main() -> int:
         work(*options.worker)
         return 0
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {
-        (allocator, name): [] for name in SETTINGS for allocator in (NATIVE, OURS)
+        (allocator, name): [] for name in SETTINGS for allocator in (NATIVE, *MODES)
     }
     turns = list(itertools.product(range(options.rounds), runs))
     processes = [start(allocator, SETTINGS[name]) for _, (allocator, name) in turns]
@@ -202,7 +206,7 @@ def main() -> int:
             file=sys.stderr,
             flush=True,
         )
-    compared = [compare(runs, name) for name in SETTINGS]
+    compared = [compare(runs, mode, name) for mode in MODES for name in SETTINGS]
     first = runs[NATIVE, "default"][0]
     print(
         f"{first['gpu']}, PyTorch {first['torch']}, GPT-2 of 6 layers, {STEPS} steps of {BATCH} sequences of "

@@ -3,7 +3,7 @@
     compute-sanitizer --tool memcheck --report-api-errors no --show-backtrace no python benchmarks/gpu/torch_smoke.py
 
 The checker would report the allocation that is meant to be refused; and for its backtraces it keeps Python's frames,
-and with them tensors without other references. An argument is taken as settings.
+and with them tensors without other references. An argument is taken as settings, a second one as the mode.
 
 Tensors on several streams, freed while they are read elsewhere; a training step, eager and captured; a pool; an
 allocation that is refused; everything given back. Ends with 1 if a value is not what it should be.
@@ -18,12 +18,12 @@ import time
 
 from allotment.torch._install import install
 
-install(settings=sys.argv[1] if len(sys.argv) > 1 else "")
+install(sys.argv[2] if len(sys.argv) > 2 else "hooks", settings=sys.argv[1] if len(sys.argv) > 1 else "")
 
 import torch  # noqa: E402
 
 from allotment.torch import memory  # noqa: E402
-from allotment.torch._hooks import allocator_of  # noqa: E402
+from allotment.torch._replacements import allocator_of  # noqa: E402
 
 MIB = 1 << 20
 SIZES = (512, 5_000, 100_000, 1_500_000, 3 * MIB, 11 * MIB, 21 * MIB)

@@ -36,8 +36,10 @@ NATIVE = "native"
 CONTENDERS = {
     NATIVE: ("native", ""),
     "native, expandable": ("native", "expandable_segments:True"),
-    "allotment": ("allotment", ""),
-    "allotment, expandable": ("allotment", "expandable_segments:True"),
+    "hooks": ("hooks", ""),
+    "hooks, expandable": ("hooks", "expandable_segments:True"),
+    "deep": ("deep", ""),
+    "deep, expandable": ("deep", "expandable_segments:True"),
 }
 WORKER = "--worker"
 
@@ -106,7 +108,7 @@ def work(allocator: str, settings: str) -> None:
     if allocator != NATIVE:
         from allotment.torch._install import install
 
-        install(settings=settings)
+        install(allocator, settings=settings)
     import torch
 
     known = measures(torch)
@@ -179,7 +181,7 @@ def figures(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, d
 
 def native_of(name: str) -> str:
     """The native contender with the same settings."""
-    return name.replace("allotment", NATIVE)
+    return name.replace("hooks", NATIVE).replace("deep", NATIVE)
 
 
 def print_table(result: dict[str, dict[str, dict[str, float]]]) -> None:
@@ -194,8 +196,10 @@ def print_table(result: dict[str, dict[str, dict[str, float]]]) -> None:
         print(f"| {measure} | " + " | ".join(cells) + " |")
     for measure, by_name in result.items():
         if measure.startswith("empty"):
-            ratio = by_name["allotment"]["of_native"]
-            print(f"{measure}: {ratio:.2f} of the native time, goal 1.00: {'reached' if ratio <= 1 else 'missed'}")
+            for mode in ("hooks", "deep"):
+                ratio = by_name[mode]["of_native"]
+                reached = "reached" if ratio <= 1 else "missed"
+                print(f"{measure}, {mode}: {ratio:.2f} of the native time, goal 1.00: {reached}")
 
 
 def main() -> int:

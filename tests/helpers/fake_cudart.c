@@ -212,6 +212,9 @@ Status cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
     if (active) *active = contexts[device] != NULL;
     return 0;
 }
+Status cuMemRetainAllocationHandle(Address* handle, void* address) { return 801; }
+Status cuMemGetAllocationPropertiesFromHandle(void* properties, Address handle) { return 801; }
+Status cuMemsetD32Async(Address to, unsigned value, size_t count, void* stream) { return 801; }
 extern void* dlsym(void*, const char*);
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long flags, enum cudaDriverEntryPointQueryResult* found) {
     char with_version[128];

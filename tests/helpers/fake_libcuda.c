@@ -592,7 +592,10 @@ static void* take_memory(size_t size, int* descriptor) {
     *descriptor = memfd_create("fake cuda memory", MFD_CLOEXEC);
     if (*descriptor < 0 || ftruncate(*descriptor, (off_t)size)) abort();
     used += size;
-    return mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
+    /* At rising addresses, so that a program that is run again finds its memory in the same order. */
+    static char* next = (char*)0x600000000000;
+    next += (size + PAGE - 1) / PAGE * PAGE;
+    return mmap(next - (size + PAGE - 1) / PAGE * PAGE, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
 }
 
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {

@@ -84,13 +84,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--settings", default="")
+    parser.add_argument("--mode", choices=["hooks", "deep"], default="hooks")
     parser.add_argument("--fraction", type=float, default=0.005, help="of the device's memory, so that it is short")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    install(settings=options.settings)
+    install(options.mode, settings=options.settings)
     import torch
 
-    from allotment.torch._hooks import allocator_of
+    from allotment.torch._replacements import allocator_of
 
     torch.cuda.init()
     torch.cuda.set_per_process_memory_fraction(options.fraction)

@@ -140,8 +140,10 @@ def raw_allocator(settings: str | config.Settings | None = None) -> Any:
     """For `torch.cuda.MemPool(raw_allocator())`: PyTorch's own allocator stays, and the pool's segments are ours.
 
     `settings` as in `install`, for both: whoever comes first sets them. Raises SettingsError; RequestError if others
-    are set; UnsupportedError without a PyTorch for CUDA.
+    are set, or in deep mode; UnsupportedError without a PyTorch for CUDA.
     """
+    if _installed == "deep":
+        raise RequestError("in deep mode a MemPool of PyTorch's is one of ours already; make it without an allocator")
     with _lock:
         return _prepare(settings)
 

@@ -18,7 +18,7 @@ MODE, SETTINGS = sys.argv[1:]
 if MODE == "patched":
     from allotment.torch._install import install
 
-    install(settings=SETTINGS, patch=True)
+    install("hooks", settings=SETTINGS, patch=True)
 
 import torch  # noqa: E402
 

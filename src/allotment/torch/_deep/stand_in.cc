@@ -544,6 +544,7 @@ struct StandIn final : CUDAAllocator {
     }
 
     void emptyCache(MempoolId_t pool) override {
+        if (device_count > 0) table_of(current_device());   /* that it was emptied is counted, also if it has nothing */
         for (int device = 0; device < device_count; ++device) {
             if (table_if_any(device) != nullptr) expect(points->empty_cache(device, pool.first, pool.second));
         }
@@ -797,11 +798,7 @@ struct StandIn final : CUDAAllocator {
         auto* ours = dynamic_cast<PoolState*>(state.get());
         TORCH_CHECK(ours != nullptr, "this state of a pool was not taken by the allocator in use");
         std::vector<void*> freed, created;
-        const auto put = [](void* self, uint64_t address) {
-            static_cast<std::vector<void*>*>(self)->push_back(reinterpret_cast<void*>(address));
-        };
         std::pair<std::vector<void*>*, std::vector<void*>*> both{&freed, &created};
-        (void)put;
         expect(points->restore(
             device, ours->state,
             [](void* self, uint64_t address) {

@@ -1,0 +1,218 @@
+"""Drawn programs under PyTorch's own allocator and in deep mode: what PyTorch then tells must be the same, key by key.
+
+    python benchmarks/gpu/deep_programs.py [--programs N] [--steps N] [--seed S] [--settings S]
+
+Each program allocates and frees tensors on several streams, routes them to pools of its own, captures graphs, takes and
+restores states of pools, runs out of memory, records its history and asks for figures in between. It runs natively and
+in deep mode, each in a process of its own, and tells `memory_stats()`, `memory_snapshot()`, the history and errors.
+Segments and entries are compared without their addresses and in a settled order, so that it does not matter where the
+driver puts them. Ends with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+NATIVE, DEEP = "native", "deep"
+WORKER = "--worker"
+MIB = 1 << 20
+LIMIT = 600 * MIB
+SIZES = (1, 512, 4000, 70_000, 900_000, MIB, 3 * MIB, 11 * MIB, 30 * MIB, 64 * MIB)
+
+
+class Program:
+    """One drawn program; `told` is what PyTorch said on the way."""
+
+    def __init__(self, torch: Any, seed: int) -> None:
+        self.torch = torch
+        self.draw = random.Random(seed)
+        self.tensors: list[Any] = []
+        self.streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+        self.pools: list[Any] = []
+        self.graphs: list[Any] = []
+        self.told: list[Any] = []
+
+    def run(self, steps: int) -> list[Any]:
+        total = self.torch.cuda.mem_get_info()[1]
+        self.torch.cuda.set_per_process_memory_fraction(min(1.0, LIMIT / total))
+        self.torch.cuda.memory._record_memory_history(stacks="python", max_entries=100_000)
+        kinds = [
+            *[self.allocate] * 10, *[self.free] * 8, self.use_elsewhere, self.use_elsewhere, self.new_pool,
+            self.allocate_in_pool, self.allocate_in_pool, self.drop_pool, self.capture, self.drop_graph,
+            self.empty_cache, self.reset, self.ask, self.too_much,
+        ]  # fmt: skip
+        for _ in range(steps):
+            step = self.draw.choice(kinds)
+            try:
+                step()
+            except Exception as error:
+                self.told.append([step.__name__, type(error).__name__, str(error).splitlines()[0]])
+        self.ask()
+        self.told.append(self.history())
+        return self.told
+
+    def new(self) -> Any:
+        size = int(self.draw.choice(SIZES) * self.draw.uniform(0.5, 1.0)) + 1
+        return self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
+
+    def allocate(self) -> None:
+        with self.torch.cuda.stream(self.draw.choice(self.streams)):
+            self.tensors.append(self.new())
+
+    def free(self) -> None:
+        if self.tensors:
+            del self.tensors[self.draw.randrange(len(self.tensors))]
+
+    def use_elsewhere(self) -> None:
+        if self.tensors:
+            tensor, stream = self.draw.choice(self.tensors), self.draw.choice(self.streams)
+            tensor.record_stream(stream)
+            self.torch.cuda.synchronize()
+
+    def new_pool(self) -> None:
+        if len(self.pools) < 3:
+            flags = {"use_on_oom": self.draw.random() < 0.3, "no_split": self.draw.random() < 0.3}
+            self.pools.append(self.torch.cuda.MemPool(**flags))
+
+    def allocate_in_pool(self) -> None:
+        if self.pools:
+            pool = self.draw.choice(self.pools)
+            with self.torch.cuda.use_mem_pool(pool):
+                self.tensors.append(self.new())
+            self.told.append(["pool", pool.use_count(), len(pool.snapshot())])
+
+    def drop_pool(self) -> None:
+        if self.pools:
+            del self.pools[self.draw.randrange(len(self.pools))]
+
+    def capture(self) -> None:
+        if len(self.graphs) >= 2:
+            return
+        torch, graph = self.torch, self.torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.streams[1]):
+            graph.capture_begin()
+            kept = [self.new() for _ in range(self.draw.choice([1, 1, 2, 3]))]
+            kept[0].zero_()
+            graph.capture_end()
+        self.graphs.append((graph, kept))
+        pool = graph.pool()
+        live = {tensor.untyped_storage().data_ptr() for tensor in kept}
+        self.told.append(["live", torch._C._cuda_checkPoolLiveAllocations(0, pool, live)])
+        state = torch._C._cuda_getCheckpointState(0, pool)
+        # In which order the segments of a state come back is not settled: with one, there is only one.
+        if self.draw.random() < 0.5 and len(kept) == 1:
+            torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+        self.told.append(["live after", torch._C._cuda_checkPoolLiveAllocations(0, pool, live)])
+
+    def drop_graph(self) -> None:
+        if self.graphs:
+            del self.graphs[self.draw.randrange(len(self.graphs))]
+
+    def empty_cache(self) -> None:
+        self.torch.cuda.empty_cache()
+
+    def reset(self) -> None:
+        self.draw.choice([self.torch.cuda.reset_peak_memory_stats, self.torch.cuda.reset_accumulated_memory_stats])()
+
+    def too_much(self) -> None:
+        self.torch.empty(2 * LIMIT, dtype=self.torch.uint8, device="cuda")
+
+    def ask(self) -> None:
+        self.told.append(dict(self.torch.cuda.memory_stats()))
+        self.told.append(segments_told(self.torch.cuda.memory_snapshot()))
+        self.told.append(self.torch.cuda.memory_summary())
+
+    def history(self) -> list[Any]:
+        """What happened, without times and places, sorted: in which order cached segments go is the driver's affair."""
+        shown = self.torch.cuda.memory._snapshot()
+        told = []
+        for entry in shown["device_traces"][0]:
+            entry = {**entry, "stream": bool(entry["stream"])}
+            frames = entry.pop("frames", None)
+            entry["frames"] = None if frames is None else [[frame["name"], frame["line"]] for frame in frames]
+            told.append(json.dumps({key: entry[key] for key in entry if key not in ("time_us", "addr", "device_free")}))
+        return [sorted(told), shown["allocator_settings"], sorted(shown)]
+
+
+def segments_told(segments: list[dict[str, Any]]) -> list[Any]:
+    """As PyTorch says it, in an order that does not depend on addresses."""
+    told = []
+    for segment in segments:
+        base = segment["address"]
+        shown = {**segment, "address": None, "stream": bool(segment["stream"])}
+        shown["frames"] = [[frame["name"], frame["line"]] for frame in segment["frames"]]
+        shown["blocks"] = [
+            {
+                **block,
+                "address": block["address"] - base,
+                "frames": [[frame["name"], frame["line"]] for frame in block["frames"]],
+            }
+            for block in segment["blocks"]
+        ]
+        told.append(shown)
+    return sorted(told, key=lambda shown: json.dumps(shown, sort_keys=True))
+
+
+def work(allocator: str, seed: int, steps: int) -> None:
+    if allocator == DEEP:
+        import allotment.torch
+
+        allotment.torch.install("deep")
+    import torch
+
+    json.dump(Program(torch, seed).run(steps), sys.stdout)
+
+
+def difference(a: Any, b: Any, place: str = "") -> str | None:
+    """The first place where two things told are not the same."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *[key for key in b if key not in a]]:
+            if key not in a or key not in b:
+                return f"{place}.{key}: only {'native' if key in a else 'deep'} has it"
+            found = difference(a[key], b[key], f"{place}.{key}")
+            if found:
+                return found
+        return None
+    if isinstance(a, list) and isinstance(b, list):
+        for number, (one, other) in enumerate(zip(a, b, strict=False)):
+            found = difference(one, other, f"{place}[{number}]")
+            if found:
+                return found
+        return None if len(a) == len(b) else f"{place}: {len(a)} natively, {len(b)} in deep mode"
+    return None if a == b else f"{place}: {a!r} natively, {b!r} in deep mode"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--settings", default="", help="PYTORCH_CUDA_ALLOC_CONF of both")
+    parser.add_argument(WORKER, nargs=3, metavar=("ALLOCATOR", "SEED", "STEPS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker[0], int(options.worker[1]), int(options.worker[2]))
+        return 0
+    different = 0
+    for seed in range(options.seed, options.seed + options.programs):
+        told = []
+        for allocator in (NATIVE, DEEP):
+            command = [sys.executable, __file__, WORKER, allocator, str(seed), str(options.steps)]
+            environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": options.settings}
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+            told.append(json.loads(done.stdout) if done.returncode == 0 else f"ended with {done.returncode}")
+        found = difference(told[0], told[1])
+        different += found is not None
+        print(f"program {seed}: {'equal, ' + str(len(told[0])) + ' answers' if found is None else found}", flush=True)
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Deep mode with the PyTorch that is installed, on a CUDA driver and runtime made of host memory."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import allotment
+
+TESTS = Path(__file__).parents[2]
+SOURCE = str(Path(allotment.__file__).parents[1])
+PROGRAMS = TESTS.parent / "benchmarks" / "gpu" / "deep_programs.py"
+CUDA_HEADERS = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
+    pytest.mark.skipif(not (shutil.which("c++") and shutil.which("cc")), reason="no compiler on this machine"),
+    pytest.mark.skipif(not (CUDA_HEADERS / "cuda_runtime_api.h").exists(), reason="no headers of CUDA on this machine"),
+]
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", f"-I{CUDA_HEADERS}", "-Wl,-soname,libcuda.so.1"]
+    sources = [TESTS / "helpers" / name for name in ("fake_libcuda.c", "fake_cudart.c")]
+    subprocess.run(["cc", *flags, "-o", folder / "libcuda.so.1", *sources], check=True)
+    return folder
+
+
+@pytest.fixture
+def run(driver):
+    def run(*arguments, **settings):
+        environment = os.environ | settings | {
+            "LD_LIBRARY_PATH": str(driver), "LD_PRELOAD": str(driver / "libcuda.so.1"), "PYTHONPATH": SOURCE,
+            "FAKE_CUDA_WITHOUT": "fabric",
+        }  # fmt: skip
+        done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+BEGIN = """
+import allotment, allotment.torch
+allotment.torch.install({arguments})
+import torch
+"""
+
+
+@pytest.fixture
+def deep(run):
+    def deep(code, arguments='"deep"', **settings):
+        return run("-c", BEGIN.format(arguments=arguments) + code, **settings)
+
+    return deep
+
+
+@pytest.mark.parametrize("settings", ["", "max_split_size_mb:64,garbage_collection_threshold:0.6"])
+def test_drawn_programs_are_told_what_pytorchs_own_allocator_tells(run, settings):
+    assert run(PROGRAMS, "--programs", "2", "--steps", "150", "--settings", settings).count("equal") == 2
+
+
+def test_it_is_the_native_allocator_to_pytorch_and_ours_to_us(deep):
+    told = deep("""
+tensor = torch.empty(1000, device="cuda")
+print(torch.cuda.get_allocator_backend(), allotment.torch.installed_mode())
+print(allotment.current("cuda:0").tenants()["torch"]["blocks"])
+""", arguments="")  # fmt: skip
+    assert told.split() == ["native", "deep", "1"]
+
+
+def test_out_of_memory_is_pytorchs_error_with_its_observers_a_thousand_times(deep):
+    told = deep("""
+seen = []
+torch.cuda.init()
+torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(facts))
+for _ in range(1000):
+    try:
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        assert "CUDA out of memory. Tried to allocate 1024.00 GiB" in str(error)
+print(len(seen), seen[0][:2], torch.cuda.memory_stats()["num_ooms"], torch.cuda.memory_allocated())
+""")  # fmt: skip
+    assert told.strip() == "1000 (0, 1099511627776) 1000 0"
+
+
+def test_a_history_has_the_contexts_that_pytorch_gathers(deep):
+    told = deep("""
+torch.cuda.memory._record_memory_history(stacks="all")
+def here():
+    return torch.empty(1000, device="cuda")
+tensor = here()
+entry = torch.cuda.memory._snapshot()["device_traces"][0][-1]
+names = [frame["name"] for frame in entry["frames"]]
+print("here" in names, any("at::" in name for name in names))
+ours = allotment.current("cuda:0").snapshot()["device_traces"][0]
+print([frame["name"] for frame in [e for e in ours if e["action"] == "alloc"][-1]["frames"]] == names)
+""")  # fmt: skip
+    assert told.split() == ["True", "True", "True"]
+
+
+def test_contexts_that_nobody_can_ask_about_any_more_are_let_go(deep):
+    told = deep("""
+from allotment.torch._deep import deep
+torch.cuda.memory._record_memory_history(stacks="python", max_entries=10)
+for _ in range(200_000):
+    torch.empty(1000, device="cuda")
+print(deep.load().allotment_stand_in_contexts() < 140_000, len(torch.cuda.memory._snapshot()["device_traces"][0]))
+""")  # fmt: skip
+    assert told.split() == ["True", "10"]
+
+
+def test_it_can_be_installed_late_while_nothing_is_allocated(run):
+    told = run("-c", """
+import torch, allotment.torch
+torch.cuda.init()
+torch.cuda.set_per_process_memory_fraction(0.5)
+allotment.torch.install("deep")
+print(torch.cuda.get_per_process_memory_fraction(), torch.empty(10, device="cuda").numel())
+""")  # fmt: skip
+    assert told.split() == ["0.5", "10"]
+
+
+def test_too_late_it_says_why_and_what_to_do(run):
+    told = run("-c", """
+import torch, allotment.torch
+tensor = torch.empty(10, device="cuda")
+try:
+    allotment.torch.install()
+except allotment.errors.RequestError as error:
+    print(error)
+""")  # fmt: skip
+    assert "2097152 bytes of device 0 are reserved" in told and "right after importing torch" in told
+
+
+SEGMENTS = """
+#include <stdlib.h>
+int held;
+void* take(size_t size, int device, void* stream) { ++held; return aligned_alloc(2 << 20, size); }
+void give(void* address, size_t size, int device, void* stream) { --held; free(address); }
+"""
+
+
+def test_a_pool_takes_its_segments_from_an_allocator_of_its_own(deep, tmp_path):
+    library = tmp_path / "segments.so"
+    flags = ["-x", "c", "-shared", "-fPIC", "-o", str(library), "-"]
+    subprocess.run(["cc", *flags], input=SEGMENTS, text=True, check=True)
+    told = deep(f"""
+import ctypes
+path = {str(library)!r}
+held = ctypes.c_int.in_dll(ctypes.CDLL(path), "held")
+pool = torch.cuda.MemPool(torch.cuda.memory.CUDAPluggableAllocator(path, "take", "give").allocator())
+with torch.cuda.use_mem_pool(pool):
+    tensors = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(3)]
+print(len(pool.snapshot()), pool.use_count(), held.value)
+del tensors, pool
+print(held.value)
+""")  # fmt: skip
+    assert told.split() == ["2", "1", "2", "0"]
+
+
+def test_settings_come_from_pytorchs_variables_from_ours_and_from_pytorchs_function(deep):
+    told = deep("""
+tensor = torch.empty(10, device="cuda")
+found = allotment.current("cuda:0").settings
+print(found.max_split_size >> 20, found.garbage_collection_threshold, found.roundup_power2_divisions[0])
+torch.cuda.memory._set_allocator_settings("garbage_collection_threshold:0.7")
+print(allotment.current("cuda:0").settings.garbage_collection_threshold)
+""", arguments='"deep", settings="garbage_collection_threshold:0.5"',
+        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64", ALLOTMENT_CONF="roundup_power2_divisions:4")  # fmt: skip
+    assert told.split() == ["64", "0.5", "4", "0.7"]
