@@ -144,7 +144,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     enter();
     return note(cuStreamWaitEvent(stream, event, flags));
 }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) { enter(); return note(cuEventCreate((void**) event, flags)); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) { enter(); return note(cuEventCreate((void**) event, flags & ~cudaEventBlockingSync)); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { enter(); return note(cuEventDestroy_v2(event)); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { enter(); return note(cuEventRecord(event, stream)); }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) { return cudaEventRecord(event, stream); }

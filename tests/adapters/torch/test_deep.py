@@ -176,3 +176,44 @@ print(allotment.current("cuda:0").settings.garbage_collection_threshold)
 """, arguments='"deep", settings="garbage_collection_threshold:0.5"',
         PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64", ALLOTMENT_CONF="roundup_power2_divisions:4")  # fmt: skip
     assert told.split() == ["64", "0.5", "4", "0.7"]
+
+
+SENDING = """
+import sys
+
+
+def install(mode):
+    if mode != "native":
+        import allotment.torch
+
+        allotment.torch.install(mode)
+
+
+def receive(tensors, answers, mode):
+    install(mode)
+    tensor = tensors.get()
+    answers.put(tensor[:5].cpu().tolist())
+
+
+if __name__ == "__main__":
+    install(sys.argv[1])
+    import torch
+
+    context = torch.multiprocessing.get_context("spawn")
+    tensors, answers = context.Queue(), context.Queue()
+    sent = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    sent[:5].copy_(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8))
+    torch.cuda.synchronize()
+    process = context.Process(target=receive, args=(tensors, answers, sys.argv[2]))
+    process.start()
+    tensors.put(sent)
+    print(answers.get(timeout=60))
+    process.join()
+    torch.cuda.ipc_collect()
+"""
+
+
+@pytest.mark.parametrize("modes", [("deep", "native"), ("native", "deep")])
+def test_a_tensor_goes_to_a_process_with_the_other_allocator(run, tmp_path, modes):
+    (tmp_path / "sending.py").write_text(SENDING)
+    assert run(tmp_path / "sending.py", *modes).strip() == "[1, 2, 3, 4, 5]"
