@@ -183,7 +183,7 @@ cdef Block* find(Engine* engine, Request* request) noexcept nogil:
         return block
     if engine.lender_count > 0 and request.shelf.rack.pool == &engine.defaults:
         request.failure.reason = NO_FAILURE
-        block = borrow(engine, request)
+        block = borrow(engine, request, False)
         if block != NULL or request.failure.reason != NO_FAILURE:
             return block
     if not request.capturing:
