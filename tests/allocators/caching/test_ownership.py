@@ -257,3 +257,33 @@ def test_memory_of_a_buffer_that_was_freed_by_its_address_cannot_be_looked_at():
         os._exit(0)         # before the buffer goes, and frees a second time
     """)
     assert told.split() == ["refused"] * 4
+
+
+@pytest.mark.threads
+def test_a_weak_reference_gives_no_allocator_that_is_being_taken_apart():
+    program = """
+    import threading, weakref
+    import allotment
+
+    latest, made, done = [lambda: None], 4000, threading.Event()
+
+    def look():
+        while not done.is_set():
+            allocator = latest[0]()
+            if allocator is not None:
+                allocator.stats()
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(made):
+        allocator = allotment.Allocator("sim:1GiB")
+        latest[0] = weakref.ref(allocator)
+        allocator.free(allocator.malloc(1000))
+        del allocator
+    done.set()
+    for thread in threads:
+        thread.join()
+    print("whole")
+    """
+    assert output_of(program).splitlines() == ["whole"]

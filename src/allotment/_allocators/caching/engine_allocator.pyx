@@ -25,6 +25,7 @@ from allotment._core.records.history cimport capture_stack, intern_frames
 from allotment._core.records.stats cimport (
     SMALL, stats_by_rules, stats_reset_accumulated, stats_reset_peak, tally_now)
 from allotment._core.tools.arguments cimport read_arguments, read_block, read_byte_count
+from allotment._core.tools.weak_references cimport clear_weak_references
 
 import warnings
 from dataclasses import replace
@@ -124,6 +125,7 @@ cdef class EngineAllocator(AllocatorBase):
 
     def __dealloc__(self):
         cdef Engine* engine = self.engine
+        clear_weak_references(self)
         if engine == NULL or self.pointer_holders != 0:
             return
         with nogil:

@@ -20,6 +20,7 @@ from allotment._core.records.history cimport intern_name
 from allotment._core.records.spool cimport spool_flush, spool_pace, spool_place
 from allotment._core.records.trace cimport TraceRecord, trace_clear, trace_copy, trace_listen, trace_track
 from allotment._core.tools.arguments cimport read_block, read_callable, read_number, read_pool_id
+from allotment._core.tools.weak_references cimport clear_weak_references
 
 import atexit
 import io
@@ -62,6 +63,7 @@ cdef class RecordingAllocator(EngineAllocator):
         return EngineAllocator.shut(self)
 
     def __dealloc__(self):
+        clear_weak_references(self)
         if self.engine != NULL and self.pointer_holders == 0:
             trace_track(&self.engine.trace, NULL, NULL)
 

@@ -29,6 +29,7 @@ from allotment._allocators.host_cache.system_memory cimport NO_FILL, System, ali
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_size, refuse_pickling
 from allotment._core.tools.lock cimport lock_give, lock_try, lock_wait
+from allotment._core.tools.weak_references cimport clear_weak_references
 
 import operator
 import os
@@ -127,6 +128,7 @@ cdef class CachingAllocator:
 
     def __dealloc__(self):
         cdef Cache* cache = self.cache
+        clear_weak_references(self)
         if cache != NULL:
             with nogil:
                 cache_destroy(cache)

@@ -22,6 +22,7 @@ from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabo
 from allotment._core.records.stats cimport Stats, stats_nested
 from allotment._core.tools.arguments cimport (
     read_address, read_arguments, read_block, read_byte_count, read_pool_id, read_size)
+from allotment._core.tools.weak_references cimport clear_weak_references
 
 import warnings
 from functools import partial
@@ -170,6 +171,7 @@ cdef class AsyncAllocator(AllocatorBase):
         return self.blocks.used
 
     def __dealloc__(self):
+        clear_weak_references(self)
         with nogil:
             pool_clear(&self.blocks)
 
