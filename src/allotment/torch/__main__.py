@@ -23,7 +23,7 @@ def main() -> None:
         "--mode",
         choices=["auto", "hooks", "deep"],
         default="auto",
-        help="deep: as PyTorch's own allocator, compiled once; hooks: as a plug-in; auto: deep where it is possible",
+        help="deep: as PyTorch's own allocator, compiled once; hooks: as a plug-in; auto: deep where it is proven",
     )
     parser.add_argument(
         "--no-patch",

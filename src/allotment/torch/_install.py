@@ -46,8 +46,8 @@ def install(mode: Mode = "auto", *, settings: str | config.Settings | None = Non
     also be installed later, as long as PyTorch has no CUDA memory. "hooks" goes by PyTorch's interface for plug-ins,
     needs no compiler, and must come before PyTorch's first use of a GPU; PyTorch refuses a plug-in many things, and
     `patch` puts `allotment.torch.memory_stats` and its like under PyTorch's names, which otherwise raise. "auto" is
-    deep where that is possible, else hooks with the patch; then a line on standard error says why. With `patch` given,
-    it is hooks.
+    deep where that is possible and has been tried on a GPU with the release found here, else hooks with the patch; then
+    a line on standard error says why. With `patch` given, it is hooks.
 
     `settings` is a settings string or record. By default PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...) are
     read, in PyTorch's own way; in deep mode the keys that ALLOTMENT_CONF and then a string given here name come on top
@@ -75,7 +75,7 @@ def _install_first(mode: Mode, settings: str | config.Settings | None, patch: bo
     global _installed
     if mode == "deep" or (mode == "auto" and patch is None):
         try:
-            _install_deep(settings)
+            _install_deep(settings, proven=mode == "auto")
             _installed = "deep"
             logs.logger.info("PyTorch's memory is ours, in deep mode")
             return
@@ -91,10 +91,10 @@ def _install_first(mode: Mode, settings: str | config.Settings | None, patch: bo
         _patch()
 
 
-def _install_deep(settings: str | config.Settings | None) -> None:
+def _install_deep(settings: str | config.Settings | None, *, proven: bool) -> None:
     global _settings
     record = _as_record(settings, on_top=True)
-    deep.load()
+    deep.load(proven=proven)
     before = _settings, process_state.settings
     _settings = process_state.settings = record
     ids = leave_ids_to_others()

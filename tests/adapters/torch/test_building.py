@@ -110,6 +110,14 @@ def test_a_pytorch_that_is_not_known_is_refused(building, machine, version, cuda
     assert machine.runs() == 0
 
 
+def test_by_itself_it_is_taken_only_with_a_pytorch_that_it_was_tried_with(building, facts, monkeypatch):
+    monkeypatch.setattr(building, "PROVEN", ())
+    with pytest.raises(building.CannotBuild, match="mode='deep'"):
+        building.refuse_unproven(facts)
+    monkeypatch.setattr(building, "PROVEN", (".".join(map(str, facts.release)),))
+    building.refuse_unproven(facts)
+
+
 def test_without_a_compiler_it_says_what_to_install(building, machine, facts, monkeypatch):
     monkeypatch.setenv("PATH", str(machine.cache))
     with pytest.raises(building.CannotBuild, match=r"no C\+\+ compiler .*install g\+\+"):

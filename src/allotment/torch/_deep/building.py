@@ -29,6 +29,8 @@ HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1]
 SOURCES = ("stand_in.cc", "contexts.hpp", "versions.hpp", "allotment_points.h")
 OUR_CUDA_HEADERS = HERE / "cuda_headers"
+PROVEN: tuple[str, ...] = ()
+"""Releases with which PyTorch's own tests of its allocator have passed in deep mode on a GPU: `auto` takes it there."""
 COMPILERS = ("c++", "g++", "clang++")
 _C_PLUS_PLUS_20_FROM = (2, 13)
 
@@ -57,6 +59,15 @@ class CannotBuild(UnsupportedError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, operation="install")
+
+
+def refuse_unproven(torch: TorchFacts) -> None:
+    """Raises CannotBuild for a PyTorch with which deep mode has not passed PyTorch's own tests on a GPU."""
+    if ".".join(map(str, torch.release)) not in PROVEN:
+        raise CannotBuild(
+            f"deep mode has not passed PyTorch's own tests on a GPU with PyTorch {torch.version} yet;"
+            " install(mode='deep') takes it all the same"
+        )
 
 
 def refuse_unknown(torch: TorchFacts) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from allotment.errors import RequestError
-from allotment.torch._deep.building import CannotBuild, TorchFacts, library, refuse_unknown
+from allotment.torch._deep.building import CannotBuild, TorchFacts, library, refuse_unknown, refuse_unproven
 from allotment.torch._process_state import process_state
 
 if TYPE_CHECKING:
@@ -29,13 +29,18 @@ def torch_here() -> TorchFacts:
     )
 
 
-def load() -> Any:
-    """The compiled stand-in, loaded; nothing is changed by that. Raises CannotBuild."""
+def load(*, proven: bool) -> Any:
+    """The compiled stand-in, loaded; nothing is changed by that. Raises CannotBuild.
+
+    With `proven` also for a PyTorch with which it was not tried on a GPU.
+    """
     global _loaded
     if _loaded is not None:
         return _loaded
     here = torch_here()
     refuse_unknown(here)
+    if proven:
+        refuse_unproven(here)
     try:
         from allotment.torch._deep import points
     except ImportError as error:
