@@ -55,6 +55,14 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
+def address_in(place: Path) -> str | None:
+    """What the scheduler has written; None before that, and while it is writing."""
+    try:
+        return str(json.loads(place.read_text())["address"])
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
 def run(ranks: int) -> dict[str, object]:
     """Raises AssertionError if anything is missing or different."""
     processes: list[subprocess.Popen[bytes]] = []
@@ -70,9 +78,10 @@ def run(ranks: int) -> dict[str, object]:
                     "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(place)
                 )
             )
-            while not place.exists():
+            address = address_in(place)
+            while address is None:
                 assert processes[0].poll() is None, "the scheduler has ended"
-            address = json.loads(place.read_text())["address"]
+                address = address_in(place)
             workers = [
                 start("worker", address, "--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard")
                 for _ in range(WORKERS)
