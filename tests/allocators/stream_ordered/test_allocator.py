@@ -34,6 +34,7 @@ from allotment._texts import pytorch_out_of_memory
 from helpers.child import output_of
 from helpers.queue_device import QueueDevice
 from helpers.relay_device import OrderedRelay
+from helpers.warned import only_warning
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CAPACITY = 256 * MIB
@@ -333,7 +334,7 @@ def test_recording_a_blocks_own_stream_warns_and_does_nothing(alloc):
     address = alloc.malloc(MIB, MAIN)
     with pytest.warns(UserWarning, match="unnecessary and has no effect") as caught:
         alloc.record_stream(address, MAIN)
-    assert caught[0].filename == __file__
+    assert only_warning(caught).filename == __file__
     with calls(alloc.device) as counted:
         alloc.free(address)
     assert counted == {"ordered_free": 1}
@@ -525,7 +526,7 @@ def test_the_devices_cache_cannot_be_switched_off(alloc):
 def test_settings_that_the_device_ignores_are_named(device):
     with pytest.warns(UserWarning, match="ignores max_split_size, expandable_segments") as caught:
         alloc = make_allocator(device, settings=SETTINGS + ",max_split_size_mb:40,expandable_segments:True")
-    assert caught[0].filename == __file__
+    assert only_warning(caught).filename == __file__
     with pytest.warns(UserWarning, match="ignores garbage_collection_threshold"):
         alloc.configure("garbage_collection_threshold:0.5,expandable_segments:False")
     with warnings.catch_warnings():
@@ -609,7 +610,7 @@ def test_a_free_of_earlier_memory_waits_until_the_capture_is_over(alloc):
             with pytest.raises(AddressError):
                 alloc.free(first)
         assert counted == {}
-        assert len(caught) == 1
+        assert only_warning(caught)
         alloc.check_invariants()
         assert used(alloc) == 2 * MIB
     assert used(alloc) == 0
