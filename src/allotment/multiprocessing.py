@@ -2,8 +2,10 @@
 
     import allotment.multiprocessing                    # from now on
     queue.put(buffer)                                   # Queue, Pipe, Process arguments, Pool, concurrent.futures
-    with allotment.multiprocessing.sharing():           # any other pickle: Dask, a file of one's own
+    with allotment.multiprocessing.sharing():           # any other pickle
         data = pickle.dumps(buffer)
+    with allotment.multiprocessing.sharing(all_threads=True):  # Dask, which pickles on a thread of its own
+        client.submit(work, buffer, pure=False).result()
 
 Importing it is what turns it on, as importing `torch.multiprocessing` does for tensors: objects that go through a queue
 arrive as copies, and whoever sends a buffer must know that this one does not. The buffer has to be of memory that can

@@ -1,10 +1,11 @@
 """A buffer that is sent arrives as the same memory, where that was asked for."""
 
+import importlib.util
 import multiprocessing
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
@@ -94,6 +95,32 @@ def test_any_pickle_refuses_a_buffer_unless_it_was_asked_to_share(allocator):
         )
     assert sizes == (3000, 10, 10)
     assert bytes(memoryview(buffer)[10:20]) == b"0123456789"
+
+
+def test_a_pickle_made_by_another_thread_shares_only_if_all_threads_do(allocator):
+    buffer = allocator.empty(3000)
+    with ThreadPoolExecutor(1) as other:
+        with allotment.multiprocessing.sharing(), pytest.raises(TypeError):
+            other.submit(pickle.dumps, buffer).result()
+        with allotment.multiprocessing.sharing(all_threads=True):
+            with allotment.multiprocessing.sharing(30, all_threads=True):
+                pass
+            assert pickle.loads(other.submit(pickle.dumps, buffer).result()).address == buffer.address
+        with pytest.raises(TypeError):
+            other.submit(pickle.dumps, buffer).result()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="Dask is not installed")
+def test_through_dask(allocator):
+    from distributed import Client
+
+    buffer = allocator.empty(3000)
+    cluster = Client(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None)
+    with cluster as client, allotment.multiprocessing.sharing(all_threads=True):
+        for value in (4, 5):
+            assert client.submit(fill, buffer, value, pure=False).result(60) == 3000
+            assert content(buffer) == {value}
 
 
 def test_a_third_process_opens_what_it_gets_from_the_second(allocator):

@@ -9,23 +9,30 @@ from contextvars import ContextVar
 HOLD_SECONDS = 60.0
 
 _hold: ContextVar[float | None] = ContextVar("allotment_pickles_share", default=None)
+_holds_of_all_threads: list[float] = []  # of each `sharing(all_threads=True)` that is not over
 
 
 def hold_of_pickles() -> float | None:
     """For how long a buffer is held that is pickled now; None: it cannot be pickled."""
-    return _hold.get()
+    hold = _hold.get()
+    return max(_holds_of_all_threads, default=None) if hold is None else hold
 
 
 @contextmanager
-def sharing(hold: float = HOLD_SECONDS) -> Iterator[None]:
+def sharing(hold: float = HOLD_SECONDS, *, all_threads: bool = False) -> Iterator[None]:
     """Within it, in this thread or task, pickling a `Buffer` shares its block, whoever pickles.
 
     The receiver, a process of this machine and user, gets the same memory, and has to open it within `hold` seconds.
     Without it a `Buffer` cannot be pickled: a pickle may be stored, sent to another machine, or read twice, and who
-    reads it would expect a copy.
+    reads it would expect a copy. With `all_threads` it holds for every thread: what is submitted to Dask is pickled
+    later, by a thread of its own.
     """
+    if all_threads:
+        _holds_of_all_threads.append(hold)
     token = _hold.set(hold)
     try:
         yield
     finally:
         _hold.reset(token)
+        if all_threads:
+            _holds_of_all_threads.remove(hold)
