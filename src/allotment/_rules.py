@@ -7,7 +7,6 @@ engine, the texts, the statistics and the recordings read rules; none of them kn
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import re
 from dataclasses import dataclass, replace
@@ -134,6 +133,8 @@ def installed_version() -> str | None:
     try:
         if importlib.util.find_spec("torch") is None:
             return None
-        return nearest_version(importlib.metadata.version("torch"))
-    except (importlib.metadata.PackageNotFoundError, ValueError, ImportError):
+        from importlib.metadata import version  # late: it brings email, csv and zipfile along
+
+        return nearest_version(version("torch"))
+    except (ValueError, ImportError):  # a missing package is an ImportError too
         return None
