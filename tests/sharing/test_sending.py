@@ -11,7 +11,8 @@ import pytest
 
 import allotment.multiprocessing
 from allotment import Allocator, UnsupportedError, open_shared
-from helpers.peer import Peer
+from helpers.child import output_of
+from helpers.peer import Peer, wait_until
 from helpers.shared_work import fill, fill_from_pipe, fill_what_comes
 
 pytestmark = pytest.mark.threads
@@ -156,6 +157,17 @@ def test_nothing_is_turned_on_by_importing_the_package():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "refused\n", done.stderr
+
+
+def test_a_program_that_ends_with_memory_of_others_open_is_silent(allocator):
+    buffer = allocator.empty(3000)
+    with allotment.multiprocessing.sharing():
+        data = pickle.dumps(buffer)
+    kept_to_the_end = f"import pickle, sys; sys.kept = pickle.loads({data!r}); memoryview(sys.kept)[:] = b'7' * 3000"
+    output_of(kept_to_the_end)
+    assert content(buffer) == {ord("7")}
+    buffer.close()
+    wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
 
 
 def test_a_child_that_was_forked_before_the_first_share_opens_blocks():
