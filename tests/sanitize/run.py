@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 # Reports are written below Python: with pytest's usual capture they would end with the process, unseen.
 PYTEST = ["-m", "pytest", "--capture=sys", "-m", "not gpu and not slow"]
 # Programs that lose memory and mean to: a child of fork has no worker thread and so loses the task that the worker
-# had in hand; the other ends with everything open. And forks beside threads that allocate: the checker's own malloc
+# had in hand; others end with everything open. And forks beside threads that allocate: the checker's own malloc
 # leaves its locks taken in the child. And programs that measure their own memory: what is freed the checker keeps.
 # And those that start Python with an environment of their own, in which the checker is not loaded. And one that touches
 # memory which is not there, to see what our handler says: the checker has its own.
@@ -32,8 +32,17 @@ LEAVES_OUT = [
     "::test_touching_paused_host_memory_ends_the_process_with_a_word_about_the_tag",
     "--deselect=tests/devices/host/test_lifetimes.py::test_a_child_ends_normally_at_the_end_of_its_program",
     "--deselect=tests/allocators/host_cache/test_threads.py::test_a_program_may_end_with_everything_open",
+    "--deselect=tests/allocators/test_end_of_the_program.py",
+    "--deselect=tests/sharing/test_sending.py::test_a_program_that_ends_with_memory_of_others_open_is_silent",
     "--deselect=tests/devices/host/test_lifetimes.py::test_forks_in_the_middle_of_work_leave_every_lock_in_order",
     "--deselect=tests/core/tools/test_forks.py::test_threads_that_allocate_and_fork_leave_every_child_whole",
+    "--deselect=tests/sharing/test_two_processes.py::test_an_import_reserves_what_it_needs_and_no_more",
+]
+# Children of fork, which the checker of threads does not let start threads.
+WITHOUT_FORKS = [
+    "--deselect=tests/sharing/test_sending.py::test_through_a_queue[fork]",
+    "--deselect=tests/sharing/test_sending.py::test_a_child_that_was_forked_before_the_first_share_opens_blocks",
+    "--deselect=tests/sharing/test_two_processes.py::test_a_child_of_fork_has_blocks_of_its_own_and_no_leases",
 ]
 OF_FILES = {"test_documents.py", "test_stubs.py"}  # about what is in the repository, not about what runs
 OWN_TESTS = sorted(f"tests/{path.name}" for path in HERE.parent.glob("test_*.py") if path.name not in OF_FILES)
@@ -98,7 +107,7 @@ SANITIZERS = {
             "planted.overflows(2**31 - 1)": "signed integer overflow",
         },
         runs=[
-            [*PYTEST, *LEAVES_OUT, "tests/core", "tests/devices", "tests/allocators", *OWN_TESTS],
+            [*PYTEST, *LEAVES_OUT, "tests/core", "tests/devices", "tests/allocators", "tests/sharing", *OWN_TESTS],
             ["-m", "allotment", "conformance", *RECORDINGS],
             ["tests/stress/threads.py", "--seconds", "10", "--pools"],
             ["tests/stress/threads.py", "--seconds", "10", "--pools", "--settings", DENSE],
@@ -117,6 +126,7 @@ SANITIZERS = {
             ["tests/stress/threads.py", "--seconds", "20", "--pools", "--settings", DENSE],
             ["tests/stress/dense_host.py", "--seconds", "20", "--settings", DENSE],
             ["tests/stress/entry_points.py", "--seconds", "20"],
+            [*PYTEST, *WITHOUT_FORKS, "tests/sharing"],
         ],
     ),
 }

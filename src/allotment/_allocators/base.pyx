@@ -9,6 +9,7 @@ from allotment._core.records.stats cimport stats_flat
 from allotment._core.tools.arguments cimport (
     read_address, read_byte_count, read_callable, read_device_index, read_fraction, read_place, read_stream,
     refuse_pickling)
+from allotment._core.tools.interpreter cimport interpreter_ends
 
 import operator
 import warnings
@@ -89,9 +90,14 @@ cdef class AllocatorBase:
         return 0
 
     cdef int warn_of(self, bytes_t live) except -1:
-        if live != 0:
+        if live == 0:
+            return 0
+        try:
             warnings.warn(
                 f"{self!r} ends with {amount(live)} in use; free all blocks first", ResourceWarning, source=self)
+        except Exception:
+            if not interpreter_ends():    # then it is too late to warn, not a filter that makes it an error
+                raise
         return 0
 
     @property

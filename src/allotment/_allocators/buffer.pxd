@@ -23,6 +23,7 @@ cdef class Buffer:
     cdef object __weakref__
 
     cdef int take_over(self, address_t address) except -1
+    cdef void give_back_at_the_end(self) noexcept
     cdef int give_back(self, address_t address) except -1
     cdef bint has_block(self) noexcept
     cdef int check_block(self) except -1

@@ -9,6 +9,7 @@ from allotment._allocators.base cimport AllocatorBase, require_extent
 from allotment._core.contract.table cimport IS_HOST
 from allotment._core.contract.types cimport address_t
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_byte_count, refuse_pickling
+from allotment._core.tools.interpreter cimport interpreter_ends
 
 import operator
 
@@ -176,7 +177,17 @@ cdef class Buffer:
         if self.whole is not None:
             self.whole.views -= 1
         elif self.address != 0:
+            if interpreter_ends():
+                self.give_back_at_the_end()
+            else:
+                self.give_back(self.address)
+
+    cdef void give_back_at_the_end(self) noexcept:
+        """As far as it can be done without modules that are gone; the process's end does the rest."""
+        try:
             self.give_back(self.address)
+        except Exception:
+            pass
 
     cdef int give_back(self, address_t address) except -1:
         """Free the block, unless it has another owner by now."""

@@ -16,7 +16,6 @@ import contextlib
 import os
 import select
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -403,10 +402,8 @@ class Opened:
             raise RequestError(f"{stream!r} is a stream of another device than {self.device.name}")
         self._streams.add(handle)
 
-    def free(self, address: int, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close it, when the streams that used it are done. At the interpreter's end the process's own end does it."""
-        if is_finalizing():
-            return  # with modules gone that closing needs, `sys` among them
+    def free(self, address: int) -> None:
+        """Close it, when the streams that used it are done."""
         close, self._close = self._close, None
         if close is None:
             raise AddressError(f"{address:#x} was closed already", address)

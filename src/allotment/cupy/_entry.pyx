@@ -14,17 +14,10 @@ from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.pinned.allocator cimport PinnedAllocator
 from allotment._core.contract.types cimport address_t
+from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._devices.per_thread cimport own_thread_stream
 
 from allotment._adapters.frameworks import stream_handle
-
-cdef extern from *:
-    """
-    #if PY_VERSION_HEX < 0x030D0000
-    #define Py_IsFinalizing _Py_IsFinalizing
-    #endif
-    """
-    int Py_IsFinalizing()
 
 ctypedef intptr_t (*stream_of_t)(int device) except? -1
 
@@ -93,7 +86,7 @@ cdef class PinnedBlock:
         self.pinned.record_stream(self.ptr, stream)
 
     def __del__(self):
-        if self.ptr is not None and not Py_IsFinalizing():
+        if self.ptr is not None and not interpreter_ends():
             self.pinned.release(self.ptr, ())
 
 

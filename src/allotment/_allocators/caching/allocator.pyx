@@ -24,6 +24,7 @@ from allotment._core.model.model cimport FAILED_OUT_OF_MEMORY, NO_FAILURE, Block
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment._core.tools.arguments cimport (
     SIZE_BITS, read_address, read_arguments, read_block, read_callable, read_place, read_size)
+from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._core.tools.numbers cimport int_value, is_plain_int
 
 from weakref import ref
@@ -230,7 +231,7 @@ cdef class Allocator(SharingAllocator):
         return 0
 
     cdef int drain(self) except -1:
-        if self.sanitizer is not None:
+        if self.sanitizer is not None and not interpreter_ends():    # it is Python, whose modules may be gone then
             self._empty_quarantine()
             self.sanitizer.close()
         return 0

@@ -28,6 +28,7 @@ from allotment._core.model.model cimport (
 from allotment._core.records.history cimport capture_stack, gather_t
 from allotment._core.records.spool cimport Spool, spool_pace
 from allotment._core.tools.arguments cimport SIZE_BITS, is_fraction
+from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._core.tools.pointer_map cimport map_get
 
 from allotment.errors import AllotmentError, OutOfMemoryError, RequestError
@@ -41,12 +42,8 @@ cdef extern from *:
     #endif
     /* Words, because the compiler has not met the struct yet. */
     static ALLOTMENT_THREAD unsigned long long allotment_last_failure[32];
-    #if PY_VERSION_HEX < 0x030D0000
-    #define Py_IsFinalizing _Py_IsFinalizing
-    #endif
     """
     uint64_t last_failure_words "allotment_last_failure"[32]
-    int Py_IsFinalizing() nogil
 
 cdef extern from "Python.h" nogil:
     int PyGILState_Check()
@@ -81,7 +78,7 @@ cdef uint32_t stack_here() noexcept with gil:
 
 cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
     """The number of the stack, if one is wanted of calls like this and there can still be one."""
-    if context.level[0] < needed or Py_IsFinalizing():
+    if context.level[0] < needed or interpreter_ends():
         return 0
     return stack_here() if context.gather[0] == NULL else context.gather[0]()
 
@@ -201,7 +198,7 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
     engine_leave(engine)
     if took_current:
         current_leave(&current)
-    if request.given_back >= 0 and not Py_IsFinalizing():
+    if request.given_back >= 0 and not interpreter_ends():
         log_retry(context, &request, address != 0)
     if address == 0:
         if request.failure.reason == FAILED_OUT_OF_MEMORY:     # a rejection is none: nothing was tried

@@ -8,6 +8,7 @@ from allotment._allocators.pinned.memory cimport PinnedMemory, timing_dict
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_block, read_size, read_stream
+from allotment._core.tools.interpreter cimport interpreter_ends
 
 import operator
 
@@ -68,7 +69,7 @@ cdef class PinnedAllocator(AllocatorBase):
         pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
     def __del__(self):
-        if self.memory is not None and not self.closed:
+        if self.memory is not None and not self.closed and not interpreter_ends():    # then all goes with the process
             self.shut()
 
     cdef int shut(self) except -1:

@@ -1,7 +1,5 @@
 """What methods written in Python return and raise, as the engine takes it."""
 
-import sys
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
@@ -11,15 +9,14 @@ from allotment._core.contract.raising cimport Failures, failure_text, failures_o
 from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, UNSUPPORTED, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, node_t
 from allotment._core.tools.arguments cimport read_number
+from allotment._core.tools.interpreter cimport interpreter_ends
 
 from allotment.errors import AddressError, StreamError, UnsupportedError
-
-cdef object is_finalizing = sys.is_finalizing
 
 
 cdef object living(void* self):
     cdef Failures failures = failures_of(self)
-    if failures is None or failures.is_collected or is_finalizing():
+    if failures is None or failures.is_collected or interpreter_ends():
         raise ReferenceError(f"the device {(<object> self).name} no longer exists")
     return <object> self
 
