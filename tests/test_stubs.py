@@ -31,7 +31,7 @@ STUBS = {name: path.with_suffix(".pyi") for name, path in COMPILED.items() if pa
 
 def imported(name: str) -> ModuleType:
     """A compiled module; on Linux all are built, except what needs a C++ compiler."""
-    if name in ("allotment.torch._hooks", "allotment.torch._deep.points", "allotment.cupy._entry"):
+    if name.startswith(("allotment.torch.", "allotment.cupy.")):
         try:
             return import_bare(name)
         except ImportError as error:

@@ -32,6 +32,8 @@ class ProcessState:
         """Whether PyTorch's allocator is the stand-in, and not the plug-in."""
         self.history: dict[str, Any] | None = None
         """Arguments of `Allocator.record_history`; None while nothing is recorded."""
+        self.fractions: dict[int, float] = {}
+        """Of the devices that were limited before they were used: the share of their memory."""
         self.observers: list[Observer] = []
         self._told: WeakSet[Allocator] = WeakSet()
 

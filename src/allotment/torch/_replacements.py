@@ -37,9 +37,9 @@ _set_settings_of_torch: Callable[[str], None] = getattr(
 def allocator_of(device: int) -> Allocator:
     """The allocator that serves PyTorch on a device."""
     if process_state.deep:
-        from allotment.torch._deep import points
+        from allotment.torch._deep import served
 
-        return points.allocator_of(device)
+        return served.allocator_of(device)
     from allotment.torch import _hooks as hooks
 
     return hooks.allocator_of(device)

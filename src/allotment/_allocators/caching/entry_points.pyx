@@ -10,14 +10,15 @@ from libc.string cimport memcpy, memset
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.c_steps cimport c_step_add, c_step_remove, step_t
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
+from allotment._allocators.caching.entering cimport enter_once
 from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints, Lent, current_t
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.upcalls cimport report
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
-    allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_enter, engine_free, engine_is_inside,
-    engine_leave, engine_limit_share, engine_record_stream, engine_try_enter, release_address, serve)
+    allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_free, engine_is_inside, engine_leave,
+    engine_limit_share, engine_record_stream, release_address, serve)
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.frees cimport free_later
@@ -46,10 +47,6 @@ cdef extern from *:
     uint64_t last_failure_words "allotment_last_failure"[32]
 
 cdef extern from "Python.h" nogil:
-    int PyGILState_Check()
-    ctypedef struct PyThreadState
-    PyThreadState* PyEval_SaveThread()
-    void PyEval_RestoreThread(PyThreadState* state)
     int snprintf(char* text, size_t capacity, const char* form, ...)
 
 
@@ -106,22 +103,12 @@ cdef void follow_current_stream(EntryPoints* table, current_t current) noexcept 
 
 cdef inline bint enter(Engine* engine) noexcept nogil:
     """False if this thread is inside already, which is noted as the last failure."""
-    return engine_try_enter(engine) or enter_slowly(engine)
+    return enter_once(engine) or called_from_inside()
 
 
-cdef bint enter_slowly(Engine* engine) noexcept nogil:
-    """Whoever holds the interpreter lock lets it go before waiting."""
-    cdef PyThreadState* state
-    if engine_is_inside(engine):
-        last_failure().reason = NO_FAILURE
-        return False
-    if not PyGILState_Check():
-        engine_enter(engine)
-        return True
-    state = PyEval_SaveThread()
-    engine_enter(engine)
-    PyEval_RestoreThread(state)
-    return True
+cdef bint called_from_inside() noexcept nogil:
+    last_failure().reason = NO_FAILURE
+    return False
 
 
 cdef int note(const Failure* failure) noexcept nogil:

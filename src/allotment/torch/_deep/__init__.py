@@ -3,6 +3,10 @@
 | File | What it is |
 |---|---|
 | `allotment_points.h` | what PyTorch's interface needs of our allocators, as a table of C functions |
+| `header` | the same, for Cython |
+| `served` | which allocator serves a device, and the functions that PyTorch gives us |
+| `failing` | why something failed, in PyTorch's words |
+| `blocks` · `pools` · `history` · `snapshots` · `figures` · `control` | the functions, by what they are about |
 | `points` | that table, filled |
 | `stand_in.cc` · `contexts.hpp` · `versions.hpp` | PyTorch's allocator interface over it; contexts as numbers; what differs between versions |
 | `building` | the compiled stand-in: made once, kept by versions |

@@ -114,7 +114,7 @@ typedef struct allotment_points {
     void* (*table_of)(int device);                                          /* python, the first time */
     /* The last failure of a function of a device's table becomes the failure here. */
     void (*take_failure)(int device);                                       /* python */
-    void (*serve)(const allotment_framework* framework);                    /* python */
+    void (*serve)(const allotment_framework* framework);
 
     /* 0: no block in use begins there */
     size_t (*block_size)(int device, void* address);

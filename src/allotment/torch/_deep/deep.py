@@ -61,9 +61,9 @@ def load(*, proven: bool) -> Any:
 
 def put_in_place(tenant_on: Callable[[int], Tenant]) -> None:
     """Let PyTorch use it from now on. Raises RequestError if it is too late. pre: load"""
-    from allotment.torch._deep import points
+    from allotment.torch._deep import points, served
 
-    points.serve_with(tenant_on, process_state)
+    served.serve_with(tenant_on, process_state)
     # Numbers of pools are given in order, so the next one says how many there are. Asked for only if some may be there.
     pools_made = torch._C._graph_pool_handle()[1] if torch.cuda.is_initialized() else 0
     reason = _loaded.allotment_stand_in_install(points.address(), pools_made)

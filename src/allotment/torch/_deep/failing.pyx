@@ -1,0 +1,106 @@
+from libc.stdlib cimport free
+from libc.string cimport memset, strdup
+
+from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.caching.entry_points cimport last_exception
+from allotment._core.model.model cimport Failure
+from allotment.torch._deep.header cimport (
+    ALLOTMENT_FAILED, ALLOTMENT_NOT_OURS, ALLOTMENT_OUT_OF_MEMORY, ALLOTMENT_REJECTED, allotment_failure,
+    allotment_points)
+from allotment.torch._deep.served cimport served_at, used_allocator
+
+from allotment._rules import rules_of
+from allotment._texts import pytorch_out_of_memory
+from allotment.errors import AddressError, OutOfMemoryError, PoolError, UnsupportedError
+
+cdef extern from *:
+    """
+    static __thread allotment_failure allotment_failed;
+    """
+    allotment_failure failed "allotment_failed"
+
+cdef dict POOL_WORDS = {
+    "already recording": "beginAllocateToPool: already recording to mempool_id",
+    "not currently recording": "endAllocatePool: not currently recording to mempool_id",
+    "has released it": "Not expected to checkpoint freeable graph",
+    "there is no pool": "Could not find pool of id",
+}
+
+
+cdef str words_of(object error):
+    """A failure as PyTorch says it, where it has words for it."""
+    if isinstance(error, OutOfMemoryError):
+        allocator = used_allocator(error.facts.device_index)
+        return pytorch_out_of_memory(error.facts, rules=rules_of(allocator.settings.compat))
+    if isinstance(error, PoolError):
+        for ours, theirs in POOL_WORDS.items():
+            if ours in str(error):
+                return theirs
+    if isinstance(error, AddressError):
+        return f"invalid device pointer: {error.address:#x}"
+    if isinstance(error, UnsupportedError) and error.operation == "base_allocation":
+        return (
+            "Tensors allocated with expandable_segments:True cannot be shared between processes. Consider using"
+            " expandable_segments:False in data loading workers via"
+            " torch.cuda.memory._set_allocator_settings('expandable_segments:False')")
+    return str(error)
+
+
+cdef int kind_of(object error):
+    if isinstance(error, OutOfMemoryError):
+        return ALLOTMENT_REJECTED if error.facts.rejected else ALLOTMENT_OUT_OF_MEMORY
+    if isinstance(error, AddressError):
+        return ALLOTMENT_NOT_OURS
+    return ALLOTMENT_FAILED
+
+
+cdef int note(object error) noexcept:
+    """An exception becomes the calling thread's failure; always 0."""
+    free(failed.text)
+    memset(&failed, 0, sizeof(allotment_failure))
+    failed.kind = ALLOTMENT_FAILED
+    try:
+        failed.kind = kind_of(error)
+        if isinstance(error, OutOfMemoryError):
+            facts = error.facts
+            failed.requested = facts.requested
+            failed.segment = facts.segment_size
+            failed.most = facts.device_total if facts.limit is None else facts.limit
+            failed.device_free = facts.device_free
+            failed.allocated = facts.allocated
+            failed.reserved = facts.reserved
+        failed.text = strdup(words_of(error).encode())
+    except BaseException as another:
+        failed.text = strdup(repr(another).encode())
+    return 0
+
+
+cdef int fail(int device, const Failure* failure) noexcept with gil:
+    """A failure of the engine becomes the calling thread's; always 0."""
+    cdef Allocator allocator
+    try:
+        allocator = used_allocator(device)
+        return note(allocator.failed(failure))
+    except BaseException as error:
+        return note(error)
+
+
+cdef const allotment_failure* failure() noexcept nogil:
+    return &failed
+
+
+cdef void take_failure(int device) noexcept with gil:
+    try:
+        error = last_exception(served_at(device).table)
+        note(error)
+    except BaseException as error:
+        note(error)
+
+
+cdef int called_from_inside() noexcept with gil:
+    return note(RuntimeError("the allocator was called from inside itself; a tracker and a filter may only free"))
+
+
+cdef void fill_failing(allotment_points* table) noexcept:
+    table.failure = failure
+    table.take_failure = take_failure

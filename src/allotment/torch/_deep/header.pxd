@@ -1,0 +1,111 @@
+"""allotment_points.h, for Cython: what each thing means is said there."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+ctypedef void (*visit_address_t)(void* self, uint64_t address) noexcept nogil
+
+cdef extern from "allotment_points.h":
+    enum:
+        ALLOTMENT_POINTS_VERSION
+        ALLOTMENT_DEVICES_MOST
+        ALLOTMENT_FOREIGN_CONTEXT
+        ALLOTMENT_FAILED
+        ALLOTMENT_OUT_OF_MEMORY
+        ALLOTMENT_REJECTED
+        ALLOTMENT_NOT_OURS
+        ALLOTMENT_EXPANDABLE
+    ctypedef struct allotment_failure:
+        int kind
+        char* text
+        uint64_t requested, segment, most, device_free, allocated, reserved
+    ctypedef struct allotment_stat:
+        int64_t current, peak, allocated, freed
+    ctypedef struct allotment_stats:
+        int64_t num_alloc_retries, num_ooms, num_oom_rejections, num_sync_all_streams
+        int64_t num_device_alloc, num_device_free, max_split_size
+        allotment_stat[3] allocation, segment, active, inactive_split
+        allotment_stat[3] allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes, requested_bytes
+        allotment_stat oversize_allocations, oversize_segments
+    ctypedef struct allotment_record:
+        int action, device
+        uint64_t address, size, stream, pool_first, pool_second
+        int64_t time_us
+        uint32_t context
+        const char* compile_context
+        const char* user_metadata
+        const char* internal_metadata
+    ctypedef struct allotment_segment:
+        uint64_t address, total, allocated, active, requested, stream, pool_first, pool_second
+        uint32_t context
+        int is_small, is_expandable
+    ctypedef struct allotment_block:
+        uint64_t address, size, requested
+        int allocated, active
+        uint32_t context
+    ctypedef struct allotment_snapshot_visitor:
+        void* self
+        void (*record)(void* self, const allotment_record* record) noexcept nogil
+        void (*segment)(void* self, const allotment_segment* segment) noexcept nogil
+        void (*block)(void* self, const allotment_block* block) noexcept nogil
+        void (*annotation)(void* self, int device, int64_t time_us) noexcept nogil
+        void (*pair)(void* self, const char* key, const char* value) noexcept nogil
+    ctypedef struct allotment_framework:
+        size_t size
+        uint32_t (*gather)() noexcept nogil
+        void (*frames)(uint32_t context, void (*visit)(void*, const char*, const char*, int64_t) noexcept,
+                       void* self) noexcept nogil
+        void (*record)(const allotment_record* record) noexcept nogil
+        int (*free_memory)() noexcept nogil
+        uint64_t (*current_stream)(int device) noexcept nogil
+    ctypedef struct allotment_raw_allocator:
+        void* self
+        uint64_t (*allocate)(void* self, size_t size, uint64_t stream) noexcept nogil
+        void (*free)(void* self, uint64_t address, size_t size, uint64_t stream) noexcept nogil
+        void (*drop)(void* self) noexcept nogil
+    ctypedef struct allotment_points:
+        size_t size
+        uint32_t version
+        const allotment_failure* (*failure)() noexcept nogil
+        void* const* tables
+        void* (*table_of)(int) noexcept nogil
+        void (*take_failure)(int) noexcept nogil
+        void (*serve)(const allotment_framework*) noexcept nogil
+        size_t (*block_size)(int, void*) noexcept nogil
+        uint32_t (*block_context)(int, const void*) noexcept nogil
+        void (*gauges)(int, int64_t*, int64_t*) noexcept nogil
+        int (*largest_block)(int, size_t*) noexcept nogil
+        int (*empty_cache)(int, uint64_t, uint64_t) noexcept nogil
+        int (*create_or_incref_pool)(int, uint64_t, uint64_t, const allotment_raw_allocator*) noexcept nogil
+        int (*pool_use_count)(int, uint64_t, uint64_t) noexcept nogil
+        int (*set_use_on_oom)(int, uint64_t, uint64_t, int) noexcept nogil
+        int (*set_no_split)(int, uint64_t, uint64_t) noexcept nogil
+        int (*live_addresses)(int, uint64_t, uint64_t, visit_address_t, void*) noexcept nogil
+        int (*is_recording)(int) noexcept nogil
+        int (*contexts_in_use)(void (*)(void*, uint32_t) noexcept nogil, void*) noexcept nogil
+        int (*track)(int) noexcept nogil
+        int (*stats)(int, allotment_stats*, void (*)(void*, uint64_t, uint64_t, const allotment_stat*) noexcept nogil,
+                     void*) noexcept nogil
+        int (*reset_stats)(int, int) noexcept nogil
+        double (*memory_fraction)(int) noexcept nogil
+        int (*set_memory_fraction)(int, double) noexcept nogil
+        int (*enable)(int) noexcept nogil
+        int (*is_enabled)() noexcept nogil
+        int (*configure)(const char*) noexcept nogil
+        int (*record_history)(int, int, size_t, int, const char* const*, size_t, int) noexcept nogil
+        int (*annotate)(int, const char* const*, const char* const*, size_t) noexcept nogil
+        int (*annotate_block)(int, const void*, const char*) noexcept nogil
+        void (*push_compile_context)(const char*) noexcept nogil
+        void (*pop_compile_context)() noexcept nogil
+        void (*set_user_metadata)(const char*) noexcept nogil
+        const char* (*user_metadata)() noexcept nogil
+        int (*snapshot)(int, uint64_t, uint64_t, int, const allotment_snapshot_visitor*) noexcept nogil
+        void* (*checkpoint)(int, uint64_t, uint64_t) noexcept nogil
+        int (*restore)(int, void*, visit_address_t, visit_address_t, void*) noexcept nogil
+        void (*drop_state)(void*) noexcept nogil
+        int (*share)(int, void*, uint64_t*, void (*)(void*, const char*, size_t) noexcept nogil, void*) noexcept nogil
+        void* (*open_shared)(int, const char*, size_t, uint64_t*) noexcept nogil
+        void (*close_shared)(void*) noexcept nogil
+        int (*enable_peer)(int, int) noexcept nogil
+        int (*expandable_sizes)(int, void (*)(void*, uint64_t, int, uint64_t) noexcept nogil, void*) noexcept nogil
+        void* (*allocate_at)(int, size_t, void*, uint64_t) noexcept nogil
