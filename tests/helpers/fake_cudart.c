@@ -85,7 +85,7 @@ cudaError_t cudaDriverGetVersion(int* version) { *version = 13000; return cudaSu
 cudaError_t cudaRuntimeGetVersion(int* version) { *version = 13000; return cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr which, int device) { *value = 1; return cudaSuccess; }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) { snprintf(text, size, "0000:00:0%d.0", device); return cudaSuccess; }
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* most) { *least = 0; *most = -1; return cudaSuccess; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* most) { enter(); *least = 0; *most = -1; return cudaSuccess; }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) { return note(cuDeviceCanAccessPeer(can, device, peer)); }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     const int device = current;

@@ -7,7 +7,8 @@
  * one aborts.
  *
  * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_VERSION (13000), FAKE_CUDA_INIT (0: what cuInit answers),
- * FAKE_CUDA_WITHOUT (a comma list: "descriptors" and "fabric" are refused when a chunk is made with them).
+ * FAKE_CUDA_WITHOUT (a comma list: "descriptors" and "fabric" are refused when a chunk is made with them; without
+ * "strictness" a chunk can be made in any capture, as PyTorch does it).
  * Compiled with -DOLD_DRIVER, functions that came after CUDA 12.2 are missing.
  */
 
@@ -740,12 +741,14 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t* size, const Properties* pr
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr* address, size_t size, size_t alignment, CUdeviceptr hint,
                                     unsigned long long flags) {
     NEED_CONTEXT;
-    if (!is_page_multiple(size) || alignment != PAGE || hint || flags) return INVALID_VALUE;
-    char* wide = mmap(NULL, size + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!is_page_multiple(size) || (alignment && alignment != PAGE) || hint || flags) return INVALID_VALUE;
+    static char* next = (char*)0x500000000000;      /* rising, as in take_memory */
+    char* wide = mmap(next, size + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (wide == MAP_FAILED) return OUT_OF_MEMORY;
     char* base = (char*)(((uintptr_t)wide + PAGE - 1) / PAGE * PAGE);
     munmap(wide, base - wide);
     munmap(base + size, PAGE - (base - wide));
+    next += size;
     *address = add_area(RESERVED, base, size, -1)->base;
     return SUCCESS;
 }
@@ -760,7 +763,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 EXPORT CUresult cuMemCreate(Handle* handle, size_t size, const Properties* properties, unsigned long long flags) {
     NEED_CONTEXT;
     int descriptor;
-    if (spoil()) return CAPTURE_UNSUPPORTED;
+    if (!is_without("strictness") && spoil()) return CAPTURE_UNSUPPORTED;
     if (!are_valid(properties) || !is_page_multiple(size) || flags) return INVALID_VALUE;
     if ((properties->handle_types & 8) && is_without("fabric")) return NOT_PERMITTED;
     if ((properties->handle_types & 1) && is_without("descriptors")) return NOT_SUPPORTED;

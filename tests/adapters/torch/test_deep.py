@@ -1,50 +1,14 @@
 """Deep mode with the PyTorch that is installed, on a CUDA driver and runtime made of host memory."""
 
-import importlib.util
-import os
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import allotment
+from helpers.torch_on_host_memory import HELPERS, NEEDED
 
-TESTS = Path(__file__).parents[2]
-SOURCE = str(Path(allotment.__file__).parents[1])
-PROGRAMS = TESTS.parent / "benchmarks" / "gpu" / "deep_programs.py"
-CUDA_HEADERS = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+PROGRAMS = HELPERS.parents[1] / "benchmarks" / "gpu" / "deep_programs.py"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
-    pytest.mark.skipif(not (shutil.which("c++") and shutil.which("cc")), reason="no compiler on this machine"),
-    pytest.mark.skipif(not (CUDA_HEADERS / "cuda_runtime_api.h").exists(), reason="no headers of CUDA on this machine"),
-]
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("driver")
-    flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", f"-I{CUDA_HEADERS}", "-Wl,-soname,libcuda.so.1"]
-    sources = [TESTS / "helpers" / name for name in ("fake_libcuda.c", "fake_cudart.c")]
-    subprocess.run(["cc", *flags, "-o", folder / "libcuda.so.1", *sources], check=True)
-    return folder
-
-
-@pytest.fixture
-def run(driver):
-    def run(*arguments, **settings):
-        environment = os.environ | settings | {
-            "LD_LIBRARY_PATH": str(driver), "LD_PRELOAD": str(driver / "libcuda.so.1"), "PYTHONPATH": SOURCE,
-            "FAKE_CUDA_WITHOUT": "fabric",
-        }  # fmt: skip
-        done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
+pytestmark = NEEDED
 
 
 BEGIN = """

@@ -33,6 +33,7 @@ cdef struct SegmentCopy:
     stream_t stream
     uint64_t pool_first, pool_second
     uint32_t context
+    uint32_t number         # of those shown, in order of creation
     bint is_small
     bint is_expandable
     size_t first_block, block_count

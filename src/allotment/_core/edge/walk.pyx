@@ -116,10 +116,11 @@ cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrange
         if (everything or (pool.first == first and pool.second == second)) and not append_pool(engine, pool, out):
             return False
         pool = pool.next
+    for i in range(out.segment_count):
+        out.segments[i].number = <uint32_t> i
+        active += out.segments[i].active
     if out.segment_count > 0:
         qsort(out.segments, out.segment_count, sizeof(SegmentCopy), &by_address)
-    for i in range(out.segment_count):
-        active += out.segments[i].active
     trace_report(&engine.trace, ACTION_SNAPSHOT, 0, active, 0, first, second, 0)
     return True
 

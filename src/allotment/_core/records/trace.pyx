@@ -151,6 +151,8 @@ cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size
     cdef TraceRecord* kept
     if not trace.on:
         return
+    if not trace.attach_stacks:
+        stack = tenant_of(stack)
     if trace.tracker != NULL or trace.relay != NULL:
         fill(&told, trace, action, address, size, stream, pool_first, pool_second, stack)
         if trace.tracker != NULL:
@@ -162,8 +164,6 @@ cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size
     kept = next_place(trace) if trace.place == NULL else trace.place(trace.spool)
     if kept == NULL:
         return
-    if not trace.attach_stacks:
-        stack = tenant_of(stack)
     # Written where it stays: reading back in wide words what was just written in narrow ones stalls.
     fill(kept, trace, action, address, size, stream, pool_first, pool_second, stack)
 

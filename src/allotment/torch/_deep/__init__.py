@@ -8,7 +8,10 @@
 | `failing` | why something failed, in PyTorch's words |
 | `blocks` · `pools` · `history` · `snapshots` · `figures` · `control` | the functions, by what they are about |
 | `points` | that table, filled |
-| `stand_in.cc` · `contexts.hpp` · `versions.hpp` | PyTorch's allocator interface over it; contexts as numbers; what differs between versions |
+| `stand_in.cc` | PyTorch's allocator interface over it |
+| `points.hpp` · `facts.hpp` | the table in C++, its failures as exceptions; what it tells, in PyTorch's types |
+| `upcalls.hpp` · `telling.hpp` | what the engine asks of PyTorch; what PyTorch's allocator tells profilers, gauges and observers |
+| `contexts.hpp` · `versions.hpp` | contexts as numbers; what differs between versions |
 | `building` | the compiled stand-in: made once, kept by versions |
 | `deep` | the stand-in in the place of PyTorch's allocator |
 """  # noqa: E501

@@ -32,7 +32,7 @@ enum allotment_failure_kind {
 typedef struct allotment_failure {
     int kind;
     char* text;                 /* in PyTorch's words; of the calling thread, until its next failure */
-    uint64_t requested, segment, most, device_free, allocated, reserved;     /* out of memory */
+    uint64_t rounded, segment, most, device_free, allocated, reserved;       /* out of memory */
 } allotment_failure;
 
 typedef struct allotment_stat {
@@ -63,6 +63,7 @@ typedef struct allotment_record {
 typedef struct allotment_segment {
     uint64_t address, total, allocated, active, requested, stream, pool_first, pool_second;
     uint32_t context;
+    uint32_t number;            /* of those told, in order of creation */
     int is_small, is_expandable;
 } allotment_segment;
 

@@ -27,7 +27,10 @@ from allotment.errors import UnsupportedError
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1]
-SOURCES = ("stand_in.cc", "contexts.hpp", "versions.hpp", "allotment_points.h")
+SOURCES = (
+    "stand_in.cc", "telling.hpp", "upcalls.hpp", "facts.hpp", "points.hpp", "contexts.hpp", "versions.hpp",
+    "allotment_points.h",
+)  # fmt: skip
 OUR_CUDA_HEADERS = HERE / "cuda_headers"
 PROVEN: tuple[str, ...] = ()
 """Releases with which PyTorch's own tests of its allocator have passed in deep mode on a GPU: `auto` takes it there."""

@@ -63,7 +63,7 @@ cdef int note(object error) noexcept:
         failed.kind = kind_of(error)
         if isinstance(error, OutOfMemoryError):
             facts = error.facts
-            failed.requested = facts.requested
+            failed.rounded = facts.rounded
             failed.segment = facts.segment_size
             failed.most = facts.device_total if facts.limit is None else facts.limit
             failed.device_free = facts.device_free

@@ -18,7 +18,7 @@ cdef extern from "allotment_points.h":
     ctypedef struct allotment_failure:
         int kind
         char* text
-        uint64_t requested, segment, most, device_free, allocated, reserved
+        uint64_t rounded, segment, most, device_free, allocated, reserved
     ctypedef struct allotment_stat:
         int64_t current, peak, allocated, freed
     ctypedef struct allotment_stats:
@@ -37,7 +37,7 @@ cdef extern from "allotment_points.h":
         const char* internal_metadata
     ctypedef struct allotment_segment:
         uint64_t address, total, allocated, active, requested, stream, pool_first, pool_second
-        uint32_t context
+        uint32_t context, number
         int is_small, is_expandable
     ctypedef struct allotment_block:
         uint64_t address, size, requested

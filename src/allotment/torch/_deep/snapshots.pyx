@@ -73,6 +73,7 @@ cdef void show_segment(const Arrangement* arrangement, const SegmentCopy* segmen
     told.pool_first = segment.pool_first
     told.pool_second = segment.pool_second
     told.context = shown_context(segment.context)
+    told.number = segment.number
     told.is_small = segment.is_small
     told.is_expandable = segment.is_expandable
     visitor.segment(visitor.self, &told)

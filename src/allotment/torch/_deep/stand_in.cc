@@ -2,213 +2,30 @@
  *
  * It decides nothing. Requests go to the entry points of a device (allotment.h), everything else to the points
  * (allotment_points.h); here they are only put into PyTorch's types, words and exceptions, and PyTorch is told what
- * its own allocator tells it: the profiler, the GPU trace, observers and trackers.
+ * its own allocator tells it (telling.hpp): the profiler, gauges, the GPU trace, observers and trackers.
  *
  * What PyTorch looks at to know its own allocator is as there: the name is "native", one function deletes all blocks
  * (`raw_deleter`), and it is initialized when PyTorch has said how many devices there are. */
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/util/ApproximateClock.h>
-#include <torch/csrc/profiler/combined_traceback.h>
 
 #include <atomic>
 #include <cstring>
-#include <exception>
 #include <mutex>
-#include <shared_mutex>
 #include <unordered_map>
 
-#include "allotment.h"
-#include "allotment_points.h"
-#include "contexts.hpp"
+#include "facts.hpp"
+#include "points.hpp"
+#include "telling.hpp"
+#include "upcalls.hpp"
 #include "versions.hpp"
 
 namespace allotment {
 namespace {
-
-using namespace c10::cuda::CUDACachingAllocator;
-using c10::DataPtr;
-using c10::DeviceIndex;
-using c10::MempoolId_t;
-using c10::CachingDeviceAllocator::AnnotationEntry;
-
-static_assert(TraceEntry::ALLOC == 0 && TraceEntry::FREE_COMPLETED == 2 && TraceEntry::SEGMENT_UNMAP == 6 &&
-              TraceEntry::SNAPSHOT == 7 && TraceEntry::OOM == 8, "actions are in the order of the points");
-
-const allotment_points* points = nullptr;
-
-/* Never destroyed: threads may allocate and free until the process ends. */
-Contexts& contexts() {
-    static auto* all = new Contexts;
-    return *all;
-}
-
-/* --- failing --------------------------------------------------------------------------------------------------- */
-
-/* What a function of others threw inside of the engine, which lets nothing through; thrown again when it is left. */
-thread_local std::exception_ptr thrown_inside;
-
-[[noreturn]] void fail() {
-    if (thrown_inside) std::rethrow_exception(std::exchange(thrown_inside, nullptr));
-    const allotment_failure* failure = points->failure();
-    const std::string text = failure->text == nullptr ? "allotment failed without a word" : failure->text;
-    if (failure->kind == ALLOTMENT_OUT_OF_MEMORY || failure->kind == ALLOTMENT_REJECTED) {
-        C10_THROW_ERROR(OutOfMemoryError, text);
-    }
-    C10_THROW_ERROR(Error, text);
-}
-
-void expect(bool ok) {
-    if (C10_UNLIKELY(!ok)) fail();
-}
-
-const allotment_entry_points* table_if_any(int device) {
-    return static_cast<const allotment_entry_points*>(points->tables[device]);
-}
-
-const allotment_entry_points* table_of(int device) {
-    auto* table = table_if_any(device);
-    if (C10_LIKELY(table != nullptr)) return table;
-    table = static_cast<const allotment_entry_points*>(points->table_of(device));
-    expect(table != nullptr);
-    return table;
-}
-
-[[noreturn]] void fail_of(int device) {
-    points->take_failure(device);
-    fail();
-}
-
-/* --- what the engine asks ------------------------------------------------------------------------------------- */
-
-std::atomic<CreateContextFn> recorder{nullptr};
-
-uint32_t gather() {
-    auto record = recorder.load();
-    if (record == nullptr) return 0;
-    try {
-        return contexts().keep(record());
-    } catch (...) {
-        return 0;       /* a history without this context is better than a request without memory */
-    }
-}
-
-void show_frames(
-    uint32_t number, void (*visit)(void* self, const char* name, const char* file, int64_t line), void* self) {
-    Context context = contexts().at(number);
-    auto* traceback = dynamic_cast<torch::CapturedTraceback*>(context.get());
-    if (traceback == nullptr) return;
-    try {
-        auto found = torch::symbolize({traceback});
-        for (auto index : found.tracebacks.at(0)) {
-            const auto& frame = found.all_frames.at(index);
-            visit(self, frame.funcname.c_str(), frame.filename.c_str(), static_cast<int64_t>(frame.lineno));
-        }
-    } catch (...) {
-    }
-}
-
-struct Listeners {
-    std::shared_mutex mutex;
-    std::vector<AllocatorTraceTracker> trackers;
-    std::vector<OutOfMemoryObserver> observers;
-#if TORCH_HAS_REJECTIONS
-    std::vector<OomRejectionObserver> rejection_observers;
-#endif
-};
-
-Listeners& listeners() {
-    static auto* all = new Listeners;
-    return *all;
-}
-
-TraceEntry entry_of(const allotment_record* record) {
-    TraceEntry entry(
-        static_cast<TraceEntry::Action>(record->action), static_cast<DeviceIndex>(record->device), record->address,
-        record->size, reinterpret_cast<void*>(record->stream), MempoolId_t{record->pool_first, record->pool_second}, 0,
-        contexts().at(record->context), record->compile_context, record->user_metadata);
-#if TORCH_HAS_INTERNAL_METADATA
-    entry.internal_metadata_ = record->internal_metadata;
-#endif
-    return entry;
-}
-
-void hear(const allotment_record* record) {
-    try {
-        TraceEntry entry = entry_of(record);
-        entry.time_.approx_t_ = c10::getApproximateTime();
-        std::shared_lock<std::shared_mutex> guard(listeners().mutex);
-        for (const auto& tracker : listeners().trackers) tracker(entry);
-    } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
-    }
-}
-
-int free_memory() {
-    bool freed = false;
-    try {
-        for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
-            freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
-        }
-    } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
-    }
-    return freed;
-}
-
-uint64_t current_stream(int device) {
-    try {
-        return reinterpret_cast<uint64_t>(c10::cuda::getCurrentCUDAStream(static_cast<DeviceIndex>(device)).stream());
-    } catch (...) {
-        return 0;       /* a stream that no graph is captured on */
-    }
-}
-
-const allotment_framework framework{
-    sizeof(allotment_framework), gather, show_frames, hear, free_memory, current_stream};
-
-/* --- a pool's own allocator ----------------------------------------------------------------------------------- */
-
-using SegmentSource = std::shared_ptr<CUDAAllocator>;
-
-uint64_t source_allocate(void* self, size_t size, uint64_t) {
-    try {
-        return reinterpret_cast<uint64_t>((*static_cast<SegmentSource*>(self))->raw_alloc(size));
-    } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
-        return 0;
-    }
-}
-
-void source_free(void* self, uint64_t address, size_t, uint64_t) {
-    try {
-        (*static_cast<SegmentSource*>(self))->raw_delete(reinterpret_cast<void*>(address));
-    } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
-    }
-}
-
-void source_drop(void* self) { delete static_cast<SegmentSource*>(self); }
-
-/* --- a route's filter ----------------------------------------------------------------------------------------- */
-
-using StreamFilter = std::function<bool(cudaStream_t)>;
-
-int filter_accepts(void* self, uint64_t stream) {
-    try {
-        return (*static_cast<StreamFilter*>(self))(reinterpret_cast<cudaStream_t>(stream));
-    } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
-        return 0;
-    }
-}
-
-void filter_drop(void* self) { delete static_cast<StreamFilter*>(self); }
 
 /* --- a pool's state ------------------------------------------------------------------------------------------- */
 
@@ -217,86 +34,6 @@ struct PoolState : AllocatorState {
     ~PoolState() override { points->drop_state(state); }
     void* state;
 };
-
-/* --- facts in PyTorch's types --------------------------------------------------------------------------------- */
-
-c10::CachingAllocator::Stat stat_of(const allotment_stat& stat) {
-    c10::CachingAllocator::Stat out;
-    out.current = stat.current;
-    out.peak = stat.peak;
-    out.allocated = stat.allocated;
-    out.freed = stat.freed;
-    return out;
-}
-
-c10::CachingAllocator::StatArray stats_of(const allotment_stat (&stats)[3]) {
-    return {stat_of(stats[0]), stat_of(stats[1]), stat_of(stats[2])};
-}
-
-struct SnapshotBuilder {
-    SnapshotInfo& info;
-    std::vector<TraceEntry>& records;
-    DeviceIndex device;
-
-    static SnapshotBuilder& from(void* self) { return *static_cast<SnapshotBuilder*>(self); }
-
-    static void record(void* self, const allotment_record* record) {
-        from(self).records.push_back(entry_of(record));
-        from(self).records.back().time_.t_ = record->time_us;
-    }
-    static void segment(void* self, const allotment_segment* segment) {
-        auto& out = from(self).info.segments.emplace_back();
-        out.device = from(self).device;
-        out.address = segment->address;
-        out.total_size = segment->total;
-        out.requested_size = segment->requested;
-        out.allocated_size = segment->allocated;
-        out.active_size = segment->active;
-        out.stream = reinterpret_cast<void*>(segment->stream);
-        out.is_large = !segment->is_small;
-        out.is_expandable = segment->is_expandable;
-        out.owner_private_pool_id = {segment->pool_first, segment->pool_second};
-        out.context_when_allocated = contexts().at(segment->context);
-    }
-    static void block(void* self, const allotment_block* block) {
-        auto& out = from(self).info.segments.back().blocks.emplace_back();
-        out.size = block->size;
-        out.requested_size = block->requested;
-        out.allocated = block->allocated;
-        out.active = block->active;
-        out.context_when_allocated = contexts().at(block->context);
-    }
-    static void annotation(void* self, int device, int64_t time_us) {
-        auto& out = from(self).info.external_annotations.emplace_back(static_cast<DeviceIndex>(device), 0);
-        out.time_.t_ = time_us;
-    }
-    static void pair(void* self, const char* key, const char* value) {
-        from(self).info.external_annotations.back().recordUserMetadata(key, value);
-    }
-
-    allotment_snapshot_visitor visitor() { return {this, record, segment, block, annotation, pair}; }
-};
-
-/* The settings that PyTorch reads for its own allocator and for pinned memory; ours come from the same text. */
-AllocatorConfigInfo settings_now() {
-    using Common = c10::CachingAllocator::AcceleratorAllocatorConfig;
-    using Cuda = CUDAAllocatorConfig;
-    AllocatorConfigInfo out{};
-    out.garbage_collection_threshold = Common::garbage_collection_threshold();
-    out.max_split_size = Common::max_split_size();
-    out.pinned_num_register_threads = Cuda::pinned_num_register_threads();
-    out.expandable_segments = Common::use_expandable_segments();
-    out.release_lock_on_malloc = Cuda::release_lock_on_cudamalloc();
-    out.pinned_use_host_register = Cuda::pinned_use_cuda_host_register();
-    out.graph_capture_record_stream_reuse = Cuda::graph_capture_record_stream_reuse();
-    out.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();
-    out.roundup_power2_divisions = Common::roundup_power2_divisions();
-#if TORCH_SHOWS_PINNED_SETTINGS
-    out.max_round_threshold = Common::pinned_max_round_threshold();
-    out.max_cached_size = Common::pinned_max_cached_size();
-#endif
-    return out;
-}
 
 /* --- the interface -------------------------------------------------------------------------------------------- */
 
@@ -346,61 +83,8 @@ struct StandIn final : CUDAAllocator {
             table->free(table->context, address, size, device, stream);
             fail();
         }
-        told_of_request(device, address);
+        tell_of_request(device, address);
         return address;
-    }
-
-    static void told_of_request(DeviceIndex device, void* address) {
-        if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-            report(device, address, static_cast<int64_t>(points->block_size(device, address)));
-        }
-        const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace();
-        if (C10_UNLIKELY(interpreter != nullptr)) {
-            (*interpreter)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
-        }
-    }
-
-    static void report(DeviceIndex device, void* address, int64_t size) {
-        int64_t allocated = 0, reserved = 0;
-        points->gauges(device, &allocated, &reserved);
-        c10::reportMemoryUsageToProfiler(
-            address, size, static_cast<size_t>(allocated), static_cast<size_t>(reserved),
-            c10::Device(c10::DeviceType::CUDA, device));
-    }
-
-    [[noreturn]] static void out_of_memory(DeviceIndex device, size_t size) {
-        points->take_failure(device);
-        if (thrown_inside) fail();
-        const allotment_failure failure = *points->failure();
-        const std::string text = failure.text == nullptr ? "" : failure.text;
-        if (failure.kind == ALLOTMENT_OUT_OF_MEMORY && (size >> 60) == 0) {
-            c10::reportOutOfMemoryToProfiler(
-                static_cast<int64_t>(size), failure.allocated, failure.reserved,
-                c10::Device(c10::DeviceType::CUDA, device));
-            std::vector<OutOfMemoryObserver> observers;
-            {
-                std::shared_lock<std::shared_mutex> guard(listeners().mutex);
-                observers = listeners().observers;
-            }
-            for (const auto& observer : observers) {
-                observer(device, failure.segment, failure.most, failure.device_free);
-            }
-            C10_THROW_ERROR(OutOfMemoryError, text);
-        }
-#if TORCH_HAS_REJECTIONS
-        if (failure.kind == ALLOTMENT_REJECTED) {
-            std::vector<OomRejectionObserver> observers;
-            {
-                std::shared_lock<std::shared_mutex> guard(listeners().mutex);
-                observers = listeners().rejection_observers;
-            }
-            for (const auto& observer : observers) observer(device, size, failure.allocated, failure.most);
-        }
-#endif
-        if (failure.kind == ALLOTMENT_OUT_OF_MEMORY || failure.kind == ALLOTMENT_REJECTED) {
-            C10_THROW_ERROR(OutOfMemoryError, text);
-        }
-        C10_THROW_ERROR(Error, text);
     }
 
     /* The device that a block in use is of; -1: it is not ours. The current one is asked first. */
@@ -428,6 +112,7 @@ struct StandIn final : CUDAAllocator {
         if (address == nullptr) return;
         const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace();
         if (C10_UNLIKELY(interpreter != nullptr)) {
+            expect_block(address);
             (*interpreter)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
         }
         const bool profiled = c10::memoryProfilingEnabled();
@@ -439,7 +124,7 @@ struct StandIn final : CUDAAllocator {
             last = device;
             const size_t size = C10_UNLIKELY(profiled) ? points->block_size(device, address) : 0;
             if (C10_LIKELY(table->free(table->context, address, 0, device, nullptr))) {
-                if (C10_UNLIKELY(profiled)) report(static_cast<DeviceIndex>(device), address, -static_cast<int64_t>(size));
+                tell_of_block(static_cast<DeviceIndex>(device), address, -static_cast<int64_t>(size), profiled);
                 if (C10_UNLIKELY(thrown_inside)) fail();
                 return;
             }
@@ -476,7 +161,7 @@ struct StandIn final : CUDAAllocator {
                 device, size, address,
                 reinterpret_cast<uint64_t>(c10::cuda::getCurrentCUDAStream(device).stream()));
             expect(got != nullptr);
-            told_of_request(device, got);
+            tell_of_request(device, got);
         }
         return {got, got, &delete_block, c10::Device(c10::DeviceType::CUDA, device)};
     }
@@ -506,8 +191,6 @@ struct StandIn final : CUDAAllocator {
 
     double getMemoryFraction(DeviceIndex device) override {
         expect_device(device);
-        if (table_if_any(device) == nullptr) return points->memory_fraction(device);
-        C10_CUDA_CHECK(c10::cuda::SetDevice(device));
         return points->memory_fraction(device);
     }
 
@@ -515,7 +198,6 @@ struct StandIn final : CUDAAllocator {
         expect_device(device);
         TORCH_CHECK(
             0 <= fraction && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
-        C10_CUDA_CHECK(c10::cuda::SetDevice(device));
         expect(points->set_memory_fraction(device, fraction));
     }
 
@@ -544,11 +226,18 @@ struct StandIn final : CUDAAllocator {
     }
 
     void emptyCache(MempoolId_t pool) override {
-        if (device_count > 0) table_of(current_device());   /* that it was emptied is counted, also if it has nothing */
         for (int device = 0; device < device_count; ++device) {
-            if (table_if_any(device) != nullptr) expect(points->empty_cache(device, pool.first, pool.second));
+            if (table_if_any(device) == nullptr) {
+                if (pool == MempoolId_t{0, 0}) ++emptied_before_use[device];
+                continue;
+            }
+            expect(points->empty_cache(device, pool.first, pool.second));
+            tell_reserved(static_cast<DeviceIndex>(device));
         }
     }
+
+    /* How often a device was emptied that had nothing yet: that is counted too. */
+    std::atomic<int64_t> emptied_before_use[ALLOTMENT_DEVICES_MOST]{};
 
     void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
         c10::cuda::CUDAGuard guard(device);
@@ -585,31 +274,14 @@ struct StandIn final : CUDAAllocator {
 #endif
             },
             &out));
-        out.allocation = stats_of(stats.allocation);
-        out.segment = stats_of(stats.segment);
-        out.active = stats_of(stats.active);
-        out.inactive_split = stats_of(stats.inactive_split);
-        out.allocated_bytes = stats_of(stats.allocated_bytes);
-        out.reserved_bytes = stats_of(stats.reserved_bytes);
-        out.active_bytes = stats_of(stats.active_bytes);
-        out.inactive_split_bytes = stats_of(stats.inactive_split_bytes);
-        out.requested_bytes = stats_of(stats.requested_bytes);
-        out.num_alloc_retries = stats.num_alloc_retries;
-        out.num_ooms = stats.num_ooms;
-        out.oversize_allocations = stat_of(stats.oversize_allocations);
-        out.oversize_segments = stat_of(stats.oversize_segments);
-        out.num_sync_all_streams = stats.num_sync_all_streams;
-        out.num_device_alloc = stats.num_device_alloc;
-        out.num_device_free = stats.num_device_free;
-        out.max_split_size = stats.max_split_size;
-#if TORCH_HAS_REJECTIONS
-        out.num_oom_rejections = stats.num_oom_rejections;
-#endif
+        put_stats(out, stats);
+        out.num_sync_all_streams += emptied_before_use[device];
         return out;
     }
 
     void resetAccumulatedStats(DeviceIndex device) override {
         expect_valid(device);
+        emptied_before_use[device] = 0;
         if (table_if_any(device) != nullptr) expect(points->reset_stats(device, 0));
     }
 
@@ -621,8 +293,9 @@ struct StandIn final : CUDAAllocator {
     SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override {
         SnapshotInfo info;
         const Contexts::Reading reading(contexts());
+        std::vector<TraceEntry> unwanted;
         for (int device = 0; device < device_count; ++device) {
-            auto& records = info.device_traces.emplace_back();
+            auto& records = include_traces ? info.device_traces.emplace_back() : unwanted;
             if (table_if_any(device) == nullptr) continue;
             SnapshotBuilder builder{info, records, static_cast<DeviceIndex>(device)};
             const auto visitor = builder.visitor();
@@ -670,7 +343,9 @@ struct StandIn final : CUDAAllocator {
         if (device_count > 0 && points->is_recording(current_device())) points->push_compile_context(name.c_str());
     }
 
-    void popCompileContext() override { points->pop_compile_context(); }
+    void popCompileContext() override {
+        if (device_count > 0 && points->is_recording(current_device())) points->pop_compile_context();
+    }
 
     void setUserMetadata(const std::string& text) override { points->set_user_metadata(text.c_str()); }
 
@@ -808,6 +483,7 @@ struct StandIn final : CUDAAllocator {
                 static_cast<decltype(both)*>(self)->second->push_back(reinterpret_cast<void*>(address));
             },
             &both));
+        tell_reserved(device);
         CheckpointDelta delta;
         delta.ptrs_freed = std::move(freed);
         for (void* address : created) {

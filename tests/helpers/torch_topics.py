@@ -1,0 +1,383 @@
+"""What others can hear of PyTorch's allocator, topic by topic: a program that tells it as JSON.
+
+    python torch_topics.py native|deep LIBRARY
+
+LIBRARY is torch_listener.cc, compiled. The program does not know which allocator is in place after it has installed it.
+Addresses and times are told as far as they do not depend on chance.
+"""
+
+import ctypes
+import itertools
+import json
+import sys
+import tempfile
+import threading
+
+MODE, LIBRARY = sys.argv[1:]
+if MODE == "deep":
+    import allotment.torch
+
+    allotment.torch.install("deep")
+import torch  # noqa: E402
+
+KIB, MIB = 1 << 10, 1 << 20
+listener = ctypes.CDLL(LIBRARY)
+for name in ("heard", "base", "largest", "free", "allocate", "facts", "snapshot"):
+    getattr(listener, f"listener_{name}").restype = ctypes.c_char_p
+
+
+def ask(name, *arguments):
+    return getattr(listener, f"listener_{name}")(*arguments).decode()
+
+
+def empty(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def heard_of(work, entries=True, gauges=False):
+    """Line by line, once what comes twice in a row.
+
+    A snapshot is an event on each device natively, also on those that nothing was allocated on, and said to be of
+    device 0 each time; ours are of the devices in use.
+    """
+    ask("heard")
+    listener.listener_hear(entries, gauges, -1)
+    try:
+        work()
+    finally:
+        listener.listener_hear(0, 0, -1)
+    return [line for line, _ in itertools.groupby(ask("heard").splitlines())]
+
+
+def record(**arguments):
+    torch.cuda.memory._record_memory_history(**arguments)
+
+
+def snapshot():
+    return torch.cuda.memory._snapshot()
+
+
+def stop():
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def everything():
+    """Some of each action."""
+    one, two = empty(3 * MIB), empty(500)
+    stream = torch.cuda.Stream()
+    two.record_stream(stream)
+    del two, one
+    torch.cuda.synchronize()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = empty(2 * MIB)
+    del kept, pool
+    too_much()
+    torch.cuda.memory_snapshot()
+    torch.cuda.empty_cache()
+
+
+def too_much():
+    try:
+        empty((1 << 40) + 1)
+    except torch.OutOfMemoryError as error:
+        return str(error)
+
+
+def trackers():
+    told = [heard_of(everything)]
+    for arguments in ({"context": "state"}, {"context": "alloc"}, {"context": "all"}):
+        record(stacks="python", **arguments)
+        told.append(heard_of(everything))
+        stop()
+    record(stacks="python", skip_actions=["alloc", "free_requested"])
+    told.append(heard_of(everything))
+    told.append([entry["action"] for entry in snapshot()["device_traces"][0]])
+    stop()
+    return told
+
+
+def a_tracker_that_throws():
+    """Natively memory is lost by that, so it comes last."""
+    told = []
+    for number, action in enumerate((0, 1, 3)):
+        listener.listener_hear(0, 0, action)
+        told.append(ask("allocate", ctypes.c_size_t((40 + 4 * number) * MIB)))
+        listener.listener_hear(0, 0, -1)
+    torch.cuda.empty_cache()
+    return told
+
+
+def gauges():
+    def work():
+        one = empty(3 * MIB)
+        two = empty(500)
+        del one
+        torch.cuda.empty_cache()
+        two = empty(5000)
+        del two
+
+    return heard_of(work, entries=False, gauges=True)
+
+
+def annotations():
+    record(stacks="python", global_record_annotations=True)
+    with torch.profiler.record_function("outer"), torch.profiler.record_function("inner"):
+        tensor = empty(10)
+    listener.listener_annotate(b"key", b"value")
+    del tensor
+    told = [snapshot()["external_annotations"]]
+    stop()
+    listener.listener_annotate(b"not", b"recorded")
+    told.append(snapshot()["external_annotations"])
+    record(stacks="python", clear_history=True)
+    told.append(snapshot()["external_annotations"])
+    record(stacks="python", max_entries=2)
+    for number in (b"1", b"2", b"3"):
+        listener.listener_annotate(b"number", number)
+    told.append(snapshot()["external_annotations"])
+    stop()
+    return [told_without_times(found) for found in told]
+
+
+def told_without_times(annotations):
+    return [{key: value for key, value in sorted(found.items()) if key != "time_us"} for found in annotations]
+
+
+def compile_contexts():
+    def now():
+        empty(100)
+        return [entry["compile_context"] for entry in snapshot()["device_traces"][0]][-1]
+
+    def elsewhere():
+        told.append(["in another thread", now()])
+
+    listener.listener_push(b"before the history")
+    record(stacks="python")
+    told = [now()]
+    listener.listener_push(b"0/0")
+    told.append(now())
+    listener.listener_push(b"1/0")
+    told.append(now())
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    listener.listener_pop()
+    told.append(now())
+    stop()
+    listener.listener_push(b"not recorded")
+    listener.listener_pop()
+    record(stacks="python")
+    told.append(now())
+    listener.listener_pop()
+    told.append(now())
+    listener.listener_pop()
+    told.append(now())
+    stop()
+    return told
+
+
+def user_metadata():
+    def now():
+        tensor = empty(100)
+        del tensor
+        metadata = [entry["user_metadata"] for entry in snapshot()["device_traces"][0]]
+        return [torch.cuda.memory._get_memory_metadata(), metadata[-3:]]
+
+    def elsewhere():
+        told.append(["in another thread", *now()])
+        torch.cuda.memory._set_memory_metadata("the thread's")
+        told.append(["in another thread", *now()])
+
+    torch.cuda.memory._set_memory_metadata("before the history")
+    record(stacks="python")
+    told = [now()]
+    torch.cuda.memory._set_memory_metadata("step 1")
+    told.append(now())
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    told.append(now())
+    torch.cuda.memory._set_memory_metadata("ä ← two\nlines")
+    told.append(now())
+    torch.cuda.memory._set_memory_metadata("")
+    told.append(now())
+    stop()
+    return told
+
+
+def observers():
+    seen = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(["first", *facts]))
+    torch._C._cuda_attach_out_of_memory_observer(
+        lambda *facts: seen.append(["second", torch.cuda.memory_stats()["num_ooms"] > 0])
+    )
+    kept = empty(30 * MIB)
+    texts = [too_much()]
+    torch.cuda.set_per_process_memory_fraction(0.3)
+    texts.append(too_much())
+    texts.append(torch.cuda.get_per_process_memory_fraction())
+    try:
+        texts.append(empty(400 * MIB).numel())
+    except torch.OutOfMemoryError as error:
+        texts.append(str(error))
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    try:
+        empty(1 << 61)
+    except RuntimeError as error:
+        texts.append([type(error).__name__, str(error).splitlines()[0]])
+    del kept
+    torch.cuda.empty_cache()
+    return [seen, texts]
+
+
+def named(frames):
+    """What PyTorch shows of a stack, but for what is on it of the allocator and of gathering it."""
+    own = ("CUDACachingAllocator::Native", "allotment::", "__pyx_", "torch::unwind", "CapturedTraceback", "gather")
+    numbers = [number for number, frame in enumerate(frames) if any(name in frame["name"] for name in own)]
+    return [[frame["name"], frame["line"]] for frame in frames[max(numbers, default=-1) + 1 :]]
+
+
+def recorder(stacks, context):
+    torch.cuda.empty_cache()
+    record(stacks=stacks, context=context)
+    kept = empty(1000)
+    gone = empty(3 * MIB)
+    del gone
+    torch.cuda.empty_cache()
+    too_much()
+    told = snapshot()
+    stop()
+    del kept
+    torch.cuda.empty_cache()
+    return {
+        "history": [
+            [entry["action"], named(entry["frames"]) if "frames" in entry else None]
+            for entry in told["device_traces"][0]
+        ],
+        "segments": [
+            [named(segment["frames"]), [named(block["frames"]) for block in segment["blocks"]]]
+            for segment in told["segments"]
+        ],
+    }
+
+
+def recorder_modes():
+    return {
+        f"{stacks} {context}": recorder(stacks, context)
+        for stacks in ("python", "all")
+        for context in ("state", "alloc", "all", None)
+    }
+
+
+def kinds_of_history():
+    told = []
+    for enabled in ("state", "all", None):
+        record(enabled=enabled, stacks="python", max_entries=3)
+        for _ in range(5):
+            empty(100)
+        found = snapshot()
+        told.append([listener.listener_is_recording(), [entry["action"] for entry in found["device_traces"][0]]])
+    record(stacks="python", max_entries=5, clear_history=True)
+    told.append(len(snapshot()["device_traces"][0]))
+    stop()
+    return told
+
+
+def profiler():
+    from torch.profiler import ProfilerActivity, profile
+
+    kept = empty(5 * MIB)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        tensor = empty(3 * MIB + 1)
+        del tensor, kept
+        too_much()
+    with tempfile.TemporaryDirectory() as folder:
+        profiled.export_chrome_trace(f"{folder}/trace.json")
+        with open(f"{folder}/trace.json") as file:
+            events = json.load(file)["traceEvents"]
+    return [
+        [event["name"], {key: value for key, value in event["args"].items() if key != "Ev Idx"}]
+        for event in sorted(events, key=lambda event: event.get("ts", 0))
+        if event["name"] in ("[memory]", "[OutOfMemory]")
+    ]
+
+
+def gpu_trace():
+    from torch.cuda import _gpu_trace
+
+    seen = []
+    _gpu_trace.register_callback_for_memory_allocation(lambda address: seen.append(["allocated", address]))
+    _gpu_trace.register_callback_for_memory_deallocation(lambda address: seen.append(["freed", address]))
+    torch._C._activate_gpu_trace()
+    tensor = empty(100)
+    address = tensor.data_ptr()
+    del tensor
+    seen.append(ask("free", ctypes.c_void_p(64)).splitlines()[0])
+    return [[kind[0], kind[1] == address] if isinstance(kind, list) else kind for kind in seen]
+
+
+def questions():
+    torch.cuda.empty_cache()
+    one, two = empty(3 * MIB), empty(100 * KIB)
+    told = [
+        ask("facts"),
+        ask("base", ctypes.c_void_p(one.data_ptr())),
+        ask("base", ctypes.c_void_p(two.data_ptr())),
+        ask("base", ctypes.c_void_p(one.data_ptr() + 1)).split(":")[0],
+        ask("largest", 0, ctypes.c_size_t(0)),
+        ask("largest", 0, ctypes.c_size_t(1)),
+        ask("snapshot", 0),
+        ask("snapshot", 1),
+        ask("allocate", ctypes.c_size_t(0)),
+    ]
+    for device in (7, -1):
+        for question in (torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats):
+            try:
+                question(device)
+            except (RuntimeError, UnicodeDecodeError):  # PyTorch puts the number of the device as a byte into the text
+                told.append("refused")
+    return told
+
+
+def free_memory_callbacks():
+    torch.cuda.empty_cache()
+    before = listener.listener_runs()
+    one, two, three = empty(100), empty(100), empty(3 * MIB)
+    too_much()
+    del one, two, three
+    return listener.listener_runs() - before
+
+
+def devices_not_used_yet():
+    torch.cuda.empty_cache()
+    told = [torch.cuda.memory_stats(1)["num_sync_all_streams"], torch.cuda.memory_reserved(1)]
+    torch.cuda.reset_accumulated_memory_stats(1)
+    told.append(torch.cuda.memory_stats(1))
+    torch.cuda.set_per_process_memory_fraction(0.25, 1)
+    told.append(torch.cuda.get_per_process_memory_fraction(1))
+    record(stacks="python")
+    with torch.cuda.device(1):
+        torch.cuda.memory._set_memory_metadata("of device 1")
+        tensor = empty(10)
+        del tensor
+    told.append(torch.cuda.memory._get_memory_metadata())
+    empty(10)
+    told.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][1]])
+    told.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][0]])
+    torch.cuda.memory._set_memory_metadata("")
+    stop()
+    return told
+
+
+TOPICS = (
+    gauges, questions, trackers, annotations, compile_contexts, user_metadata, observers,
+    recorder_modes, kinds_of_history, profiler, gpu_trace, free_memory_callbacks, devices_not_used_yet,
+    a_tracker_that_throws,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    listener.listener_gauges()
+    torch.cuda.init()
+    listener.listener_track()
+    print(json.dumps({topic.__name__: topic() for topic in TOPICS}))
