@@ -126,28 +126,41 @@ def threads(seconds: float = 60.0) -> dict[str, Any]:
     }
 
 
+class Churn:
+    """Live memory up to half of a soft limit, of all sizes and two streams; reserved memory is looked at each step."""
+
+    def __init__(self, settings: str, limit: int) -> None:
+        self.allocator = allotment.Allocator("sim:8GiB", settings=settings)
+        self.allocator.set_limit(None, soft=limit)
+        self.limit, self.draw = limit, random.Random(1)
+        self.live: dict[int, int] = {}
+        self.held = self.most = self.steps = 0
+
+    def step(self) -> None:
+        while self.live and (self.held > 0.5 * self.limit or self.draw.random() < 0.45):
+            address = self.draw.choice(list(self.live)) if len(self.live) < 64 else next(iter(self.live))
+            self.allocator.free(address)
+            self.held -= self.live.pop(address)
+        size = int(MIB * 2 ** self.draw.uniform(-6, 7))
+        self.live[self.allocator.malloc(size, self.draw.choice((0, 7)))] = size
+        self.held += size
+        self.most = max(self.most, self.allocator.stats()["reserved_bytes.all.current"])
+        self.steps += 1
+
+
 def soft(seconds: float = 600.0) -> dict[str, Any]:
-    """Live memory up to half of the limit, of all sizes and two streams; reserved memory is looked at each step."""
-    found = {}
-    for settings in ("expandable_segments:True", "placement:dense"):
-        allocator = allotment.Allocator("sim:8GiB", settings=settings)
-        limit = 2 * GIB
-        allocator.set_limit(None, soft=limit)
-        draw, live, held, most, steps = random.Random(1), {}, 0, 0, 0
-        end = time.monotonic() + seconds / 2
-        while time.monotonic() < end:
-            while live and (held > 0.5 * limit or draw.random() < 0.45):
-                address = draw.choice(list(live)) if len(live) < 64 else next(iter(live))
-                allocator.free(address)
-                held -= live.pop(address)
-            size = int(MIB * 2 ** draw.uniform(-6, 7))
-            live[allocator.malloc(size, draw.choice((0, 7)))] = size
-            held += size
-            most = max(most, allocator.stats()["reserved_bytes.all.current"])
-            steps += 1
-        allocator.check_invariants()
-        found[settings] = {"steps": steps, "most_over_limit": most / limit}
-    return found
+    """Each way of placing memory takes a step in turn, all of them over the whole time."""
+    churns = {name: Churn(name, 2 * GIB) for name in ("", "expandable_segments:True", "placement:dense")}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for churn in churns.values():
+            churn.step()
+    for churn in churns.values():
+        churn.allocator.check_invariants()
+    return {
+        name or "plain": {"seconds": seconds, "steps": churn.steps, "most_over_limit": churn.most / churn.limit}
+        for name, churn in churns.items()
+    }
 
 
 def sanitizer(pairs: int = 20_000) -> dict[str, Any]:

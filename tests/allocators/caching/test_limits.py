@@ -155,9 +155,33 @@ def test_what_becomes_free_while_a_soft_limit_is_kept_serves_the_request():
     alloc.check_invariants()
 
 
-@pytest.mark.parametrize("settings", ["expandable_segments:True", "placement:dense"])
+def test_pages_that_a_request_would_grow_around_are_reckoned_again_when_they_went_back():
+    alloc = on_device(GIB, "expandable_segments:True")
+    alloc.set_limit(None, soft=80 * MIB)
+    kept, beside, elsewhere = alloc.malloc(20 * MIB, 0), alloc.malloc(20 * MIB, 0), alloc.malloc(20 * MIB, 7)
+    alloc.free(beside)
+    alloc.free(elsewhere)
+    assert reserved(alloc) == 60 * MIB
+    grown = alloc.malloc(60 * MIB, 0)
+    assert reserved(alloc) == 80 * MIB, "40 MiB next to what was free, and 60 without it: all that is cached has to go"
+    alloc.check_invariants()
+    for address in (kept, grown):
+        alloc.free(address)
+
+
+def test_dense_placement_obtains_nothing_ahead_beyond_a_soft_limit():
+    alloc = on_device(80 * GIB, "placement:dense")
+    alloc.set_limit(None, soft=100 * MIB)
+    blocks = [alloc.malloc(size * MIB) for size in (90, 4)]
+    assert reserved(alloc) <= 100 * MIB
+    alloc.check_invariants()
+    for address in blocks:
+        alloc.free(address)
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
 def test_a_soft_limit_holds_over_a_churn_of_sizes_and_streams(settings):
-    """Live memory is below it all the time; what is reserved passes it by no more than 2 %."""
+    """Live memory is up to half of it all the time."""
     alloc = on_device(4 * GIB, settings)
     soft = GIB
     alloc.set_limit(None, soft=soft)
@@ -168,13 +192,13 @@ def test_a_soft_limit_holds_over_a_churn_of_sizes_and_streams(settings):
             address = draw.choice(list(live))
             alloc.free(address)
             del live[address]
-        size = int(MIB * 2 ** draw.uniform(-3, 6))
+        size = int(MIB * 2 ** draw.uniform(-6, 6))
         live[alloc.malloc(size, draw.choice((0, 7)))] = size
         over = max(over, reserved(alloc))
         most = max(most, sum(live.values()))
     alloc.check_invariants()
     assert most > 0.5 * soft
-    assert over <= 1.02 * soft
+    assert over <= soft
 
 
 def test_a_plan_knows_limits():

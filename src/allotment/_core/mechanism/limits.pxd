@@ -16,7 +16,8 @@ cdef void soft_limit_set(Engine* engine, bytes_t soft) noexcept nogil
 cdef bint accounts_open(Engine* engine) noexcept nogil
 # What the limits leave for a pool; whose limit it is goes into the failure, without a reason.
 cdef bytes_t room_within_limits(const Engine* engine, const Pool* pool, Failure* failure) noexcept nogil
-cdef bint passes_soft_limit(const Engine* engine, const Pool* pool, bytes_t more) noexcept nogil
+# What a pool may still reserve without passing a soft limit.
+cdef bytes_t room_below_soft_limits(const Engine* engine, const Pool* pool) noexcept nogil
 # Give cached memory back so that `more` bytes fit below the soft limits, as far as that goes. Steps out.
 cdef bint release_for_soft_limit(Engine* engine, Request* request, bytes_t more) noexcept nogil
 # Whether the tenant of a request may have it; False with all the facts in the request's failure.

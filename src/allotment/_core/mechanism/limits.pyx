@@ -98,9 +98,13 @@ cdef bytes_t room_within_limits(const Engine* engine, const Pool* pool, Failure*
 
 # --- soft limits -------------------------------------------------------------------------------------------
 
-cdef bint passes_soft_limit(const Engine* engine, const Pool* pool, bytes_t more) noexcept nogil:
-    return ((pool.limits.soft != no_limit() and pool.reserved_bytes + more > pool.limits.soft)
-            or (engine.soft_limit != no_limit() and held(engine) + more > engine.soft_limit))
+cdef bytes_t room_below_soft_limits(const Engine* engine, const Pool* pool) noexcept nogil:
+    cdef bytes_t room = no_limit()
+    if pool.limits.soft != no_limit():
+        room = less(pool.limits.soft, pool.reserved_bytes)
+    if engine.soft_limit != no_limit():
+        room = min(room, less(engine.soft_limit, held(engine)))
+    return room
 
 
 cdef bint release_for_soft_limit(Engine* engine, Request* request, bytes_t more) noexcept nogil:

@@ -9,7 +9,7 @@ from allotment._core.mechanism.block cimport note_free, note_handed_out
 from allotment._core.mechanism.capturing cimport capture_of, is_inside_capture
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.holds cimport hold_of
-from allotment._core.mechanism.limits cimport passes_soft_limit, release_for_soft_limit, room_within_limits
+from allotment._core.mechanism.limits cimport release_for_soft_limit, room_below_soft_limits, room_within_limits
 from allotment._core.mechanism.reclaim cimport release_everything, release_tags, release_unused_pools
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
 from allotment._core.mechanism.streams cimport (
@@ -416,7 +416,8 @@ cdef Tile* find_elsewhere(Arena* arena, Request* request, address_t* address) no
         tile = find_or_synchronize(arena, request, address)
     if tile != NULL or not collect_garbage(arena, request):
         return tile
-    if engine.limit_count > 0 and may_wait(arena, request) and passes_soft_limit(engine, arena.pool, request.segment):
+    if engine.limit_count > 0 and may_wait(arena, request) and (
+            request.segment > room_below_soft_limits(engine, arena.pool)):
         if not synchronize(engine, &request.failure):
             return NULL
         tile = find_ready(arena, request.rounded, request.shelf.stream, address)

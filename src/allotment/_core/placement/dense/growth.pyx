@@ -6,7 +6,7 @@ from allotment._core.contract.table cimport OK, OUT_OF_MEMORY
 from allotment._core.contract.types cimport bytes_t, capture_t
 from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.limits cimport room_within_limits
+from allotment._core.mechanism.limits cimport room_below_soft_limits, room_within_limits
 from allotment._core.model.model cimport FAILED_DEVICE, NO_FAILURE, Engine, Failure, Request
 from allotment._core.placement.dense.arena cimport Piece, addresses_left, arena_extend, drop_old_views, region_make
 from allotment._core.placement.dense.clocks cimport clock_covers
@@ -285,7 +285,8 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
     cdef bytes_t left = left_to_get(arena)
     cdef bytes_t room = room_for(arena, peak, left)
     cdef bint pressed = is_pressed(held(arena.engine), left)
-    cdef bytes_t need, ahead
+    cdef bytes_t unlimited = full_granules(room_below_soft_limits(arena.engine, arena.pool))
+    cdef bytes_t need, ahead, more
     cdef bytes_t in_gap = 0
     cdef Region* region
     cdef Tile* gap
@@ -305,7 +306,7 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
     need = whole_granules(size - min(size, free_tail(region)))
     ahead = 0
     if not pressed:
-        ahead = min(whole_granules(max(<bytes_t> 16 * MEBIBYTE, held(arena.engine) // 50)), room)
+        ahead = min(whole_granules(max(<bytes_t> 16 * MEBIBYTE, held(arena.engine) // 50)), room, unlimited)
     gap = cheapest_gap(arena, size, &in_gap) if not last else NULL
     if gap != NULL and in_gap <= room and (in_gap <= need or need > addresses_left(region)):
         arena.counts.gaps_filled += 1
@@ -319,4 +320,5 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
     terms.room = room
     terms.stitches = arena.engine.tuning.dense_views > 1
     terms.mebibyte_us = 1e9 if last else 1000.0 if pressed else 20.0 * arena.engine.tuning.dense_grain / 24
-    return grow_by_plan(arena, &terms, 0 if pressed or last else whole_granules(peak // 200), left, request)
+    more = 0 if pressed or last else min(whole_granules(peak // 200), unlimited)
+    return grow_by_plan(arena, &terms, more, left, request)

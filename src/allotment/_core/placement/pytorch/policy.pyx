@@ -6,7 +6,7 @@ from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport is_plain, is_split
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
-from allotment._core.mechanism.limits cimport passes_soft_limit, release_for_soft_limit, room_within_limits
+from allotment._core.mechanism.limits cimport release_for_soft_limit, room_below_soft_limits, room_within_limits
 from allotment._core.mechanism.pool cimport shelf_for
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.segment cimport segment_obtain
@@ -89,16 +89,28 @@ cdef bytes_t growth(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef bint make_room_below_soft_limit(Engine* engine, Request* request, Block** block) noexcept nogil:
-    """What is cached and does not fit goes back before the pool grows. `block`: what has become free meanwhile."""
+    """What is cached and does not fit goes back before the pool grows. `block`: what has become free meanwhile.
+
+    Pages that the request would have grown around may be among them, and then it has to grow by more than before:
+    so it is reckoned again until it fits, or nothing more goes back.
+    """
     cdef Pool* pool = request.shelf.rack.pool
     cdef bytes_t more = growth(engine, request)
+    cdef bytes_t before
     request.failure.reason = NO_FAILURE
-    if request.capturing or not passes_soft_limit(engine, pool, more):
+    if request.capturing or more <= room_below_soft_limits(engine, pool):
         return True
     if not wait_events(engine, NULL, request.context, &request.failure):
         return False
     block[0] = search(engine, request.shelf, request.rounded, request.expandable)
-    return block[0] != NULL or release_for_soft_limit(engine, request, more)
+    while block[0] == NULL and more > room_below_soft_limits(engine, pool):
+        before = <bytes_t> tally_now(&engine.stats.reserved_bytes)
+        if not release_for_soft_limit(engine, request, more):
+            return False
+        if <bytes_t> tally_now(&engine.stats.reserved_bytes) >= before:
+            break
+        more = growth(engine, request)
+    return True
 
 
 cdef inline bint is_worth_another_try(const Request* request) noexcept nogil:
