@@ -8,17 +8,20 @@
  *
  * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_VERSION (13000), FAKE_CUDA_INIT (0: what cuInit answers),
  * FAKE_CUDA_WITHOUT (a comma list: "descriptors" and "fabric" are refused when a chunk is made with them; without
- * "strictness" a chunk can be made in any capture, as PyTorch does it).
+ * "strictness" a chunk can be made in any capture, as PyTorch does it), FAKE_CUDA_MEMORY (a file: all processes that
+ * are given it share the memory of one device; else each has its own).
  * Compiled with -DOLD_DRIVER, functions that came after CUDA 12.2 are missing.
  */
 
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,7 +36,7 @@ enum {
     NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
     CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908
 };
-enum { MAX_DEVICES = 4, MAX_NODES = 64, PAGE = 2 << 20 };
+enum { MAX_DEVICES = 4, MAX_NODES = 64, MAX_PROCESSES = 64, PAGE = 2 << 20 };
 enum { CAPTURE_NONE, CAPTURE_ACTIVE, CAPTURE_INVALID };
 enum { MODE_GLOBAL, MODE_THREAD_LOCAL, MODE_RELAXED };
 static const size_t TOTAL = (size_t)1 << 30;
@@ -96,7 +99,9 @@ typedef struct Area {                       /* an allocation, a reservation, a m
     struct Area* next;
 } Area;
 
-typedef struct Chunk { long magic, references; int descriptor, handle_types; size_t size; } Chunk;
+typedef struct Chunk { long magic, references; int descriptor, handle_types; size_t size; int is_imported; } Chunk;
+
+typedef struct Share { pid_t process; size_t bytes; } Share;     /* what a process has of the device's memory */
 
 typedef struct Pool { uint64_t threshold, held, held_high, used, used_high; int reuse[4]; int access[MAX_DEVICES]; } Pool;
 
@@ -108,7 +113,10 @@ static Pool pools[MAX_DEVICES];
 static Stream* streams;
 static Stream default_stream = {.magic = STREAM_MAGIC};
 static Area* areas;
-static size_t used;
+static Share only;
+static Share* shares = &only;               /* in a file that all processes map, if there is one */
+static Share* mine = &only;
+static int share_count = 1, shares_file = -1;
 static uint64_t captures_begun;
 static int is_initialized;
 static __thread Context* stack[32];
@@ -132,6 +140,30 @@ static int is_without(const char* what) {
     return text && strstr(text, what);
 }
 
+/* How much of the device's memory is taken. What a process had that is gone is free again. */
+
+static int is_alive(const Share* share) { return share->process && !kill(share->process, 0); }
+static size_t used(void) {
+    size_t sum = 0;
+    for (int i = 0; i < share_count; i++) if (mine == &shares[i] || is_alive(&shares[i])) sum += shares[i].bytes;
+    return sum;
+}
+static void lock_shares(int operation) { if (shares_file >= 0 && flock(shares_file, operation)) abort(); }
+static void join_others(void) {
+    const char* path = getenv("FAKE_CUDA_MEMORY");
+    size_t size = MAX_PROCESSES * sizeof(Share);
+    if (!path || shares_file >= 0) return;
+    shares_file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (shares_file < 0 || ftruncate(shares_file, (off_t)size)) abort();
+    shares = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, shares_file, 0);
+    if (shares == MAP_FAILED) abort();
+    share_count = MAX_PROCESSES;
+    lock_shares(LOCK_EX);
+    for (mine = shares; is_alive(mine); mine++) if (mine == shares + MAX_PROCESSES - 1) abort();
+    *mine = (Share){.process = getpid()};
+    lock_shares(LOCK_UN);
+}
+
 /* The library and its devices. */
 
 EXPORT CUresult cuGetErrorName(CUresult error, const char** text) {
@@ -147,6 +179,7 @@ EXPORT CUresult cuGetErrorString(CUresult error, const char** text) {
 EXPORT CUresult cuInit(unsigned int flags) {
     CUresult answer = (CUresult)setting("FAKE_CUDA_INIT", 0);
     is_initialized = answer == SUCCESS;
+    join_others();
     for (int i = 0; i < MAX_DEVICES; i++) contexts[i].ordinal = i;
     return flags ? INVALID_VALUE : answer;
 }
@@ -589,10 +622,13 @@ static void remove_area(Area* gone) {
 }
 /* Shared memory of this size, counted; NULL if the device is full. */
 static void* take_memory(size_t size, int* descriptor) {
-    if (size > TOTAL - used) return NULL;
+    lock_shares(LOCK_EX);
+    int fits = size <= TOTAL - used();
+    if (fits) mine->bytes += size;
+    lock_shares(LOCK_UN);
+    if (!fits) return NULL;
     *descriptor = memfd_create("fake cuda memory", MFD_CLOEXEC);
     if (*descriptor < 0 || ftruncate(*descriptor, (off_t)size)) abort();
-    used += size;
     /* At rising addresses, so that a program that is run again finds its memory in the same order. */
     static char* next = (char*)0x600000000000;
     next += (size + PAGE - 1) / PAGE * PAGE;
@@ -601,7 +637,7 @@ static void* take_memory(size_t size, int* descriptor) {
 
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
     NEED_CONTEXT;
-    *free_bytes = TOTAL - used;
+    *free_bytes = TOTAL - used();
     *total_bytes = TOTAL;
     return SUCCESS;
 }
@@ -621,7 +657,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     if (!area) return INVALID_VALUE;
     munmap((void*)area->base, area->size);
     close(area->descriptor);
-    used -= area->size;
+    mine->bytes -= area->size;
     remove_area(area);
     return SUCCESS;
 }
@@ -712,7 +748,7 @@ static Chunk* chunk_of(Handle handle) {
 static void let_chunk_go(Chunk* chunk) {
     if (--chunk->references > 0) return;
     close(chunk->descriptor);
-    used -= chunk->size;
+    if (!chunk->is_imported) mine->bytes -= chunk->size;
     chunk->magic = 0;
 }
 static Area* reservation_of(CUdeviceptr base, size_t size) {
@@ -771,7 +807,7 @@ EXPORT CUresult cuMemCreate(Handle* handle, size_t size, const Properties* prope
     if (!base) return OUT_OF_MEMORY;
     munmap(base, size);
     Chunk* chunk = calloc(1, sizeof *chunk);
-    *chunk = (Chunk){CHUNK_MAGIC, 1, descriptor, properties->handle_types, size};
+    *chunk = (Chunk){CHUNK_MAGIC, 1, descriptor, properties->handle_types, size, 0};
     *handle = (Handle)chunk;
     return SUCCESS;
 }
@@ -819,8 +855,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(Handle* handle, void* shareable, 
     int descriptor = kind == 1 ? fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 3) : open(shareable, O_RDWR | O_CLOEXEC);
     if (descriptor < 0) return INVALID_VALUE;
     Chunk* chunk = calloc(1, sizeof *chunk);
-    *chunk = (Chunk){CHUNK_MAGIC, 1, descriptor, kind, (size_t)lseek(descriptor, 0, SEEK_END)};
-    used += chunk->size;
+    *chunk = (Chunk){CHUNK_MAGIC, 1, descriptor, kind, (size_t)lseek(descriptor, 0, SEEK_END), 1};
     *handle = (Handle)chunk;
     return SUCCESS;
 }
@@ -858,7 +893,7 @@ static void release_idle(Pool* pool, uint64_t keep) {
         if (area->kind != IDLE || area->pool != pool) continue;
         munmap((void*)area->base, area->size);
         close(area->descriptor);
-        used -= area->size;
+        mine->bytes -= area->size;
         pool->held -= area->size;
         remove_area(area);
     }
@@ -893,7 +928,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, Pool*
     Area* area = stream->capture ? NULL : take_idle_area(pool, size);
     if (stream->capture && stream->capture->is_invalid) return CAPTURE_INVALIDATED;
     if (!area) {
-        if (size > TOTAL - used) release_idle(pool, 0);
+        if (size > TOTAL - used()) release_idle(pool, 0);
         void* base = take_memory(size, &descriptor);
         if (!base) return OUT_OF_MEMORY;
         area = add_area(IDLE, base, size, descriptor);

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -44,9 +45,10 @@ def old_driver(build):
 
 
 def run(folder, *arguments, **settings):
-    """Run Python with the driver in `folder`."""
-    environment = os.environ | settings | {"LD_LIBRARY_PATH": str(folder)}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    """Run Python with the driver in `folder`; all processes that it starts share the memory of one device."""
+    with TemporaryDirectory() as place:
+        environment = os.environ | settings | {"LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_MEMORY": f"{place}/memory"}
+        return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
 
 
 def passed_and_skipped(folder, *leave_out, **settings):
