@@ -36,6 +36,8 @@ class Block:
     size: int
     stream: int
     made: Access
+    start: Moment
+    """On its stream, where it was handed out: the allocator sees to it that this comes after all who had the memory."""
     touches: dict[tuple[int, bool], _Touch] = field(default_factory=dict)
     before: list[_Touch] = field(default_factory=list)
     recorded: set[int] = field(default_factory=set)
@@ -63,7 +65,8 @@ class Blocks:
 
     def allocated(self, address: int, size: int, stream: int, *, of_graph: bool = False) -> None:
         """A block begins; whatever lay there before has ended for good."""
-        block = Block(address, size, stream, Access("malloc", stream_of(stream), stack_here()), of_graph=of_graph)
+        made = Access("malloc", stream_of(stream), stack_here())
+        block = Block(address, size, stream, made, self.order.moment(stream), of_graph=of_graph)
         for old in self._overlapping(address, size):
             # What other streams did is over: it was recorded and waited for, or has been reported.
             block.before += [touch for touch in old.touches.values() if touch.moment.agent == old.stream]
@@ -105,7 +108,7 @@ class Blocks:
         for other in list(block.touches.values()):
             if (writes or other.writes) and not moment.comes_after(other.moment):
                 self._tell("race", block, other.told(), touch.told())
-        for other in block.before:
+        for other in block.before if not moment.comes_after(block.start) else ():
             if not moment.comes_after(other.moment):
                 self._tell("reused too early", block, other.told(), touch.told())
                 block.before = []
