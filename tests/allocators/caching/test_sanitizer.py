@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import threading
 import warnings
 
 import numpy as np
@@ -10,270 +11,272 @@ import pytest
 import allotment
 from allotment._allocators.caching.sanitizer.reports import SanitizerWarning
 from allotment.errors import AddressError
+from allotment.lab.demo import train
 from helpers.engine import MIB
+from helpers.watched import watching
 
 pytestmark = [pytest.mark.threads, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
+SETTINGS = pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
+
 
 class World:
-    """A watched allocator with two streams, and what it found."""
+    """A watched allocator with three streams, a block of 1000 bytes for the first of them, and verbs for programs."""
 
     def __init__(self, device="host", settings=""):
         self.alloc = allotment.Allocator(device, settings=settings, sanitize=True)
-        self.a, self.b = allotment.Stream(self.alloc), allotment.Stream(self.alloc)
+        self.a, self.b, self.c = (allotment.Stream(self.alloc) for _ in range(3))
+        self.block = self.alloc.malloc(1000, self.a)
 
-    def touch(self, address, stream, *, write=True):
-        self.alloc.touch(address, stream, write=write)
+    def writes(self, stream):
+        self.alloc.touch(self.block, stream)
+
+    def reads(self, stream):
+        self.alloc.touch(self.block, stream, write=False)
+
+    def record(self, stream):
+        self.alloc.record_stream(self.block, stream)
+
+    def free(self):
+        self.alloc.free(self.block)
+
+    def let_go(self):
+        """Empty the quarantine, as a shortage of memory does."""
+        self.alloc._empty_quarantine()
 
     def finish(self):
-        self.a.synchronize()
-        self.b.synchronize()
+        for stream in (self.a, self.b, self.c):
+            stream.synchronize()
+
+    def found(self):
+        """The kinds of findings; each names both places in this file."""
+        self.finish()
+        self.alloc.close()
+        reports = self.alloc.races()
+        for report in reports:
+            for access in (report.first, report.second):
+                assert any(name == __file__ for name, _, _ in access.stack), str(report)
+        return [report.kind for report in reports]
 
 
-def found(world):
-    """The kinds of findings; each names both places in this file."""
-    world.finish()
-    world.alloc.close()
-    reports = world.alloc.races()
-    for report in reports:
-        for access in (report.first, report.second):
-            assert any(name == __file__ for name, _, _ in access.stack), str(report)
-    return [report.kind for report in reports]
+def after(later, earlier):
+    """What `later` does from now on comes after what `earlier` was given so far."""
+    later.wait(earlier.record())
 
 
-def let_go(world):
-    """Empty the quarantine, as a shortage of memory does."""
-    world.alloc._empty_quarantine()
+def hold(stream):
+    """The stream does nothing more until the lock that this gives is released."""
+    lock = threading.Lock()
+    lock.acquire()
+    stream.submit(lock.acquire)
+    return lock
 
 
 # --- planted ---------------------------------------------------------------------------------------------------------
 
+PLANTED, PLANTED_IN_MEMORY = {}, {}
+"""What is found, by program; and of programs that work only where memory is. Those that lend pools have a file."""
 
+
+def planted(kind, programs=PLANTED):
+    """A program with one mistake."""
+
+    def add(program):
+        programs[program] = kind
+        return program
+
+    return add
+
+
+@planted("not recorded")
 def missing_record_stream(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b)
-    world.alloc.free(address)
-    return ["not recorded"]
+    world.writes(world.a)
+    after(world.b, world.a)
+    world.writes(world.b)
+    world.free()
 
 
+@planted("not recorded")
 def missing_record_stream_of_a_reader(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b, write=False)
-    world.alloc.free(address)
-    return ["not recorded"]
+    world.writes(world.a)
+    after(world.b, world.a)
+    world.reads(world.b)
+    world.free()
 
 
+@planted("not recorded")
 def record_stream_of_another_block(world):
-    address, other = world.alloc.malloc(1000, world.a), world.alloc.malloc(1000, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b)
+    other = world.alloc.malloc(1000, world.a)
+    after(world.b, world.a)
+    world.writes(world.b)
     world.alloc.record_stream(other, world.b)
-    world.alloc.free(address)
-    return ["not recorded"]
+    world.free()
 
 
+@planted("not recorded")
 def record_stream_of_another_stream(world):
-    third = allotment.Stream(world.alloc)
-    address = world.alloc.malloc(1000, world.a)
-    third.wait(world.a.record())
-    world.touch(address, third)
-    world.alloc.record_stream(address, world.b)
-    world.alloc.free(address)
-    return ["not recorded"]
+    after(world.c, world.a)
+    world.writes(world.c)
+    world.record(world.b)
+    world.free()
 
 
+@planted("not recorded")
 def used_again_after_the_stream_was_waited_for(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b)
-    world.a.wait(world.b.record())
-    world.touch(address, world.b)
-    world.alloc.free(address)
-    return ["not recorded"]
+    after(world.b, world.a)
+    world.writes(world.b)
+    after(world.a, world.b)
+    world.writes(world.b)
+    world.free()
 
 
+@planted("not recorded")
 def a_buffer_dropped_while_another_stream_uses_it(world):
     buffer = world.alloc.empty(1000, world.a)
-    world.b.wait(world.a.record())
-    world.touch(buffer.address, world.b)
+    after(world.b, world.a)
+    world.alloc.touch(buffer, world.b)
     buffer.close()
-    return ["not recorded"]
 
 
+@planted("race")
 def written_by_two_streams(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.alloc.record_stream(address, world.b)
-    world.touch(address, world.a)
-    world.touch(address, world.b)
-    world.alloc.free(address)
-    return ["race"]
+    world.record(world.b)
+    world.writes(world.a)
+    world.writes(world.b)
+    world.free()
 
 
+@planted("race")
 def read_before_it_is_written(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.alloc.record_stream(address, world.b)
-    world.touch(address, world.a)
-    world.touch(address, world.b, write=False)
-    world.alloc.free(address)
-    return ["race"]
+    world.record(world.b)
+    world.writes(world.a)
+    world.reads(world.b)
+    world.free()
 
 
+@planted("race")
 def overwritten_while_it_is_read(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.alloc.record_stream(address, world.b)
-    world.touch(address, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b, write=False)
-    world.touch(address, world.a)
-    world.alloc.free(address)
-    return ["race"]
+    world.record(world.b)
+    world.writes(world.a)
+    after(world.b, world.a)
+    world.reads(world.b)
+    world.writes(world.a)
+    world.free()
 
 
+@planted("race")
 def event_recorded_too_early(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.alloc.record_stream(address, world.b)
+    world.record(world.b)
     event = world.a.record()
-    world.touch(address, world.a)
+    world.writes(world.a)
     world.b.wait(event)
-    world.touch(address, world.b, write=False)
-    world.alloc.free(address)
-    return ["race"]
+    world.reads(world.b)
+    world.free()
 
 
+@planted("race")
 def waited_on_the_wrong_stream(world):
-    third = allotment.Stream(world.alloc)
-    address = world.alloc.malloc(1000, world.a)
-    world.alloc.record_stream(address, world.b)
-    world.touch(address, world.a)
-    third.wait(world.a.record())
-    world.touch(address, world.b, write=False)
-    world.alloc.free(address)
-    return ["race"]
+    world.record(world.b)
+    world.writes(world.a)
+    after(world.c, world.a)
+    world.reads(world.b)
+    world.free()
 
 
+@planted("race")
 def the_host_reads_without_waiting(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
-    world.touch(address, None, write=False)
-    world.alloc.free(address)
-    return ["race"]
+    world.writes(world.a)
+    world.reads(None)
+    world.free()
 
 
+@planted("race")
 def the_host_waits_for_the_other_stream(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
+    world.writes(world.a)
     world.b.synchronize()
-    world.touch(address, None)
-    world.alloc.free(address)
-    return ["race"]
+    world.writes(None)
+    world.free()
 
 
+@planted("use after free")
 def used_after_free_on_its_own_stream(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.alloc.free(address)
-    world.touch(address, world.a)
-    return ["use after free"]
+    world.free()
+    world.writes(world.a)
 
 
+@planted("use after free")
 def used_after_free_across_streams(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
+    world.writes(world.a)
     event = world.a.record()
-    world.alloc.free(address)
+    world.free()
     world.b.wait(event)
-    world.touch(address + 500, world.b, write=False)
-    return ["use after free"]
+    world.alloc.touch(world.block + 500, world.b, write=False)
 
 
+@planted("use after free", PLANTED_IN_MEMORY)
 def used_after_free_by_a_function_on_a_stream(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.b.wait(world.a.record())
-    world.alloc.free(address)
-    world.b.submit(world.alloc.touch, address)
-    return ["use after free"]
+    after(world.b, world.a)
+    world.free()
+    world.b.submit(world.alloc.touch, world.block)
 
 
+@planted("not recorded", PLANTED_IN_MEMORY)
+def freed_before_a_function_on_another_stream_has_come_to_use_it(world):
+    held = hold(world.b)
+    world.b.submit(world.alloc.touch, world.block)
+    world.free()
+    held.release()
+    world.b.synchronize()
+
+
+@planted("written after free", PLANTED_IN_MEMORY)
 def written_after_free(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.alloc.free(address)
-    world.a.submit(ctypes.memset, address + 999, 0, 1)
-    return ["written after free"]
+    world.free()
+    world.a.submit(ctypes.memset, world.block + 999, 0, 1)
 
 
+@planted("overrun", PLANTED_IN_MEMORY)
 def written_behind_the_end(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.a.submit(ctypes.memset, address, 0, 1001)
-    world.alloc.free(address)
-    return ["overrun"]
+    world.a.submit(ctypes.memset, world.block, 0, 1001)
+    world.free()
 
 
+@planted("race", PLANTED_IN_MEMORY)
 def arrays_on_two_streams(world):
     source, target = world.alloc.full(1000, 1.0, stream=world.a), world.alloc.zeros(1000, stream=world.a)
     world.a.submit(np.multiply, source, 2, target)
     world.b.submit(np.add, target, 1, target)
     world.finish()
     del source, target
-    return ["race"]
 
 
+@planted("reused too early")
 def reused_before_the_work_of_the_last_user(world):
-    first = world.alloc.malloc(MIB, world.a)
-    world.touch(first, world.a)
-    world.alloc.free(first)
-    let_go(world)
-    second = world.alloc.malloc(MIB, world.a)
-    assert second == first
-    world.alloc.record_stream(second, world.b)
-    world.touch(second, world.b)
-    world.alloc.free(second)
-    return ["reused too early"]
+    world.writes(world.a)
+    world.free()
+    world.let_go()
+    assert world.alloc.malloc(1000, world.a) == world.block
+    world.record(world.b)
+    world.writes(world.b)
+    world.free()
 
 
-PLANTED = [
-    missing_record_stream,
-    missing_record_stream_of_a_reader,
-    record_stream_of_another_block,
-    record_stream_of_another_stream,
-    used_again_after_the_stream_was_waited_for,
-    a_buffer_dropped_while_another_stream_uses_it,
-    written_by_two_streams,
-    read_before_it_is_written,
-    overwritten_while_it_is_read,
-    event_recorded_too_early,
-    waited_on_the_wrong_stream,
-    the_host_reads_without_waiting,
-    the_host_waits_for_the_other_stream,
-    used_after_free_on_its_own_stream,
-    used_after_free_across_streams,
-    used_after_free_by_a_function_on_a_stream,
-    written_after_free,
-    written_behind_the_end,
-    arrays_on_two_streams,
-    reused_before_the_work_of_the_last_user,
-]
-"""Those of pools that are lent are with the tests of lending."""
-
-
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_race_is_found_with_both_places(plant):
-    world = World()
+def is_found(program, kind, device):
+    world = World(device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SanitizerWarning)
-        expected = plant(world)
-        assert found(world) == expected
+        program(world)
+        return world.found() == [kind]
 
 
-@pytest.mark.parametrize("plant", PLANTED[:15], ids=lambda plant: plant.__name__)
-def test_races_are_found_without_memory_too(plant):
-    world = World("sim:1GiB")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SanitizerWarning)
-        expected = plant(world)
-        assert found(world) == expected
+@pytest.mark.parametrize("program", [*PLANTED, *PLANTED_IN_MEMORY], ids=lambda program: program.__name__)
+def test_a_planted_race_is_found_with_both_places(program):
+    assert is_found(program, {**PLANTED, **PLANTED_IN_MEMORY}[program], "host")
+
+
+@pytest.mark.parametrize("program", PLANTED, ids=lambda program: program.__name__)
+def test_races_are_found_without_memory_too(program):
+    assert is_found(program, PLANTED[program], "sim:1GiB")
 
 
 def test_a_finding_is_a_warning_that_says_what_and_where():
@@ -287,50 +290,58 @@ def test_a_finding_is_a_warning_that_says_what_and_where():
 
 # --- in order --------------------------------------------------------------------------------------------------------
 
+IN_ORDER = []
 
+
+def in_order(program):
+    """A program without a mistake."""
+    IN_ORDER.append(program)
+    return program
+
+
+@in_order
 def recorded(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b)
-    world.alloc.record_stream(address, world.b)
-    world.alloc.free(address)
+    world.writes(world.a)
+    after(world.b, world.a)
+    world.writes(world.b)
+    world.record(world.b)
+    world.free()
 
 
+@in_order
 def waited_back(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b)
-    world.a.wait(world.b.record())
-    world.touch(address, world.a)
-    world.alloc.free(address)
+    after(world.b, world.a)
+    world.writes(world.b)
+    after(world.a, world.b)
+    world.writes(world.a)
+    world.free()
 
 
+@in_order
 def host_waits(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b)
+    world.writes(world.a)
+    after(world.b, world.a)
+    world.writes(world.b)
     world.b.synchronize()
-    world.touch(address, None)
-    world.alloc.free(address)
+    world.writes(None)
+    world.free()
 
 
+@in_order
 def two_readers(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
-    event = world.a.record()
-    world.b.wait(event)
-    world.touch(address, world.b, write=False)
-    world.touch(address, world.a, write=False)
-    world.alloc.record_stream(address, world.b)
-    world.alloc.free(address)
+    world.writes(world.a)
+    after(world.b, world.a)
+    world.reads(world.b)
+    world.reads(world.a)
+    world.record(world.b)
+    world.free()
 
 
+@in_order
 def arrays_in_order(world):
     source, target = world.alloc.full(1000, 1.0, stream=world.a), world.alloc.zeros(1000, stream=world.a)
     world.a.submit(np.multiply, source, 2, target)
-    world.b.wait(world.a.record())
+    after(world.b, world.a)
     world.b.submit(np.add, target, 1, target)
     world.b.synchronize()
     assert (target == 3).all()
@@ -340,22 +351,87 @@ def arrays_in_order(world):
     del source, target
 
 
+@in_order
 def reuse_on_one_stream(world):
     for _ in range(600):
         address = world.alloc.malloc(100_000, world.a)
         world.a.submit(ctypes.memset, address, 7, 100_000)
-        world.touch(address, world.a)
+        world.alloc.touch(address, world.a)
         world.alloc.free(address)
 
 
+@in_order
+def reuse_on_another_stream(world):
+    """Which only dense placement does: it has the other stream wait."""
+    world.writes(world.a)
+    world.free()
+    world.let_go()
+    address = world.alloc.malloc(1000, world.b)
+    world.alloc.touch(address, world.b)
+    after(world.c, world.b)
+    world.alloc.touch(address, world.c)
+    world.alloc.record_stream(address, world.c)
+    world.alloc.free(address)
+
+
+@in_order
 def freed_by_a_function_on_the_stream(world):
-    address = world.alloc.malloc(1000, world.a)
-    world.touch(address, world.a)
-    world.b.wait(world.a.record())
-    world.touch(address, world.b)
-    world.b.submit(world.alloc.free, address)
+    world.writes(world.a)
+    after(world.b, world.a)
+    world.writes(world.b)
+    world.b.submit(world.alloc.free, world.block)
 
 
+@in_order
+def freed_before_a_function_on_its_stream_has_come_to_use_it(world):
+    held = hold(world.a)
+    world.a.submit(world.alloc.touch, world.block)
+    world.free()
+    held.release()
+
+
+@in_order
+def handed_out_again_before_a_function_has_come_to_use_it(world):
+    held = hold(world.a)
+    world.a.submit(world.alloc.touch, world.block)
+    world.free()
+    world.let_go()
+    address = world.alloc.malloc(1000, world.b)
+    world.alloc.touch(address, world.b)
+    world.alloc.free(address)
+    held.release()
+
+
+@in_order
+def told_of_late(world):
+    """A function that runs after those that come after it have told what they do."""
+    held = hold(world.a)
+    world.a.submit(world.alloc.touch, world.block)
+    after(world.b, world.a)
+    world.writes(world.b)
+    held.release()
+    world.a.synchronize()
+    world.record(world.b)
+    world.free()
+
+
+@in_order
+def read_by_another_stream_after_it_was_freed(world):
+    """The poison of its own stream must not come between."""
+    held = hold(world.b)
+    world.a.submit(ctypes.memset, world.block, 7, 1000)
+    after(world.b, world.a)
+    found = []
+    world.b.submit(lambda: found.append(ctypes.string_at(world.block, 1000)))
+    world.record(world.b)
+    world.free()
+    world.a.synchronize()
+    held.release()
+    world.b.synchronize()
+    assert found == [bytes([7]) * 1000]
+
+
+@in_order
 def captured(world):
     array = world.alloc.zeros(100, stream=world.a)
     with allotment.capture(world.a) as graph:
@@ -371,30 +447,44 @@ def captured(world):
     del array
 
 
-IN_ORDER = [
-    recorded, waited_back, host_waits, two_readers, arrays_in_order, reuse_on_one_stream,
-    freed_by_a_function_on_the_stream, captured,
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("program", IN_ORDER, ids=lambda program: program.__name__)
-@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
+@SETTINGS
 def test_a_program_in_order_is_not_reported(program, settings):
     world = World(settings=settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SanitizerWarning)
         program(world)
         gc.collect()
-        assert found(world) == []
+        assert world.found() == []
         world.alloc.check_invariants()
+
+
+@SETTINGS
+def test_the_demo_is_in_order_and_learns_the_same(settings):
+    """`tests/stress/sanitized.py` has the tests of streams and recorded histories watched too."""
+    with allotment.Allocator("host", settings=settings) as plain:
+        expected = train(plain, 8).last_loss
+    with watching() as seen, allotment.Allocator("host", settings=settings) as watched:
+        assert train(watched, 8).last_loss == expected
+    assert seen.accesses > 200
+    assert seen.reports == []
+
+
+def test_accesses_that_are_told_without_the_programs_help_are_looked_at():
+    with watching() as seen, allotment.Allocator("host") as alloc:
+        a, b = allotment.Stream(alloc), allotment.Stream(alloc)
+        address = alloc.malloc(1000, a)
+        b.submit(ctypes.memset, address, 1, 1000)
+        b.synchronize()
+        alloc.free(address)
+    assert [report.kind for _, report in seen.reports] == ["race"]
 
 
 def test_a_second_free_is_an_error_while_the_block_is_in_quarantine():
     world = World()
-    address = world.alloc.malloc(1000)
-    world.alloc.free(address)
+    world.free()
     with pytest.raises(AddressError):
-        world.alloc.free(address)
+        world.free()
     with pytest.raises(AddressError):
         world.alloc.free(12345)
     world.alloc.check_invariants()

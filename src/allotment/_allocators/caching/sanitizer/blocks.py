@@ -6,6 +6,10 @@
     reused memory
 
 A block that was freed is remembered until its memory is handed out again, for the sake of those who still use it.
+
+Functions on streams tell of an access when they run, which may be long after the block was freed, or others had its
+memory. What counts is when they were submitted: their moment says so, and a block knows how much work had been given
+to each agent when it was handed out and when it was freed.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from allotment._allocators.caching.sanitizer.order import HOST, Moment, Order
+from allotment._allocators.caching.sanitizer.order import HOST, Clock, Moment, Order, latest_of
 from allotment._allocators.caching.sanitizer.reports import Access, Report, Stack, stack_here, stream_of
 
 
@@ -38,12 +42,25 @@ class Block:
     made: Access
     start: Moment
     """On its stream, where it was handed out: the allocator sees to it that this comes after all who had the memory."""
+    given_before: Clock
+    """Work that had been given when it was handed out, which cannot be meant for it."""
     touches: dict[tuple[int, bool], _Touch] = field(default_factory=dict)
     before: list[_Touch] = field(default_factory=list)
     recorded: set[int] = field(default_factory=set)
     ended: Access | None = None
+    given: Clock = field(default_factory=dict)
+    """Work that had been given when it was freed."""
+    waited_for: Clock = field(default_factory=dict)
+    """Of that, what was known to be over by then, or before whatever its stream does next."""
+    is_poisoned: bool = False
+    """Not if other streams were recorded for it: they may still read it, when its own stream comes to the poison."""
     of_graph: bool = False
     """Allocated in a capture: the graph uses its memory when it runs, freed or not."""
+
+
+def _is_settled(block: Block, moment: Moment) -> bool:
+    """Whether the memory of a freed block is not reused before this work is done."""
+    return moment.agent in (HOST, block.stream) or moment.agent in block.recorded or moment.is_within(block.waited_for)
 
 
 class Blocks:
@@ -66,7 +83,8 @@ class Blocks:
     def allocated(self, address: int, size: int, stream: int, *, of_graph: bool = False) -> None:
         """A block begins; whatever lay there before has ended for good."""
         made = Access("malloc", stream_of(stream), stack_here())
-        block = Block(address, size, stream, made, self.order.moment(stream), of_graph=of_graph)
+        start = self.order.moment(stream)
+        block = Block(address, size, stream, made, start, self.order.given(), of_graph=of_graph)
         for old in self._overlapping(address, size):
             # What other streams did is over: it was recorded and waited for, or has been reported.
             block.before += [touch for touch in old.touches.values() if touch.moment.agent == old.stream]
@@ -99,30 +117,34 @@ class Blocks:
     def touched(self, address: int, moment: Moment, stack: Stack, *, writes: bool) -> None:
         """Somebody's work touches a block; what no block of ours holds is not looked at."""
         block = self.at(address)
-        if block is None:
+        if block is None or moment.is_within(block.given_before):
             return
         touch = _Touch(moment, stack, writes)
-        if block.ended is not None:
+        if block.ended is not None and not moment.is_within(block.given):
             self._tell("use after free", block, block.ended, touch.told())
             return
+        if block.ended is not None and not _is_settled(block, moment):
+            self._tell("not recorded", block, touch.told(), block.ended)
+            return
         for other in list(block.touches.values()):
-            if (writes or other.writes) and not moment.comes_after(other.moment):
+            if (writes or other.writes) and not moment.is_ordered(other.moment):
                 self._tell("race", block, other.told(), touch.told())
         for other in block.before if not moment.comes_after(block.start) else ():
             if not moment.comes_after(other.moment):
                 self._tell("reused too early", block, other.told(), touch.told())
                 block.before = []
                 break
-        block.touches[moment.agent, writes] = touch
+        latest = block.touches.get((moment.agent, writes))
+        if latest is None or latest.moment.time <= moment.time:
+            block.touches[moment.agent, writes] = touch
 
     def freed(self, block: Block, moment: Moment, stack: Stack) -> None:
         """The block's user is done with it. `moment` is where that is said; what its stream has seen counts too."""
         block.ended = Access("free", stream_of(moment.agent), stack)
-        of_stream = self.order.now(block.stream)
+        block.given = self.order.given()
+        block.waited_for = latest_of(moment.seen, self.order.now(block.stream).seen)
         for touch in list(block.touches.values()):
-            agent = touch.moment.agent
-            settled = agent in (HOST, block.stream) or agent in block.recorded
-            if not settled and not moment.comes_after(touch.moment) and not of_stream.comes_after(touch.moment):
+            if not _is_settled(block, touch.moment):
                 self._tell("not recorded", block, touch.told(), block.ended)
 
     def live_within(self, addresses: list[int]) -> list[Block]:

@@ -28,6 +28,14 @@ class Moment:
         """Whether this is ordered behind the other; work of one agent is."""
         return self.seen.get(other.agent, 0) >= other.time
 
+    def is_ordered(self, other: Moment) -> bool:
+        """Whether one of the two comes after the other, whichever was told of first."""
+        return self.comes_after(other) or other.comes_after(self)
+
+    def is_within(self, clock: Clock) -> bool:
+        """Whether a clock has come as far as this."""
+        return clock.get(self.agent, 0) >= self.time
+
 
 class Order:
     """The clocks. The caller has a lock around it."""
@@ -54,6 +62,10 @@ class Order:
             _join(clock, self._seen[HOST])
         return Moment(agent, clock.get(agent, 0), clock)
 
+    def given(self) -> Clock:
+        """How much work each agent has been given so far, done or not."""
+        return {agent: clock.get(agent, 0) for agent, clock in self._seen.items()}
+
     def record(self, event: int, stream: int) -> None:
         self._events[event] = dict(self.moment(stream).seen)
 
@@ -70,6 +82,13 @@ class Order:
         for agent, clock in self._seen.items():
             if agent != HOST:
                 _join(self._seen[HOST], clock)
+
+
+def latest_of(one: Clock, other: Clock) -> Clock:
+    """What either has come to."""
+    both = dict(one)
+    _join(both, other)
+    return both
 
 
 def _join(clock: Clock, other: Clock) -> None:

@@ -98,7 +98,9 @@ class Sanitizer:
             if block.of_graph:
                 return [address]  # its graph goes on using it, as it should
         self._check(block, block.size, REDZONE, _REDZONE_BYTE, "overrun", block.made)
-        self._fill(block.stream, block.address, block.size, _POISON_BYTE)
+        block.is_poisoned = block.recorded <= {block.stream}
+        if block.is_poisoned:
+            self._fill(block.stream, block.address, block.size, _POISON_BYTE)
         with self._lock:
             self._quarantine.append(block)
             self._kept_bytes += block.size
@@ -114,7 +116,8 @@ class Sanitizer:
         block = self._quarantine.popleft()
         self._kept_bytes -= block.size
         assert block.ended is not None
-        self._check(block, 0, block.size, _POISON_BYTE, "written after free", block.ended)
+        if block.is_poisoned:
+            self._check(block, 0, block.size, _POISON_BYTE, "written after free", block.ended)
         return block
 
     def emptied(self) -> list[int]:
