@@ -13,6 +13,7 @@ WIDTH = 120
 
 WELL_KNOWN = {  # names that annotations may use without an import
     "collections.abc": "Callable Collection Generator Iterable Iterator Mapping MutableMapping Sequence",
+    "concurrent.futures": "Future",
     "typing": "Any ClassVar Final Literal NamedTuple NoReturn Protocol Self SupportsIndex TypeAlias",
     "types": "ModuleType TracebackType",
     "os": "PathLike",

@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -409,3 +410,177 @@ def test_address_errors_stay_address_errors():
     alloc.pause("w", keep="nothing")
     with pytest.raises(AddressError):
         alloc.free(12345)
+
+
+# --- tenants ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_is_paused_where_it_has_its_pages_to_itself():
+    alloc = on_device(GIB, "expandable_segments:True")
+    mine, other = alloc.tenant("mine"), alloc.tenant("other")
+    pool = alloc.pool()
+    kept = alloc.malloc(40 * MIB), other.malloc(40 * MIB)
+    with pool:
+        first = mine.malloc(30 * MIB)
+    with allotment.tag("of mine"):
+        second = mine.malloc(50 * MIB)
+    before = alloc.device.used
+    assert alloc.pause(mine, keep="nothing") == (40 + 60) * MIB
+    alloc.check_invariants()
+    assert alloc.device.used == before - 100 * MIB
+    assert alloc.paused() == {pool.id, "of mine"}
+    with allotment.tag("of mine"), pytest.raises(PausedError):
+        mine.malloc(MIB)
+    alloc.free(second)
+    alloc.resume(mine)
+    alloc.check_invariants()
+    assert alloc.paused() == set(), "that of a pool without blocks by now too"
+    for address in (first, *kept):
+        alloc.free(address)
+
+
+def test_contents_of_a_tenant_come_back():
+    with allotment.Allocator("host") as alloc:
+        tenant = alloc.tenant("t")
+        with allotment.tag("one of t"):
+            one = tenant.empty(1000)
+        with allotment.tag("two of t"):
+            two = tenant.empty(3 * MIB)
+        for number, buffer in enumerate((one, two)):
+            memoryview(buffer)[:] = bytes([number + 7]) * buffer.size
+        alloc.pause(tenant)
+        assert reserved(alloc) == 0
+        alloc.resume(tenant)
+        assert [set(bytes(buffer)) for buffer in (one, two)] == [{7}, {8}]
+        one.close()
+        two.close()
+
+
+def test_a_tenant_that_shares_pages_is_not_paused_and_hears_with_whom():
+    alloc = on_device(GIB, "expandable_segments:True")
+    mine, other = alloc.tenant("mine"), alloc.tenant("other")
+    with allotment.tag("of both"):
+        blocks = [mine.malloc(MIB), other.malloc(MIB)]
+    with pytest.raises(PausedError, match="of other is in tag 'of both' too"):
+        alloc.pause(mine, keep="nothing")
+    alloc.free(blocks.pop())
+    with allotment.tag("of both"):
+        blocks.append(alloc.malloc(MIB))
+    with pytest.raises(PausedError, match="no tenant"):
+        alloc.pause(mine, keep="nothing")
+    alloc.free(blocks.pop())
+    everybodys = mine.malloc(MIB)
+    with pytest.raises(UnsupportedError, match="default pool"):
+        alloc.pause(mine, keep="nothing")
+    alloc.free(everybodys)
+    with pytest.raises(PoolError, match="no block"):
+        alloc.pause(other, keep="nothing")
+    with pytest.raises(TypeError, match="Tenant of"):
+        alloc.pause(on_device().tenant("mine"), keep="nothing")
+    assert alloc.paused() == set()
+    assert alloc.pause(mine, keep="nothing") == 2 * MIB, "it has it to itself by now"
+    alloc.check_invariants()
+
+
+def test_a_tenant_whose_second_pool_finds_no_memory_sleeps_on_with_all_of_them():
+    device = allotment.SimulatedDevice(100 * MIB)
+    alloc, thief = allotment.Allocator(device), allotment.Allocator(device)
+    tenant = alloc.tenant("t")
+    for tag in ("one of t", "two of t"):
+        with allotment.tag(tag):
+            tenant.malloc(40 * MIB)
+    alloc.pause(tenant, keep="nothing")
+    taken = thief.malloc(50 * MIB)
+    with pytest.raises(OutOfMemoryError):
+        alloc.resume(tenant)
+    assert device.used == 50 * MIB
+    assert alloc.paused() == {"one of t", "two of t"}
+    alloc.check_invariants()
+    thief.free(taken)
+    thief.empty_cache()
+    alloc.resume(tenant)
+    assert alloc.paused() == set()
+    alloc.check_invariants()
+
+
+# --- in the background -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.threads
+def test_contents_come_back_while_the_caller_goes_on():
+    with allotment.Allocator("host") as alloc:
+        with allotment.tag("w"):
+            array = alloc.full(1_000_000, 7, "int32")
+        alloc.pause("w")
+        seen, may_end = [], threading.Event()
+
+        def progress(done, total):
+            seen.append((done, total, threading.current_thread()))
+            may_end.wait()
+
+        future = alloc.resume_in_background("w", progress=progress)
+        assert not future.done()
+        assert reserved(alloc) >= array.nbytes, "memory is there at once"
+        assert alloc.paused() == {"w"}
+        with allotment.tag("w"), pytest.raises(PausedError):
+            alloc.malloc(512)
+        with pytest.raises(PausedError, match="being paused or resumed"):
+            alloc.pause("w")
+        may_end.set()
+        assert future.result(60) is None
+        assert seen[-1][0] == seen[-1][1] >= array.nbytes
+        assert seen[-1][2] is not threading.current_thread()
+        assert alloc.paused() == set()
+        assert (array == 7).all()
+        alloc.check_invariants()
+        assert alloc.resume_in_background("w").result(60) is None, "awake already"
+        del array
+
+
+@pytest.mark.threads
+def test_contents_that_cannot_be_brought_back_in_the_background_are_not_lost():
+    with allotment.Allocator("host") as alloc:
+        with allotment.tag("w"):
+            array = alloc.full(1000, 7, "uint8")
+        alloc.pause("w")
+
+        def stop(done, total):
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            alloc.resume_in_background("w", progress=stop).result(60)
+        assert alloc.paused() == {"w"}
+        assert reserved(alloc) == 0
+        alloc.check_invariants()
+        alloc.resume("w")
+        assert (array == 7).all()
+        del array
+
+
+def test_a_resume_in_the_background_that_finds_no_memory_raises_at_once():
+    alloc = on_device(100 * MIB)
+    tagged(alloc, "w", 60 * MIB)
+    alloc.pause("w", keep="nothing")
+    taken = alloc.malloc(80 * MIB)
+    with pytest.raises(OutOfMemoryError):
+        alloc.resume_in_background("w")
+    alloc.check_invariants()
+    alloc.free(taken)
+    assert alloc.resume_in_background("w").result(60) is None
+    alloc.check_invariants()
+
+
+@pytest.mark.threads
+def test_closing_waits_for_a_resume_in_the_background():
+    alloc = allotment.Allocator("host")
+    with allotment.tag("w"):
+        buffer = alloc.empty(1000)
+    alloc.pause("w")
+    entered, may_end = threading.Event(), threading.Event()
+    future = alloc.resume_in_background("w", progress=lambda done, total: entered.set() or may_end.wait())
+    entered.wait()
+    buffer.close()
+    threading.Timer(0, may_end.set).start()
+    alloc.close()
+    assert future.done()
+    assert alloc.stats()["reserved_bytes.all.current"] == 0

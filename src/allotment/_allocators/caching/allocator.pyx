@@ -234,7 +234,7 @@ cdef class Allocator(SharingAllocator):
         if self.sanitizer is not None and not interpreter_ends():    # it is Python, whose modules may be gone then
             self._empty_quarantine()
             self.sanitizer.close()
-        return 0
+        return SharingAllocator.drain(self)
 
     cdef address_t try_once(self, Request* request) except? 0:
         """0 with the reason in request.failure."""

@@ -16,5 +16,6 @@ cdef class LimitingAllocator(PoolingAllocator):
     cdef int read_limits(self, uint64_t first, uint64_t second, Limits* limits) except -1
     cdef int put_limits(self, uint64_t first, uint64_t second, const Limits* limits) except -1
     cdef int put_tenant_limit(self, object name, bytes_t most) except -1
+    cdef bint is_tenant(self, object whose) except -1
     # The id of the pool of a tag or of a pool object; made if it is a tag's and not there, if that is asked for.
     cdef int find_pool(self, object whose, uint64_t* first, uint64_t* second, bint make=*) except -1

@@ -67,9 +67,7 @@ cdef class LimitingAllocator(PoolingAllocator):
             soft_limit_set(self.engine, limits.soft)
             engine_leave(self.engine)
             return
-        if not isinstance(tag, (str, Pool)):
-            if getattr(tag, "allocator", None) is not self:
-                raise TypeError(f"a limit is of a tag, a Pool or a Tenant of {self!r}, not of {type(tag).__name__}")
+        if self.is_tenant(tag):
             if soft is not None or reserved is not None:
                 raise RequestError(
                     f"{tag!r} shares its cache with other tenants: it can have a hard limit alone; a tag or a pool can "
@@ -78,6 +76,14 @@ cdef class LimitingAllocator(PoolingAllocator):
             return
         self.find_pool(tag, &first, &second, True)
         self.put_limits(first, second, &limits)
+
+    cdef bint is_tenant(self, object whose) except -1:
+        """Whether it is a tenant, and not a tag or a pool; refuses all else."""
+        if isinstance(whose, (str, Pool)):
+            return False
+        if getattr(whose, "allocator", None) is not self:
+            raise TypeError(f"a tag, a Pool or a Tenant of {self!r} is meant, not {type(whose).__name__}")
+        return True
 
     cdef int find_pool(self, object whose, uint64_t* first, uint64_t* second, bint make=False) except -1:
         cdef Failure failure

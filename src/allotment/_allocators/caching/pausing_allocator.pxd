@@ -11,12 +11,24 @@ from allotment._core.model.model cimport Failure, Pool as EnginePool
 
 cdef class PausingAllocator(LimitingAllocator):
     cdef dict kept                      # (first, second) of each pool that sleeps -> its Contents, None if not kept
+    cdef dict paused_for                # (first, second) of those that were paused for a tenant -> its name
+    cdef set waking                     # threads that bring contents back
 
     cdef list ranges_of(self, uint64_t first, uint64_t second)      # (base, size) each
     cdef EnginePool* found(self, uint64_t first, uint64_t second, Failure* failure) noexcept    # pre: inside
     cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep) except? 0
-    cdef int resume_by_chain(self, uint64_t first, uint64_t second, object progress, object error) except -1
+    # Ids of the pools that a tag, a Pool or a Tenant stands for.
+    cdef list pools_to_pause(self, object whose)
+    cdef list pools_to_resume(self, object whose)
+    # By id of the pool, in which pools a tenant has blocks, and a block of another one in each pool with any.
+    cdef tuple pools_of_tenant(self, str name)
+    # Memory under all of the pools that are asleep, or none: the ids of those whose contents are to be brought back.
+    cdef list begin_resume(self, list pools)
+    cdef bint begin_resume_pool(self, uint64_t first, uint64_t second) except -1
+    cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error) except -1
+    cdef int finish_resume(self, list pools, object progress) except -1
+    cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress) except -1
+    cdef int sleep_on(self, uint64_t first, uint64_t second) except -1      # without memory again, as before `begin`
     cdef int note_asleep(self, uint64_t first, uint64_t second) except -1
     cdef str words_of_pool(self, uint64_t first, uint64_t second)
     cdef object name_of_pool(self, uint64_t first, uint64_t second)
-    cdef int resume_pool(self, uint64_t first, uint64_t second, object progress) except -1

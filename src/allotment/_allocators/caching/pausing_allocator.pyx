@@ -16,9 +16,28 @@ from allotment._core.mechanism.pool cimport pool_absent, pool_find
 from allotment._core.model.model cimport (
     ASLEEP, AWAKE, FAILED_PAUSED, FOR_TAGS, Block, Failure, Pool as EnginePool, Range)
 from allotment._core.records.tags cimport tag_name, tag_pool_id
+from allotment._core.records.tenants cimport tenant_context, tenant_name, tenant_of
 from allotment._core.tools.arguments cimport read_callable
 
-from allotment.errors import DeviceError, OutOfMemoryError, RequestError
+import threading
+
+from allotment.errors import DeviceError, OutOfMemoryError, PausedError, PoolError, RequestError, UnsupportedError
+
+
+cdef int sort_by_tenant(const Range* range_, uint32_t who, set mine, dict others) except -1:
+    """The blocks in use of a range and those that follow it. pre: inside"""
+    cdef const Block* block
+    while range_ != NULL:
+        pool = (range_.shelf.rack.pool.first, range_.shelf.rack.pool.second)
+        block = range_.head
+        while block != NULL:
+            if block.allocated and tenant_of(block.context) == who:
+                mine.add(pool)
+            elif block.allocated and pool not in others:
+                others[pool] = f"the block at {block.address:#x} of {tenant_name(block.context) or 'no tenant'}"
+            block = block.next
+        range_ = range_.next
+    return 0
 
 
 @cython.no_gc_clear
@@ -27,60 +46,136 @@ cdef class PausingAllocator(LimitingAllocator):
 
     def __cinit__(self, *args, **kwargs):
         self.kept = {}
+        self.paused_for = {}
+        self.waking = set()
 
-    def pause(self, tag: str | Pool, *, keep: str = "host") -> int:
+    def pause(self, tag: str | Pool | Tenant, *, keep: str = "host") -> int:
         """Give the physical memory of a tag back to the device, and keep every address; gives how many bytes went.
 
         `keep` is "host": what is in blocks in use is copied to host memory first, and comes back at `resume`; or
-        "nothing". `tag` is the name of a tag, or a Pool whose memory is virtual (expandable segments). Until it is
-        resumed, requests for it raise PausedError, its blocks may be freed, and touching them is an error: on the
-        host the process ends, with a message that names the tag. Graphs that use them stay as they are.
+        "nothing". `tag` is the name of a tag, a Pool whose memory is virtual (expandable segments), or a Tenant all of
+        whose blocks are in such pools and tags, where no one else has any. Until it is resumed, requests for it raise
+        PausedError, its blocks may be freed, and touching them is an error: on the host the process ends, with a
+        message that names the tag. Graphs that use them stay as they are.
 
         Waits for all work of the device. If it fails, the memory is as it was, or asleep already and the rest of it can
         be paused again. A second time, nothing happens. Raises PoolError if nothing was ever allocated in this tag,
-        PausedError if another process has a block of it open or it is being paused or resumed now, UnsupportedError on
-        devices without virtual memory, DeviceError, and MemoryError if the host has no room for the contents. Safe to
-        call from several threads.
+        PausedError if another process has a block of it open, a tenant shares its pages with others, or it is being
+        paused or resumed now, UnsupportedError on devices without virtual memory, DeviceError, and MemoryError if the
+        host has no room for the contents. Safe to call from several threads.
         """
-        cdef uint64_t first = 0, second = 0
         if keep not in ("host", "nothing"):
             raise RequestError(f'keep is "host" or "nothing", not {keep!r}')
-        self.find_pool(tag, &first, &second)
-        return self.pause_pool(first, second, keep == "host")
+        released = 0
+        for first, second in self.pools_to_pause(tag):
+            released += self.pause_pool(first, second, keep == "host")
+            if self.is_tenant(tag):
+                self.paused_for[(first, second)] = tag.name
+        return released
 
-    def resume(self, tag: str | Pool, *, progress: Callable[[int, int], None] | None = None) -> None:
-        """Map memory under the addresses of a paused tag or pool, and bring its contents back.
+    def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
+        """Map memory under the addresses of what was paused, and bring its contents back.
 
-        `progress(done, total)` is called with bytes on the way. If it cannot be done, because the memory was taken
-        meanwhile or a call fails, it is asleep as before and nothing is lost: it can be tried again. For want of
-        memory the cache is given back first, and the steps of `on_out_of_memory` are asked. What is not paused stays
-        as it is. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress` raises. Safe to call from
+        `progress(done, total)` is called with bytes on the way, for each pool. If it cannot be done, because the memory
+        was taken meanwhile or a call fails, it is asleep as before and nothing is lost: it can be tried again. For
+        want of memory the cache is given back first, and the steps of `on_out_of_memory` are asked. What is not paused
+        stays as it is. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress` raises. Safe to call from
         several threads.
         """
-        cdef uint64_t first = 0, second = 0
         if progress is not None:
             read_callable(progress, "progress")
-        self.find_pool(tag, &first, &second)
-        try:
-            self.resume_pool(first, second, progress)
-        except OutOfMemoryError as error:
-            if not self.has_say():
-                raise
-            self.resume_by_chain(first, second, progress, error)
+        self.finish_resume(self.begin_resume(self.pools_to_resume(tag)), progress)
 
-    cdef int resume_by_chain(self, uint64_t first, uint64_t second, object progress, object error) except -1:
-        turn = self.chain.begin()
-        if turn is None:
-            raise error
+    def resume_in_background(
+        self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None
+    ) -> Future[None]:
+        """`resume`, with contents that come back while the caller goes on; gives what can be waited for.
+
+        When this returns, memory is mapped under all addresses, or OutOfMemoryError, DeviceError or PoolError was
+        raised and it is asleep as before. The contents are copied by a thread, on streams of its own; `progress` is
+        called there. Until `result()` of the future returns, the memory must not be used and requests for it raise
+        PausedError; if `result()` raises, it is asleep as before. `close` waits for it. Safe to call from several
+        threads.
+        """
+        from concurrent.futures import Future     # late: few programs need it
+        if progress is not None:
+            read_callable(progress, "progress")
+        pools = self.begin_resume(self.pools_to_resume(tag))
+        future = Future()
+        future.set_running_or_notify_cancel()
+        thread = threading.Thread(target=self._finish_resume, args=(pools, progress, future), name="allotment resume")
+        self.waking.add(thread)
         try:
-            while turn.wants_another_try(error.facts):
-                try:
-                    return self.resume_pool(first, second, progress)
-                except OutOfMemoryError as again:
-                    error = again
+            thread.start()
+        except BaseException:
+            self.waking.discard(thread)
+            for first, second in pools:
+                self.sleep_on(first, second)
+            raise
+        return future
+
+    def _finish_resume(
+        self, pools: list[PoolId], progress: Callable[[int, int], None] | None, future: Future[None]
+    ) -> None:
+        """What the thread of `resume_in_background` runs."""
+        try:
+            self.finish_resume(pools, progress)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
         finally:
-            self.chain.end()
-        raise error
+            self.waking.discard(threading.current_thread())
+
+    cdef int drain(self) except -1:
+        for thread in list(self.waking):
+            if thread is not threading.current_thread():
+                thread.join()
+        return LimitingAllocator.drain(self)
+
+    # --- what stands for which pools ---
+
+    cdef list pools_to_pause(self, object whose):
+        cdef uint64_t first = 0, second = 0
+        if not self.is_tenant(whose):
+            self.find_pool(whose, &first, &second)
+            return [(first, second)]
+        mine, others = self.pools_of_tenant(whose.name)
+        if not mine:
+            raise PoolError(f"{whose!r} has no block that could be paused")
+        if (0, 0) in mine:
+            raise UnsupportedError(
+                f"{whose!r} has blocks in the default pool, whose pages others share, and which cannot be paused; "
+                "allocate inside `with allotment.tag(name):` or in a pool of its own", operation="pause")
+        for first, second in mine:
+            if (first, second) in others:
+                raise PausedError(
+                    f"{whose!r} cannot be paused: {others[(first, second)]} is in {self.words_of_pool(first, second)} "
+                    "too, where pages are shared; give each a tag or a pool of its own, or pause that")
+        return sorted(mine)
+
+    cdef list pools_to_resume(self, object whose):
+        cdef uint64_t first = 0, second = 0
+        if not self.is_tenant(whose):
+            self.find_pool(whose, &first, &second)
+            return [(first, second)]
+        mine, _ = self.pools_of_tenant(whose.name)
+        return sorted(pool for pool in self.kept if pool in mine or self.paused_for.get(pool) == whose.name)
+
+    cdef tuple pools_of_tenant(self, str name):
+        cdef EnginePool* pool = &self.engine.defaults
+        cdef uint32_t who = tenant_of(tenant_context(name))
+        cdef bint collects = self.enter_making_objects()
+        mine, others = set(), {}
+        try:
+            sort_by_tenant(self.engine.first_range, who, mine, others)
+            while pool != NULL:
+                if pool.placement.ranges != NULL:
+                    sort_by_tenant(pool.placement.ranges(self.engine, pool), who, mine, others)
+                pool = self.engine.first_pool if pool == &self.engine.defaults else pool.next
+        finally:
+            self.leave_making_objects(collects)
+        return mine, others
 
     def paused(self) -> set[str | PoolId]:
         """What is paused now: the names of tags, and the ids of pools."""
@@ -158,40 +253,95 @@ cdef class PausingAllocator(LimitingAllocator):
             self.leave(ok, &failure)
         return before
 
-    cdef int resume_pool(self, uint64_t first, uint64_t second, object progress) except -1:
+    cdef list begin_resume(self, list pools):
+        begun = []
+        try:
+            for first, second in pools:
+                try:
+                    began = self.begin_resume_pool(first, second)
+                except OutOfMemoryError as error:
+                    if not self.has_say():
+                        raise
+                    began = self.begin_by_chain(first, second, error)
+                if began:
+                    begun.append((first, second))
+        except BaseException:
+            for first, second in begun:
+                self.sleep_on(first, second)
+            raise
+        return begun
+
+    cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error) except -1:
+        turn = self.chain.begin()
+        if turn is None:
+            raise error
+        try:
+            while turn.wants_another_try(error.facts):
+                try:
+                    return self.begin_resume_pool(first, second)
+                except OutOfMemoryError as again:
+                    error = again
+        finally:
+            self.chain.end()
+        raise error
+
+    cdef bint begin_resume_pool(self, uint64_t first, uint64_t second) except -1:
+        """False if it is awake."""
         cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
         cdef EnginePool* pool
         cdef Failure failure
         cdef bint ok
-        cdef Contents contents
         self.enter()
         pool = self.found(first, second, &failure)
         if pool != NULL and pool.sleep == AWAKE:
             engine_leave(self.engine)
-            return 0
+            return False
         with nogil:
             ok = pool != NULL and resume_begin(self.engine, pool, context, &failure)
             self.leave(ok, &failure)
         forget = getattr(self.device, "_forget_asleep", None)
         if forget is not None:
             forget(self.ranges_of(first, second))
-        contents = self.kept[(first, second)]
+        return True
+
+    cdef int finish_resume(self, list pools, object progress) except -1:
+        """Contents for pools that have memory again. Those that do not get theirs sleep on."""
+        cdef size_t done = 0
         try:
-            if contents is not None:
-                contents.restore(progress)
+            for first, second in pools:
+                self.finish_resume_pool(first, second, progress)
+                done += 1
         except BaseException:
-            self.enter()
-            with nogil:
-                pause_end(self.engine, pool, &failure)
-                engine_leave(self.engine)
-            self.note_asleep(first, second)
+            for first, second in pools[done:]:
+                self.sleep_on(first, second)
             raise
+        return 0
+
+    cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress) except -1:
+        cdef Contents contents = self.kept[(first, second)]
+        cdef EnginePool* pool
+        cdef Failure failure
+        if contents is not None:
+            contents.restore(progress)
         del self.kept[(first, second)]
+        self.paused_for.pop((first, second), None)
         self.enter()
+        pool = self.found(first, second, &failure)
         resume_end(self.engine, pool)
         engine_leave(self.engine)
         if contents is not None:
             contents.drop()
+        return 0
+
+    cdef int sleep_on(self, uint64_t first, uint64_t second) except -1:
+        cdef EnginePool* pool
+        cdef Failure failure
+        self.enter()
+        pool = self.found(first, second, &failure)
+        with nogil:
+            pause_end(self.engine, pool, &failure)
+            engine_leave(self.engine)
+        self.note_asleep(first, second)
         return 0
 
     cdef list ranges_of(self, uint64_t first, uint64_t second):

@@ -78,6 +78,7 @@ cdef class PluggableAllocator(PluggedMemory):
     on_out_of_memory = refused("on_out_of_memory", instead=OWN_POOLS)
     pause = refused("pause", instead=OWN_POOLS)
     resume = refused("resume", instead=OWN_POOLS)
+    resume_in_background = refused("resume_in_background", instead=OWN_POOLS)
     paused = refused("paused", instead=OWN_POOLS)
     tags = refused("tags", instead=OWN_POOLS)
     mark = refused("mark", instead=OWN_POOLS)

@@ -28,6 +28,7 @@ class AsyncAllocator(AllocatorBase):
     on_out_of_memory: Unsupported  # type: ignore[assignment, override]
     pause: Unsupported  # type: ignore[assignment, override]
     resume: Unsupported  # type: ignore[assignment, override]
+    resume_in_background: Unsupported  # type: ignore[assignment, override]
     paused: Unsupported  # type: ignore[assignment, override]
     tags: Unsupported  # type: ignore[assignment, override]
     mark: Unsupported  # type: ignore[assignment, override]

@@ -75,6 +75,7 @@ cdef class AsyncAllocator(AllocatorBase):
     on_out_of_memory = unseen("on_out_of_memory")
     pause = unseen("pause")
     resume = unseen("resume")
+    resume_in_background = unseen("resume_in_background")
     paused = unseen("paused")
     tags = unseen("tags")
     mark = unseen("mark")
