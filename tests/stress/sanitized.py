@@ -1,13 +1,13 @@
 """Programs that order their streams rightly, under the sanitizer: it must report nothing.
 
-    python tests/stress/sanitized.py [tests=FOLDER ...] [demo] [traces=FILE ...]
+    python tests/stress/sanitized.py [tests=FOLDER,...] [kept_back=FOLDER,...] [demo] [traces=FILE,...]
 
-tests   tests of the engine, the allocators and the devices, every allocator of theirs watched (`helpers/watched.py`),
-        once with memory reused at once, and once with quarantine. Many fail then, since redzones and quarantine
-        change what is where: only what is reported counts
-demo    the training job of `allotment demo`, by each placement
-traces  recorded histories on a simulated device, each block used on its stream, and by another one, which waits for it
-        and is recorded, where the recorded one was not free at once
+tests       tests of the engine, the allocators and the devices, every allocator of theirs watched, and memory reused at
+            once (`helpers/watched.py`). Many fail then, since redzones change what is where: only reports count
+kept_back   the same with quarantine
+demo        the training job of `allotment demo`, by each placement
+traces      recorded histories on a simulated device, each block used on its stream, and by another one, which waits for
+            it and is recorded, where the recorded one was not free at once
 
 Prints one JSON object for each part; exit 1 if anything was reported.
 """
@@ -64,20 +64,26 @@ class NamesTests:
         self.failed += report.failed
 
 
-def tests(*folders: str) -> dict[str, Any]:
+def watched_tests(folders: tuple[str, ...], *, keeps_back: bool) -> dict[str, Any]:
     """Those of the sanitizer itself say by themselves that they want it, and are not counted."""
     chosen = [str(TESTS / folder) for folder in folders or FOLDERS]
     options = ["-q", "--tb=no", "--no-summary", "--no-header", "-m", "not gpu and not slow", "-p", "no:cacheprovider"]
     hypothesis.settings.register_profile("one failure is enough", phases=[hypothesis.Phase.generate])
     hypothesis.settings.load_profile("one failure is enough")
-    found: dict[str, Any] = {"reports": []}
-    for name, keeps_back in (("reused", False), ("kept back", True)):
-        with watching(keeps_back=keeps_back) as seen, redirect_stdout(sys.stderr):
-            names = NamesTests(seen)
-            pytest.main([*options, *chosen], plugins=[names])
-        found[name] = figures(seen, tests=names.tests, failed=names.failed)
-        found["reports"] += found[name].pop("reports")
-    return found
+    with watching(keeps_back=keeps_back) as seen, redirect_stdout(sys.stderr):
+        names = NamesTests(seen)
+        pytest.main([*options, *chosen], plugins=[names])
+    return figures(seen, tests=names.tests, failed=names.failed)
+
+
+def tests(*folders: str) -> dict[str, Any]:
+    """Memory is reused as it is without a sanitizer."""
+    return watched_tests(folders, keeps_back=False)
+
+
+def kept_back(*folders: str) -> dict[str, Any]:
+    """Freed memory stays in quarantine for a while."""
+    return watched_tests(folders, keeps_back=True)
 
 
 def demo(steps: int = 60) -> dict[str, Any]:
@@ -128,7 +134,7 @@ def traces(*files: str) -> dict[str, Any]:
     return figures(seen, files=len(chosen), entries=entries)
 
 
-PARTS = {part.__name__: part for part in (tests, demo, traces)}
+PARTS = {part.__name__: part for part in (tests, kept_back, demo, traces)}
 
 
 def main(wanted: list[str]) -> int:

@@ -17,7 +17,8 @@ cdef class PausingAllocator(LimitingAllocator):
     cdef list ranges_of(self, uint64_t first, uint64_t second)      # (base, size) each
     cdef EnginePool* found(self, uint64_t first, uint64_t second, Failure* failure) noexcept    # pre: inside
     cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep) except? 0
-    # Ids of the pools that a tag, a Pool or a Tenant stands for.
+    # Ids of the pools that a tag, a Pool or a Tenant stands for; of the first two alone, and None for a Tenant.
+    cdef list pools_named(self, object whose)
     cdef list pools_to_pause(self, object whose)
     cdef list pools_to_resume(self, object whose)
     # By id of the pool, in which pools a tenant has blocks, and a block of another one in each pool with any.

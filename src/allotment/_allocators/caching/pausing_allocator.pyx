@@ -135,11 +135,17 @@ cdef class PausingAllocator(LimitingAllocator):
 
     # --- what stands for which pools ---
 
-    cdef list pools_to_pause(self, object whose):
+    cdef list pools_named(self, object whose):
         cdef uint64_t first = 0, second = 0
-        if not self.is_tenant(whose):
-            self.find_pool(whose, &first, &second)
-            return [(first, second)]
+        if self.is_tenant(whose):
+            return None
+        self.find_pool(whose, &first, &second)
+        return [(first, second)]
+
+    cdef list pools_to_pause(self, object whose):
+        cdef list named = self.pools_named(whose)
+        if named is not None:
+            return named
         mine, others = self.pools_of_tenant(whose.name)
         if not mine:
             raise PoolError(f"{whose!r} has no block that could be paused")
@@ -155,10 +161,9 @@ cdef class PausingAllocator(LimitingAllocator):
         return sorted(mine)
 
     cdef list pools_to_resume(self, object whose):
-        cdef uint64_t first = 0, second = 0
-        if not self.is_tenant(whose):
-            self.find_pool(whose, &first, &second)
-            return [(first, second)]
+        cdef list named = self.pools_named(whose)
+        if named is not None:
+            return named
         mine, _ = self.pools_of_tenant(whose.name)
         return sorted(pool for pool in self.kept if pool in mine or self.paused_for.get(pool) == whose.name)
 
