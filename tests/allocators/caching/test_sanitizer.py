@@ -391,15 +391,15 @@ def freed_before_a_function_on_its_stream_has_come_to_use_it(world):
 
 
 @in_order
-def handed_out_again_before_a_function_has_come_to_use_it(world):
+def written_by_the_host_while_the_stream_has_not_come_to_the_poison(world):
     held = hold(world.a)
-    world.a.submit(world.alloc.touch, world.block)
-    world.free()
-    world.let_go()
-    address = world.alloc.malloc(1000, world.b)
-    world.alloc.touch(address, world.b)
-    world.alloc.free(address)
+    world.alloc.free(world.alloc.malloc(40 * MIB, world.a))
+    address = world.alloc.malloc(40 * MIB, world.a)
+    ctypes.memset(address, 7, 40 * MIB)
     held.release()
+    world.a.synchronize()
+    assert ctypes.string_at(address, 40 * MIB) == bytes([7]) * (40 * MIB)
+    world.alloc.free(address)
 
 
 @in_order

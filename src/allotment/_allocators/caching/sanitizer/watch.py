@@ -38,6 +38,7 @@ _REDZONE_BYTE, _POISON_BYTE = 0xFB, 0xDB
 _QUARANTINE_BYTES = 32 << 20
 _QUARANTINE_BLOCKS = 256
 _MOST_REPORTS = 1000
+_PATIENCE = 1.0
 
 
 class Sanitizer:
@@ -56,6 +57,9 @@ class Sanitizer:
         self._blocks = Blocks(self._order, self._note)
         self._quarantine: deque[Block] = deque()
         self._kept_bytes = 0
+        self._changed = threading.Condition(self._lock)
+        self._leaving = 0
+        self._left: list[int] = []
         self._running = threading.local()
         self._lent: dict[tuple[int, int], Access] = {}
         watch_streams(self._device, self)
@@ -104,26 +108,39 @@ class Sanitizer:
         with self._lock:
             self._quarantine.append(block)
             self._kept_bytes += block.size
-            return [kept.address for kept in self._leaving()]
+            while self._kept_bytes > _QUARANTINE_BYTES or len(self._quarantine) > _QUARANTINE_BLOCKS:
+                self._leave()
+            return self._left_by_now()
 
-    def _leaving(self) -> list[Block]:
-        leaving = []
-        while self._kept_bytes > _QUARANTINE_BYTES or len(self._quarantine) > _QUARANTINE_BLOCKS:
-            leaving.append(self._release_oldest())
-        return leaving
-
-    def _release_oldest(self) -> Block:
+    def _leave(self) -> None:
+        """Let the oldest block go, once its stream has done all that is due: the host may have it next."""
         block = self._quarantine.popleft()
         self._kept_bytes -= block.size
+        self._leaving += 1
         assert block.ended is not None
         if block.is_poisoned:
             self._check(block, 0, block.size, _POISON_BYTE, "written after free", block.ended)
-        return block
+        if not (self._writes_memory and self._in_order(block.stream, self._has_left, block)):
+            self._has_left(block)
+
+    def _has_left(self, block: Block) -> None:
+        with self._changed:
+            self._leaving -= 1
+            self._left.append(block.address)
+            self._changed.notify_all()
+
+    def _left_by_now(self) -> list[int]:
+        left, self._left = self._left, []
+        return left
 
     def emptied(self) -> list[int]:
-        """Memory is wanted: all addresses that were kept can be freed now."""
-        with self._lock:
-            return [self._release_oldest().address for _ in range(len(self._quarantine))]
+        """Memory is wanted: addresses that were kept and can be freed now. Waits for their streams, but not long."""
+        with self._changed:
+            while self._quarantine:
+                self._leave()
+            if not getattr(self._running, "submitted", False):
+                self._changed.wait_for(lambda: self._leaving == 0, _PATIENCE)
+            return self._left_by_now()
 
     def touched(self, address: int, stream: int | None, *, writes: bool) -> None:
         """An access, by work that is submitted to a stream now; by the function that runs, or the host, if None."""
@@ -254,11 +271,14 @@ class Sanitizer:
     def _is_captured(self, stream: int) -> bool:
         return Stream.external(self._device, stream)._is_captured()
 
-    def _in_order(self, stream: int, function: Any, *arguments: Any) -> None:
+    def _in_order(self, stream: int, function: Any, *arguments: Any) -> bool:
+        """Whether the stream will do it."""
         if self._is_captured(stream):
-            return
+            return False
         with suppress(AllotmentError):  # the stream is destroyed, and may still work: its memory is left alone
             self._device.submit(stream, function, arguments)
+            return True
+        return False
 
     def _compare(
         self, block: Block, offset: int, size: int, byte: int, kind: str, first: Access, second: Access
