@@ -1,6 +1,6 @@
 """What PyTorch refuses a plug-in, in deep mode next to PyTorch's own allocator: each must tell the same.
 
-    python benchmarks/gpu/deep_checks.py [--only NAME ...]
+    python benchmarks/gpu/deep_checks.py [--only NAME ...] [--limit SECONDS]
 
 Each check is a program that runs natively and in deep mode, each time in a process of its own, and prints what it
 found; floating-point numbers are printed in full, so equal means equal bit by bit. Ends with 1 if one differs or fails.
@@ -13,9 +13,11 @@ import gc
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,8 +81,14 @@ class OnTheGpu:
 def data_loader(torch: Any) -> Any:
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(OnTheGpu(), batch_size=4, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(
+        OnTheGpu(), batch_size=4, num_workers=2, multiprocessing_context="spawn", worker_init_fn=_begin_worker
+    )
     return [batch.sum().item() for batch in loader]
+
+
+def _begin_worker(number: int) -> None:
+    _install_if_asked()
 
 
 def profiler(torch: Any) -> Any:
@@ -152,11 +160,44 @@ def fork(torch: Any) -> Any:
     return [os.waitpid(child, 0)[1], tensor.sum().item()]
 
 
+def eight_threads(torch: Any) -> Any:
+    """Tensors filled, read on another stream and let go, for a minute: each has its contents to the end."""
+    until, wrong, failed = time.monotonic() + 60, [], []
+
+    def work(number: int) -> None:
+        draw, kept, own, other = random.Random(number), [], torch.cuda.Stream(), torch.cuda.Stream()
+        try:
+            while time.monotonic() < until:
+                with torch.cuda.stream(own):
+                    value = draw.randrange(1 << 30)
+                    kept.append((torch.full((draw.randrange(1, 1 << 20),), value, device="cuda"), value))
+                if len(kept) > 20:
+                    tensor, value = kept.pop(draw.randrange(len(kept)))
+                    other.wait_stream(own)
+                    with torch.cuda.stream(other):
+                        same = (tensor == value).all()
+                    tensor.record_stream(other)
+                    del tensor
+                    if not same.item():
+                        wrong.append(number)
+        except Exception as error:
+            failed.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return [wrong, failed, torch.cuda.memory_allocated()]
+
+
 CHECKS: dict[str, Callable[[Any], Any]] = {
     check.__name__: check
     for check in (
         compile_reduce_overhead, compile_max_autotune, cudnn_search, data_loader, profiler, history_in_the_viewer,
-        out_of_memory, spawn, fork,
+        out_of_memory, spawn, fork, eight_threads,
     )
 }  # fmt: skip
 
@@ -173,6 +214,12 @@ def work(name: str, into: str) -> None:
     import torch
 
     Path(into).write_text(json.dumps(CHECKS[name](torch)))
+
+
+def complaint(output: str) -> str:
+    """The line that names the error, of what a program said before it ended."""
+    lines = [line for line in output.splitlines() if line.strip()] or ["it said nothing"]
+    return next((line for line in reversed(lines) if "Error" in line), lines[-1])
 
 
 def main() -> int:
@@ -197,8 +244,9 @@ def main() -> int:
                     done = subprocess.run(
                         command, env=environment, capture_output=True, text=True, check=False, timeout=options.limit
                     )
-                    ended = done.stderr.strip().splitlines()[-1:] or [str(done.returncode)]
-                    told[mode] = json.loads(into.read_text()) if done.returncode == 0 else f"failed: {ended[0]}"
+                    told[mode] = (
+                        json.loads(into.read_text()) if done.returncode == 0 else f"failed: {complaint(done.stderr)}"
+                    )
                 except subprocess.TimeoutExpired:
                     told[mode] = f"not done in {options.limit:.0f} s"
         fine = told["native"] == told["deep"] and not str(told["deep"]).startswith(("failed", "not done"))

@@ -370,10 +370,34 @@ def devices_not_used_yet():
     return told
 
 
+def caching_switched_off():
+    def now():
+        stats = torch.cuda.memory_stats()
+        return [stats[f"{key}.all.current"] for key in ("allocated_bytes", "reserved_bytes", "allocation", "segment")]
+
+    torch.cuda.empty_cache()
+    failed = torch.cuda.memory_stats()["num_ooms"]
+    cached = empty(3 * MIB)
+    told = [now()]
+    torch.cuda.caching_allocator_enable(False)
+    direct = empty(5 * MIB)
+    told.append([ask("facts"), now(), torch.cuda.mem_get_info()[0]])
+    del cached
+    told.append(now())
+    try:
+        empty(1 << 40)
+    except RuntimeError as error:
+        told.append([type(error).__name__, str(error).splitlines()[0], torch.cuda.memory_stats()["num_ooms"] - failed])
+    torch.cuda.caching_allocator_enable(True)
+    del direct
+    told.append([now(), torch.cuda.mem_get_info()[0]])
+    return told
+
+
 TOPICS = (
     gauges, questions, trackers, annotations, compile_contexts, user_metadata, observers,
     recorder_modes, kinds_of_history, profiler, gpu_trace, free_memory_callbacks, devices_not_used_yet,
-    a_tracker_that_throws,
+    caching_switched_off, a_tracker_that_throws,
 )  # fmt: skip
 
 if __name__ == "__main__":

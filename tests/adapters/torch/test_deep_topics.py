@@ -12,7 +12,7 @@ MODES = ("native", "deep")
 TOPICS = (
     "gauges", "questions", "trackers", "annotations", "compile_contexts", "user_metadata", "observers",
     "recorder_modes", "kinds_of_history", "profiler", "gpu_trace", "free_memory_callbacks", "devices_not_used_yet",
-    "a_tracker_that_throws",
+    "caching_switched_off", "a_tracker_that_throws",
 )  # fmt: skip
 
 FLAGS = """

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/util/Gauge.h>
+
+#include <cstdlib>
 
 #include "upcalls.hpp"
 
@@ -48,9 +51,18 @@ void tell_of_request(DeviceIndex device, void* address) {
     }
 }
 
+/* Whether requests go straight to the device, which PyTorch then lets complain itself. */
+bool is_uncached() {
+    static const bool forced = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+    return forced || !points->is_enabled();
+}
+
 [[noreturn]] void out_of_memory(DeviceIndex device, size_t size) {
     points->take_failure(device);
     if (thrown_inside) fail();
+    if (points->failure()->kind == ALLOTMENT_OUT_OF_MEMORY && (size >> 60) == 0 && is_uncached()) {
+        C10_CUDA_CHECK(cudaErrorMemoryAllocation);
+    }
     const allotment_failure failure = *points->failure();
     const std::string text = failure.text == nullptr ? "" : failure.text;
     if (failure.kind == ALLOTMENT_OUT_OF_MEMORY && (size >> 60) == 0) {
