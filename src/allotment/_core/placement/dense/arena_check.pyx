@@ -187,6 +187,8 @@ cdef int check_indexes(Arena* arena) except -1:
     cdef size_t i
     cdef int side
     free, sizes, neighbours, gaps = set(), set(), set(), set()
+    if arena.seed == 0:
+        broken("weights are drawn", "an arena draws nothing but zeros, and its trees are lists")
     for i in range(arena.region_count):
         region = arena.regions[i]
         tile = <Tile*> region.range.head
