@@ -438,7 +438,7 @@ class Life:
     def take(self, step: str, *arguments: Any) -> str:
         outcome = "done"
         try:
-            getattr(self, step)(*arguments)
+            self.act(step, *arguments)
         except (OutOfMemoryError, DeviceError, StreamError, CheckpointError, CaptureError, PausedError) as error:
             outcome = type(error).__name__
         self.alloc.check_invariants()
@@ -451,6 +451,9 @@ class Life:
         assert shown == set(self.blocks.values()) - set(self.direct), f"after {step} {arguments}, which was {outcome}"
         assert self.device.used >= self.alloc.stats()["reserved_bytes.all.current"] + sum(self.direct.values())
         return outcome
+
+    def act(self, step: str, *arguments: Any) -> None:
+        getattr(self, step)(*arguments)
 
     # --- steps; those whose subject a failure has kept from being do nothing ---
 
@@ -513,22 +516,29 @@ class Life:
         self.pools[name] = self.alloc.pool(**(options or {}))
 
     def enter(self, name: str) -> None:
-        self.pools[name].__enter__()
-        self.entered.append(name)
+        if name in self.pools:
+            self.pools[name].__enter__()
+            self.entered.append(name)
 
     def leave(self, name: str) -> None:
-        self.entered.remove(name)
-        self.pools[name].__exit__(None, None, None)
+        if name in self.entered:
+            self.entered.remove(name)
+            self.pools[name].__exit__(None, None, None)
 
     def close(self, name: str) -> None:
-        self.pools.pop(name).close()
+        if name in self.pools:
+            self.pools.pop(name).close()
 
     def begin_capture(self, stream: int) -> None:
         if stream in self.captures:
             return
         capture = self.device.begin_capture(stream)
         pool = (next(self.graph_ids), 0)
-        self.alloc.begin_allocate_to_pool(pool, capture=capture)
+        try:
+            self.alloc.begin_allocate_to_pool(pool, capture=capture)
+        except BaseException:
+            self.device.end_capture(stream)
+            raise
         self.captures[stream] = pool
 
     def join(self, stream: int, on: int) -> None:
@@ -549,8 +559,13 @@ class Life:
             self.alloc.release_pool(self.graphs.pop())
 
     def checkpoint(self, name: str) -> None:
-        in_pool = {n: a for n, a in self.blocks.items() if n in "abcde"}
-        self.states[name] = (self.pools[name].checkpoint(), in_pool)
+        if name not in self.pools:
+            return
+        state = self.pools[name].checkpoint()
+        shown = {
+            block["address"] for segment in self.alloc.segments(self.pools[name].id) for block in segment["blocks"]
+        }
+        self.states[name] = (state, {name: address for name, address in self.blocks.items() if address in shown})
 
     def restore(self, name: str) -> None:
         if name not in self.states:

@@ -154,6 +154,7 @@ cdef struct Arena:
     Node* neighbours            # free tiles by the size of a large tile in use beside them
     Node* gaps                  # by place
     Tile* loose                 # a free tile whose place among `sizes` is not up to date: see tile_index
+    bint lacks_aids             # the host's memory was short: `sizes` and `neighbours` may lack tiles, which is no harm
     DenseChunk* first_chunk
     DenseChunk* last_chunk
     size_t chunk_count

@@ -154,6 +154,7 @@ cdef inline Node* aid_make(Arena* arena, Tile* tile) noexcept nogil:
     """A node of one of the two orders that are an aid; NULL without host memory."""
     cdef Node* node
     if not slab_reserve(&arena.nodes, 1):
+        arena.lacks_aids = True
         return NULL
     node = <Node*> slab_take(&arena.nodes)
     node.tile = tile

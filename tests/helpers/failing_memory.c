@@ -1,0 +1,45 @@
+/* The C library's memory, refused when asked to: preloaded, it counts the requests of the package's modules, and of
+ * nobody else, and refuses those that it was told to refuse. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+
+static int is_on;
+static long seen, first, last;
+
+/* Requests are counted from 0 on; those from number `after` on are refused, `times` of them. */
+void failing_memory_plan(long after, long times) {
+    seen = 0;
+    first = after;
+    last = after + times;
+}
+
+/* Count and refuse, or let all pass; how many there were. */
+long failing_memory_turn(int on) {
+    is_on = on;
+    return seen;
+}
+
+static int is_refused(const void* caller) {
+    Dl_info found;
+    if (!is_on || !dladdr(caller, &found) || strstr(found.dli_fname, "/allotment/") == NULL) return 0;
+    long number = seen++;
+    return number >= first && number < last;
+}
+
+void* malloc(size_t size) {
+    return is_refused(__builtin_return_address(0)) ? NULL : __libc_malloc(size);
+}
+
+void* calloc(size_t count, size_t size) {
+    return is_refused(__builtin_return_address(0)) ? NULL : __libc_calloc(count, size);
+}
+
+void* realloc(void* old, size_t size) {
+    return is_refused(__builtin_return_address(0)) ? NULL : __libc_realloc(old, size);
+}
