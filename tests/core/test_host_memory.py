@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.c_library import compiled
 from helpers.lives import LIVES
 
 TESTS = Path(__file__).parents[1]
@@ -24,11 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the C library's
 
 @pytest.fixture(scope="module")
 def failing_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
-    library = tmp_path_factory.mktemp("memory") / "failing_memory.so"
-    source = TESTS / "helpers" / "failing_memory.c"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
+    return compiled(tmp_path_factory.mktemp("memory") / "failing_memory.so", TESTS / "helpers" / "failing_memory.c")
 
 
 @pytest.mark.parametrize(("placement", "life"), SWEPT)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
+from helpers.c_library import compiled
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -47,10 +45,7 @@ class Library:
 
 
 def build(folder: Path) -> Library:
-    compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
-    path = folder / "plugged_memory.so"
-    subprocess.run([compiler, "-std=c11", "-O1", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
-    return Library(path)
+    return Library(compiled(folder / "plugged_memory.so", SOURCE))
 
 
 class Memory:

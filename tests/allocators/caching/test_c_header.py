@@ -10,6 +10,7 @@ import pytest
 
 import allotment
 from allotment import entry
+from helpers.c_library import compiled
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "from_c.c"
@@ -34,9 +35,8 @@ def test_the_header_has_the_functions_of_the_table_in_order():
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     made = tmp_path_factory.mktemp("c") / "from_c.so"
-    options = ["-shared", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{entry.get_include()}"]
-    subprocess.run([compiler, *options, str(EXAMPLE), "-o", str(made)], check=True)
-    return ctypes.CDLL(str(made))
+    options = ["-pthread", "-Wall", "-Wextra", "-Werror", f"-I{entry.get_include()}"]
+    return ctypes.CDLL(str(compiled(made, *options, EXAMPLE)))
 
 
 @needs_compiler

@@ -5,8 +5,6 @@ import ctypes
 import gc
 import pickle
 import re
-import shutil
-import subprocess
 import weakref
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from allotment import AddressError, Allocator, DeviceError, OutOfMemoryError, Pl
 from allotment._allocators.unsupported import rows_of
 from allotment.errors import PoolError, SizeError, StreamError, UnsupportedError
 from helpers import plugged_memory
+from helpers.c_library import compiled
 from helpers.engine import MIB, counters_of
 from helpers.plugged_memory import Memory
 
@@ -788,12 +787,11 @@ def test_an_allocator_in_a_cycle_is_collected():
 
 
 def test_the_examples_of_the_page_print_what_they_say(tmp_path, monkeypatch, capsys):
-    compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
     page = (Path(__file__).parents[3] / "docs" / "pluggable.md").read_text()
     (source,) = re.findall(r"```c\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_memory.c").write_text(source)
     monkeypatch.chdir(tmp_path)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", "my_memory.so", "my_memory.c"], check=True)
+    compiled(tmp_path / "my_memory.so", "my_memory.c")
     example = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     exec(compile(example, "pluggable.md", "exec"), {})
     assert capsys.readouterr().out.splitlines() == re.findall(r"# -> (.*)", example)

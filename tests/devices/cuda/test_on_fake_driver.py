@@ -5,13 +5,14 @@ Each test runs in a process of its own: a process that has opened one libcuda ca
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
+from helpers.c_library import compiled
 
 pytest.importorskip("allotment._devices.cuda.device", reason="the CUDA backend is built on Linux alone")
 
@@ -23,13 +24,10 @@ CONSTRUCT = "from allotment._devices.cuda.device import CudaDevice; CudaDevice(0
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
     """Builds a libcuda from source text or a file; the folder that it is in."""
-    compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
 
     def build(source, *options):
-        folder = tmp_path_factory.mktemp("driver")
-        flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{NAME}"]
-        subprocess.run([compiler, *flags, *options, "-o", folder / NAME, source], check=True)
-        return folder
+        library = tmp_path_factory.mktemp("driver") / NAME
+        return compiled(library, "-pthread", f"-Wl,-soname,{NAME}", *options, source).parent
 
     return build
 
