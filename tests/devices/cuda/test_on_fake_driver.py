@@ -51,9 +51,9 @@ def run(folder, *arguments, **settings):
 
 def passed_and_skipped(folder, *leave_out, **settings):
     """How many of the GPU's tests pass, and why the others are skipped."""
-    options = ["-o", "addopts=", "-rs", "-p", "no:cacheprovider"]
+    options = ["-o", "addopts=", "-rs", "-p", "no:cacheprovider", "--capture=no"]  # or a watchdog's words are lost
     done = run(folder, "-m", "pytest", *options, str(TESTS / "gpu"), *leave_out, **settings)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
     return passed, set(re.findall(r"SKIPPED \[\d+\] \S+: (.*)", done.stdout))
 
