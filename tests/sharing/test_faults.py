@@ -12,7 +12,7 @@ import pytest
 from allotment import Allocator, AllotmentError, open_shared
 from allotment._sharing import device_calls, importer, wire
 from allotment._sharing.handle import facts_of, make_handle
-from helpers.peer import Peer, descriptors, mappings, wait_until
+from helpers.peer import Peer, descriptors, everything_is_closed, mappings, wait_until
 
 pytestmark = pytest.mark.threads
 SETTINGS = {"plain": "", "expandable": "expandable_segments:True", "dense": "placement:dense"}
@@ -22,10 +22,6 @@ SYSTEM_CALLS = [
 ]  # fmt: skip
 IMPORTS = ["segment_import", "chunk_import", "range_reserve", "map", "set_access"]
 EXPORTS = ["segment_export", "chunk_export", "event_create", "event_record", "event_query", "stream_query"]
-
-
-def nothing_is_left():
-    return not importer._importer.links and not importer._importer.mappings.by_key
 
 
 def owner_program(kind, device):
@@ -43,7 +39,7 @@ def test_a_device_that_refuses_while_memory_is_imported(kind):
     with Peer() as owner:
         handle = owner.run(owner_program(kind, "simulated"))
         open_shared(handle).close()
-        wait_until(nothing_is_left)
+        wait_until(everything_is_closed)
         device = next(one for (family, _), one in importer._importer.devices.items() if family == "simulated")
         before, calls, refused = descriptors(), device.calls, dict.fromkeys(IMPORTS, 0)
         for operation in IMPORTS:
@@ -56,7 +52,7 @@ def test_a_device_that_refuses_while_memory_is_imported(kind):
                         assert operation in str(error)
                         refused[operation] += 1
                     device.refuse(operation, times=0)
-                    wait_until(nothing_is_left)
+                    wait_until(everything_is_closed)
         made = {name: count - calls[name] for name, count in device.calls.items()}
         assert sum(refused.values()) > 0
         assert descriptors() == before
@@ -95,9 +91,9 @@ def test_a_device_that_refuses_while_memory_is_exported(kind):
                 except AllotmentError as error:
                     assert operation in str(error)
                 owner.run("device.refuse(operation, times=0)")
-                wait_until(nothing_is_left)
+                wait_until(everything_is_closed)
         open_shared(handle).close()
-        wait_until(nothing_is_left)
+        wait_until(everything_is_closed)
         owner.run("allocator.share(buffer).close(); buffer.close(); allocator.check_invariants()")
         wait_until(lambda: owner.run('result = allocator.stats()["active_bytes.all.current"]') == 0)
 
@@ -107,7 +103,7 @@ def test_a_system_that_refuses_the_nth_call_of_the_importer(monkeypatch, kind, n
     with Peer() as owner:
         handle = owner.run(owner_program(kind, "host"))
         open_shared(handle).close()
-        wait_until(nothing_is_left)
+        wait_until(everything_is_closed)
         before = descriptors(), mappings()
         for place, name in SYSTEM_CALLS:
             real = getattr(place, name)
@@ -127,7 +123,7 @@ def test_a_system_that_refuses_the_nth_call_of_the_importer(monkeypatch, kind, n
                 with contextlib.suppress(AllotmentError, OSError):
                     open_shared(handle).close()
                 monkeypatch.undo()
-                wait_until(nothing_is_left)
+                wait_until(everything_is_closed)
                 wait_until(lambda: (descriptors(), mappings()) == before)
         with open_shared(handle) as buffer:
             assert len(buffer) == 45 << 20
@@ -228,7 +224,7 @@ def test_an_owner_that_sends_nonsense_is_refused():
             answer_once(listener, reply, given)
             with pytest.raises(AllotmentError):
                 open_shared(forged)
-            wait_until(nothing_is_left)
+            wait_until(everything_is_closed)
         os.close(descriptor)
         wait_until(lambda: descriptors() <= before)
     listener.close()

@@ -76,7 +76,7 @@ def test_a_thousand_altered_handles_map_nothing_and_crash_nothing():
         buffer = allocator.empty(100_000)
         handle = allocator.share(buffer)
         data = handle.to_bytes()
-        peer.run("open_shared(handle).close()", handle=handle)
+        peer.run("open_shared(handle).close(); wait_until(everything_is_closed)", handle=handle)
         hostile = [altered(data, draw) for _ in range(1000)]
         peer.begin(
             """

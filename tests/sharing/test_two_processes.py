@@ -10,7 +10,7 @@ import pytest
 from allotment import AddressError, Allocator, Buffer, SharedHandle, SharingError, Stream, open_shared
 from allotment.errors import RequestError, SettingsError, UnsupportedError
 from helpers.forked import goes_well_in_child
-from helpers.peer import Peer, descriptors, wait_until
+from helpers.peer import Peer, descriptors, everything_is_closed, wait_until
 
 MIB = 1 << 20
 SETTINGS = {
@@ -42,7 +42,7 @@ def peers():
 @pytest.fixture
 def peer(peers):
     yield peers
-    peers.run("buffers = {}; buffer = other = None")
+    peers.run("buffers = {}; buffer = other = None; wait_until(everything_is_closed)")
 
 
 def active(allocator):
@@ -142,6 +142,7 @@ def test_a_block_at_the_same_address_later_has_another_handle(allocator):
 def test_ten_shares_of_a_block_are_equal_and_open_no_descriptor(allocator):
     buffer = allocator.empty(45 * MIB)
     allocator.share(buffer)
+    wait_until(everything_is_closed)
     before = descriptors()
     handles = [allocator.share(buffer) for _ in range(10)]
     assert len({handle.to_bytes() for handle in handles}) == 1
@@ -187,6 +188,7 @@ def test_descriptors_are_closed_with_the_segment(settings):
     allocator = Allocator("host", settings=settings)
     allocator.share(allocator.empty(1)).close()
     allocator.empty_cache()
+    wait_until(everything_is_closed)
     before = descriptors()
     buffer = allocator.empty(45 * MIB)
     handle = allocator.share(buffer)
@@ -221,6 +223,7 @@ def test_an_owner_that_is_killed_leaves_its_importer_the_memory(settings):
             """,
             settings=settings,
         )
+        wait_until(everything_is_closed)
         before = descriptors()
         buffer = open_shared(handle)
         view = memoryview(buffer)

@@ -27,8 +27,7 @@ for _ in range(times):
 
 def settled(peer: Peer) -> Any:
     """What the importer has when nothing is open, and all that was closed is closed: it is done by a thread."""
-    peer.run("from allotment._sharing.importer import _importer")
-    wait_until(lambda: peer.run("result = not _importer.links and not _importer.mappings.by_key"))
+    peer.run("wait_until(everything_is_closed)")
     return peer.run(COUNT)
 
 
