@@ -55,7 +55,7 @@ def test_a_device_that_refuses_while_memory_is_imported(kind):
                     wait_until(everything_is_closed)
         made = {name: count - calls[name] for name, count in device.calls.items()}
         assert sum(refused.values()) > 0
-        assert descriptors() == before
+        assert descriptors() <= before
         assert made["unmap"] == made["map"] - refused["map"]
         assert made["range_release"] == made["range_reserve"] - refused["range_reserve"]
         assert made["segment_close"] == made["segment_import"] - refused["segment_import"]

@@ -139,15 +139,20 @@ def test_a_block_at_the_same_address_later_has_another_handle(allocator):
     allocator.free(second)
 
 
-def test_ten_shares_of_a_block_are_equal_and_open_no_descriptor(allocator):
-    buffer = allocator.empty(45 * MIB)
-    allocator.share(buffer)
-    wait_until(everything_is_closed)
-    before = descriptors()
-    handles = [allocator.share(buffer) for _ in range(10)]
-    assert len({handle.to_bytes() for handle in handles}) == 1
-    assert descriptors() == before
-    handles[0].close()
+def test_ten_shares_of_a_block_are_equal_and_open_no_descriptor(settings):
+    with Peer() as owner:  # a process in which nothing of other tests ends meanwhile
+        owner.run(
+            """
+            allocator = Allocator("host", settings=settings)
+            buffer = allocator.empty(45 << 20)
+            allocator.share(buffer)
+            before = descriptors()
+            handles = [allocator.share(buffer) for _ in range(10)]
+            assert len({handle.to_bytes() for handle in handles}) == 1
+            assert descriptors() == before
+            """,
+            settings=settings,
+        )
 
 
 def test_the_same_handle_opened_twice_is_one_mapping(allocator, peer):
@@ -185,18 +190,22 @@ def test_an_import_reserves_what_it_needs_and_no_more(allocator, peer):
 
 
 def test_descriptors_are_closed_with_the_segment(settings):
-    allocator = Allocator("host", settings=settings)
-    allocator.share(allocator.empty(1)).close()
-    allocator.empty_cache()
-    wait_until(everything_is_closed)
-    before = descriptors()
-    buffer = allocator.empty(45 * MIB)
-    handle = allocator.share(buffer)
-    handle.close()
-    assert descriptors() > before
-    buffer.close()
-    allocator.empty_cache()
-    assert descriptors() == before
+    with Peer() as owner:
+        owner.run(
+            """
+            allocator = Allocator("host", settings=settings)
+            allocator.share(allocator.empty(1)).close()
+            allocator.empty_cache()
+            before = descriptors()
+            buffer = allocator.empty(45 << 20)
+            allocator.share(buffer).close()
+            assert descriptors() > before
+            buffer.close()
+            allocator.empty_cache()
+            assert descriptors() == before
+            """,
+            settings=settings,
+        )
 
 
 def test_an_importer_that_is_killed_gives_a_hundred_blocks_back(allocator):
@@ -236,7 +245,7 @@ def test_an_owner_that_is_killed_leaves_its_importer_the_memory(settings):
             open_shared(handle)
         assert raised.value.reason == "owner_gone"
         buffer.close()
-        wait_until(lambda: descriptors() == before)
+        wait_until(lambda: descriptors() <= before)
 
 
 def test_owner_and_importer_killed_leave_nothing(settings):

@@ -15,8 +15,10 @@ def test_nothing_is_left_of_many_cycles_and_of_many_open_at_once(kind):
     allocator = Allocator("host", settings=f"shareable:True,{SETTINGS[kind]}".rstrip(","))
     with Peer() as peer:
         seen = cycles(allocator, peer, some(200))
-        for before, after in (seen["owner"], seen["importer"]):
-            assert before[:2] == after[:2]
+        (mapped, open_here, _), (mapped_after, open_after, _) = seen["owner"]
+        assert mapped_after <= mapped and open_after <= open_here  # less, if something of an earlier test ends now
+        before, after = seen["importer"]
+        assert before[:2] == after[:2]
         at_once = some(500)
         held = many(allocator, peer, at_once)
         assert held["open"] == at_once
