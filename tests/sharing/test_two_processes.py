@@ -265,7 +265,7 @@ def test_owner_and_importer_killed_leave_nothing(settings):
         owner.kill()
         importer.kill()
         assert name not in Path("/proc/net/unix").read_text()
-        assert set(os.listdir("/dev/shm")) == before
+        assert not [name for name in set(os.listdir("/dev/shm")) - before if "allotment" in name]
 
 
 def test_an_importer_that_is_stopped_keeps_its_block_until_it_is_gone(allocator):
