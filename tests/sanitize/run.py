@@ -28,6 +28,7 @@ LEAVES_OUT = [
     "--deselect=tests/test_testing.py::test_somebody_elses_device_is_tested_by_it",
     "--deselect=tests/test_testing.py::test_a_device_that_takes_a_second_free_fails_it",
     "--deselect=tests/core/mechanism/test_forgetting.py",
+    "--deselect=tests/core/test_host_memory.py",
     "--deselect=tests/allocators/caching/test_pausing.py"
     "::test_touching_paused_host_memory_ends_the_process_with_a_word_about_the_tag",
     "--deselect=tests/devices/host/test_lifetimes.py::test_a_child_ends_normally_at_the_end_of_its_program",
