@@ -352,4 +352,6 @@ cdef int check_engine(Engine* engine) except -1:
     check_waiting(engine)
     check_tenants(engine)
     check_attention(engine)
+    if engine.direct_leaving > <size_t> (engine.lock.word >> 1):
+        broken("what is on its way back to the device has a thread that will be back", f"{engine.direct_leaving} are")
     return 0
