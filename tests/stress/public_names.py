@@ -239,6 +239,8 @@ class Case:
         ])  # fmt: skip
 
     def argument(self, name: str) -> Any:
+        if name == "tries":  # whoever asks for 2**60 of them gets them, and waits
+            return self.draw.choice([-1, 0, 1, 2, 5, None])
         if self.draw.random() < 0.25:
             return self.odd()
         name = name.lower()
