@@ -136,6 +136,14 @@ def test_a_refusal_while_garbage_is_collected_is_the_requests_failure():
 SPLIT = "max_split_size_mb:40"
 
 
+def test_a_segment_of_just_the_oversize_size_is_counted_until_it_goes():
+    alloc = on_device(settings=SPLIT)
+    cached(alloc, 40 * MIB, 38 * MIB)
+    assert alloc.stats()["oversize_segments.current"] == 1
+    alloc.empty_cache()
+    assert alloc.stats()["oversize_segments.current"] == 0
+
+
 def test_an_oversize_block_serves_no_small_request():
     alloc = on_device(settings=SPLIT)
     cached(alloc, 40 * MIB)
