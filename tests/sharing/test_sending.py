@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pytest
 
 import allotment.multiprocessing
-from allotment import Allocator, UnsupportedError, open_shared
+from allotment import Allocator, RequestError, UnsupportedError, open_shared
 from helpers.child import output_of
 from helpers.peer import Peer, wait_until
 from helpers.shared_work import fill, fill_from_pipe, fill_what_comes
@@ -109,6 +109,12 @@ def test_a_pickle_made_by_another_thread_shares_only_if_all_threads_do(allocator
             assert pickle.loads(other.submit(pickle.dumps, buffer).result()).address == buffer.address
         with pytest.raises(TypeError):
             other.submit(pickle.dumps, buffer).result()
+
+
+@pytest.mark.parametrize("hold", [-1, float("nan"), "long"])
+def test_what_is_not_a_time_holds_nothing(hold):
+    with pytest.raises(RequestError, match="seconds from 0 on"), allotment.multiprocessing.sharing(hold):
+        pass
 
 
 @pytest.mark.slow

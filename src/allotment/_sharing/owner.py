@@ -35,6 +35,7 @@ from allotment._sharing import device_calls, ordering, wire
 from allotment._sharing.handle import Facts, SharedHandle, make_handle
 from allotment._sharing.identity import boot_id, family_of, identity_of, process_token, user_id
 from allotment._sharing.ordering import Order, OrderKind
+from allotment._sharing.pickling import checked_hold
 from allotment._sharing.wire import Answer, Ask, Piece, Reply, Request
 from allotment.errors import AllotmentError, RequestError
 
@@ -479,9 +480,7 @@ atexit.register(_at_exit)
 
 def share(lender: Lender, block: int, hold: float) -> SharedHandle:
     """A handle of a block, which is held for so many seconds even if it is freed meanwhile."""
-    if not isinstance(hold, int | float) or not hold >= 0:
-        raise RequestError(f"hold must be a number of seconds from 0 on, not {hold!r}")
-    return _owner.share(lender, block, hold)
+    return _owner.share(lender, block, checked_hold(hold))
 
 
 def end_hold(facts: Facts) -> None:

@@ -98,10 +98,16 @@ cdef class LimitingAllocator(PoolingAllocator):
         tag = tag_number(whose, make)
         first[0] = 0
         second[0] = tag_pool_id(tag)
+        self.enter()
         if make:
-            self.enter()
             ok = pool_of_tag(self.engine, tag, &failure) != NULL
-            self.leave(ok, &failure)
+            return self.leave(ok, &failure)
+        ok = pool_find(self.engine, first[0], second[0]) != NULL
+        engine_leave(self.engine)
+        if not ok:
+            raise PoolError(
+                f"there is no tag {whose!r} on {self.device.name}; it was never made, or its memory is gone: allocate "
+                "in it first")
         return 0
 
     cdef int read_limits(self, uint64_t first, uint64_t second, Limits* limits) except -1:
