@@ -107,3 +107,38 @@ def test_a_child_gets_the_shared_allocator_though_another_thread_was_making_it()
     """
     )
     assert told == "0\n"
+
+
+def test_a_device_may_want_one_under_its_allocators_lock_while_another_thread_forks():
+    told = output_of(
+        """
+    import os, threading
+    import allotment
+    from allotment._core.tools.fork_safe_lock import fork_safe_lock
+
+    lock, inside = fork_safe_lock(), threading.Event()
+
+    class Device(allotment.Backend):
+        def allocate(self, size, stream):
+            inside.set()
+            while lock.acquire(blocking=False):  # until the fork has it
+                lock.release()
+            with lock:
+                return 1 << 30
+
+        def free(self, address, size, stream):
+            pass
+
+    allocator = allotment.Allocator(Device())
+    user = threading.Thread(target=allocator.malloc, args=(512,))
+    user.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        with lock:
+            os._exit(allocator.stats()["allocation.all.current"])
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    user.join()
+    """
+    )
+    assert told == "1\n"

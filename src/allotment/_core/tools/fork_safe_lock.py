@@ -4,8 +4,8 @@ A child of fork has one thread: a lock that any other held at that moment would 
 of these, waiting for those who have one, and gives them back on both sides. They are tried, and if one is taken the
 others are given back and it starts anew: so they may nest in any order.
 
-They are taken before the engine's: who holds one may want an engine's lock, and never the other way round. Python calls
-the hook first that was registered last, hence the import.
+The long locks of the engine are taken in the same go, because they nest with these in both orders: who holds one of
+these may ask an allocator for something, and a device written in Python is called under its allocator's lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from typing import Any
 from weakref import WeakSet
 
-import allotment._core.tools.forks  # type: ignore[import-not-found]  # noqa: F401
+from allotment._core.tools.forks import give_long_locks, take_long_locks
 
 _locks: WeakSet[Any] = WeakSet()
 _taken: list[Any] = []
@@ -30,10 +30,15 @@ def fork_safe_lock() -> Any:
     return lock
 
 
-def _take_all() -> None:
-    while not all(_take(lock) for lock in list(_locks)):
+def _ahead_of_fork() -> None:
+    while not (all(_take(lock) for lock in list(_locks)) and take_long_locks()):
         _give_all()
         time.sleep(_PAUSE)
+
+
+def _behind_fork() -> None:
+    give_long_locks()
+    _give_all()
 
 
 def _take(lock: Any) -> bool:
@@ -49,4 +54,4 @@ def _give_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_take_all, after_in_parent=_give_all, after_in_child=_give_all)
+    os.register_at_fork(before=_ahead_of_fork, after_in_parent=_behind_fork, after_in_child=_behind_fork)

@@ -8,10 +8,10 @@ All are tried, and if one is taken the others are given back and it starts anew:
 
 When a lock is taken depends on what may happen under it, and neither time would do for both kinds:
 
-    long locks      in Python's hook, ahead of the fork. Code under them may want the interpreter: a device or a
-                    callback written in Python. So they are waited for with the interpreter lock let go, and inside
-                    `fork` it is too late for that: Python keeps its import lock there, and from 3.13 on its list
-                    of threads.
+    long locks      in Python's hook, ahead of the fork (`fork_safe_lock`). Code under them may want the interpreter: a
+                    device or a callback written in Python. So they are waited for with the interpreter lock let go,
+                    and inside `fork` it is too late for that: Python keeps its import lock there, and from 3.13 on
+                    its list of threads.
     short locks     inside `fork`, by `pthread_atfork`. Between hook and fork comes Python code of others (more hooks,
                     destructors of what a collection finds); on the forking thread it would wait for ever for a
                     short lock that the fork had already. A long lock knows its owner, and sees that thread come back.

@@ -1,7 +1,5 @@
 # cython: linetrace=False
 # A line tracer takes the interpreter lock, which is never waited for under a short lock.
-import os
-
 from libc.stdint cimport uint64_t
 
 from allotment._core.tools.lock cimport Lock, allotment_lock_relax, lock_give, lock_is_mine, lock_try, lock_wait
@@ -23,6 +21,9 @@ cdef extern from *:
                                     void (*in_child)() noexcept nogil)
     bint mutex_try "allotment_mutex_try"(void* mutex) noexcept nogil
     void mutex_give "allotment_mutex_give"(void* mutex) noexcept nogil
+
+cdef enum:
+    PATIENCE = 100              # tries, the later ones with a pause
 
 cdef Lock registry              # guards the list, and is itself a short lock
 cdef ForkGuard* first = NULL
@@ -102,16 +103,19 @@ cdef void give_all(Taken time) noexcept nogil:
     lock_give(&registry)
 
 
-def _ahead_of_fork():
-    cdef int round = 0
-    while not take_all(AHEAD_OF_FORK):
+def take_long_locks() -> bool:
+    """Every long lock, ahead of a fork. False, and none is held, if somebody keeps one of them for longer."""
+    cdef int round
+    for round in range(PATIENCE):
+        if take_all(AHEAD_OF_FORK):
+            lock_give(&registry)
+            return True
         with nogil:
             allotment_lock_relax(round)
-        round += 1
-    lock_give(&registry)
+    return False
 
 
-def _behind_fork():
+def give_long_locks() -> None:
     lock_wait(&registry)
     give_all(AHEAD_OF_FORK)
 
@@ -140,5 +144,3 @@ cdef void after_fork_in_child() noexcept nogil:
 
 if at_fork(before_fork, after_fork, after_fork_in_child) != 0:
     raise MemoryError("no memory to be told of forks")
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_ahead_of_fork, after_in_parent=_behind_fork, after_in_child=_behind_fork)
