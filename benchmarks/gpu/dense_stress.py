@@ -129,11 +129,11 @@ class Stress:
                 if round_ % 2:
                     self.allocator.free(block.address)
             graph = stream.end_capture()
-        self.graphs.append((graph, pool, stream))  # in this order they go: no stream before the memory it used
+        self.graphs.append((stream, pool, graph))  # the last goes first: no stream before the memory it used
 
     def step(self) -> None:
         if self.graphs and self.choose.random() < 0.2:
-            graph, _, stream = self.choose.choice(self.graphs)
+            stream, _, graph = self.choose.choice(self.graphs)
             graph.launch(stream)
             self.launches += 1
         full = self.live > self.limit * 0.85

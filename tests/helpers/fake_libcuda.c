@@ -105,7 +105,7 @@ typedef struct Share { pid_t process; size_t bytes; } Share;     /* what a proce
 
 typedef struct Pool { uint64_t threshold, held, held_high, used, used_high; int reuse[4]; int access[MAX_DEVICES]; } Pool;
 
-enum { STREAM_MAGIC = 0x57EA, CHUNK_MAGIC = 0xC4A2 };
+enum { STREAM_MAGIC = 0x57EA, DESTROYED_MAGIC = 0xDEAD, CHUNK_MAGIC = 0xC4A2 };
 
 static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static Context contexts[MAX_DEVICES];
@@ -320,6 +320,8 @@ static Stream* stream_of(Stream* given) {
     if (given->magic != STREAM_MAGIC) abort();
     return given;
 }
+#define REFUSE_DESTROYED(given) /* as a real one was seen to; it may crash too */ \
+    if ((given) > (Stream*)2 && (given)->magic == DESTROYED_MAGIC) return INVALID_CONTEXT
 static void add_last(Stream* stream, Node* node) {
     for (size_t i = 0; i < stream->last_count; i++) if (stream->last[i] == node) return;
     stream->last[stream->last_count++] = node;
@@ -404,8 +406,15 @@ EXPORT CUresult cuStreamCreate(Stream** stream, unsigned int flags) {
     streams = *stream;
     return SUCCESS;
 }
+/* Its memory stays, so that a later use of it shows. */
+EXPORT CUresult cuStreamDestroy_v2(Stream* given) {
+    NEED_CONTEXT;
+    stream_of(given)->magic = DESTROYED_MAGIC;
+    return SUCCESS;
+}
 EXPORT CUresult cuStreamQuery(Stream* given) {
     NEED_CONTEXT;
+    REFUSE_DESTROYED(given);
     Stream* stream = stream_of(given);
     if (stream->capture) { stream->capture->is_invalid = 1; return CAPTURE_UNSUPPORTED; }
     if (spoil()) return CAPTURE_UNSUPPORTED;
@@ -413,6 +422,7 @@ EXPORT CUresult cuStreamQuery(Stream* given) {
     return stream->first ? NOT_READY : SUCCESS;
 }
 EXPORT CUresult cuStreamSynchronize(Stream* given) {
+    REFUSE_DESTROYED(given);
     { NEED_CONTEXT; if (stream_of(given)->capture) { given->capture->is_invalid = 1; return CAPTURE_UNSUPPORTED; } }
     return wait_until_idle(stream_of(given));
 }
@@ -451,6 +461,7 @@ EXPORT CUresult cuIpcOpenEventHandle(Event** event, EventHandle handle) {
 EXPORT CUresult cuEventDestroy_v2(Event* event) { NEED_CONTEXT; let_go(event); return SUCCESS; }
 EXPORT CUresult cuEventRecord(Event* event, Stream* given) {
     NEED_CONTEXT;
+    REFUSE_DESTROYED(given);
     Stream* stream = stream_of(given);
     event->capture = stream->capture;
     if (stream->capture) {
@@ -553,6 +564,7 @@ EXPORT CUresult cuStreamIsCapturing(Stream* stream, int* status) {
 EXPORT CUresult cuStreamGetCaptureInfo_v2(Stream* given, int* status, uint64_t* id, Graph** graph, Node*** nodes,
                                           size_t* count) {
     NEED_CONTEXT;
+    REFUSE_DESTROYED(given);
     Stream* stream = stream_of(given);
     *status = status_of(stream);
     if (*status != CAPTURE_ACTIVE) return SUCCESS;

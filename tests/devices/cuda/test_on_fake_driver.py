@@ -95,6 +95,25 @@ def test_a_chunk_is_exported_over_the_fabric_where_there_is_one(driver):
     assert run(driver, "-c", body).stdout == "fabric\n"
 
 
+def test_a_pool_ends_after_a_stream_that_its_owner_destroyed(driver):
+    body = (
+        "import ctypes, allotment\n"
+        f"cuda = ctypes.CDLL({NAME!r})\n"
+        "allocator = allotment.Allocator('cuda:0', settings='placement:dense')\n"
+        "stream, context = ctypes.c_void_p(), ctypes.c_void_p()\n"
+        "cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)\n"
+        "cuda.cuCtxPushCurrent_v2(context)\n"
+        "cuda.cuStreamCreate(ctypes.byref(stream), 1)\n"
+        "with allocator.pool() as pool:\n"
+        "    allocator.free(allocator.malloc(100, stream.value))\n"
+        "cuda.cuStreamDestroy_v2(stream)\n"
+        "pool.close()\n"
+        "print(allocator.stats()['reserved_bytes.all.current'])\n"
+    )
+    done = run(driver, "-c", body)
+    assert done.stdout == "0\n", done.stderr
+
+
 def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver):
     body = (
         "import sys, warnings\n"

@@ -145,8 +145,10 @@ cdef status_t status_of(CUresult result, const char* function) noexcept nogil:
     if result == CUDA_ERROR_OUT_OF_MEMORY:
         return OUT_OF_MEMORY
     # INVALID_VALUE too: the engine's sizes are right, so what the driver does not like is a handle or address.
+    # INVALID_CONTEXT: the context is there, so it is a stream that its owner has destroyed.
     if (result == CUDA_ERROR_INVALID_HANDLE or result == CUDA_ERROR_INVALID_VALUE
-            or result == CUDA_ERROR_INVALID_DEVICE or result == CUDA_ERROR_CONTEXT_IS_DESTROYED):
+            or result == CUDA_ERROR_INVALID_DEVICE or result == CUDA_ERROR_INVALID_CONTEXT
+            or result == CUDA_ERROR_CONTEXT_IS_DESTROYED):
         return INVALID
     if (result == CUDA_ERROR_NOT_SUPPORTED or result == CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
             or result == CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER):
