@@ -176,10 +176,10 @@ def eight_threads(torch: Any) -> Any:
                     other.wait_stream(own)
                     with torch.cuda.stream(other):
                         same = (tensor == value).all()
-                    tensor.record_stream(other)
-                    del tensor
-                    if not same.item():
-                        wrong.append(number)
+                        tensor.record_stream(other)
+                        del tensor
+                        if not same.item():  # waits for this stream alone
+                            wrong.append(number)
         except Exception as error:
             failed.append(repr(error))
 
