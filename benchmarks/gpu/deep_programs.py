@@ -5,8 +5,9 @@
 Each program allocates and frees tensors on several streams, routes them to pools of its own, captures graphs, takes and
 restores states of pools, runs out of memory, records its history and asks for figures in between. It runs natively and
 in deep mode, each in a process of its own, and tells `memory_stats()`, `memory_snapshot()`, the history and errors.
-Everything is compared, addresses and the order of the history too; `MASKS` and `in_settled_order` say what is not, and
-why. A driver that puts memory elsewhere in the second run would show as a difference. Ends with 1 if anything differs.
+Everything is compared, places and the order of the history too; `MASKS`, `in_settled_order`, `Places` and
+`without_others` say what is not, and why. A driver that puts segments into another order in the second run would show
+as a difference. Ends with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -189,6 +191,42 @@ def in_settled_order(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return settled + sorted(run, key=lambda freed: pool_of.get(freed["addr"], ""))
 
 
+class Places:
+    """Addresses of one run, told by the order in which the driver gave memory out: where it lies differs by process.
+
+    What is mapped behind a place belongs to it, as segments grow, and so does what comes to lie in one given back.
+    """
+
+    def __init__(self, trace: list[dict[str, Any]]) -> None:
+        self.ends: dict[int, int] = {}
+        for entry in trace:
+            if entry["action"] in ("segment_alloc", "segment_map"):
+                base = self._around(entry["addr"], grown=True)
+                base = entry["addr"] if base is None else base
+                self.ends[base] = max(self.ends.get(base, 0), entry["addr"] + entry["size"])
+        self.names = {base: number for number, base in enumerate(self.ends)}
+
+    def _around(self, address: int, grown: bool = False) -> int | None:
+        return next((base for base, end in self.ends.items() if base <= address < end + grown), None)
+
+    def told(self, told: Any) -> Any:
+        """What was told, with places for addresses."""
+        if isinstance(told, dict):
+            return {key: self.place(told[key]) if key in ("addr", "address") else self.told(told[key]) for key in told}
+        return [self.told(part) for part in told] if isinstance(told, list) else without_others(told)
+
+    def place(self, address: int) -> str:
+        base = self._around(address)
+        return "elsewhere" if base is None else f"place {self.names[base]} + {address - base}"
+
+
+def without_others(text: Any) -> Any:
+    """An error's text without what other processes had of the GPU at that moment."""
+    if not isinstance(text, str):
+        return text
+    return re.sub(r" of which [\d.]+ \w+ is free|Process \d+ has [\d.]+ \w+ memory in use\. ", "", text)
+
+
 def work(allocator: str, seed: int, steps: int) -> None:
     if allocator == DEEP:
         import allotment.torch
@@ -236,7 +274,11 @@ def main() -> int:
             command = [sys.executable, __file__, WORKER, allocator, str(seed), str(options.steps)]
             environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": options.settings}
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-            told.append(json.loads(done.stdout) if done.returncode == 0 else [f"ended with {done.returncode}"])
+            if done.returncode == 0:
+                answers = json.loads(done.stdout)
+                told.append(Places(answers[-1]["device_traces"][0]).told(answers))
+            else:
+                told.append([f"ended with {done.returncode}"])
         found = difference(told[0], told[1]) or next((str(end[0]) for end in told if len(end) == 1), None)
         different += found is not None
         shown = f"equal, {len(told[0])} answers" if found is None else found[:500]
