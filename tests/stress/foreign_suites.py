@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import unittest
 from pathlib import Path
 
 USUAL = {
@@ -40,6 +41,47 @@ class Outcomes:
             self.by_test[report.nodeid] = "not collected"
 
 
+class UnittestOutcomes(unittest.TextTestResult):
+    """The same for unittest: numba-cuda's tests lie in a package that pytest cannot import by its name."""
+
+    def __init__(self, *arguments, **named) -> None:
+        super().__init__(*arguments, **named)
+        self.by_test: dict[str, str] = {}
+
+    def startTest(self, test) -> None:
+        super().startTest(test)
+        self.by_test[test.id()] = "passed"  # unless something else is said of it
+
+    def addSkip(self, test, reason) -> None:
+        super().addSkip(test, reason)
+        self.by_test[test.id()] = "skipped"
+
+    def addFailure(self, test, error) -> None:
+        super().addFailure(test, error)
+        self.by_test[test.id()] = "failed"
+
+    def addError(self, test, error) -> None:
+        super().addError(test, error)
+        self.by_test[test.id()] = "failed"
+
+    def addSubTest(self, test, subtest, error) -> None:
+        super().addSubTest(test, subtest, error)
+        if error is not None:
+            self.by_test[test.id()] = "failed"
+
+
+def outcomes_of(tests: list[str], adapter: str) -> dict[str, str]:
+    if adapter == "numba":
+        suite = unittest.defaultTestLoader.loadTestsFromNames(tests)
+        return unittest.TextTestRunner(resultclass=UnittestOutcomes, verbosity=0).run(suite).by_test
+    import pytest
+
+    outcomes = Outcomes()
+    named = [] if any(Path(name).exists() for name in tests) else ["--pyargs"]
+    pytest.main([*OPTIONS, *named, *tests], plugins=[outcomes])
+    return outcomes.by_test
+
+
 def installed(adapter: str, threshold: str):
     """The allocator under the framework, if there is one and not one for each device."""
     if adapter == "numpy":
@@ -60,21 +102,17 @@ def installed(adapter: str, threshold: str):
 
 
 def run_here(chosen: argparse.Namespace) -> None:
-    import pytest
-
     if chosen.adapter == "numba" and chosen.native:
         import numpy
 
         numpy.row_stack = getattr(numpy, "row_stack", numpy.vstack)
     allocator = None if chosen.native else installed(chosen.adapter, chosen.threshold)
-    outcomes = Outcomes()
-    named = [] if any(Path(name).exists() for name in chosen.tests) else ["--pyargs"]
-    pytest.main([*OPTIONS, *named, *chosen.tests], plugins=[outcomes])
+    by_test = outcomes_of(chosen.tests, chosen.adapter)
     served = 0
     if allocator is not None:
         allocator.check_invariants()
         served = allocator.stats()["allocation.all.allocated"]
-    chosen.result.write_text(json.dumps({"outcomes": outcomes.by_test, "served": served}))
+    chosen.result.write_text(json.dumps({"outcomes": by_test, "served": served}))
 
 
 def run(chosen: argparse.Namespace, native: bool) -> dict:
