@@ -243,9 +243,12 @@ def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
     print("|---|---|---|---|---|---|---|")
     for program in programs:
         runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-        for _ in range(rounds):
-            for kind in KINDS:
-                runs[kind].append(finish(start(program, kind, PROGRAMS[program][1])))
+        turns = [(kind, start(program, kind, PROGRAMS[program][1])) for _ in range(rounds) for kind in KINDS]
+        for _, process in turns:
+            assert process.stdout is not None
+            process.stdout.readline()  # none runs before all are ready
+        for kind, process in turns:
+            runs[kind].append(finish(process))
         expected = runs[DEFAULT][0]["outputs"]
         speed = {kind: statistics.median(run["units_per_second"] for run in runs[kind]) for kind in KINDS}
         for kind in KINDS:
