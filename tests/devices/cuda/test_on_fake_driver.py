@@ -95,21 +95,27 @@ def test_a_chunk_is_exported_over_the_fabric_where_there_is_one(driver):
     assert run(driver, "-c", body).stdout == "fabric\n"
 
 
-def test_a_pool_ends_after_a_stream_that_its_owner_destroyed(driver):
-    body = (
-        "import ctypes, allotment\n"
-        f"cuda = ctypes.CDLL({NAME!r})\n"
-        "allocator = allotment.Allocator('cuda:0', settings='placement:dense')\n"
-        "stream, context = ctypes.c_void_p(), ctypes.c_void_p()\n"
-        "cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)\n"
-        "cuda.cuCtxPushCurrent_v2(context)\n"
-        "cuda.cuStreamCreate(ctypes.byref(stream), 1)\n"
-        "with allocator.pool() as pool:\n"
-        "    allocator.free(allocator.malloc(100, stream.value))\n"
-        "cuda.cuStreamDestroy_v2(stream)\n"
-        "pool.close()\n"
-        "print(allocator.stats()['reserved_bytes.all.current'])\n"
-    )
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
+def test_memory_goes_back_after_its_streams_were_destroyed_by_their_owner(driver, settings):
+    body = f"""
+import ctypes, allotment
+cuda = ctypes.CDLL({NAME!r})
+allocator = allotment.Allocator("cuda:0", settings={settings!r})
+context, streams = ctypes.c_void_p(), [ctypes.c_void_p(), ctypes.c_void_p()]
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxPushCurrent_v2(context)
+for stream in streams:
+    cuda.cuStreamCreate(ctypes.byref(stream), 1)
+with allocator.pool() as pool:
+    block = allocator.malloc(100, streams[0].value)
+    allocator.record_stream(block, streams[1].value)
+for stream in streams:
+    cuda.cuStreamDestroy_v2(stream)
+allocator.free(block)
+pool.close()
+allocator.check_invariants()
+print(allocator.stats()["reserved_bytes.all.current"])
+"""
     done = run(driver, "-c", body)
     assert done.stdout == "0\n", done.stderr
 

@@ -3,7 +3,8 @@
 The driver does not check stream handles: a destroyed one crashes the process, and its number may come back
 as somebody else's stream. So a stream that is given back is parked, never destroyed. While it is parked, its
 handle is known to be dead and cannot be in use elsewhere; the next request for a stream takes an idle parked
-one. There are never more streams than were alive at once.
+one. There are never more streams than were alive at once. Streams of others are looked at before the engine
+uses one that it was given earlier.
 
 Stream 0 is the legacy default stream; streams made here do not wait for it.
 """

@@ -11,8 +11,8 @@ from allotment._devices.cuda.context cimport (
     CudaContext, Visit, context_in, enter, leave, pthread_mutex_lock, pthread_mutex_unlock)
 from allotment._devices.cuda.driver cimport (
     CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent,
-    CUipcEventHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, driver, refuse)
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS, CUevent, CUipcEventHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, driver, refuse)
 
 cdef enum:
     REUSE_ATTEMPTS = 4          # parked streams asked whether they are idle, before a new one is made
@@ -116,7 +116,16 @@ cdef status_t refuse_parked() noexcept nogil:
     return refuse(INVALID, b"this stream was destroyed")
 
 
-# Streams and events.
+cdef CUresult check_handle(stream_t stream) noexcept nogil:
+    """Whether a stream of others may have been destroyed by them: the driver says so here, and crashes elsewhere."""
+    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef CUresult result = CUDA_SUCCESS
+    if not (is_legacy(stream) or is_thread_stream(stream)):
+        result = driver.cuStreamGetCaptureInfo_v2(driver_stream(stream), &status, NULL, NULL, NULL, NULL)
+    return result if result == CUDA_ERROR_INVALID_CONTEXT or result == CUDA_ERROR_INVALID_HANDLE else CUDA_SUCCESS
+
+
+# Streams and events. Those that the engine uses later than it is given them have their handle checked.
 
 cdef status_t stream_create(void* self, stream_t* stream) noexcept nogil:
     cdef Visit visit
@@ -162,7 +171,10 @@ cdef status_t stream_synchronize(void* self, stream_t stream) noexcept nogil:
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuStreamSynchronize", driver.cuStreamSynchronize(driver_stream(stream)))
+    cdef CUresult result = check_handle(stream)
+    if result == CUDA_SUCCESS:
+        result = driver.cuStreamSynchronize(driver_stream(stream))
+    return leave(&visit, b"cuStreamSynchronize", result)
 
 
 cdef status_t stream_wait(void* self, stream_t stream, event_t event) noexcept nogil:
@@ -208,7 +220,10 @@ cdef status_t event_record(void* self, event_t event, stream_t stream) noexcept 
     cdef Visit visit
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    return leave(&visit, b"cuEventRecord", driver.cuEventRecord(<CUevent> event, driver_stream(stream)))
+    cdef CUresult result = check_handle(stream)
+    if result == CUDA_SUCCESS:
+        result = driver.cuEventRecord(<CUevent> event, driver_stream(stream))
+    return leave(&visit, b"cuEventRecord", result)
 
 
 cdef status_t event_query(void* self, event_t event) noexcept nogil:
