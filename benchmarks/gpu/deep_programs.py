@@ -167,6 +167,8 @@ MASKS: dict[str, Callable[[Program, Any], Any]] = {
     "time_us": lambda program, time: time > 0,
     # A handle is an address of the driver's: which of the program's streams it is of.
     "stream": Program.stream_number,
+    # What was left to all processes when memory ran out: that there was some.
+    "device_free": lambda program, left: left > 0,
 }
 
 
