@@ -27,7 +27,7 @@ from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport rack_for_size
 from allotment._core.placement.pytorch.policy cimport hit_shelf
 from allotment._core.placement.pytorch.shelves cimport free_to_shelf_untraced
-from allotment._core.tools.lock cimport allotment_lock_is_unused, lock_give, lock_is_mine, lock_try, lock_wait
+from allotment._core.tools.lock cimport allotment_lock_is_unused, lock_give, lock_is_mine, lock_try, lock_wait_outside
 
 cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules* rules, const Placement* placement,
                            Failure* failure) noexcept nogil
@@ -66,9 +66,9 @@ cdef inline bint engine_try_enter(Engine* engine) noexcept nogil:
 
 
 cdef inline void engine_enter(Engine* engine) noexcept nogil:
-    """pre: the calling thread is not inside, and does not hold the interpreter lock"""
+    """pre: the calling thread is not inside. Lets the interpreter lock go to wait."""
     if not lock_try(&engine.lock):
-        lock_wait(&engine.lock)
+        lock_wait_outside(&engine.lock)
 
 
 cdef inline void engine_leave(Engine* engine) noexcept nogil:

@@ -204,3 +204,35 @@ def test_a_finalizer_in_the_middle_of_a_fork_is_refused_by_a_simulated_device_an
     """)
         == "0 True\n"
     )
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("use", ["stream.query()", "allocator.close()", "allocator.stats()", "device.create_stream()"])
+def test_who_waits_for_a_lock_that_a_fork_has_lets_the_interpreter_go(use):
+    assert (
+        output_of(f"""
+        import os, threading, time
+
+        # Registered before ours: called while the fork has all locks, and lets others have the interpreter.
+        ahead, waiting = threading.Event(), threading.Event()
+        os.register_at_fork(before=lambda: (ahead.set(), waiting.wait(), time.sleep(0.02)))
+        import allotment
+
+        device = allotment.SimulatedDevice(1 << 30)
+        allocator, stream = allotment.Allocator(device), allotment.Stream(device)
+
+        def wait():
+            ahead.wait()
+            waiting.set()
+            {use}
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        waiter.join()
+        print(os.waitpid(child, 0)[1])
+    """)
+        == "0\n"
+    )

@@ -5,6 +5,7 @@ from libc.string cimport memset
 from allotment._core.records.spool cimport BATCH, Batch, Bell, PyThread_type_lock, Spool, spool_is_behind
 from allotment._core.records.trace cimport TraceRecord
 from allotment._core.tools.forks cimport SHORT_LOCK, guard_forks, unguard_forks
+from allotment._core.tools.interpreter cimport let_interpreter_go, take_interpreter_back
 from allotment._core.tools.lock cimport lock_give, lock_try, lock_wait
 
 cdef extern from "pythread.h" nogil:
@@ -13,11 +14,6 @@ cdef extern from "pythread.h" nogil:
     int PyThread_acquire_lock(PyThread_type_lock lock, int wait)
     int PyThread_acquire_lock_timed(PyThread_type_lock lock, long long microseconds, int interruptible)
     void PyThread_release_lock(PyThread_type_lock lock)
-
-cdef extern from "Python.h" nogil:
-    int PyGILState_Check()
-    PyThreadState* PyEval_SaveThread()
-    void PyEval_RestoreThread(PyThreadState* state)
 
 cdef enum:
     A_WHILE = 20000             # microseconds
@@ -177,12 +173,9 @@ cdef void spool_pace(Spool* spool) noexcept nogil:
     cdef PyThreadState* state
     if not spool_is_behind(spool):
         return
-    if not PyGILState_Check():
-        wait_for_room(spool)
-        return
-    state = PyEval_SaveThread()
+    state = let_interpreter_go()
     wait_for_room(spool)
-    PyEval_RestoreThread(state)
+    take_interpreter_back(state)
 
 
 cdef Batch* spool_take(Spool* spool, long long patience_us) noexcept nogil:

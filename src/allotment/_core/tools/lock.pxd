@@ -13,7 +13,10 @@ The owner is remembered, because code that runs under the lock (a callback, a ba
 can come back on the same thread: such a call must be seen, not waited for.
 """
 
+from cpython.pystate cimport PyThreadState
 from libc.stdint cimport uint64_t
+
+from allotment._core.tools.interpreter cimport let_interpreter_go, take_interpreter_back
 
 cdef extern from *:
     """
@@ -119,6 +122,16 @@ cdef inline void lock_wait(Lock* lock) noexcept nogil:
     while not (allotment_lock_is_open(&lock.word) and lock_try(lock)):
         allotment_lock_relax(round)
         round += 1
+
+
+cdef inline void lock_wait_outside(Lock* lock) noexcept nogil:
+    """The same for who may hold the interpreter lock: it is let go meanwhile, because whoever has this one may want it.
+
+    A fork does, between taking all locks and giving them back.
+    """
+    cdef PyThreadState* state = let_interpreter_go()
+    lock_wait(lock)
+    take_interpreter_back(state)
 
 
 cdef inline void lock_give(Lock* lock) noexcept nogil:

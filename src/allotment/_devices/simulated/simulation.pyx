@@ -9,7 +9,7 @@ from allotment._core.contract.raising cimport keep_failure
 from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, node_t, stream_t
 from allotment._core.tools.arrays cimport make_room_for
-from allotment._core.tools.lock cimport lock_is_mine, lock_try, lock_wait
+from allotment._core.tools.lock cimport lock_is_mine, lock_try, lock_wait_outside
 from allotment._core.tools.pointer_map cimport map_get, map_put, map_reserve
 
 import sys
@@ -19,7 +19,7 @@ cdef status_t enter(Simulation* device, int operation) noexcept nogil:
     if not lock_try(&device.lock):
         if lock_is_mine(&device.lock):
             return DEVICE_ERROR     # a finalizer or a script on the way of a fork, or of a call of this device
-        lock_wait(&device.lock)
+        lock_wait_outside(&device.lock)
     device.called[operation] += 1
     if is_due(&device.refusal):
         return leave(device, device.refusal.status)
