@@ -4,8 +4,8 @@
 
 Prints a JSON object for each part: seconds, GB/s, the device's free memory before, asleep and after, and the drift of
 free device memory and of this process over all times. `--torch` adds a model whose outputs are compared bit by bit, a
-captured graph that is replayed after, the planted races of the sanitizer, and (with transformers) a GPT-2 that is
-trained under it: nothing must be reported.
+captured graph that is replayed after, and (with transformers) a GPT-2 that is trained under the sanitizer: nothing must
+be reported.
 """
 
 from __future__ import annotations
@@ -127,46 +127,6 @@ def with_torch() -> dict[str, Any]:
     }
 
 
-def races_with_torch() -> dict[str, Any]:
-    """Two streams without order, a missing record_stream, and a program in order."""
-    import warnings
-
-    import torch
-
-    import allotment.torch
-
-    warnings.simplefilter("ignore")
-    side = torch.cuda.Stream()
-    found = {}
-
-    def unordered() -> None:
-        x = torch.zeros(1000, device="cuda")
-        with torch.cuda.stream(side):
-            x.add_(1)
-
-    def not_recorded() -> None:
-        x = torch.zeros(1000, device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            x.add_(1)
-        del x
-
-    def in_order() -> None:
-        x = torch.zeros(1000, device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            x.add_(1)
-        x.record_stream(side)
-        del x
-
-    for program in (unordered, not_recorded, in_order):
-        with allotment.torch.sanitize() as sanitizers:
-            program()
-            torch.cuda.synchronize()
-        found[program.__name__] = [report.kind for report in sanitizers[0].reports]
-    return found
-
-
 def training_with_torch() -> dict[str, Any]:
     """GPT-2, 30 steps of changing length: a program in order."""
     from gpt2_training import train
@@ -187,5 +147,4 @@ if __name__ == "__main__":
     print(json.dumps({"10 GiB": asleep_and_awake(10 * GIB, 10)}), flush=True)
     if "--torch" in sys.argv:
         print(json.dumps({"torch": with_torch()}), flush=True)
-        print(json.dumps({"races": races_with_torch()}), flush=True)
         print(json.dumps({"training": training_with_torch()}), flush=True)

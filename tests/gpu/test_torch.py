@@ -62,6 +62,12 @@ def test_graphs_under_the_adapter(name, settings):
     passes("graphs_under_the_adapter.py", name, settings)
 
 
+@pytest.mark.parametrize("mode", ["hooks", "deep"])
+@pytest.mark.parametrize("name", checks_in("torch_races.py"))
+def test_races_are_found_and_programs_in_order_are_not_reported(name, mode):
+    passes("torch_races.py", name, mode)
+
+
 @pytest.mark.parametrize("name", checks_in("before_the_first_use.py"))
 def test_before_the_first_use(name):
     passes("before_the_first_use.py", name)

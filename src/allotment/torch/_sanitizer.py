@@ -36,6 +36,10 @@ class _Watch:
             sanitizer = Sanitizer(allocator, writes_memory=False)
             tracker = _tracker_of(sanitizer)
             allocator.attach_trace_tracker(tracker)
+            for segment in allocator.segments():
+                for block in segment["blocks"]:
+                    if block["state"] == "active_allocated":
+                        sanitizer.adopted(block["address"], block["requested_size"], segment["stream"])
             self.sanitizers[index] = sanitizer
             self._trackers.append((allocator, tracker))
 

@@ -12,7 +12,8 @@ from allotment._devices.cuda.context cimport (
 from allotment._devices.cuda.driver cimport (
     CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE,
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY,
-    CUDA_SUCCESS, CUevent, CUipcEventHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, driver, refuse)
+    CUDA_SUCCESS, CUevent, CUipcEventHandle, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, driver,
+    refuse)
 
 cdef enum:
     REUSE_ATTEMPTS = 4          # parked streams asked whether they are idle, before a new one is made

@@ -13,8 +13,6 @@ _INNERMOST = 24
 Stack = tuple[tuple[str, int, str], ...]
 """(file, line, function), innermost first."""
 
-_OWN = __file__.rpartition("sanitizer")[0]
-
 WORDS = {
     "race": "two accesses that nothing orders, one of them a write",
     "use after free": "memory was used after it was freed",
@@ -28,16 +26,20 @@ WORDS = {
 
 
 def stack_here(above: FrameType | None = None) -> Stack:
-    """The calling thread's stack without the sanitizer's own frames; the code objects alone, so that it is cheap."""
+    """The calling thread's stack without frames from inside this package; the code objects alone, which is cheap."""
     frame = above or sys._getframe(1)
     found: list[tuple[str, int, str]] = []
     walking: FrameType | None = frame
     while walking is not None and len(found) < _INNERMOST:
         code = walking.f_code
-        if not code.co_filename.startswith(_OWN):
+        if not _is_inside(walking.f_globals.get("__name__", "")):
             found.append((code.co_filename, walking.f_lineno, code.co_name))
         walking = walking.f_back
     return tuple(found)
+
+
+def _is_inside(module: str) -> bool:
+    return module.startswith("allotment.") and "._" in module
 
 
 @dataclass(frozen=True, slots=True)

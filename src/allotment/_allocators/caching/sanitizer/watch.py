@@ -85,6 +85,12 @@ class Sanitizer:
         if not captured:
             self._fill(stream, address + size, REDZONE, _REDZONE_BYTE)
 
+    def adopted(self, address: int, size: int, stream: int) -> None:
+        """A block that was there before it was watched; what was done with it until now is over."""
+        with self._lock:
+            if self._blocks.at(address) is None:
+                self._blocks.allocated(address, size, stream, of_graph=False)
+
     def recorded(self, address: int, stream: int) -> None:
         """A stream was declared as a user of a block."""
         with self._lock:
