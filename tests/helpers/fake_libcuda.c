@@ -7,8 +7,8 @@
  * one aborts.
  *
  * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_VERSION (13000), FAKE_CUDA_INIT (0: what cuInit answers),
- * FAKE_CUDA_WITHOUT (a comma list: "descriptors" and "fabric" are refused when a chunk is made with them; without
- * "strictness" a chunk can be made in any capture, as PyTorch does it), FAKE_CUDA_MEMORY (a file: all processes that
+ * FAKE_CUDA_WITHOUT (a comma list: "descriptors" and "fabric" are refused when a chunk is made with them, "registering"
+ * of memory at all; without "strictness" a chunk can be made in any capture, as PyTorch does it), FAKE_CUDA_MEMORY (a file: all processes that
  * are given it share the memory of one device; else each has its own).
  * Compiled with -DOLD_DRIVER, functions that came after CUDA 12.2 are missing.
  */
@@ -688,6 +688,7 @@ EXPORT CUresult cuMemFreeHost(void* address) {
 EXPORT CUresult cuMemHostRegister_v2(void* address, size_t size, unsigned int flags) {
     NEED_CONTEXT;
     if (!address || !size || flags != 1 || find_area(REGISTERED, (CUdeviceptr)address)) return INVALID_VALUE;
+    if (is_without("registering")) return NOT_SUPPORTED;
     add_area(REGISTERED, address, size, -1);
     return SUCCESS;
 }

@@ -120,6 +120,30 @@ print(allocator.stats()["reserved_bytes.all.current"])
     assert done.stdout == "0\n", done.stderr
 
 
+@pytest.mark.parametrize("without", ["", "registering"])
+def test_contents_come_back_whichever_way_the_driver_pins_memory(driver, without):
+    body = """
+import allotment
+allocator = allotment.Allocator("cuda:0")
+with allotment.tag("weights"):
+    blocks = [allocator.malloc(size) for size in (70 << 20, 3 << 20, 512)]
+stream = allotment.Stream(allocator)
+for value, block in enumerate(blocks):
+    allocator.copy(block, bytes([value]) * 512, 512, stream)
+    stream.synchronize()
+for _ in range(3):
+    allocator.pause("weights")
+    allocator.resume("weights")
+for block in blocks:
+    back = bytearray(512)
+    allocator.copy(back, block, 512, stream)
+    stream.synchronize()
+    print(set(back))
+"""
+    done = run(driver, "-c", body, FAKE_CUDA_WITHOUT=f"fabric,{without}")
+    assert done.stdout == "{0}\n{1}\n{2}\n", done.stderr
+
+
 def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver):
     body = (
         "import sys, warnings\n"

@@ -1,7 +1,8 @@
 """What was in paused memory, kept on the host until it is resumed.
 
 Copies go through the device, on streams of their own and in pieces, to host memory that the device reaches quickly
-where it has such; memory that this process can read is copied by the calling thread. Nothing is kept beyond the last
+where it has such: ordinary pages that are pinned, because a driver takes several times as long to make its own; where
+it pins none, those. Memory that this process can read is copied by the calling thread. Nothing is kept beyond the last
 use of it: as much host memory is taken at each pause as is given back at the resume.
 """
 
@@ -19,11 +20,13 @@ cdef class Contents:
     cdef Piece* pieces
     cdef size_t count
     cdef bytes_t total
+    cdef object pages           # RegisteredPages that all pieces lie in, one behind the other; or None
     cdef stream_t streams[2]    # taken in turn
     cdef int stream_count
 
     cdef int plan(self, Device device, const ExtentList* list) except -1
     cdef int obtain(self) except -1                 # host memory for all of it
+    cdef bint obtain_registered(self) except -1     # False if the device pins no memory that is there already
     cdef int save(self) except -1
     cdef int restore(self, object progress) except -1
     cdef int copy_all(self, bint saving, object progress) except -1

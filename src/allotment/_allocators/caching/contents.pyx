@@ -8,9 +8,14 @@ from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, st
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.pausing cimport ExtentList
 
-from allotment.errors import UnsupportedError
+import os
+from contextlib import suppress
+
+from allotment._allocators.registered_pages import RegisteredPages
+from allotment.errors import DeviceError, UnsupportedError
 
 cdef enum:
+    THREADS_MOST = 8            # that have the system find pages
     PIECE_MOST = 64 << 20       # large enough for the bus to be busy, small enough for progress to be seen
     AT_ONCE = 8                 # pieces under way before they are waited for
 
@@ -51,6 +56,8 @@ cdef class Contents:
             raise UnsupportedError(
                 f"{self.device.name} does not support copy, so that the contents of paused memory cannot be kept; "
                 'pause with keep="nothing"', operation="copy")
+        if not is_host and self.obtain_registered():
+            return 0
         with nogil:
             while status == OK and i < self.count:
                 if is_host or table.pinned_allocate == NULL:
@@ -64,6 +71,22 @@ cdef class Contents:
         if i < self.count:
             raise MemoryError(f"the host has no memory for {self.total} bytes of paused memory")
         return 0
+
+    cdef bint obtain_registered(self) except -1:
+        cdef address_t host
+        cdef size_t i
+        if not hasattr(self.device, "register_host") or self.count == 0:
+            return False
+        pages = RegisteredPages(self.device, min(<int> THREADS_MOST, os.cpu_count() or 1), None)
+        try:
+            host = pages.obtain(self.total)
+        except DeviceError:
+            return False
+        self.pages = pages
+        for i in range(self.count):
+            self.pieces[i].host = host
+            host += self.pieces[i].size
+        return True
 
     cdef int save(self) except -1:
         return self.copy_all(True, None)
@@ -116,6 +139,11 @@ cdef class Contents:
         cdef size_t i
         if table == NULL:
             return
+        if self.pages is not None:
+            with suppress(DeviceError):
+                self.pages.release(self.pieces[0].host)
+            self.pages = None
+            self.count = 0
         for i in range(self.count):
             if self.pieces[i].host != 0:
                 if table.capabilities & IS_HOST or table.pinned_allocate == NULL:

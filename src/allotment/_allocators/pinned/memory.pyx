@@ -10,7 +10,7 @@ from allotment._core.tools.arguments cimport read_arguments
 import time
 import warnings
 
-from allotment._allocators.pinned.pages import RegisteredPages
+from allotment._allocators.registered_pages import RegisteredPages
 from allotment.errors import SettingsError, UnsupportedError
 
 cdef enum:

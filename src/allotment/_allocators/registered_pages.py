@@ -7,6 +7,7 @@ import mmap
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class RegisteredPages:
             pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"no memory for {size} bytes to pin: {error}") from error
+        with suppress(AttributeError, OSError):  # large ones are found and pinned sooner, where the system has any
+            pages.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         if self._numa_node is not None:
             _bind(address, len(pages), self._numa_node)
