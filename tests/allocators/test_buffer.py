@@ -73,3 +73,19 @@ def test_a_buffer_freed_from_inside_a_callback_is_freed_when_the_allocator_is_le
     assert allocator.malloc(40 << 20)
     allocator.check_invariants()
     assert live_blocks(allocator) == 1
+
+
+def test_a_buffer_with_more_bytes_than_a_length_can_be_says_so() -> None:
+    class Any:
+        device = allotment.Allocator("host").device
+
+        def free(self, address: int) -> None:
+            pass
+
+    buffer = allotment.Buffer(Any(), 4096, 1 << 63)
+    assert buffer.size == 1 << 63
+    for use in (len, list, bool):
+        with pytest.raises(OverflowError, match="its `size` says how many"):
+            use(buffer)
+    with pytest.raises(BufferError, match="look at a slice of it"):
+        memoryview(buffer)

@@ -2,7 +2,7 @@ cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from allotment._allocators.base cimport AllocatorBase, require_extent
@@ -250,6 +250,8 @@ cdef class Buffer:
         return piece
 
     def __len__(self) -> int:
+        if self.size > <bytes_t> INT64_MAX:
+            raise OverflowError(f"{self!r} has more bytes than a length can be in Python; its `size` says how many")
         return self.size
 
     def __repr__(self):
@@ -327,6 +329,8 @@ cdef class Buffer:
     cdef int check_memory(self) except -1:
         """Raises unless others may look at the memory: it may have been freed by its address."""
         self.check_block()
+        if self.size > <bytes_t> INT64_MAX:
+            raise BufferError(f"{self!r} has more bytes than others can count; look at a slice of it")
         if self.address != 0 and isinstance(self.allocator, AllocatorBase):
             require_extent(self.allocator, self.address, self.size)
         return 0
