@@ -230,7 +230,7 @@ class Reader:
     def read_maker(self, node: Any) -> None:
         """`maker = partial(Class, ...)` at module level."""
         if isinstance(node, Nodes.SingleAssignmentNode) and hasattr(node.rhs, "function"):
-            arguments = getattr(node.rhs, "args", None) or getattr(node.rhs.positional_args, "args", [])
+            arguments = node.rhs.args if hasattr(node.rhs, "args") else getattr(node.rhs.positional_args, "args", [])
             if written(node.rhs.function) == "partial" and arguments:
                 made_by = written(arguments[0])
                 self.makers[node.lhs.name] = self.makers.get(made_by, made_by)

@@ -236,3 +236,33 @@ def test_who_waits_for_a_lock_that_a_fork_has_lets_the_interpreter_go(use):
     """)
         == "0\n"
     )
+
+
+@pytest.mark.threads
+def test_a_device_that_another_thread_makes_in_the_middle_of_a_fork_is_there_after_it():
+    """Its lock would be missed by the fork, and could be held in it."""
+    assert (
+        output_of("""
+        import os, threading, time
+
+        # Registered before ours: called while the fork has all locks there were, and lets others have the interpreter.
+        ahead = threading.Event()
+        os.register_at_fork(before=lambda: (ahead.set(), time.sleep(0.05)))
+        import allotment
+
+        made = []
+
+        def make():
+            ahead.wait()
+            made.append(allotment.SimulatedDevice(1 << 30))
+
+        maker = threading.Thread(target=make)
+        maker.start()
+        child = os.fork()
+        if child == 0:
+            os._exit(len(made))
+        maker.join()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(made))
+    """)
+        == "0 1\n"
+    )

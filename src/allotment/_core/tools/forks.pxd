@@ -46,5 +46,10 @@ cdef void guard_forks(ForkGuard* guard, LockKind kind, void* lock) noexcept nogi
 # Nothing happens to one that was never made known.
 cdef void unguard_forks(ForkGuard* guard) noexcept nogil
 
+# Every long lock, ahead of a fork: False, and none is held, if somebody keeps one of them for longer. No long lock is
+# made known between the two, except by the thread that forks: others wait. The caller has the interpreter lock.
+cdef bint take_long_locks() noexcept
+cdef void give_long_locks() noexcept
+
 # How many forks lie between the first process and this one: tells a child from its parent.
 cdef uint64_t fork_depth() noexcept nogil

@@ -1,8 +1,12 @@
 # cython: linetrace=False
 # A line tracer takes the interpreter lock, which is never waited for under a short lock.
+from cpython.pystate cimport PyThreadState
 from libc.stdint cimport uint64_t
 
-from allotment._core.tools.lock cimport Lock, allotment_lock_relax, lock_give, lock_is_mine, lock_try, lock_wait
+from allotment._core.tools.interpreter cimport let_interpreter_go, take_interpreter_back
+from allotment._core.tools.lock cimport (
+    Lock, allotment_lock_relax, allotment_owner_get, allotment_owner_set, lock_give, lock_is_mine, lock_try, lock_wait,
+    this_thread)
 
 cdef extern from *:
     """
@@ -28,6 +32,7 @@ cdef enum:
 cdef Lock registry              # guards the list, and is itself a short lock
 cdef ForkGuard* first = NULL
 cdef uint64_t depth = 0
+cdef uint64_t forking = 0       # thread that has the long locks for a fork; changed with the registry held
 
 
 cdef void guard_forks(ForkGuard* guard, LockKind kind, void* lock) noexcept nogil:
@@ -36,11 +41,25 @@ cdef void guard_forks(ForkGuard* guard, LockKind kind, void* lock) noexcept nogi
     guard.lock = lock
     guard.prev = NULL
     lock_wait(&registry)
+    while kind == LONG_LOCK and forking != 0 and forking != this_thread():
+        lock_give(&registry)        # a long lock that comes now would be missed by the fork, and may be held in it
+        wait_for_fork()
+        lock_wait(&registry)
     guard.next = first
     if first != NULL:
         first.prev = guard
     first = guard
     lock_give(&registry)
+
+
+cdef void wait_for_fork() noexcept nogil:
+    """Until there is none under way; without the interpreter, which it needs."""
+    cdef PyThreadState* state = let_interpreter_go()
+    cdef int round = 0
+    while allotment_owner_get(&forking) != 0:
+        allotment_lock_relax(round)
+        round += 1
+    take_interpreter_back(state)
 
 
 cdef void unguard_forks(ForkGuard* guard) noexcept nogil:
@@ -103,11 +122,11 @@ cdef void give_all(Taken time) noexcept nogil:
     lock_give(&registry)
 
 
-def take_long_locks() -> bool:
-    """Every long lock, ahead of a fork. False, and none is held, if somebody keeps one of them for longer."""
+cdef bint take_long_locks() noexcept:
     cdef int round
     for round in range(PATIENCE):
         if take_all(AHEAD_OF_FORK):
+            allotment_owner_set(&forking, this_thread())
             lock_give(&registry)
             return True
         with nogil:
@@ -115,8 +134,9 @@ def take_long_locks() -> bool:
     return False
 
 
-def give_long_locks() -> None:
+cdef void give_long_locks() noexcept:
     lock_wait(&registry)
+    allotment_owner_set(&forking, 0)
     give_all(AHEAD_OF_FORK)
 
 

@@ -5,21 +5,19 @@ of these, waiting for those who have one, and gives them back on both sides. The
 others are given back and it starts anew: so they may nest in any order.
 
 The long locks of the engine are taken in the same go, because they nest with these in both orders: who holds one of
-these may ask an allocator for something, and a device written in Python is called under its allocator's lock.
+these may ask an allocator for something, and a device written in Python is called under its allocator's lock. They are
+taken last and given back first, in compiled code, where no other thread gets the interpreter: it could wait for them.
 """
 
-from __future__ import annotations
+from allotment._core.tools.forks cimport give_long_locks, take_long_locks
 
 import os
 import threading
 import time
-from typing import Any
 from weakref import WeakSet
 
-from allotment._core.tools.forks import give_long_locks, take_long_locks
-
-_locks: WeakSet[Any] = WeakSet()
-_taken: list[Any] = []
+_locks = WeakSet()
+_taken = []
 _PAUSE = 0.0002  # a holder needs the interpreter lock to come to its end
 
 
@@ -30,27 +28,30 @@ def fork_safe_lock() -> Any:
     return lock
 
 
-def _ahead_of_fork() -> None:
-    while not (all(_take(lock) for lock in list(_locks)) and take_long_locks()):
+def _ahead_of_fork():
+    while not (_take_all() and take_long_locks()):
         _give_all()
         time.sleep(_PAUSE)
 
 
-def _behind_fork() -> None:
+def _behind_fork():
     give_long_locks()
     _give_all()
 
 
-def _take(lock: Any) -> bool:
-    taken: bool = lock.acquire(blocking=False)
-    if taken:
+cdef bint _take_all() except -1:
+    """False if another thread has one of them."""
+    for lock in list(_locks):
+        if not lock.acquire(blocking=False):
+            return False
         _taken.append(lock)
-    return taken
+    return True
 
 
-def _give_all() -> None:
+cdef int _give_all() except -1:
     while _taken:
         _taken.pop().release()
+    return 0
 
 
 if hasattr(os, "register_at_fork"):
