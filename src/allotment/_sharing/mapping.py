@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._sharing import device_calls, wire
 from allotment._sharing.wire import Piece
 from allotment.errors import SharingError
@@ -38,7 +38,7 @@ class Mappings:
     """All of this process's. One lock: mapping and unmapping are short, and never wait for another process."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a finalizer that runs inside only counts down
+        self.lock = fork_safe_lock()  # a finalizer that runs inside only counts down
         self.by_key: dict[MappingKey, Mapping] = {}
 
     def find(self, key: MappingKey) -> Mapping | None:

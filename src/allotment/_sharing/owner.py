@@ -31,6 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._sharing import device_calls, ordering, wire
 from allotment._sharing.handle import Facts, SharedHandle, make_handle
 from allotment._sharing.identity import boot_id, family_of, identity_of, process_token, user_id
@@ -111,7 +112,7 @@ class Owner:
     """All of this process's entries, and the thread that serves them."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = fork_safe_lock()
         self.entries: dict[Key, Entry] = {}
         self.numbers: WeakKeyDictionary[Lender, int] = WeakKeyDictionary()
         self.numbered = itertools.count(1)
@@ -473,7 +474,6 @@ def _at_exit() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=lambda: _owner.lock.acquire(), after_in_parent=lambda: _owner.lock.release())
     os.register_at_fork(after_in_child=_in_child)
 atexit.register(_at_exit)
 

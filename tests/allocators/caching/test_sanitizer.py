@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import threading
 import warnings
 
@@ -12,6 +13,7 @@ import allotment
 from allotment._allocators.caching.sanitizer.reports import SanitizerWarning
 from allotment.errors import AddressError
 from allotment.lab.demo import train
+from helpers.child import output_of
 from helpers.engine import MIB
 from helpers.watched import watching
 
@@ -511,3 +513,38 @@ def test_without_sanitizing_nothing_is_looked_at():
     assert alloc.races() == []
     assert type(alloc.zeros(10)) is np.ndarray
     alloc.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_may_use_what_another_thread_was_telling_of():
+    told = output_of(
+        """
+    import os, signal, threading, warnings
+    import allotment
+
+    telling, go_on = threading.Event(), threading.Event()
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda *said, **more: (telling.set(), go_on.wait())
+    watched = allotment.Allocator("host", sanitize=True)
+    one, other = allotment.Stream(watched), allotment.Stream(watched)
+    block = watched.malloc(1000, one)
+
+    def race():
+        watched.touch(block, one)
+        watched.touch(block, other)
+
+    racing = threading.Thread(target=race)
+    racing.start()
+    telling.wait()
+    threading.Timer(0.05, go_on.set).start()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        watched.touch(block, one)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+    racing.join()
+    watched.free(block)
+    """
+    )
+    assert told == "0\n"

@@ -25,6 +25,7 @@ from allotment._allocators.caching.sanitizer.reports import (
     stack_here,
     stream_of,
 )
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._devices.streams import Stream, unwatch_streams, watch_streams
 from allotment.errors import AllotmentError
 
@@ -52,7 +53,7 @@ class Sanitizer:
         self.reports: list[Report] = []
         self._device = allocator.device
         self._writes_memory = writes_memory
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
         self._order = Order()
         self._blocks = Blocks(self._order, self._note)
         self._quarantine: deque[Block] = deque()
