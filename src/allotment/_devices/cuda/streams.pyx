@@ -118,7 +118,7 @@ cdef status_t refuse_parked() noexcept nogil:
 
 
 cdef CUresult check_handle(stream_t stream) noexcept nogil:
-    """Whether a stream of others may have been destroyed by them: the driver says so here, and crashes elsewhere."""
+    """An error if a stream of others was destroyed by them: the driver says so here, and crashes elsewhere."""
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef CUresult result = CUDA_SUCCESS
     if not (is_legacy(stream) or is_thread_stream(stream)):
