@@ -2,8 +2,8 @@
 
 Copies go through the device, on streams of their own and in pieces, to host memory that the device reaches quickly
 where it has such: ordinary pages that are pinned, because a driver that makes its own takes longer for that than for
-the copies; where it pins none, its own. Memory that this process can read is copied by the calling thread. Nothing is kept beyond the last
-use of it: as much host memory is taken at each pause as is given back at the resume.
+the copies; where it pins none, its own. Memory that this process can read is copied by the calling thread. Nothing is
+kept beyond the last use of it: as much host memory is taken at each pause as is given back at the resume.
 """
 
 from allotment._core.contract.table cimport Device
