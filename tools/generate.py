@@ -87,7 +87,7 @@ def constants(enumeration: type) -> Iterator[str]:
 
 def c_constant(enumeration: type, name: str) -> str:
     if enumeration is Capability:
-        return f"IS_{name}" if name in ("HOST", "RECORDED") else f"CAN_{name}"
+        return f"IS_{name}" if name in ("HOST", "RECORDED", "UNCHECKED") else f"CAN_{name}"
     return f"SHARE_{name}" if enumeration is Share else name
 
 

@@ -42,6 +42,12 @@ def old_driver(build):
     return build(TESTS / "helpers" / "fake_libcuda.c", "-DOLD_DRIVER")
 
 
+@pytest.fixture(scope="session")
+def forgetful_driver(build):
+    """One that crashes wherever it is given a stream that was destroyed."""
+    return build(TESTS / "helpers" / "fake_libcuda.c", "-DFORGETFUL")
+
+
 def run(folder, *arguments, **settings):
     """Run Python with the driver in `folder`; all processes that it starts share the memory of one device."""
     with TemporaryDirectory() as place:
@@ -118,6 +124,34 @@ print(allocator.stats()["reserved_bytes.all.current"])
 """
     done = run(driver, "-c", body)
     assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
+@pytest.mark.parametrize("end", ["allocator.empty_cache()", "pool.close()", "allocator.close()", "del pool, allocator"])
+def test_no_stream_is_named_when_memory_goes_back(forgetful_driver, settings, end):
+    body = f"""
+import ctypes, allotment
+cuda = ctypes.CDLL({NAME!r})
+allocator = allotment.Allocator("cuda:0", settings={settings!r})
+context, streams = ctypes.c_void_p(), [ctypes.c_void_p() for _ in range(4)]
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxPushCurrent_v2(context)
+for stream in streams:
+    cuda.cuStreamCreate(ctypes.byref(stream), 1)
+blocks = [allocator.malloc(size, stream.value) for size in (600, 5 << 20, 30 << 20) for stream in streams]
+allocator.record_stream(blocks[0], streams[1].value)
+pool = allocator.pool()
+with pool:
+    blocks += [allocator.malloc(3 << 20, streams[0].value) for _ in range(2)]
+for block in blocks:
+    allocator.free(block)
+for stream in streams:
+    cuda.cuStreamDestroy_v2(stream)
+{end}
+print("ended")
+"""
+    done = run(forgetful_driver, "-c", body)
+    assert done.stdout == "ended\n", done.stderr
 
 
 @pytest.mark.parametrize("without", ["", "registering"])

@@ -46,6 +46,7 @@ class Capability(enum.IntFlag):
     HOST = 128  # addresses can be read and written by this process
     STREAM_ORDERED = 256  # has a pool of its own, which gives and takes memory in stream order
     RECORDED = 512  # addresses are a recording's: ranges may overlap, since their lengths are not recorded
+    UNCHECKED = 1024  # naming a stream that others made, and have destroyed, may crash
 
 
 class Share(enum.IntEnum):

@@ -51,6 +51,7 @@ cdef enum:                  # capabilities
     IS_HOST = 128           # addresses can be read and written by this process
     CAN_STREAM_ORDERED = 256  # has a pool of its own, which gives and takes memory in stream order
     IS_RECORDED = 512       # addresses are a recording's: ranges may overlap, since their lengths are not recorded
+    IS_UNCHECKED = 1024     # naming a stream that others made, and have destroyed, may crash
 
 ctypedef enum share_t:      # how a piece of memory travels to another process
     SHARE_IPC = 0           # opaque 64 bytes, made from a plain segment

@@ -17,7 +17,7 @@ from allotment._core.mechanism.holds cimport hold_forget, hold_of, is_needed_els
 from allotment._core.mechanism.pool cimport pool_absent, pool_find, shelf_for
 from allotment._core.mechanism.ranges cimport first_range_of
 from allotment._core.mechanism.streams cimport (
-    defer_unprepared, settle_deferred, stream_for, uses_drop, wait_events, wait_for_stream)
+    defer_unprepared, settle_deferred, stream_for, uses_drop, wait_events, wait_unless_captured)
 from allotment._core.model.model cimport (
     FAILED_CHECKPOINT_CAPTURE, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE,
     LEAVING, Block, Engine, Failure, Pool, Range, Shelf, StreamRecord, StreamUse)
@@ -195,16 +195,16 @@ cdef bint wait_for_user(Engine* engine, StreamRecord* stream, const Block* used,
     """Steps out."""
     cdef stream_t handle = stream.handle
     cdef capture_t capture
-    if not capture_of(engine, handle, &capture, failure):
-        return False
-    if capture != 0:
-        failure.reason = FAILED_CHECKPOINT_CAPTURE
-        failure.address = used.address
-        return False
+    cdef address_t address = used.address
     if not map_reserve(waited_for):
         return host_memory_failed(failure)
     map_put(waited_for, handle + 1, engine)
-    return wait_for_stream(engine, handle, failure)
+    if not wait_unless_captured(engine, handle, &capture, failure):
+        return False
+    if capture != 0:
+        failure.reason = FAILED_CHECKPOINT_CAPTURE
+        failure.address = address
+    return capture == 0
 
 
 cdef bint wait_for_frees(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:

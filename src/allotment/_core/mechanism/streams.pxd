@@ -18,7 +18,7 @@ then where it was, and the call can be repeated.
 from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport INVALID
-from allotment._core.contract.types cimport event_t, stream_t
+from allotment._core.contract.types cimport capture_t, event_t, stream_t
 from allotment._core.model.model cimport (
     FAILED_DEVICE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord)
 
@@ -38,6 +38,8 @@ cdef bint settle_deferred(Engine* engine, Pool* only, uint32_t context, Failure*
 cdef bint poll_events(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil
 cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil
+cdef bint wait_unless_captured(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil
+cdef bint wait_for_everything(Engine* engine) noexcept nogil
 cdef void forget_idle_streams(Engine* engine) noexcept nogil
 cdef void streams_clear(Engine* engine) noexcept nogil
 

@@ -2,10 +2,11 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
-from allotment._core.contract.table cimport INVALID, NOT_READY, OK, DeviceTable, status_t
-from allotment._core.contract.types cimport event_t, stream_t
+from allotment._core.contract.current cimport current_stream
+from allotment._core.contract.table cimport INVALID, IS_UNCHECKED, NOT_READY, OK, DeviceTable, status_t
+from allotment._core.contract.types cimport capture_t, event_t, stream_t
 from allotment._core.mechanism.block cimport complete_free
-from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_capture
+from allotment._core.mechanism.capturing cimport capture_of, is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.model.model cimport (
@@ -384,7 +385,7 @@ cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexce
 
 cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcept nogil:
     """Wait for every stream that uses a block, and drop the uses. Steps out."""
-    cdef StreamUse* use = block.uses
+    cdef StreamUse* use = block.uses if not wait_for_everything(engine) else NULL
     while use != NULL:
         if not wait_for_stream(engine, use.stream.handle, failure):
             return False
@@ -467,6 +468,35 @@ cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noe
         step_in(engine, outing)
         return True if status == OK else device_failed(failure, status, b"device_synchronize")
     return device_failed(failure, status, b"stream_synchronize")
+
+
+cdef bint wait_unless_captured(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:
+    """Wait for all work of a stream, unless it is in a capture, which that would spoil. Steps out."""
+    capture[0] = 0
+    if wait_for_everything(engine):
+        return True
+    return capture_of(engine, stream, capture, failure) and (capture[0] != 0 or wait_for_stream(engine, stream, failure))
+
+
+cdef bint wait_for_everything(Engine* engine) noexcept nogil:
+    """Wait for all work of the device, where naming a stream is a risk; False if that was not done. Steps out.
+
+    Whoever made a stream may have destroyed it since. Not while anything is captured, as far as is known: a wait for
+    the device would spoil that.
+    """
+    cdef outing_t outing
+    cdef capture_t capture
+    cdef Failure failure
+    cdef status_t status
+    cdef DeviceTable* table = engine.table
+    if not table.capabilities & IS_UNCHECKED or engine.routes != NULL:
+        return False
+    if not capture_of(engine, current_stream(table, 0), &capture, &failure) or capture != 0:
+        return False
+    outing = step_out(engine)
+    status = table.device_synchronize(table.self)
+    step_in(engine, outing)
+    return status == OK
 
 
 cdef bint wait_for_work_left(Engine* engine, stream_t stream) noexcept nogil:

@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy, memmove
 
-from allotment._core.contract.table cimport CAN_EVENTS, DEVICE_ERROR, INVALID, DeviceTable, status_t
+from allotment._core.contract.table cimport CAN_EVENTS, DEVICE_ERROR, INVALID, IS_UNCHECKED, DeviceTable, status_t
 from allotment._core.contract.types cimport event_t, stream_t
 from allotment._core.tools.arrays cimport make_room
 from allotment._devices.cuda.context cimport (
@@ -20,7 +20,7 @@ cdef enum:
 
 
 cdef void fill_streams(DeviceTable* table) noexcept:
-    table.capabilities |= CAN_EVENTS
+    table.capabilities |= CAN_EVENTS | IS_UNCHECKED
     table.stream_create = stream_create
     table.stream_destroy = stream_destroy
     table.stream_query = stream_query

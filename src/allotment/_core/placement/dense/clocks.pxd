@@ -24,6 +24,7 @@ cdef bint order_after_clock(Arena* arena, StreamRecord* stream, const Clock* clo
 cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRecord* user,
                            const PendingEvent* pending) noexcept nogil
 cdef bint all_are_past(Engine* engine, uint64_t moment) noexcept nogil
+cdef void note_all_past(Engine* engine, uint64_t moment) noexcept nogil
 cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil
 cdef void probes_clear(Arena* arena) noexcept nogil
 

@@ -162,6 +162,14 @@ cdef bint all_are_past(Engine* engine, uint64_t moment) noexcept nogil:
     return True
 
 
+cdef void note_all_past(Engine* engine, uint64_t moment) noexcept nogil:
+    """Every stream is finished with what it had at a moment."""
+    cdef StreamRecord* stream = engine.known_streams
+    while stream != NULL:
+        stream.done = max(stream.done, moment)
+        stream = stream.next_known
+
+
 cdef void look_at_probe(Engine* engine, StreamRecord* stream, Probe* probe) noexcept nogil:
     cdef status_t status = engine.table.event_query(engine.table.self, probe.event)
     if status == NOT_READY:

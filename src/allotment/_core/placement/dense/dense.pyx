@@ -6,14 +6,14 @@ from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, count_t, device_t
 from allotment._core.mechanism.address_map cimport address_reserve
 from allotment._core.mechanism.block cimport note_free, note_handed_out
-from allotment._core.mechanism.capturing cimport capture_of, is_inside_capture
+from allotment._core.mechanism.capturing cimport is_inside_capture
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.holds cimport hold_of
 from allotment._core.mechanism.limits cimport release_for_soft_limit, room_below_soft_limits, room_within_limits
 from allotment._core.mechanism.reclaim cimport release_everything, release_tags, release_unused_pools
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
 from allotment._core.mechanism.streams cimport (
-    drop_empty_queues, is_destroyed_stream, queue_remove, wait_events, wait_for_stream)
+    drop_empty_queues, is_destroyed_stream, queue_remove, wait_events, wait_for_everything, wait_unless_captured)
 from allotment._core.model.model cimport (
     FAILED_DEVICE, NO_FAILURE, NO_LIMITER, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request, Shelf,
     StreamRecord, Totals, visit_chunk_t, visit_t)
@@ -21,7 +21,8 @@ from allotment._core.placement.dense.arena cimport (
     arena_adopt, arena_clear, arena_grant, arena_make, arena_retire, arena_trim, free_ends)
 from allotment._core.placement.dense.arena_check cimport check_arena
 from allotment._core.placement.dense.clocks cimport (
-    clock_clear, clock_covers, clock_note, is_past, order_after_clock, synced_reserve, wait_for_pending)
+    all_are_past, clock_clear, clock_covers, clock_note, is_past, note_all_past, order_after_clock, synced_reserve,
+    wait_for_pending)
 from allotment._core.placement.dense.growth cimport grow, grow_plainly, held, in_use, left_to_get, may_wait
 from allotment._core.placement.dense.moves cimport report_moves
 from allotment._core.placement.dense.structures cimport (
@@ -111,21 +112,25 @@ cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
     Not inside a capture, where nothing may be waited for, nor for a stream in one: what it freed is not over then.
     """
     cdef uint64_t moment = engine.moment        # what others free meanwhile is not waited for
-    cdef StreamRecord* stream = engine.known_streams
+    cdef StreamRecord* stream
     cdef capture_t capture
     cdef bint inside, ok
     if not is_inside_capture(engine, 0, &inside, failure):
         return False
-    while stream != NULL and not inside:
+    if inside or all_are_past(engine, moment):
+        return True
+    if wait_for_everything(engine):
+        note_all_past(engine, moment)
+        return True
+    stream = engine.known_streams
+    while stream != NULL:
         if not is_past(engine, stream, moment):
-            if not capture_of(engine, stream.handle, &capture, failure):
+            stream.users += 1
+            ok = wait_unless_captured(engine, stream.handle, &capture, failure)
+            stream.users -= 1
+            if not ok:
                 return False
             if capture == 0:
-                stream.users += 1
-                ok = wait_for_stream(engine, stream.handle, failure)
-                stream.users -= 1
-                if not ok:
-                    return False
                 stream.done = max(stream.done, moment)
         stream = stream.next_known
     return True

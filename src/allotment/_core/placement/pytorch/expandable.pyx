@@ -4,12 +4,11 @@ from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, count_t
 from allotment._core.mechanism.block cimport block_drop, block_new, is_within_reach, link_after, link_before
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
-from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.pool cimport count_reserved
 from allotment._core.mechanism.ranges cimport (
     configured_range_bytes, map_pages, missing_bytes, range_give_back, range_reserve, unmap_pages)
-from allotment._core.mechanism.streams cimport wait_for_stream
+from allotment._core.mechanism.streams cimport wait_unless_captured
 from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request, Shelf, StreamRecord
 from allotment._core.placement.pytorch.classes cimport page_size
 from allotment._core.placement.pytorch.free_index cimport tree_first, tree_insert, tree_next, tree_remove
@@ -185,8 +184,7 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
     cdef bint ok = True
     claim(block)
     if holds_a_page(block):
-        ok = (capture_of(engine, block.shelf.stream.handle, &capture, failure)
-              and (capture != 0 or wait_for_stream(engine, block.shelf.stream.handle, failure)))
+        ok = wait_unless_captured(engine, block.shelf.stream.handle, &capture, failure)
     if ok and not slab_reserve(&engine.block_slab, 2):
         ok = host_memory_failed(failure)
     unmapped = 0
