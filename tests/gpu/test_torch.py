@@ -16,6 +16,7 @@ pytestmark = pytest.mark.gpu
 
 PROGRAMS = Path(__file__).parent / "programs"
 SETTINGS = {"plain": "", "expandable": "expandable_segments:True"}
+MODES = ["hooks", "deep"]
 
 
 @pytest.fixture(autouse=True)
@@ -50,19 +51,21 @@ def passes(program: str, name: str, *arguments: str) -> None:
         pytest.fail(complaint, pytrace=False)
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", checks_in("under_the_adapter.py"))
-def test_under_the_adapter(name, settings):
-    passes("under_the_adapter.py", name, settings)
+def test_under_the_adapter(name, settings, mode):
+    passes("under_the_adapter.py", name, mode, settings)
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", checks_in("graphs_under_the_adapter.py"))
-def test_graphs_under_the_adapter(name, settings):
-    passes("graphs_under_the_adapter.py", name, settings)
+def test_graphs_under_the_adapter(name, settings, mode):
+    passes("graphs_under_the_adapter.py", name, mode, settings)
 
 
-@pytest.mark.parametrize("mode", ["hooks", "deep"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", checks_in("torch_races.py"))
 def test_races_are_found_and_programs_in_order_are_not_reported(name, mode):
     passes("torch_races.py", name, mode)
@@ -89,10 +92,11 @@ def test_patched_functions_say_what_the_native_allocator_says(settings):
         assert told["patched"][title] == expected, title
 
 
-def test_an_unchanged_script_runs_under_the_adapter():
-    done = run("unchanged_script.py", "7", "--flag", launcher=("-m", "allotment.torch"))
+@pytest.mark.parametrize(("mode", "allocator"), [("hooks", "_CUDAPluggableAllocator"), ("deep", ""), ("auto", "")])
+def test_an_unchanged_script_runs_under_the_adapter(mode, allocator):
+    done = run("unchanged_script.py", "7", "--flag", launcher=("-m", "allotment.torch", "--mode", mode))
     assert done.returncode == 7, done.stderr[-4000:]
-    assert done.stdout.split("\n")[0].startswith("['7', '--flag'] 499500 _CUDAPluggableAllocator")
+    assert done.stdout.split("\n")[0].startswith(f"['7', '--flag'] 499500 {allocator}")
     assert done.stdout.strip().endswith("unchanged_script.py")
 
 

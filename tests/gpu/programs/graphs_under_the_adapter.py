@@ -1,4 +1,4 @@
-"""Checks of CUDA graphs with Allotment as PyTorch's allocator. Argument: the settings string, "" for the defaults."""
+"""Checks of CUDA graphs with Allotment as PyTorch's allocator. Arguments: the mode, and the settings string."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from checks import check, run_checks
 
 from allotment.torch._install import install
 
-install(settings=sys.argv[1])
+install(sys.argv[1], settings=sys.argv[2])
 
 import torch  # noqa: E402
 
 from allotment.torch import memory  # noqa: E402
-from allotment.torch._hooks import allocator_of  # noqa: E402
+from allotment.torch._replacements import allocator_of  # noqa: E402
 
 MIB = 1 << 20
 STEPS = 10

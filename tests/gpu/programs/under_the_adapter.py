@@ -1,4 +1,4 @@
-"""Checks with Allotment as PyTorch's allocator. Argument: the settings string, "" for the defaults."""
+"""Checks with Allotment as PyTorch's allocator. Arguments: the mode, and the settings string, "" for the defaults."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from checks import check, run_checks
 
 from allotment.torch._install import install, is_installed
 
-install(settings=sys.argv[1])
+MODE, SETTINGS = sys.argv[1:]
+install(MODE, settings=SETTINGS)
 
 import torch  # noqa: E402
 
 from allotment._devices.cuda.device import CudaDevice  # noqa: E402
 from allotment.torch import memory  # noqa: E402
-from allotment.torch._hooks import allocator_of  # noqa: E402
+from allotment.torch._replacements import allocator_of  # noqa: E402
 
 MIB = 1 << 20
 SIZES = (1, 511, 512, 513, 4_096, 100_000, MIB - 1, MIB, MIB + 1, 3 * MIB, 10 * MIB, 11 * MIB, 25 * MIB, 130 * MIB)
@@ -50,7 +51,7 @@ def the_allocator_in_use_is_ours() -> None:
 @check
 def installing_a_second_time_is_refused_or_changes_nothing() -> None:
     try:
-        install(settings=sys.argv[1])
+        install(settings=SETTINGS)
     except Exception as error:
         assert "install" in str(error).lower()
     assert is_installed()

@@ -19,7 +19,7 @@ def installing_after_the_first_use_of_the_gpu_is_refused_and_says_what_to_do() -
     try:
         install()
     except Exception as error:
-        assert "already" in str(error) and "python -m allotment.torch" in str(error), str(error)
+        assert "no longer be replaced" in str(error) and "python -m allotment.torch" in str(error), str(error)
     else:
         raise AssertionError("it was installed")
     assert not is_installed()

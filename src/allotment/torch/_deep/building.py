@@ -32,7 +32,7 @@ SOURCES = (
     "allotment_points.h",
 )  # fmt: skip
 OUR_CUDA_HEADERS = HERE / "cuda_headers"
-PROVEN: tuple[str, ...] = ()
+PROVEN: tuple[str, ...] = ("2.11",)
 """Releases with which PyTorch's own tests of its allocator have passed in deep mode on a GPU: `auto` takes it there."""
 COMPILERS = ("c++", "g++", "clang++")
 _C_PLUS_PLUS_20_FROM = (2, 13)
