@@ -103,10 +103,9 @@ def installed(adapter: str, threshold: str):
     import allotment
 
     if adapter == "cupy":
-        import allotment.cupy as chosen
-    else:
-        import allotment.numba as chosen
-    chosen.install()
+        import allotment.cupy
+
+        allotment.cupy.install()
     return allotment.current("cuda:0")
 
 
@@ -128,6 +127,8 @@ def run(chosen: argparse.Namespace, native: bool) -> dict:
         command = [sys.executable, __file__, chosen.adapter, *chosen.tests, "--result", str(result)]
         command += ["--threshold", chosen.threshold, *(["--native"] if native else [])]
         environment = os.environ | dict(pair.split("=", 1) for pair in chosen.set)
+        if chosen.adapter == "numba" and not native:  # so Numba knows, and leaves out tests of its own manager alone
+            environment["NUMBA_CUDA_MEMORY_MANAGER"] = "allotment.numba"
         subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
         return json.loads(result.read_text())
 
