@@ -1,17 +1,16 @@
 """GPT-2 trained under PyTorch's own allocator and under ours: the same losses, the same peak, how fast.
 
-    python benchmarks/gpu/gpt2_training.py [--rounds N] [--out FILE]
+    python benchmarks/gpu/gpt2_training.py [--rounds N] [--settings NAME]... [--out FILE]
 
 A GPT-2 of six layers with random weights (transformers, no network) is trained for 30 steps; the sequence length
-changes by step, which is what makes an allocator work. Each run is a process of its own, and those of the two
-allocators take turns, with plain and with expandable segments. Ends with 1 if a loss differs in any bit in any step,
+changes by step, which is what makes an allocator work. Each run is a process of its own, and those of the allocators
+take turns, forth in one round and back in the next, with plain and with expandable segments. Ends with 1 if a loss differs in any bit in any step,
 or the peak of reserved memory differs from the native allocator's.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -183,16 +182,18 @@ def print_tables(runs: dict[tuple[str, str], list[dict[str, Any]]], compared: li
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settings", action="append", choices=list(SETTINGS), help="only these")
     parser.add_argument("--out", type=Path, help="write the figures as JSON to this file")
     parser.add_argument(WORKER, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(*options.worker)
         return 0
+    names = options.settings or list(SETTINGS)
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {
-        (allocator, name): [] for name in SETTINGS for allocator in (NATIVE, *MODES)
+        (allocator, name): [] for name in names for allocator in (NATIVE, *MODES)
     }
-    turns = list(itertools.product(range(options.rounds), runs))
+    turns = [(turn, run) for turn in range(options.rounds) for run in (reversed(runs) if turn % 2 else runs)]
     processes = [start(allocator, SETTINGS[name]) for _, (allocator, name) in turns]
     for process in processes:
         assert process.stdout is not None
@@ -206,8 +207,8 @@ def main() -> int:
             file=sys.stderr,
             flush=True,
         )
-    compared = [compare(runs, mode, name) for mode in MODES for name in SETTINGS]
-    first = runs[NATIVE, "default"][0]
+    compared = [compare(runs, mode, name) for mode in MODES for name in names]
+    first = runs[NATIVE, names[0]][0]
     print(
         f"{first['gpu']}, PyTorch {first['torch']}, GPT-2 of 6 layers, {STEPS} steps of {BATCH} sequences of "
         f"{min(lengths())} to {max(lengths())} tokens, {options.rounds} rounds\n"

@@ -2,15 +2,16 @@
 
     python benchmarks/gpu/pausing.py [--torch]
 
-Prints a JSON object for each part: seconds, GB/s, the device's free memory before, asleep and after, and the drift of
-free device memory and of this process over all times. `--torch` adds a model whose outputs are compared bit by bit, a
-captured graph that is replayed after, and (with transformers) a GPT-2 that is trained under the sanitizer: nothing must
-be reported.
+Prints a JSON object for each part: seconds, GB/s, the device's free memory before, asleep and after, the drift of free
+device memory and of this process over all times, and in which of them free device memory changed by how much. `--torch`
+adds a model whose outputs are compared bit by bit, a captured graph that is replayed after, and (with transformers) a
+GPT-2 that is trained under the sanitizer: nothing must be reported.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import statistics
@@ -69,6 +70,9 @@ def asleep_and_awake(size: int, times: int) -> dict[str, Any]:
         "pause_GB_per_s": size / statistics.median(pauses) / 1e9,
         "resume_GB_per_s": size / statistics.median(resumes) / 1e9,
         "device_drift_bytes": free_after[-1] - free_after[0],
+        "device_free_changes": {
+            i: now - before for i, (before, now) in enumerate(itertools.pairwise(free_after), 2) if now != before
+        },
         "resident_drift_bytes": resident_after[-1] - resident_after[min(9, times - 1)],
     }
 
