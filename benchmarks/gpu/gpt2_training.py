@@ -4,8 +4,8 @@
 
 A GPT-2 of six layers with random weights (transformers, no network) is trained for 30 steps; the sequence length
 changes by step, which is what makes an allocator work. Each run is a process of its own, and those of the allocators
-take turns, forth in one round and back in the next, with plain and with expandable segments. Ends with 1 if a loss differs in any bit in any step,
-or the peak of reserved memory differs from the native allocator's.
+take turns, forth in one round and back in the next, with plain and with expandable segments. Ends with 1 if a loss
+differs in any bit in any step, or the peak of reserved memory differs from the native allocator's.
 """
 
 from __future__ import annotations

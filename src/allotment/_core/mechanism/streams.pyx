@@ -475,7 +475,9 @@ cdef bint wait_unless_captured(Engine* engine, stream_t stream, capture_t* captu
     capture[0] = 0
     if wait_for_everything(engine):
         return True
-    return capture_of(engine, stream, capture, failure) and (capture[0] != 0 or wait_for_stream(engine, stream, failure))
+    if not capture_of(engine, stream, capture, failure):
+        return False
+    return capture[0] != 0 or wait_for_stream(engine, stream, failure)
 
 
 cdef bint wait_for_everything(Engine* engine) noexcept nogil:
