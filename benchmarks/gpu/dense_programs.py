@@ -8,9 +8,9 @@ generate    a transformer that writes, with caches of keys and values that grow 
 unet        a convolutional U-Net trained on images of changing sizes
 serve       two models served in turns, with batches of changing size
 
-Each run is a process of its own; runs of the three allocators take turns. Ends with 1 if an output differs in any bit.
-With --largest-batch: the largest batch that fits under the limit for each allocator, first foretold by replaying
-recordings of runs without a limit, then tried.
+Each run is a process of its own; runs of the three allocators take turns, forth in one round and back in the next.
+Ends with 1 if an output differs in any bit. With --largest-batch: the largest batch that fits under the limit for each
+allocator, first foretold by replaying recordings of runs without a limit, then tried.
 """
 
 from __future__ import annotations
@@ -239,18 +239,20 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
     found: dict[str, Any] = {}
     equal = True
-    print("| program | allocator | peak reserved, MiB | peak allocated, MiB | ratio | units/s | of default |")
+    print("| program | allocator | peak reserved, MiB | peak allocated, MiB | ratio | units/s (each) | of default |")
     print("|---|---|---|---|---|---|---|")
     for program in programs:
         runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-        turns = [(kind, start(program, kind, PROGRAMS[program][1])) for _ in range(rounds) for kind in KINDS]
+        kinds = [kind for turn in range(rounds) for kind in (reversed(KINDS) if turn % 2 else KINDS)]
+        turns = [(kind, start(program, kind, PROGRAMS[program][1])) for kind in kinds]
         for _, process in turns:
             assert process.stdout is not None
             process.stdout.readline()  # none runs before all are ready
         for kind, process in turns:
             runs[kind].append(finish(process))
         expected = runs[DEFAULT][0]["outputs"]
-        speed = {kind: statistics.median(run["units_per_second"] for run in runs[kind]) for kind in KINDS}
+        speeds = {kind: [run["units_per_second"] for run in runs[kind]] for kind in KINDS}
+        speed = {kind: statistics.median(speeds[kind]) for kind in KINDS}
         for kind in KINDS:
             same = all(run["outputs"] == expected for run in runs[kind])
             equal = equal and same
@@ -258,7 +260,8 @@ def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
             allocated = max(run["peak_allocated"] for run in runs[kind])
             print(
                 f"| {program} | {kind}{'' if same else ' (OUTPUTS DIFFER)'} | {reserved / 2**20:,.0f} "
-                f"| {allocated / 2**20:,.0f} | {reserved / allocated:.3f} | {speed[kind]:,.1f} "
+                f"| {allocated / 2**20:,.0f} | {reserved / allocated:.3f} "
+                f"| {speed[kind]:,.1f} ({', '.join(f'{each:,.1f}' for each in speeds[kind])}) "
                 f"| {speed[kind] / speed[DEFAULT]:.3f} |",
                 flush=True,
             )
