@@ -4,9 +4,9 @@
 
 For each size three fresh processes do the same work in turns, one operation at a time, so that what disturbs the
 machine disturbs all three. Times are over that of the default in the same round, so 2.0 is twice as fast; a row's
-figure is the middle one of its rounds. `control` is the default process doing the operation into memory that is there already: what could
-be gained at most. pandas is used if it is installed. Resident memory is looked at when all is done, then after the idle
-policy.
+figure is the middle one of its rounds. `control` is the default process doing the operation into memory that is there
+already: what could be gained at most. pandas is used if it is installed. Resident memory is looked at when all is done,
+then after the idle policy.
 """
 
 import argparse

@@ -461,6 +461,41 @@ def test_a_program_in_order_is_not_reported(program, settings):
         world.alloc.check_invariants()
 
 
+@pytest.mark.parametrize("keep", ["host", "nothing"])
+def test_memory_that_sleeps_is_left_alone(keep):
+    world = World()
+    with allotment.tag("weights"):
+        early, asleep, late, kept = (world.alloc.malloc(size, world.a) for size in (5 * MIB, 700, 3 * MIB, 40))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SanitizerWarning)
+        for _ in range(2):
+            world.alloc.free(early)
+            world.alloc.pause("weights", keep=keep)
+            world.alloc.free(asleep)
+            world.let_go()
+            world.finish()
+            world.alloc.resume("weights")
+            with allotment.tag("weights"):
+                early, asleep = (world.alloc.malloc(size, world.a) for size in (5 * MIB, 700))
+        for block in (early, asleep, late, kept):
+            world.alloc.free(block)
+        assert world.found() == []
+        world.alloc.check_invariants()
+
+
+def test_an_overrun_is_found_after_a_sleep():
+    world = World()
+    with allotment.tag("weights"):
+        block = world.alloc.malloc(700, world.a)
+    world.alloc.pause("weights")
+    world.alloc.resume("weights")
+    ctypes.memset(block, 1, 701)
+    with pytest.warns(SanitizerWarning, match="overrun"):
+        world.alloc.free(block)
+        world.finish()
+    world.alloc.close()
+
+
 @SETTINGS
 def test_the_demo_is_in_order_and_learns_the_same(settings):
     """`tests/stress/sanitized.py` has the tests of streams and recorded histories watched too."""

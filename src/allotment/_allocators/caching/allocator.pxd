@@ -1,6 +1,6 @@
 """The caching allocator: requests, frees, and who made them. Its bases have the rest: see base.pxd."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._allocators.caching.sharing_allocator cimport SharingAllocator
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
@@ -19,6 +19,8 @@ cdef class Allocator(SharingAllocator):
     cdef address_t try_once(self, Request* request) except? 0
     cdef object allocate_watched(self, Request* request)
     cdef int release_watched(self, address_t address, uint32_t context) except -1
+    cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1
+    cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1
     cdef int release_kept(self, list addresses) except -1
     # The rest of a request that failed: an address, or the exception. Also for callers in C
     cdef object allocate_after_failure(self, Request* request)

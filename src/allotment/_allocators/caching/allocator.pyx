@@ -1,6 +1,6 @@
 cimport cython
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from allotment._allocators.buffer cimport free_buffer
@@ -8,6 +8,8 @@ from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, S
 from allotment._allocators.caching.sharing_allocator cimport SharingAllocator
 from allotment._allocators.upcalls cimport call_free_memory, identity_in
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
+from allotment._core.contract.raising cimport check_status
+from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
 from allotment._core.edge.rehearsal cimport (
     NOT_REFUSED, REFUSED_ALLOCATOR, REFUSED_DEFERRED, REFUSED_FILTER, REFUSED_PLACEMENT, Rehearsal, Wish, rehearse)
@@ -217,6 +219,19 @@ cdef class Allocator(SharingAllocator):
                 f"invalid device pointer: {address:#x} is in no block in use on {self.device.name}; it has been freed",
                 address)
         return self.release_kept(leaving)
+
+    cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1:
+        cdef status_t status = OK
+        if self.sanitizer is not None and self.sanitizer.asleep(self.ranges_of(first, second)):
+            with nogil:
+                status = self.engine.table.device_synchronize(self.engine.table.self)
+            check_status(self.device, status, "device_synchronize")
+        return 0
+
+    cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1:
+        if self.sanitizer is not None:
+            self.sanitizer.awake(self.ranges_of(first, second), kept=kept)
+        return 0
 
     cdef int release_kept(self, list addresses) except -1:
         cdef Failure failure

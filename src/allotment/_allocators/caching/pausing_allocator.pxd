@@ -30,6 +30,10 @@ cdef class PausingAllocator(LimitingAllocator):
     cdef int finish_resume(self, list pools, object progress) except -1
     cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress) except -1
     cdef int sleep_on(self, uint64_t first, uint64_t second) except -1      # without memory again, as before `begin`
+    # For those who write to memory by themselves: a pool that gets no requests any more is about to lose its memory,
+    # and has it again, with its contents or without.
+    cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1
+    cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1
     cdef int note_asleep(self, uint64_t first, uint64_t second) except -1
     cdef str words_of_pool(self, uint64_t first, uint64_t second)
     cdef object name_of_pool(self, uint64_t first, uint64_t second)

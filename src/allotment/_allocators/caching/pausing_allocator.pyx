@@ -236,12 +236,14 @@ cdef class PausingAllocator(LimitingAllocator):
             self.leave(ok, &failure)
         if not asleep:
             try:
+                self.falls_asleep(first, second)
                 if keep:
                     contents.plan(self.device, &extents)
                     contents.obtain()
                     contents.save()
             except BaseException:
                 contents.drop()
+                self.has_woken(first, second, True)
                 self.enter()
                 pause_undo(self.engine, pool)
                 engine_leave(self.engine)
@@ -328,6 +330,7 @@ cdef class PausingAllocator(LimitingAllocator):
         cdef Failure failure
         if contents is not None:
             contents.restore(progress)
+        self.has_woken(first, second, contents is not None)
         del self.kept[(first, second)]
         self.paused_for.pop((first, second), None)
         self.enter()
@@ -362,6 +365,12 @@ cdef class PausingAllocator(LimitingAllocator):
         finally:
             self.leave_making_objects(collects)
         return found
+
+    cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1:
+        return 0
+
+    cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1:
+        return 0
 
     cdef int note_asleep(self, uint64_t first, uint64_t second) except -1:
         """Let a device that can tell who is touched know."""

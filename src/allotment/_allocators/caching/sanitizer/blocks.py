@@ -52,6 +52,7 @@ class Block:
     """Work that had been given when it was freed."""
     waited_for: Clock = field(default_factory=dict)
     """Of that, what was known to be over by then, or before whatever its stream does next."""
+    has_redzone: bool = False
     is_poisoned: bool = False
     """Not if other streams were recorded for it: they may still read it, when its own stream comes to the poison."""
     of_graph: bool = False
@@ -146,6 +147,10 @@ class Blocks:
         for touch in list(block.touches.values()):
             if not _is_settled(block, touch.moment):
                 self._tell("not recorded", block, touch.told(), block.ended)
+
+    def within(self, ranges: list[tuple[int, int]]) -> list[Block]:
+        """Those of some stretches of memory, each an address and a size."""
+        return [block for base, size in ranges for block in self._overlapping(base, size)]
 
     def live_within(self, addresses: list[int]) -> list[Block]:
         """Those of the addresses that are live blocks."""

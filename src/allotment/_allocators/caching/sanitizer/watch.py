@@ -63,6 +63,7 @@ class Sanitizer:
         self._left: list[int] = []
         self._running = threading.local()
         self._lent: dict[tuple[int, int], Access] = {}
+        self._asleep: set[tuple[int, int]] = set()
         watch_streams(self._device, self)
 
     def close(self) -> None:
@@ -83,8 +84,9 @@ class Sanitizer:
         captured = self._is_captured(stream)
         with self._lock:
             self._blocks.allocated(address, size, stream, of_graph=captured)
-        if not captured:
-            self._fill(stream, address + size, REDZONE, _REDZONE_BYTE)
+            block = self._blocks.at(address)
+        if block is not None and not captured:
+            block.has_redzone = self._fill(stream, address + size, REDZONE, _REDZONE_BYTE)
 
     def adopted(self, address: int, size: int, stream: int) -> None:
         """A block that was there before it was watched; what was done with it until now is over."""
@@ -108,10 +110,10 @@ class Sanitizer:
             self._blocks.freed(block, self._here() or self._order.now(HOST), self._stack())
             if block.of_graph:
                 return [address]  # its graph goes on using it, as it should
-        self._check(block, block.size, REDZONE, _REDZONE_BYTE, "overrun", block.made)
-        block.is_poisoned = block.recorded <= {block.stream}
-        if block.is_poisoned:
-            self._fill(block.stream, block.address, block.size, _POISON_BYTE)
+        if block.has_redzone:
+            self._check(block, block.size, REDZONE, _REDZONE_BYTE, "overrun", block.made)
+        if block.recorded <= {block.stream}:
+            block.is_poisoned = self._fill(block.stream, block.address, block.size, _POISON_BYTE)
         with self._lock:
             self._quarantine.append(block)
             self._kept_bytes += block.size
@@ -264,16 +266,38 @@ class Sanitizer:
             with self._lock:
                 self._note(Report("lent in use", 0, 0, lent, Access("graph", stream.handle, stack_here())))
 
+    # --- paused memory ---
+
+    def asleep(self, ranges: list[tuple[int, int]]) -> bool:
+        """These addresses lose their memory: no patterns there from now on. Whether some may be on their way."""
+        with self._lock:
+            self._asleep.update(ranges)
+        return self._writes_memory
+
+    def awake(self, ranges: list[tuple[int, int]], *, kept: bool) -> None:
+        """They have memory again, with the contents of before if those were kept."""
+        with self._lock:
+            self._asleep.difference_update(ranges)
+            for block in () if kept else self._blocks.within(ranges):
+                block.has_redzone = block.is_poisoned = False
+
+    def _is_asleep(self, address: int) -> bool:
+        return any(base <= address < base + size for base, size in self._asleep)
+
     # --- patterns in memory, in stream order ---
 
-    def _fill(self, stream: int, address: int, size: int, byte: int) -> None:
-        if self._writes_memory:
-            self._in_order(stream, ctypes.memset, address, byte, size)
+    def _fill(self, stream: int, address: int, size: int, byte: int) -> bool:
+        """Whether the pattern will be there."""
+        with self._lock:  # what is not on its way when memory is put to sleep is not written
+            if not self._writes_memory or self._is_asleep(address):
+                return False
+            return self._in_order(stream, ctypes.memset, address, byte, size)
 
     def _check(self, block: Block, offset: int, size: int, byte: int, kind: str, first: Access) -> None:
-        if self._writes_memory:
-            second = Access("found", stream_of(block.stream), stack_here())
-            self._in_order(block.stream, self._compare, block, offset, size, byte, kind, first, second)
+        second = Access("found", stream_of(block.stream), stack_here())
+        with self._lock:
+            if self._writes_memory and not self._is_asleep(block.address):
+                self._in_order(block.stream, self._compare, block, offset, size, byte, kind, first, second)
 
     def _is_captured(self, stream: int) -> bool:
         return Stream.external(self._device, stream)._is_captured()
