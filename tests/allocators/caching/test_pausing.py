@@ -22,6 +22,23 @@ def tagged(alloc, tag, *sizes, stream=0):
 
 
 @DEVICES
+@pytest.mark.parametrize("freed", [{0}, {1}, {0, 2}, {1, 3}, {0, 1, 2, 3}])
+def test_what_was_freed_while_asleep_is_not_brought_back(settings, freed):
+    with allotment.Allocator("host", settings=settings) as alloc:
+        with allotment.tag("weights"):
+            arrays = [alloc.full(length << 18, number, "int32") for number, length in enumerate((30, 70, 5, 40))]
+        alloc.pause("weights")
+        arrays = [None if number in freed else array for number, array in enumerate(arrays)]
+        alloc.empty_cache()
+        seen = []
+        alloc.resume("weights", progress=lambda done, total: seen.append((done, total)))
+        alloc.check_invariants()
+        assert all((array == number).all() for number, array in enumerate(arrays) if array is not None)
+        assert not seen or seen[-1][0] == seen[-1][1]
+        arrays.clear()
+
+
+@DEVICES
 def test_what_was_in_a_paused_tag_is_there_again_under_the_same_addresses(settings):
     with allotment.Allocator("host", settings=settings) as alloc:
         with allotment.tag("weights"):

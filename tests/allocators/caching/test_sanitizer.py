@@ -483,6 +483,19 @@ def test_memory_that_sleeps_is_left_alone(keep):
         world.alloc.check_invariants()
 
 
+def test_nothing_is_left_alone_that_went_while_it_slept():
+    world = World()
+    with allotment.tag("weights"):
+        block = world.alloc.malloc(5 * MIB, world.a)
+    world.alloc.pause("weights")
+    world.alloc.free(block)
+    world.let_go()
+    world.alloc.empty_cache()
+    world.alloc.resume("weights")
+    assert not world.alloc._sanitizer._asleep
+    world.alloc.close()
+
+
 def test_an_overrun_is_found_after_a_sleep():
     world = World()
     with allotment.tag("weights"):

@@ -222,7 +222,7 @@ cdef class Allocator(SharingAllocator):
 
     cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1:
         cdef status_t status = OK
-        if self.sanitizer is not None and self.sanitizer.asleep(self.ranges_of(first, second)):
+        if self.sanitizer is not None and self.sanitizer.asleep((first, second), self.ranges_of(first, second)):
             with nogil:
                 status = self.engine.table.device_synchronize(self.engine.table.self)
             check_status(self.device, status, "device_synchronize")
@@ -230,7 +230,7 @@ cdef class Allocator(SharingAllocator):
 
     cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1:
         if self.sanitizer is not None:
-            self.sanitizer.awake(self.ranges_of(first, second), kept=kept)
+            self.sanitizer.awake((first, second), kept=kept)
         return 0
 
     cdef int release_kept(self, list addresses) except -1:

@@ -28,7 +28,9 @@ cdef class Contents:
     cdef int obtain(self) except -1                 # host memory for all of it
     cdef bint obtain_registered(self) except -1     # False if the device pins no memory that is there already
     cdef int save(self) except -1
-    cdef int restore(self, object progress) except -1
-    cdef int copy_all(self, bint saving, object progress) except -1
+    # Only what is in `wanted`: a part of what was planned, in the same order. The rest may have no memory any more
+    cdef int restore(self, const ExtentList* wanted, object progress) except -1
+    cdef size_t overlaps(self, const ExtentList* wanted, Piece* found) noexcept nogil
+    cdef int copy(self, const Piece* pieces, size_t count, bytes_t total, bint saving, object progress) except -1
     cdef int wait(self) except -1
     cdef void drop(self) noexcept

@@ -89,12 +89,39 @@ cdef class Contents:
         return True
 
     cdef int save(self) except -1:
-        return self.copy_all(True, None)
+        return self.copy(self.pieces, self.count, self.total, True, None)
 
-    cdef int restore(self, object progress) except -1:
-        return self.copy_all(False, progress)
+    cdef int restore(self, const ExtentList* wanted, object progress) except -1:
+        cdef Piece* pieces = <Piece*> calloc(self.count + wanted.count + 1, sizeof(Piece))
+        if pieces == NULL:
+            raise MemoryError("the host has no memory for the allocator's own records")
+        try:
+            return self.copy(pieces, self.overlaps(wanted, pieces), wanted.total, False, progress)
+        finally:
+            free(pieces)
 
-    cdef int copy_all(self, bint saving, object progress) except -1:
+    cdef size_t overlaps(self, const ExtentList* wanted, Piece* found) noexcept nogil:
+        """pre: room for as many as there are pieces and extents"""
+        cdef size_t count = 0
+        cdef size_t piece = 0
+        cdef size_t i
+        cdef address_t start
+        cdef bytes_t left
+        for i in range(wanted.count):
+            start, left = wanted.extents[i].address, wanted.extents[i].size
+            while left > 0 and piece < self.count:
+                if start - self.pieces[piece].address >= self.pieces[piece].size:      # below it, it wraps around
+                    piece += 1
+                    continue
+                found[count].address = start
+                found[count].host = self.pieces[piece].host + (start - self.pieces[piece].address)
+                found[count].size = min(left, self.pieces[piece].size - (start - self.pieces[piece].address))
+                start += found[count].size
+                left -= found[count].size
+                count += 1
+        return count
+
+    cdef int copy(self, const Piece* pieces, size_t count, bytes_t total, bint saving, object progress) except -1:
         cdef DeviceTable* table = &self.device.table
         cdef bint is_host = table.capabilities & IS_HOST != 0
         cdef bytes_t done = 0
@@ -106,22 +133,22 @@ cdef class Contents:
                 status = table.stream_create(table.self, &self.streams[self.stream_count])
             check_status(self.device, status, "stream_create")
             self.stream_count += 1
-        for i in range(self.count):
-            target, origin = self.pieces[i].address, self.pieces[i].host
+        for i in range(count):
+            target, origin = pieces[i].address, pieces[i].host
             if saving:
                 target, origin = origin, target
             with nogil:
                 if is_host:
-                    memcpy(<void*> target, <void*> origin, self.pieces[i].size)
+                    memcpy(<void*> target, <void*> origin, pieces[i].size)
                 else:
-                    status = table.copy(table.self, target, origin, self.pieces[i].size, table.device, table.device,
+                    status = table.copy(table.self, target, origin, pieces[i].size, table.device, table.device,
                                         self.streams[i % 2] if self.stream_count > 0 else 0)
             check_status(self.device, status, "copy")
-            done += self.pieces[i].size
-            if (i + 1) % AT_ONCE == 0 or i + 1 == self.count:
+            done += pieces[i].size
+            if (i + 1) % AT_ONCE == 0 or i + 1 == count:
                 self.wait()
                 if progress is not None:
-                    progress(done, self.total)
+                    progress(done, total)
         return 0
 
     cdef int wait(self) except -1:

@@ -5,6 +5,7 @@ How that is done to a pool is told in `_core/mechanism/pausing`, what becomes of
 
 from libc.stdint cimport uint64_t
 
+from allotment._allocators.caching.contents cimport Contents
 from allotment._allocators.caching.limiting_allocator cimport LimitingAllocator
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.model cimport Failure, Pool as EnginePool
@@ -28,6 +29,7 @@ cdef class PausingAllocator(LimitingAllocator):
     cdef bint begin_resume_pool(self, uint64_t first, uint64_t second) except -1
     cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error) except -1
     cdef int finish_resume(self, list pools, object progress) except -1
+    cdef int restore(self, Contents contents, uint64_t first, uint64_t second, object progress) except -1
     cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress) except -1
     cdef int sleep_on(self, uint64_t first, uint64_t second) except -1      # without memory again, as before `begin`
     # For those who write to memory by themselves: a pool that gets no requests any more is about to lose its memory,

@@ -324,12 +324,29 @@ cdef class PausingAllocator(LimitingAllocator):
             raise
         return 0
 
+    cdef int restore(self, Contents contents, uint64_t first, uint64_t second, object progress) except -1:
+        """What is in blocks in use: those that were freed meanwhile may have no memory. pre: waking"""
+        cdef ExtentList wanted
+        cdef EnginePool* pool
+        cdef Failure failure
+        cdef bint ok
+        memset(&wanted, 0, sizeof(ExtentList))
+        self.enter()
+        pool = self.found(first, second, &failure)
+        ok = pool != NULL and pause_extents(self.engine, pool, &wanted, &failure)
+        try:
+            self.leave(ok, &failure)
+            contents.restore(&wanted, progress)
+        finally:
+            free(wanted.extents)
+        return 0
+
     cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress) except -1:
         cdef Contents contents = self.kept[(first, second)]
         cdef EnginePool* pool
         cdef Failure failure
         if contents is not None:
-            contents.restore(progress)
+            self.restore(contents, first, second, progress)
         self.has_woken(first, second, contents is not None)
         del self.kept[(first, second)]
         self.paused_for.pop((first, second), None)

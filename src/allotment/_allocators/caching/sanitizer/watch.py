@@ -63,7 +63,7 @@ class Sanitizer:
         self._left: list[int] = []
         self._running = threading.local()
         self._lent: dict[tuple[int, int], Access] = {}
-        self._asleep: set[tuple[int, int]] = set()
+        self._asleep: dict[tuple[int, int], list[tuple[int, int]]] = {}
         watch_streams(self._device, self)
 
     def close(self) -> None:
@@ -268,21 +268,21 @@ class Sanitizer:
 
     # --- paused memory ---
 
-    def asleep(self, ranges: list[tuple[int, int]]) -> bool:
-        """These addresses lose their memory: no patterns there from now on. Whether some may be on their way."""
+    def asleep(self, pool: tuple[int, int], ranges: list[tuple[int, int]]) -> bool:
+        """A pool's addresses lose their memory: no patterns there from now on. Whether some may be on their way."""
         with self._lock:
-            self._asleep.update(ranges)
+            self._asleep[pool] = ranges
         return self._writes_memory
 
-    def awake(self, ranges: list[tuple[int, int]], *, kept: bool) -> None:
+    def awake(self, pool: tuple[int, int], *, kept: bool) -> None:
         """They have memory again, with the contents of before if those were kept."""
         with self._lock:
-            self._asleep.difference_update(ranges)
+            ranges = self._asleep.pop(pool, [])
             for block in () if kept else self._blocks.within(ranges):
                 block.has_redzone = block.is_poisoned = False
 
     def _is_asleep(self, address: int) -> bool:
-        return any(base <= address < base + size for base, size in self._asleep)
+        return any(base <= address < base + size for ranges in self._asleep.values() for base, size in ranges)
 
     # --- patterns in memory, in stream order ---
 
