@@ -118,7 +118,11 @@ cdef status_t refuse_parked() noexcept nogil:
 
 
 cdef CUresult check_handle(stream_t stream) noexcept nogil:
-    """An error if a stream of others was destroyed by them: the driver says so here, and crashes elsewhere."""
+    """An error if a stream of others was destroyed by them, and its memory is nobody else's yet.
+
+    The driver says so here, and crashes elsewhere. Later it may crash here too: whoever can do without naming a stream
+    does (`IS_UNCHECKED`).
+    """
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef CUresult result = CUDA_SUCCESS
     if not (is_legacy(stream) or is_thread_stream(stream)):
