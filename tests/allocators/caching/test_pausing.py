@@ -271,6 +271,20 @@ def test_a_private_pool_on_virtual_memory_can_be_paused_too():
     alloc.check_invariants()
 
 
+def test_a_paused_pool_that_is_closed_and_empty_is_gone_with_its_contents():
+    with allotment.Allocator("host", settings="expandable_segments:True") as alloc:
+        pool = alloc.pool()
+        with pool:
+            block = alloc.malloc(64 * MIB)
+        alloc.pause(pool)
+        pool.close()
+        assert alloc.paused() == {pool.id}, "a block of it is in use"
+        alloc.free(block)
+        alloc.empty_cache()
+        assert alloc.paused() == set()
+        alloc.check_invariants()
+
+
 def test_plain_memory_cannot_be_paused():
     alloc = on_device(GIB)
     pool = alloc.pool()

@@ -186,6 +186,18 @@ cdef class PausingAllocator(LimitingAllocator):
         """What is paused now: the names of tags, and the ids of pools."""
         return {self.name_of_pool(first, second) for first, second in self.kept}
 
+    cdef int pools_went(self) except -1:
+        """Contents of pools that are gone are wanted by nobody."""
+        cdef bint is_there
+        for first, second in list(self.kept):
+            self.enter()
+            is_there = pool_find(self.engine, first, second) != NULL
+            engine_leave(self.engine)
+            if not is_there:
+                self.kept.pop((first, second), None)
+                self.paused_for.pop((first, second), None)
+        return 0
+
     def tags(self) -> dict[str, dict[str, int]]:
         """By name, in order of their last request, the "reserved_bytes" of each tag and the bytes that are "paused"."""
         cdef EnginePool* pool
@@ -253,10 +265,11 @@ cdef class PausingAllocator(LimitingAllocator):
             self.kept[(first, second)] = contents if keep else None
             self.note_asleep(first, second)
         self.enter()
-        before = pool.reserved_bytes
+        pool = self.found(first, second, &failure)
+        before = pool.reserved_bytes if pool != NULL else 0
         with nogil:
-            ok = pause_end(self.engine, pool, &failure)
-            before -= pool.reserved_bytes
+            ok = pool != NULL and pause_end(self.engine, pool, &failure)
+            before -= pool.reserved_bytes if pool != NULL else 0
             self.leave(ok, &failure)
         return before
 

@@ -23,5 +23,6 @@ cdef class PoolingAllocator(RecordingAllocator):
     cdef list live_addresses(self, object pool)
     cdef dict owners_in(self, const Arrangement* arrangement)
     cdef int hand_over(self, const AddressList* freed, const AddressList* created, dict buffers) except -1
+    cdef int pools_went(self) except -1         # called when some may have gone for good
     cdef int step_of_pool(self, object pool, pool_step_t step) except -1
     cdef int read_pool(self, object pool, PoolFigures* figures) except -1      # raises PoolError if there is none

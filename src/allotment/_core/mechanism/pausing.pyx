@@ -140,8 +140,12 @@ cdef bint empty_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept no
 
 
 cdef bint pause_end(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
+    cdef bint ok
     pool.sleep = ASLEEP
-    return empty_ranges(engine, pool, failure)
+    pool.asking += 1        # what sleeps may go with its last block
+    ok = empty_ranges(engine, pool, failure)
+    pool.asking -= 1
+    return ok
 
 
 # --- resuming ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
     pool.asking -= 1
     if not ok:
         return False
-    if pool.reserved_bytes > 0 or pool.asking > 0:
+    if pool.reserved_bytes + pool.small.away + pool.large.away > 0 or pool.asking > (pool.sleep == ASLEEP):
         return True
     if route_find(engine, pool.first, pool.second) != NULL:
         return True
