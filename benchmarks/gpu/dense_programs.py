@@ -190,11 +190,12 @@ def work(program: str, kind: str, batch: int, limit: int, record: str) -> None:
         memory.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
     print("ready", flush=True)
     sys.stdin.readline()
-    outputs, units, times = [], [], []
+    outputs, units, times, told = [], [], [], []
     torch.cuda.synchronize()
     start = time.perf_counter()
     try:
         for output, count in PROGRAMS[program][0](batch):
+            told.append(time.perf_counter() - start)
             outputs.append(output.item())
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
@@ -208,6 +209,8 @@ def work(program: str, kind: str, batch: int, limit: int, record: str) -> None:
     print(json.dumps({
         "outputs": outputs,
         "units_per_second": sum(units[WARM:]) / sum(times[WARM:]) if len(times) > WARM else sum(units) / sum(times),
+        "seconds": times,
+        "seconds_of_host": told,
         "peak_reserved": memory.max_memory_reserved(),
         "peak_allocated": memory.max_memory_allocated(),
         "gpu": torch.cuda.get_device_name(),
