@@ -301,7 +301,7 @@ def test_backend_is_chosen_at_the_start_and_cannot_change():
 
 
 def test_runtime_changeable_names_all_settings_but_those_used_once():
-    used_once = {"backend", "compat", "dense_start", "placement"}
+    used_once = {"backend", "compat", "dense_start", "nvtx", "placement"}
     used_once |= {"per_process_memory_fraction", "pinned_reserve_segment_size", "shareable"}
     assert {field.name for field in fields(Settings)} - {"text"} - used_once == RUNTIME_CHANGEABLE
 

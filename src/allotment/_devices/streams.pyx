@@ -108,11 +108,11 @@ cdef class Stream:
         entered = <CurrentStream*> malloc(sizeof(CurrentStream))
         if entered == NULL:
             raise MemoryError("the host has no memory to remember the current stream")
-        current_enter(entered, &self.device.table, self.handle)
+        current_enter(entered, self.device.table.self, self.handle)
         return self
 
     def __exit__(self, kind, error, traceback):
-        cdef CurrentStream* entered = current_find(&self.device.table, self.handle)
+        cdef CurrentStream* entered = current_find(self.device.table.self, self.handle)
         if entered == NULL:
             raise StreamError(f"{self!r} is not current in this thread, so it cannot be left")
         current_leave(entered)

@@ -402,6 +402,20 @@ class Settings:
             change=Change.FIXED,
         ),
     )
+    nvtx: bool = field(
+        default=False,
+        metadata=_key(
+            names=("nvtx",),
+            kind=Switch(),
+            values=f"{_TRUE_OR_FALSE}, and the same as at the start",
+            does="Tell a profiler such as Nsight Systems of each call of the device that takes long, as ranges of NVTX,"
+            " and of bytes reserved and allocated, as counters (`docs/watching.md`). Nothing happens where none"
+            " listens.",
+            devices="all, through the package `nvtx`",
+            torch=None,
+            change=Change.FIXED,
+        ),
+    )
     compat: str = field(
         default=NEWEST,
         metadata=_key(

@@ -323,7 +323,7 @@ cdef class Allocator(SharingAllocator):
         cdef CurrentStream current
         if self.engine.impure_routes == 0:
             return self.release_address(address)
-        current_enter(&current, self.engine.table, stream)
+        current_enter(&current, self.engine.table.self, stream)
         try:
             return self.release_address(address)
         finally:

@@ -9,6 +9,7 @@ other; one that has to ask the device takes the engine's and lets it go.
 from libc.stdint cimport uint32_t
 
 from allotment._allocators.base cimport AllocatorBase
+from allotment._allocators.caching.annotations cimport Annotations
 from allotment._core.model.model cimport Engine, Failure, Request
 from allotment._core.records.history cimport gather_t
 
@@ -28,6 +29,7 @@ cdef class EngineAllocator(AllocatorBase):
     cdef list forgotten_pools           # (id, whether by its maker) given up from inside the engine: see close_pool
     cdef object rules                   # of the version that the settings name
     cdef dict reserve_classes           # stream -> class of expandable_segments_reserve_by_class
+    cdef Annotations annotations        # None: no profiler is told
     cdef int pointer_holders            # tables of C entry points that refer to the engine, which must outlive them
 
     cdef uint32_t stack_now(self) except? 0xFFFFFFFF     # the calling thread's context

@@ -159,6 +159,10 @@ cdef class PoolingAllocator(RecordingAllocator):
         with nogil:
             ok = engine_empty_cache(self.engine, first, second, context, &failure)
             self.leave(ok, &failure)
+        self.pools_went()
+
+    cdef int pools_went(self) except -1:
+        return 0
 
     def trim_to(self, size: int | str) -> int:
         """Give cached memory back until no more than `size` bytes are reserved; gives how many bytes went.

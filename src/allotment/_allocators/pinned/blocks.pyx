@@ -141,7 +141,7 @@ cdef class PinnedBlocks:
 
     cdef bint works_in_capture(self) except -1:
         """Whether the calling thread's current stream is being captured; it has none unless it said so."""
-        cdef stream_t current = current_stream(&self.memory.inner.table, NO_STREAM)
+        cdef stream_t current = current_stream(self.memory.inner.table.self, NO_STREAM)
         return current != NO_STREAM and self.is_capturing(current)
 
     cdef void keep(self, PinnedBlock* block) noexcept:

@@ -8,7 +8,7 @@ say has none, and then the stream of the request counts, else the default one.
 from allotment._core.contract.types cimport stream_t
 
 cdef struct CurrentStream:
-    const void* device          # its table in the contract
+    const void* device          # `self` of its table in the contract
     stream_t stream
     CurrentStream* outer        # what was current before
 

@@ -1,0 +1,195 @@
+from libc.stdint cimport uintptr_t
+
+from allotment._allocators.upcalls cimport report
+from allotment._core.contract.table cimport OK, Device, DeviceTable, status_t
+from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t, device_t, event_t, stream_t
+from allotment._core.model.model cimport Engine
+from allotment._core.records.stats cimport tally_now
+
+from weakref import WeakValueDictionary
+
+from allotment.errors import UnsupportedError
+
+# By the `self` of a device's table, which is all that the functions below get.
+cdef object BY_DEVICE = WeakValueDictionary()
+
+
+cdef class Annotations:
+    """Of all engines on one device; allocators make one."""
+
+    def __init__(self, Device device, domain):
+        self.device = device
+        self.domain = domain
+        self.reserved_counter = domain.get_counter(f"{device.name} reserved", int)
+        self.allocated_counter = domain.get_counter(f"{device.name} allocated", int)
+        self.engines = set()
+        self.table = device.table
+        replace_functions(&self.table)
+
+    cdef void open_engine(self, Engine* engine) noexcept:
+        engine.table = &self.table
+        self.engines.add(<uintptr_t> engine)
+
+    cdef void close_engine(self, Engine* engine) noexcept:
+        engine.table = &self.device.table
+        self.engines.discard(<uintptr_t> engine)
+
+    cdef void begin(self, str operation, bytes_t size) noexcept:
+        try:
+            self.domain.push_range(message=operation, category=self.device.name, payload=size)
+        except BaseException as error:
+            report(error, self)
+
+    cdef void end(self, count_t change) noexcept:
+        cdef count_t allocated = 0
+        try:
+            self.domain.pop_range()
+            if change == 0:
+                return
+            self.reserved += change
+            for engine in self.engines:
+                allocated += tally_now(&(<Engine*> <uintptr_t> engine).stats.allocated_bytes)
+            self.reserved_counter.sample(self.reserved)
+            self.allocated_counter.sample(allocated)
+        except BaseException as error:
+            report(error, self)
+
+
+cdef Annotations annotations_of(Device device):
+    cdef Annotations found = BY_DEVICE.get(<uintptr_t> device.table.self)
+    if found is not None:
+        return found
+    try:
+        import nvtx     # late: few programs want it
+    except ImportError:
+        nvtx = None
+    if not hasattr(nvtx, "Counter"):
+        raise UnsupportedError(
+            "nvtx:True needs the package nvtx, 0.2.16 or later: pip install 'allotment[nvtx]'", operation="nvtx")
+    domain = nvtx.get_domain("allotment")
+    if not hasattr(domain, "handle"):       # it is one that does nothing
+        return None
+    found = Annotations(device, domain)
+    BY_DEVICE[<uintptr_t> device.table.self] = found
+    return found
+
+
+# --- the functions, each with the device's own behind it ---
+
+cdef void replace_functions(DeviceTable* table) noexcept:
+    if table.segment_allocate != NULL:
+        table.segment_allocate = segment_allocate
+    if table.segment_free != NULL:
+        table.segment_free = segment_free
+    if table.chunk_create != NULL:
+        table.chunk_create = chunk_create
+    if table.chunk_release != NULL:
+        table.chunk_release = chunk_release
+    if table.map != NULL:
+        table.map = map_chunk
+    if table.unmap != NULL:
+        table.unmap = unmap
+    if table.set_access != NULL:
+        table.set_access = set_access
+    if table.stream_synchronize != NULL:
+        table.stream_synchronize = stream_synchronize
+    if table.event_synchronize != NULL:
+        table.event_synchronize = event_synchronize
+    if table.device_synchronize != NULL:
+        table.device_synchronize = device_synchronize
+
+
+cdef Annotations begun(void* self, str operation, bytes_t size=0):
+    cdef Annotations found = BY_DEVICE[<uintptr_t> self]
+    found.begin(operation, size)
+    return found
+
+
+cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept with gil:
+    cdef Annotations told = begun(self, "segment_allocate", size)
+    cdef status_t status
+    with nogil:
+        status = told.device.table.segment_allocate(self, size, stream, address)
+    told.end(<count_t> size if status == OK else 0)
+    return status
+
+
+cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept with gil:
+    cdef Annotations told = begun(self, "segment_free", size)
+    cdef status_t status
+    with nogil:
+        status = told.device.table.segment_free(self, address, size)
+    told.end(-<count_t> size if status == OK else 0)
+    return status
+
+
+cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept with gil:
+    cdef Annotations told = begun(self, "chunk_create", size)
+    cdef status_t status
+    with nogil:
+        status = told.device.table.chunk_create(self, size, chunk)
+    told.end(<count_t> size if status == OK else 0)
+    return status
+
+
+cdef status_t chunk_release(void* self, chunk_t chunk, bytes_t size) noexcept with gil:
+    cdef Annotations told = begun(self, "chunk_release", size)
+    cdef status_t status
+    with nogil:
+        status = told.device.table.chunk_release(self, chunk, size)
+    told.end(-<count_t> size if status == OK else 0)
+    return status
+
+
+cdef status_t map_chunk(void* self, address_t address, bytes_t size, chunk_t chunk) noexcept with gil:
+    cdef Annotations told = begun(self, "map", size)
+    cdef status_t status
+    with nogil:
+        status = told.device.table.map(self, address, size, chunk)
+    told.end(0)
+    return status
+
+
+cdef status_t unmap(void* self, address_t address, bytes_t size) noexcept with gil:
+    cdef Annotations told = begun(self, "unmap", size)
+    cdef status_t status
+    with nogil:
+        status = told.device.table.unmap(self, address, size)
+    told.end(0)
+    return status
+
+
+cdef status_t set_access(void* self, address_t address, bytes_t size, device_t device) noexcept with gil:
+    cdef Annotations told = begun(self, "set_access", size)
+    cdef status_t status
+    with nogil:
+        status = told.device.table.set_access(self, address, size, device)
+    told.end(0)
+    return status
+
+
+cdef status_t stream_synchronize(void* self, stream_t stream) noexcept with gil:
+    cdef Annotations told = begun(self, "stream_synchronize")
+    cdef status_t status
+    with nogil:
+        status = told.device.table.stream_synchronize(self, stream)
+    told.end(0)
+    return status
+
+
+cdef status_t event_synchronize(void* self, event_t event) noexcept with gil:
+    cdef Annotations told = begun(self, "event_synchronize")
+    cdef status_t status
+    with nogil:
+        status = told.device.table.event_synchronize(self, event)
+    told.end(0)
+    return status
+
+
+cdef status_t device_synchronize(void* self) noexcept with gil:
+    cdef Annotations told = begun(self, "device_synchronize")
+    cdef status_t status
+    with nogil:
+        status = told.device.table.device_synchronize(self)
+    told.end(0)
+    return status

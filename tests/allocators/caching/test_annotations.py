@@ -1,0 +1,142 @@
+"""What a profiler hears with `nvtx:True`: a library that listens as one does, in a process of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import allotment
+from allotment.errors import SettingsError, UnsupportedError
+from helpers.c_library import compiled
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory):
+    pytest.importorskip("nvtx", reason="the package nvtx is not installed")
+    source = Path(__file__).parents[2] / "helpers" / "nvtx_listener.c"
+    return compiled(tmp_path_factory.mktemp("nvtx") / "listener.so", source)
+
+
+@pytest.fixture
+def heard(listener, tmp_path):
+    """Runs a program and gives what the listener heard, a line each."""
+
+    def run(program: str) -> list[str]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "NVTX_INJECTION64_PATH": str(listener),
+            "NVTX_HEARD": str(tmp_path / "heard"),
+        }
+        command = [sys.executable, "-c", "from allotment import *\n" + textwrap.dedent(program)]
+        subprocess.run(command, env=environment, check=True, timeout=120)
+        return (tmp_path / "heard").read_text().splitlines() if (tmp_path / "heard").exists() else []
+
+    return run
+
+
+def test_what_the_device_is_asked_for_is_a_range_and_changes_the_counters(heard):
+    lines = heard("""
+        alloc = Allocator("host", settings="nvtx:True")
+        first = alloc.malloc(5 << 20)
+        for _ in range(100):
+            alloc.free(alloc.malloc(3 << 20))       # which the cache serves
+        second = alloc.malloc(100 << 20)
+        alloc.free(second)
+        alloc.empty_cache()
+        alloc.free(first)
+        alloc.close()
+    """)
+    assert lines == [
+        f"push segment_allocate {20 * MIB}",
+        "pop",
+        f"count host reserved {20 * MIB}",
+        "count host allocated 0",
+        f"push segment_allocate {100 * MIB}",
+        "pop",
+        f"count host reserved {120 * MIB}",
+        f"count host allocated {5 * MIB}",
+        f"push segment_free {100 * MIB}",
+        "pop",
+        f"count host reserved {20 * MIB}",
+        f"count host allocated {5 * MIB}",
+        f"push segment_free {20 * MIB}",
+        "pop",
+        "count host reserved 0",
+        "count host allocated 0",
+    ]
+
+
+@pytest.mark.parametrize("settings", ["expandable_segments:True", "placement:dense"])
+@pytest.mark.parametrize("device", ["host", "sim:1GiB"])
+def test_every_range_ends_and_all_memory_that_came_goes(heard, device, settings):
+    lines = heard(f"""
+        alloc = Allocator({device!r}, settings="nvtx:True,{settings}")
+        stream = Stream(alloc)
+        for _ in range(3):
+            blocks = [alloc.malloc(size << 20, stream) for size in (1, 30, 7)]
+            for block in blocks:
+                alloc.free(block)
+            alloc.empty_cache()
+        alloc.check_invariants()
+        alloc.close()
+    """)
+    assert sum(line.startswith("push") for line in lines) == lines.count("pop")
+    assert {line.split()[1] for line in lines if line.startswith("push")} >= {"chunk_create", "map", "unmap"}
+    reserved = [int(line.split()[-1]) for line in lines if line.startswith("count") and " reserved " in line]
+    assert max(reserved) >= 38 * MIB
+    assert reserved[-1] == 0
+
+
+def test_allocators_on_one_device_are_counted_together(heard):
+    lines = heard("""
+        from allotment.devices import HostDevice
+
+        device = HostDevice()
+        one, two = (Allocator(device, settings="nvtx:True") for _ in range(2))
+        first, second = one.malloc(50 << 20), two.malloc(60 << 20)
+        one.free(first), one.close()
+        two.free(second), two.close()
+    """)
+    reserved = [int(line.split()[-1]) // MIB for line in lines if " reserved " in line]
+    assert reserved == [50, 110, 60, 0]
+
+
+def test_a_capture_is_told_by_the_current_stream_as_without(heard):
+    heard("""
+        def frees_while_a_request_is_captured(settings):
+            alloc = Allocator("host", settings=settings)
+            stream, other = Stream(alloc), Stream(alloc)
+            with capture(stream) as graph:
+                block = alloc.malloc(1 << 20)
+                alloc.record_stream(block, other)
+                alloc.free(block)
+                again = alloc.malloc(1 << 20)
+            same = again == block
+            alloc.free(again)
+            graph.reset()
+            alloc.check_invariants()
+            return same, alloc.stats()["segment.all.current"]
+
+        plain, told = map(frees_while_a_request_is_captured, ("", "nvtx:True"))
+        assert plain == told, (plain, told)
+    """)
+
+
+def test_where_nobody_listens_nothing_happens():
+    pytest.importorskip("nvtx", reason="the package nvtx is not installed")
+    with allotment.Allocator("host", settings="nvtx:True") as alloc:
+        alloc.free(alloc.malloc(MIB))
+        with pytest.raises(SettingsError, match="nvtx"):
+            alloc.configure("nvtx:False")
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'allotment\[nvtx\]'"):
+        allotment.Allocator("host", settings="nvtx:True")
