@@ -1,47 +1,21 @@
 """What a profiler hears with `nvtx:True`: a library that listens as one does, in a process of its own."""
 
-import os
-import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
 import allotment
 from allotment.errors import SettingsError, UnsupportedError
-from helpers.c_library import compiled
+from helpers.profiler import heard, ranges_of, samples_of
 
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def listener(tmp_path_factory):
-    pytest.importorskip("nvtx", reason="the package nvtx is not installed")
-    source = Path(__file__).parents[2] / "helpers" / "nvtx_listener.c"
-    return compiled(tmp_path_factory.mktemp("nvtx") / "listener.so", source)
+def test_what_the_device_is_asked_for_is_a_range_and_changes_the_counters(tmp_path):
+    lines = heard(
+        """
+        from allotment import *
 
-
-@pytest.fixture
-def heard(listener, tmp_path):
-    """Runs a program and gives what the listener heard, a line each."""
-
-    def run(program: str) -> list[str]:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "NVTX_INJECTION64_PATH": str(listener),
-            "NVTX_HEARD": str(tmp_path / "heard"),
-        }
-        command = [sys.executable, "-c", "from allotment import *\n" + textwrap.dedent(program)]
-        subprocess.run(command, env=environment, check=True, timeout=120)
-        return (tmp_path / "heard").read_text().splitlines() if (tmp_path / "heard").exists() else []
-
-    return run
-
-
-def test_what_the_device_is_asked_for_is_a_range_and_changes_the_counters(heard):
-    lines = heard("""
         alloc = Allocator("host", settings="nvtx:True")
         first = alloc.malloc(5 << 20)
         for _ in range(100):
@@ -51,7 +25,9 @@ def test_what_the_device_is_asked_for_is_a_range_and_changes_the_counters(heard)
         alloc.empty_cache()
         alloc.free(first)
         alloc.close()
-    """)
+        """,
+        tmp_path,
+    )
     assert lines == [
         f"push segment_allocate {20 * MIB}",
         "pop",
@@ -74,8 +50,11 @@ def test_what_the_device_is_asked_for_is_a_range_and_changes_the_counters(heard)
 
 @pytest.mark.parametrize("settings", ["expandable_segments:True", "placement:dense"])
 @pytest.mark.parametrize("device", ["host", "sim:1GiB"])
-def test_every_range_ends_and_all_memory_that_came_goes(heard, device, settings):
-    lines = heard(f"""
+def test_every_range_ends_and_all_memory_that_came_goes(tmp_path, device, settings):
+    lines = heard(
+        f"""
+        from allotment import *
+
         alloc = Allocator({device!r}, settings="nvtx:True,{settings}")
         stream = Stream(alloc)
         for _ in range(3):
@@ -85,16 +64,20 @@ def test_every_range_ends_and_all_memory_that_came_goes(heard, device, settings)
             alloc.empty_cache()
         alloc.check_invariants()
         alloc.close()
-    """)
-    assert sum(line.startswith("push") for line in lines) == lines.count("pop")
-    assert {line.split()[1] for line in lines if line.startswith("push")} >= {"chunk_create", "map", "unmap"}
-    reserved = [int(line.split()[-1]) for line in lines if line.startswith("count") and " reserved " in line]
+        """,
+        tmp_path,
+    )
+    assert ranges_of(lines) >= {"chunk_create", "map", "unmap"}
+    reserved = samples_of(lines, f"{device} reserved")
     assert max(reserved) >= 38 * MIB
     assert reserved[-1] == 0
 
 
-def test_allocators_on_one_device_are_counted_together(heard):
-    lines = heard("""
+def test_allocators_on_one_device_are_counted_together(tmp_path):
+    lines = heard(
+        """
+        from allotment import *
+
         from allotment.devices import HostDevice
 
         device = HostDevice()
@@ -102,13 +85,17 @@ def test_allocators_on_one_device_are_counted_together(heard):
         first, second = one.malloc(50 << 20), two.malloc(60 << 20)
         one.free(first), one.close()
         two.free(second), two.close()
-    """)
-    reserved = [int(line.split()[-1]) // MIB for line in lines if " reserved " in line]
-    assert reserved == [50, 110, 60, 0]
+        """,
+        tmp_path,
+    )
+    assert samples_of(lines, "host reserved") == [50 * MIB, 110 * MIB, 60 * MIB, 0]
 
 
-def test_a_capture_is_told_by_the_current_stream_as_without(heard):
-    heard("""
+def test_a_capture_is_told_by_the_current_stream_as_without(tmp_path):
+    heard(
+        """
+        from allotment import *
+
         def frees_while_a_request_is_captured(settings):
             alloc = Allocator("host", settings=settings)
             stream, other = Stream(alloc), Stream(alloc)
@@ -125,7 +112,9 @@ def test_a_capture_is_told_by_the_current_stream_as_without(heard):
 
         plain, told = map(frees_while_a_request_is_captured, ("", "nvtx:True"))
         assert plain == told, (plain, told)
-    """)
+        """,
+        tmp_path,
+    )
 
 
 def test_where_nobody_listens_nothing_happens():
