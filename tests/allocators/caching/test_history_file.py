@@ -209,9 +209,11 @@ def test_a_program_that_is_killed_leaves_a_file_that_replays(tmp_path: Path) -> 
     with subprocess.Popen([sys.executable, "-c", STREAM_TO, str(path)], stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"ready\n"
+        while path.stat().st_size < MIB:  # the file is as far behind as the machine is busy
+            assert program.poll() is None
         program.send_signal(signal.SIGKILL)
     result = read_recording(path).replay()
-    assert result.events > 40_000
+    assert result.events > 100_000
     assert result.matches_recording
 
 
