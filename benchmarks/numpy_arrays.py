@@ -2,11 +2,12 @@
 
     python benchmarks/numpy_arrays.py [--sizes 1 8 32 64 256] [--rounds 7] [--out results.json]
 
-For each size three fresh processes do the same work in turns, one operation at a time, so that what disturbs the
-machine disturbs all three. Times are over that of the default in the same round, so 2.0 is twice as fast; a row's
-figure is the middle one of its rounds. `control` is the default process doing the operation into memory that is there
-already: what could be gained at most. pandas is used if it is installed. Resident memory is looked at when all is done,
-then after the idle policy.
+For each size four fresh processes do the same work in turns, one operation at a time, so that what disturbs the
+machine disturbs all four. Another one begins in each round, so that none finds its arrays in the processor's cache more
+often than the others. Times are over that of the default in the same round, so 2.0 is twice as fast; a row's figure is
+the middle one of its rounds. `control` is like the default, but does the operation into memory that is there already:
+what could be gained at most. pandas is used if it is installed. Resident memory is looked at when all is done, then
+after the idle policy.
 """
 
 import argparse
@@ -25,7 +26,8 @@ TUNED = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-KINDS = ("default", "allotment", "tuned")
+CONTROL = "control"
+KINDS = ("default", "allotment", "tuned", CONTROL)
 
 
 def operations(size: int):
@@ -150,29 +152,29 @@ def measure(size: int, rounds: int) -> dict:
     rows = {}
     for name in workers["default"].operations:
         repeats = 1 if name in ("np.sort", "group-by", "k-means step") and size > 32 * MIB else max(1, 16 * MIB // size)
-        times: dict[str, list[float]] = {kind: [] for kind in (*KINDS, "control")}
-        faults: dict[str, list[int]] = {kind: [] for kind in (*KINDS, "control")}
+        times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        faults: dict[str, list[int]] = {kind: [] for kind in KINDS}
         for turn in range(rounds + 1):
-            for column in [*KINDS, "control"] if turn % 2 else ["control", *reversed(KINDS)]:
-                asked = workers["default" if column == "control" else column]
-                samples = [asked.ask(name, int(column == "control")) for _ in range(repeats)]
+            first = turn % len(KINDS)
+            for kind in (*KINDS[first:], *KINDS[:first]):
+                samples = [workers[kind].ask(name, int(kind == CONTROL)) for _ in range(repeats)]
                 if turn and samples[0] is not None:  # the first turn warms up
-                    times[column].append(min(took for took, _ in samples))
-                    faults[column].append(samples[-1][1])
-        middle = {column: statistics.median(found) for column, found in times.items() if found}
+                    times[kind].append(min(took for took, _ in samples))
+                    faults[kind].append(samples[-1][1])
         rows[name] = {
-            "seconds": middle["default"],
+            "seconds": statistics.median(times["default"]),
             "over_default": {
-                column: statistics.median(base / took for base, took in zip(times["default"], found, strict=True))
-                for column, found in times.items()
+                kind: statistics.median(base / took for base, took in zip(times["default"], found, strict=True))
+                for kind, found in times.items()
                 if found
             },
-            "page_faults": {column: statistics.median(found) for column, found in faults.items() if found},
+            "page_faults": {kind: statistics.median(found) for kind, found in faults.items() if found},
         }
     memory = {}
     for kind, asked in workers.items():
-        at_end, peak = asked.ask("memory")
-        memory[kind] = {"at_end": at_end, "peak": peak, "after_idle": asked.ask("idle")[0]}
+        if kind != CONTROL:
+            at_end, peak = asked.ask("memory")
+            memory[kind] = {"at_end": at_end, "peak": peak, "after_idle": asked.ask("idle")[0]}
         asked.end()
     return {"mib": size // MIB, "rows": rows, "memory": memory}
 
@@ -182,7 +184,7 @@ def show(found: dict) -> None:
     print(f"{'':16} {'default':>10} {'allotment':>10} {'tuned':>8} {'control':>8}   faults: default  allotment  tuned")
     for name, row in found["rows"].items():
         over, faults = row["over_default"], row["page_faults"]
-        control = f"{over['control']:8.2f}" if "control" in over else " " * 8
+        control = f"{over[CONTROL]:8.2f}" if CONTROL in over else " " * 8
         print(
             f"{name:16} {row['seconds'] * 1e3:8.2f}ms {over['allotment']:10.2f} {over['tuned']:8.2f} {control}"
             f"   {faults['default']:15.0f} {faults['allotment']:10.0f} {faults['tuned']:6.0f}"

@@ -117,6 +117,24 @@ def test_a_capture_is_told_by_the_current_stream_as_without(tmp_path):
     )
 
 
+def test_the_end_of_the_program_is_silent(tmp_path, capfd):
+    lines = heard(
+        """
+        import atexit
+
+        from allotment import *
+
+        alloc = Allocator("host", settings="nvtx:True")
+        kept = alloc.malloc(30 << 20)
+        atexit.register(alloc.empty_cache)      # called before, and told
+        alloc.free(alloc.malloc(50 << 20))
+        """,
+        tmp_path,
+    )
+    assert samples_of(lines, "host reserved") == [30 * MIB, 80 * MIB, 30 * MIB]
+    assert capfd.readouterr().err == ""
+
+
 def test_where_nobody_listens_nothing_happens():
     pytest.importorskip("nvtx", reason="the package nvtx is not installed")
     with allotment.Allocator("host", settings="nvtx:True") as alloc:

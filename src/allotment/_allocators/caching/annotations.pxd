@@ -23,6 +23,7 @@ cdef class Annotations:
 
     cdef void open_engine(self, Engine* engine) noexcept
     cdef void close_engine(self, Engine* engine) noexcept
+    cdef void close_engines(self) noexcept
     cdef void begin(self, str operation, bytes_t size) noexcept
     cdef void end(self, count_t change) noexcept     # in bytes reserved
 

@@ -6,6 +6,7 @@ from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t
 from allotment._core.model.model cimport Engine
 from allotment._core.records.stats cimport tally_now
 
+import atexit
 from weakref import WeakValueDictionary
 
 from allotment.errors import UnsupportedError
@@ -33,6 +34,10 @@ cdef class Annotations:
     cdef void close_engine(self, Engine* engine) noexcept:
         engine.table = &self.device.table
         self.engines.discard(<uintptr_t> engine)
+
+    cdef void close_engines(self) noexcept:
+        for engine in list(self.engines):
+            self.close_engine(<Engine*> <uintptr_t> engine)
 
     cdef void begin(self, str operation, bytes_t size) noexcept:
         try:
@@ -72,6 +77,13 @@ cdef Annotations annotations_of(Device device):
     found = Annotations(device, domain)
     BY_DEVICE[<uintptr_t> device.table.self] = found
     return found
+
+
+@atexit.register
+def _end() -> None:
+    """C code may give memory back when there is no interpreter any more."""
+    for annotations in list(BY_DEVICE.values()):
+        (<Annotations> annotations).close_engines()
 
 
 # --- the functions, each with the device's own behind it ---
