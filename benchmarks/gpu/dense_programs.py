@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/dense_programs.py [--rounds N] [--program NAME]... [--out FILE]
     python benchmarks/gpu/dense_programs.py --largest-batch [--limit 8GiB] [--program NAME]...
+    python benchmarks/gpu/dense_programs.py --record FOLDER [--program NAME]...
 
 train       a transformer trained on batches of changing length
 generate    a transformer that writes, with caches of keys and values that grow by a token at a time
@@ -10,7 +11,8 @@ serve       two models served in turns, with batches of changing size
 
 Each run is a process of its own; runs of the three allocators take turns, forth in one round and back in the next.
 Ends with 1 if an output differs in any bit. With --largest-batch: the largest batch that fits under the limit for each
-allocator, first foretold by replaying recordings of runs without a limit, then tried, several at a time.
+allocator, first foretold by replaying recordings of runs without a limit, then tried, several at a time. With --record:
+a history of each program under each allocator, to be replayed elsewhere.
 """
 
 from __future__ import annotations
@@ -331,12 +333,20 @@ def largest_batches(programs: list[str], limit: int) -> dict[str, Any]:
     return found
 
 
+def record(programs: list[str], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for program, kind in itertools.product(programs, KINDS):
+        told = finish(start(program, kind, BATCH, record=str(folder / f"{program}.{kind}.pickle")))
+        print(program, kind, told["peak_reserved"], told["peak_allocated"], flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Programs under three ways to place memory.")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--program", action="append", choices=list(PROGRAMS))
     parser.add_argument("--largest-batch", action="store_true")
     parser.add_argument("--limit", default="8GiB")
+    parser.add_argument("--record", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument(WORKER, nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -345,6 +355,9 @@ def main() -> int:
         work(program, kind, int(batch), int(limit), "" if record == "-" else record)
         return 0
     programs = options.program or list(PROGRAMS)
+    if options.record:
+        record(programs, options.record)
+        return 0
     if options.largest_batch:
         from allotment._settings import parse_size
 
