@@ -411,7 +411,7 @@ class Settings:
             does="Tell a profiler such as Nsight Systems of each call of the device that takes long, as ranges of NVTX,"
             " and of bytes reserved and allocated, as counters (`docs/watching.md`). Nothing happens where none"
             " listens.",
-            devices="all, through the package `nvtx`",
+            devices="all, through the package `nvtx`; the pool of a driver (backend:cudaMallocAsync) has no such calls",
             torch=None,
             change=Change.FIXED,
         ),
