@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,7 +147,8 @@ def plain_compilers(build: Path) -> Path:
     """A folder for PATH with compilers that run without the sanitizer: tests compile things, and compilers leak."""
     folder = build / "compiler"
     folder.mkdir(exist_ok=True)
-    for name in ("cc", "c++", "gcc", "g++"):
+    own = {(sysconfig.get_config_var(name) or "cc").split()[0] for name in ("CC", "CXX", "LDSHARED", "LDCXXSHARED")}
+    for name in sorted({"cc", "c++", "gcc", "g++"} | own):
         if found := shutil.which(name):
             (folder / name).write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {found} "$@"\n')
             (folder / name).chmod(0o755)
