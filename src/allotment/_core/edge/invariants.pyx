@@ -16,6 +16,7 @@ from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.records.tenants cimport TENANTS_MOST
 from allotment._core.records.stats cimport ALL, LARGE, SMALL, Tally, Totals, tally_of
+from allotment._core.tools.lock cimport allotment_lock_out
 
 
 # --- ranges and their blocks -------------------------------------------------------------------------------
@@ -352,6 +353,6 @@ cdef int check_engine(Engine* engine) except -1:
     check_waiting(engine)
     check_tenants(engine)
     check_attention(engine)
-    if engine.direct_leaving > <size_t> (engine.lock.word >> 1):
+    if engine.direct_leaving > <size_t> allotment_lock_out(&engine.lock.word):
         broken("what is on its way back to the device has a thread that will be back", f"{engine.direct_leaving} are")
     return 0

@@ -35,6 +35,7 @@ cdef extern from *:
     }
     static __inline int allotment_lock_is_open(volatile long* word) { return (*word & 1) == 0; }
     static __inline int allotment_lock_is_unused(volatile long* word) { return *word == 0; }
+    static __inline long allotment_lock_out(volatile long* word) { return *word >> 1; }
     #define allotment_owner_set(place, value) (*(volatile unsigned __int64*)(place) = (value))
     #define allotment_owner_get(place) (*(volatile unsigned __int64*)(place))
     static __inline void allotment_lock_relax(int round) {
@@ -66,6 +67,9 @@ cdef extern from *:
     static inline int allotment_lock_is_unused(volatile long* word) {
         return __atomic_load_n(word, __ATOMIC_ACQUIRE) == 0;
     }
+    static inline long allotment_lock_out(volatile long* word) {
+        return __atomic_load_n(word, __ATOMIC_RELAXED) >> 1;
+    }
     #define allotment_owner_set(place, value) __atomic_store_n(place, value, __ATOMIC_RELAXED)
     #define allotment_owner_get(place) __atomic_load_n(place, __ATOMIC_RELAXED)
     static inline void allotment_lock_relax(int round) {
@@ -88,6 +92,7 @@ cdef extern from *:
     bint allotment_lock_retake(long* word) noexcept nogil
     bint allotment_lock_is_open(long* word) noexcept nogil
     bint allotment_lock_is_unused(long* word) noexcept nogil
+    long allotment_lock_out(long* word) noexcept nogil      # threads that will be back; others may take it meanwhile
     void allotment_lock_relax(int round) noexcept nogil
     void allotment_owner_set(uint64_t* place, uint64_t value) noexcept nogil
     uint64_t allotment_owner_get(uint64_t* place) noexcept nogil
