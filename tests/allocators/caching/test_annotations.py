@@ -9,6 +9,7 @@ from allotment.errors import SettingsError, UnsupportedError
 from helpers.profiler import heard, ranges_of, samples_of
 
 MIB = 1 << 20
+CHUNKS = ("chunk_create", "chunk_release")
 
 
 def test_what_the_device_is_asked_for_is_a_range_and_changes_the_counters(tmp_path):
@@ -115,6 +116,58 @@ def test_a_capture_is_told_by_the_current_stream_as_without(tmp_path):
         """,
         tmp_path,
     )
+
+
+def test_an_allocator_that_a_collection_finds_gives_its_memory_back_and_tells(tmp_path, capfd):
+    lines = heard(
+        """
+        import gc
+
+        from allotment import *
+
+        for _ in range(3):
+            alloc = Allocator("host", settings="nvtx:True")
+            alloc.free(alloc.malloc(30 << 20))
+            cycle = [alloc]
+            cycle.append(cycle)
+            alloc.attach_out_of_memory_observer(cycle.append)
+            del alloc, cycle
+            gc.collect()
+        """,
+        tmp_path,
+    )
+    assert samples_of(lines, "host reserved") == 3 * [30 * MIB, 0]
+    assert "KeyError" not in capfd.readouterr().err
+
+
+def test_allocators_come_and_go_in_several_threads(tmp_path):
+    lines = heard(
+        """
+        import threading
+
+        from allotment import *
+        from allotment.devices import HostDevice
+
+        device = HostDevice()
+
+        def work():
+            for _ in range(50):
+                with Allocator(device, settings="nvtx:True,expandable_segments:True") as alloc:
+                    alloc.free(alloc.malloc(30 << 20))
+                    alloc.empty_cache()
+                    alloc.check_invariants()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        """,
+        tmp_path,
+    )
+    created, released = (sum(line.startswith(f"push {name} ") for line in lines) for name in CHUNKS)
+    assert created == released == 4 * 50 * 2
+    assert ranges_of(lines)
 
 
 def test_the_end_of_the_program_is_silent(tmp_path, capfd):

@@ -12,21 +12,25 @@ from allotment._core.model.model cimport Engine
 
 
 cdef class Annotations:
-    """Of all engines on one device, which tells them apart no more than they do: by its table's `self`."""
-    cdef object __weakref__
-    cdef Device device
-    cdef DeviceTable table              # for engines; the device's own is behind it
+    """One device with a profiler between it and its engines.
+
+    The functions of the table get the device's `self` and nothing else, so engines on one device share what is told. It
+    stays when they are gone, because a thread may be on its way into one of the functions; it holds no device.
+    """
+    cdef DeviceTable behind             # the device's own
+    cdef DeviceTable table              # for engines
+    cdef object name                    # of the device
     cdef object domain                  # of the package `nvtx`
     cdef object reserved_counter, allocated_counter
-    cdef set engines                    # addresses of those that are open
+    cdef dict engines                   # address of each that is open -> that of its device's table
     cdef count_t reserved
 
     cdef void open_engine(self, Engine* engine) noexcept
-    cdef void close_engine(self, Engine* engine) noexcept
-    cdef void close_engines(self) noexcept
+    cdef void close_engine(self, Engine* engine) noexcept       # it has its device's own table again
     cdef void begin(self, str operation, bytes_t size) noexcept
     cdef void end(self, count_t change) noexcept     # in bytes reserved
 
 
-# None: nobody listens. Raises UnsupportedError without the package.
-cdef Annotations annotations_of(Device device)
+# From now on the profiler is told of what the engine does. None: nobody listens. Raises UnsupportedError without the
+# package.
+cdef Annotations annotate(Device device, Engine* engine)

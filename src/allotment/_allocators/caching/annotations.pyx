@@ -7,41 +7,37 @@ from allotment._core.model.model cimport Engine
 from allotment._core.records.stats cimport tally_now
 
 import atexit
-from weakref import WeakValueDictionary
 
 from allotment.errors import UnsupportedError
 
-# By the `self` of a device's table, which is all that the functions below get.
-cdef object BY_DEVICE = WeakValueDictionary()
+# By the `self` of a device's table.
+cdef dict BY_DEVICE = {}
 
 
 cdef class Annotations:
     """Of all engines on one device; allocators make one."""
 
     def __init__(self, Device device, domain):
-        self.device = device
+        self.name = device.name
         self.domain = domain
         self.reserved_counter = domain.get_counter(f"{device.name} reserved", int)
         self.allocated_counter = domain.get_counter(f"{device.name} allocated", int)
-        self.engines = set()
-        self.table = device.table
+        self.engines = {}
+        self.behind = self.table = device.table
         replace_functions(&self.table)
 
     cdef void open_engine(self, Engine* engine) noexcept:
+        self.engines[<uintptr_t> engine] = <uintptr_t> engine.table
         engine.table = &self.table
-        self.engines.add(<uintptr_t> engine)
 
     cdef void close_engine(self, Engine* engine) noexcept:
-        engine.table = &self.device.table
-        self.engines.discard(<uintptr_t> engine)
-
-    cdef void close_engines(self) noexcept:
-        for engine in list(self.engines):
-            self.close_engine(<Engine*> <uintptr_t> engine)
+        table = self.engines.pop(<uintptr_t> engine, None)
+        if table is not None:
+            engine.table = <DeviceTable*> <uintptr_t> table
 
     cdef void begin(self, str operation, bytes_t size) noexcept:
         try:
-            self.domain.push_range(message=operation, category=self.device.name, payload=size)
+            self.domain.push_range(message=operation, category=self.name, payload=size)
         except BaseException as error:
             report(error, self)
 
@@ -60,10 +56,19 @@ cdef class Annotations:
             report(error, self)
 
 
-cdef Annotations annotations_of(Device device):
+cdef Annotations annotate(Device device, Engine* engine):
     cdef Annotations found = BY_DEVICE.get(<uintptr_t> device.table.self)
-    if found is not None:
-        return found
+    if found is None or not found.engines:      # another device may be at the place of one that is gone
+        domain = listening_domain()
+        if domain is None:
+            return None
+        found = Annotations(device, domain)
+        BY_DEVICE[<uintptr_t> device.table.self] = found
+    found.open_engine(engine)
+    return found
+
+
+cdef object listening_domain():
     try:
         import nvtx     # late: few programs want it
     except ImportError:
@@ -72,18 +77,16 @@ cdef Annotations annotations_of(Device device):
         raise UnsupportedError(
             "nvtx:True needs the package nvtx, 0.2.16 or later: pip install 'allotment[nvtx]'", operation="nvtx")
     domain = nvtx.get_domain("allotment")
-    if not hasattr(domain, "handle"):       # it is one that does nothing
-        return None
-    found = Annotations(device, domain)
-    BY_DEVICE[<uintptr_t> device.table.self] = found
-    return found
+    return domain if hasattr(domain, "handle") else None       # without, it is one that does nothing
 
 
 @atexit.register
 def _end() -> None:
     """C code may give memory back when there is no interpreter any more."""
-    for annotations in list(BY_DEVICE.values()):
-        (<Annotations> annotations).close_engines()
+    cdef Annotations annotations
+    for annotations in BY_DEVICE.values():
+        for engine in list(annotations.engines):
+            annotations.close_engine(<Engine*> <uintptr_t> engine)
 
 
 # --- the functions, each with the device's own behind it ---
@@ -121,7 +124,7 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
     cdef Annotations told = begun(self, "segment_allocate", size)
     cdef status_t status
     with nogil:
-        status = told.device.table.segment_allocate(self, size, stream, address)
+        status = told.behind.segment_allocate(self, size, stream, address)
     told.end(<count_t> size if status == OK else 0)
     return status
 
@@ -130,7 +133,7 @@ cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept
     cdef Annotations told = begun(self, "segment_free", size)
     cdef status_t status
     with nogil:
-        status = told.device.table.segment_free(self, address, size)
+        status = told.behind.segment_free(self, address, size)
     told.end(-<count_t> size if status == OK else 0)
     return status
 
@@ -139,7 +142,7 @@ cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept wi
     cdef Annotations told = begun(self, "chunk_create", size)
     cdef status_t status
     with nogil:
-        status = told.device.table.chunk_create(self, size, chunk)
+        status = told.behind.chunk_create(self, size, chunk)
     told.end(<count_t> size if status == OK else 0)
     return status
 
@@ -148,7 +151,7 @@ cdef status_t chunk_release(void* self, chunk_t chunk, bytes_t size) noexcept wi
     cdef Annotations told = begun(self, "chunk_release", size)
     cdef status_t status
     with nogil:
-        status = told.device.table.chunk_release(self, chunk, size)
+        status = told.behind.chunk_release(self, chunk, size)
     told.end(-<count_t> size if status == OK else 0)
     return status
 
@@ -157,7 +160,7 @@ cdef status_t map_chunk(void* self, address_t address, bytes_t size, chunk_t chu
     cdef Annotations told = begun(self, "map", size)
     cdef status_t status
     with nogil:
-        status = told.device.table.map(self, address, size, chunk)
+        status = told.behind.map(self, address, size, chunk)
     told.end(0)
     return status
 
@@ -166,7 +169,7 @@ cdef status_t unmap(void* self, address_t address, bytes_t size) noexcept with g
     cdef Annotations told = begun(self, "unmap", size)
     cdef status_t status
     with nogil:
-        status = told.device.table.unmap(self, address, size)
+        status = told.behind.unmap(self, address, size)
     told.end(0)
     return status
 
@@ -175,7 +178,7 @@ cdef status_t set_access(void* self, address_t address, bytes_t size, device_t d
     cdef Annotations told = begun(self, "set_access", size)
     cdef status_t status
     with nogil:
-        status = told.device.table.set_access(self, address, size, device)
+        status = told.behind.set_access(self, address, size, device)
     told.end(0)
     return status
 
@@ -184,7 +187,7 @@ cdef status_t stream_synchronize(void* self, stream_t stream) noexcept with gil:
     cdef Annotations told = begun(self, "stream_synchronize")
     cdef status_t status
     with nogil:
-        status = told.device.table.stream_synchronize(self, stream)
+        status = told.behind.stream_synchronize(self, stream)
     told.end(0)
     return status
 
@@ -193,7 +196,7 @@ cdef status_t event_synchronize(void* self, event_t event) noexcept with gil:
     cdef Annotations told = begun(self, "event_synchronize")
     cdef status_t status
     with nogil:
-        status = told.device.table.event_synchronize(self, event)
+        status = told.behind.event_synchronize(self, event)
     told.end(0)
     return status
 
@@ -202,6 +205,6 @@ cdef status_t device_synchronize(void* self) noexcept with gil:
     cdef Annotations told = begun(self, "device_synchronize")
     cdef status_t status
     with nogil:
-        status = told.device.table.device_synchronize(self)
+        status = told.behind.device_synchronize(self)
     told.end(0)
     return status

@@ -5,7 +5,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
-from allotment._allocators.caching.annotations cimport annotations_of
+from allotment._allocators.caching.annotations cimport annotate
 from allotment._allocators.upcalls cimport report
 from allotment._core.contract.table cimport CAN_VIRTUAL
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
@@ -72,7 +72,6 @@ cdef class EngineAllocator(AllocatorBase):
         placement = placement_named(settings.placement)
         self.device = device_given(device, settings.shareable)
         placement_check(placement, &self.device.table, self.device.name)
-        self.annotations = annotations_of(self.device) if settings.nvtx else None
         self.rules = rules_of(settings.compat)
         fill_tuning(&tuning, settings)
         fill_rules(&rules, self.rules)
@@ -80,8 +79,7 @@ cdef class EngineAllocator(AllocatorBase):
             self.engine = engine_create(&self.device.table, &tuning, &rules, placement, &failure)
         if self.engine == NULL:
             raise self.failed(&failure)
-        if self.annotations is not None:
-            self.annotations.open_engine(self.engine)
+        self.annotations = annotate(self.device, self.engine) if settings.nvtx else None
         self.warn_of_plain_segments(settings)
         self.apply_reserves(self.reserves_of(settings, self.reserve_classes))
         self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
