@@ -285,6 +285,33 @@ def test_a_paused_pool_that_is_closed_and_empty_is_gone_with_its_contents():
         alloc.check_invariants()
 
 
+def run_out(alloc):
+    with pytest.raises(OutOfMemoryError):
+        alloc.malloc(2 * GIB)
+
+
+@pytest.mark.parametrize("clear", [allotment.Allocator.empty_cache, lambda alloc: alloc.trim_to(0), run_out])
+def test_a_tenant_whose_paused_pool_is_gone_has_nothing_to_resume(clear):
+    alloc = on_device(GIB, "expandable_segments:True")
+    mine = alloc.tenant("mine")
+    alloc.create_or_incref_pool((0, 7))
+    alloc.begin_allocate_to_pool((0, 7))
+    block = mine.malloc(30 * MIB)
+    alloc.end_allocate_to_pool((0, 7))
+    alloc.pause(mine, keep="nothing")
+    alloc.release_pool((0, 7))
+    alloc.release_pool((0, 7))
+    alloc.free(block)
+    held = alloc.malloc(MIB)
+    clear(alloc)
+    alloc.resume(mine)
+    assert alloc.paused() == set()
+    alloc.create_or_incref_pool((0, 7))
+    assert alloc.paused() == set(), "that is another one"
+    alloc.check_invariants()
+    alloc.free(held)
+
+
 def test_plain_memory_cannot_be_paused():
     alloc = on_device(GIB)
     pool = alloc.pool()

@@ -164,6 +164,7 @@ cdef class PausingAllocator(LimitingAllocator):
         cdef list named = self.pools_named(whose)
         if named is not None:
             return named
+        self.pools_went()
         mine, _ = self.pools_of_tenant(whose.name)
         return sorted(pool for pool in self.kept if pool in mine or self.paused_for.get(pool) == whose.name)
 
@@ -184,16 +185,19 @@ cdef class PausingAllocator(LimitingAllocator):
 
     def paused(self) -> set[str | PoolId]:
         """What is paused now: the names of tags, and the ids of pools."""
+        self.pools_went()
         return {self.name_of_pool(first, second) for first, second in self.kept}
 
     cdef int pools_went(self) except -1:
-        """Contents of pools that are gone are wanted by nobody."""
-        cdef bint is_there
+        """Contents of pools that are gone are wanted by nobody. Another one, awake, may have the id by now."""
+        cdef EnginePool* pool
+        cdef bint sleeps
         for first, second in list(self.kept):
             self.enter()
-            is_there = pool_find(self.engine, first, second) != NULL
+            pool = pool_find(self.engine, first, second)
+            sleeps = pool != NULL and pool.sleep != AWAKE
             engine_leave(self.engine)
-            if not is_there:
+            if not sleeps:
                 self.kept.pop((first, second), None)
                 self.paused_for.pop((first, second), None)
         return 0

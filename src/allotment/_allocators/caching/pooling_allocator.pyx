@@ -181,6 +181,7 @@ cdef class PoolingAllocator(RecordingAllocator):
             ok = engine_trim(self.engine, keep, context, &failure)
             before -= tally_now(&self.engine.stats.reserved_bytes)
             self.leave(ok, &failure)
+        self.pools_went()
         return max(before, 0)
 
     cdef int step_of_pool(self, object pool, pool_step_t step) except -1:

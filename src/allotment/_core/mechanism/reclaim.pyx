@@ -18,6 +18,7 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
     pool.asking -= 1
     if not ok:
         return False
+    # One that sleeps is asked for by its pause alone, and holds nothing once no page of it is away.
     if pool.reserved_bytes + pool.small.away + pool.large.away > 0 or pool.asking > (pool.sleep == ASLEEP):
         return True
     if route_find(engine, pool.first, pool.second) != NULL:
