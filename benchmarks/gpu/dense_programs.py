@@ -38,8 +38,8 @@ DEFAULT, EXPANDABLE, DENSE = "default", "expandable", "dense"
 KINDS = (DEFAULT, EXPANDABLE, DENSE)
 REPLAYED = {DEFAULT: "", EXPANDABLE: "expandable_segments:True", DENSE: "placement:dense"}
 WORKER = "--worker"
-WARM = 5
-"""Steps that are not timed: kernels are loaded in them."""
+WARM = {"train": 5, "generate": 5, "unet": 40, "serve": 5}
+"""Steps that are not timed: kernels are loaded in them, and cuDNN plans every shape that is new."""
 BATCHES = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 FREE_RUNS, LIMITED_RUNS = 4, 10
 """How many runs share the GPU's memory where speed does not count: without a limit, and with one."""
@@ -87,7 +87,7 @@ def generate(batch: int) -> Iterator[tuple[Any, int]]:
     linear = [(nn.Linear(width, 3 * width), nn.Linear(width, width)) for _ in range(layers)]
     weights = [(qkv.half().cuda(), out.half().cuda()) for qkv, out in linear]
     with torch.no_grad():
-        for _ in range(2 * WARM + 4):
+        for _ in range(14):
             length = draw.randrange(200, 700)
             hidden = torch.randn(batch, length, width, device="cuda").half()
             caches: list[Any] = [None] * layers
@@ -127,8 +127,8 @@ def unet(batch: int) -> Iterator[tuple[Any, int]]:
     parameters = [p for module in [*down, *up, last] for p in module.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     source = torch.Generator().manual_seed(2)
-    for _ in range(40):
-        height, width = draw.randrange(64, 321, 32), draw.randrange(64, 321, 32)
+    sizes = [(draw.randrange(64, 321, 32), draw.randrange(64, 321, 32)) for _ in range(40)]
+    for height, width in sizes * 2:
         image = torch.randn(batch, 3, height, width, generator=source).cuda()
         levels, value = [], image
         for module in down:
@@ -170,7 +170,7 @@ def serve(batch: int) -> Iterator[tuple[Any, int]]:
 PROGRAMS: dict[str, Callable[[int], Iterator[tuple[Any, int]]]] = {
     "train": train, "generate": generate, "unet": unet, "serve": serve,
 }  # fmt: skip
-BATCH = {"train": 8, "generate": 96, "unet": 8, "serve": 8}
+BATCH = {"train": 8, "generate": 96, "unet": 32, "serve": 32}
 """With which they are run: large enough for the GPU to be what is waited for, not the host that asks for kernels."""
 STEPS_TO_FIT = {"generate": 5}
 """Of programs whose first steps are enough to see whether a batch fits; the others are run to their end."""
@@ -217,9 +217,10 @@ def work(program: str, kind: str, batch: int, limit: int, record: str) -> None:
         return
     if record:
         memory._dump_snapshot(record)
+    warm = WARM[program] if len(times) > WARM[program] else 0
     print(json.dumps({
         "outputs": outputs,
-        "units_per_second": sum(units[WARM:]) / sum(times[WARM:]) if len(times) > WARM else sum(units) / sum(times),
+        "units_per_second": sum(units[warm:]) / sum(times[warm:]),
         "units": units,
         "seconds": times,
         "seconds_of_host": told,
@@ -251,10 +252,10 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 # The comparison.
 
 
-def best_speed(runs: list[dict[str, Any]]) -> float:
+def best_speed(runs: list[dict[str, Any]], warm: int) -> float:
     """Units a second if every step took as long as in the best round: a step is the same work in all of them."""
     seconds = [min(steps) for steps in zip(*(run["seconds"] for run in runs), strict=True)]
-    return sum(runs[0]["units"][WARM:]) / sum(seconds[WARM:])
+    return sum(runs[0]["units"][warm:]) / sum(seconds[warm:])
 
 
 def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
@@ -277,7 +278,7 @@ def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
         expected = runs[DEFAULT][0]["outputs"]
         speeds = {kind: [run["units_per_second"] for run in runs[kind]] for kind in KINDS}
         speed = {kind: statistics.median(speeds[kind]) for kind in KINDS}
-        best = {kind: best_speed(runs[kind]) for kind in KINDS}
+        best = {kind: best_speed(runs[kind], WARM[program]) for kind in KINDS}
         for kind in KINDS:
             same = all(run["outputs"] == expected for run in runs[kind])
             equal = equal and same
@@ -336,7 +337,7 @@ def largest_batches(programs: list[str], limit: int) -> dict[str, Any]:
     return found
 
 
-def record(programs: list[str], folder: Path) -> None:
+def record_all(programs: list[str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for program, kind in itertools.product(programs, KINDS):
         told = finish(start(program, kind, BATCH[program], record=str(folder / f"{program}.{kind}.pickle")))
@@ -359,7 +360,7 @@ def main() -> int:
         return 0
     programs = options.program or list(PROGRAMS)
     if options.record:
-        record(programs, options.record)
+        record_all(programs, options.record)
         return 0
     if options.largest_batch:
         from allotment._settings import parse_size
