@@ -15,10 +15,10 @@ GIB = 1 << 30
 PAGE = 2 * MIB
 LARGE = 4 * MIB  # from here on equal sizes are kept together
 PASSED_OVER = 64  # tiles that are looked at, at most, before a search gives up
-PIECES = 64  # of a plan, at most
 CLOCK_STREAMS = 4  # of a clock, before the rest is folded
 CHUNK_MOST = 512 * MIB
 VIEW_US, CHUNK_US = 32.5, 47.0
+LEFT_OVER_US = 5.0  # a MiB
 MICRO = 1_000_000
 SOON = 10_000  # requests: a view that comes back within so many was dropped too early
 
@@ -648,6 +648,7 @@ class Arena:
 
         plan = Plan(region, tail_of)
         rest = size - have
+        head = 0
         if with_head:
             heads = [(head, -chunk.number, chunk) for chunk, head, _ in partly if head >= PAGE and not is_there(chunk)]
             if not heads:
@@ -668,14 +669,14 @@ class Arena:
             plan.whole.append(chosen)
             rest -= chosen.size
         pieces = len(plan.whole) + (tail_of is not None) + (plan.head_of is not None)
-        if len(plan.whole) > PIECES - 2:
-            return None
         plan.added = sum(c.size for c in [tail_of, plan.head_of, *plan.whole] if c is not None) + plan.create
         if region is not None and region.filled + plan.added > region.size:
             return None
         plan.beyond = max(0, plan.create - room)
         per_mib = 1e9 if last else 1000.0 if pressed else 20.0 * self.options.grain / 24
-        plan.price = pieces * VIEW_US + math.ceil(plan.create / CHUNK_MOST) * CHUNK_US + plan.beyond / MIB * per_mib
+        left_over = have + head + sum(chunk.size for chunk in plan.whole) + plan.create - size
+        plan.price = pieces * VIEW_US + math.ceil(plan.create / CHUNK_MOST) * CHUNK_US
+        plan.price = plan.price + plan.beyond / MIB * per_mib + left_over / MIB * LEFT_OVER_US
         return plan
 
     def carry_out(self, plan: Plan) -> Region:

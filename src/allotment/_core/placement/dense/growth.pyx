@@ -11,7 +11,7 @@ from allotment._core.model.model cimport FAILED_DEVICE, NO_FAILURE, Engine, Fail
 from allotment._core.placement.dense.arena cimport Piece, addresses_left, arena_extend, drop_old_views, region_make
 from allotment._core.placement.dense.clocks cimport clock_covers
 from allotment._core.placement.dense.growth cimport held, in_use
-from allotment._core.placement.dense.plan cimport Plan, Terms, plan_cheapest
+from allotment._core.placement.dense.plan cimport Plan, Terms, plan_cheapest, plan_clear
 from allotment._core.placement.dense.structures cimport (
     TILE_FREE, Arena, DenseChunk, Node, Region, Tile, full_granules, region_of, tile_before, tile_behind,
     whole_granules)
@@ -249,33 +249,37 @@ cdef inline bint mapping_was_refused(const Failure* failure) noexcept nogil:
         strcmp(failure.operation, b"map") == 0 or strcmp(failure.operation, b"set_access") == 0)
 
 
+cdef Region* try_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t left, Request* request,
+                      bint* stitched) noexcept nogil:
+    """The cheapest plan, carried out; if it creates beyond the room, it creates `more` at least."""
+    cdef Region* region = NULL
+    cdef Plan plan
+    stitched[0] = False
+    if plan_cheapest(arena, terms, &plan, &request.failure):
+        if plan.price >= 0 and plan.beyond > 0 and plan.create < more and more <= left and (
+                plan.region == NULL or plan.added + (more - plan.create) <= addresses_left(plan.region)):
+            plan.added += more - plan.create
+            plan.create = more
+        if plan.price < 0 or plan.create > left:
+            refuse(request)
+        else:
+            stitched[0] = is_stitched(&plan)
+            region = carry_out(arena, &plan, left, request)
+    plan_clear(&plan)
+    return region
+
+
 cdef Region* grow_by_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t left,
                           Request* request) noexcept nogil:
-    """The cheapest plan; if it creates beyond the room, it creates `more` at least.
-
-    A mapping that the device refuses is tried once more without any stitching.
-    """
+    """By the cheapest plan. A mapping that the device refuses is tried once more without any stitching."""
     cdef Terms plain = terms[0]
-    cdef Region* region
-    cdef Plan plan
-    if not plan_cheapest(arena, terms, &plan, &request.failure):
-        return NULL
-    if plan.price < 0:
-        refuse(request)
-        return NULL
-    if plan.beyond > 0 and plan.create < more and more <= left and (
-            plan.region == NULL or plan.added + (more - plan.create) <= addresses_left(plan.region)):
-        plan.added += more - plan.create
-        plan.create = more
-    if plan.create > left:
-        refuse(request)
-        return NULL
-    region = carry_out(arena, &plan, left, request)
-    if region != NULL or not is_stitched(&plan) or not mapping_was_refused(&request.failure):
+    cdef bint stitched
+    cdef Region* region = try_plan(arena, terms, more, left, request, &stitched)
+    if region != NULL or not stitched or not mapping_was_refused(&request.failure):
         return region
     request.failure.reason = NO_FAILURE
     plain.stitches = False
-    return grow_by_plan(arena, &plain, more, left, request)
+    return try_plan(arena, &plain, more, left, request, &stitched)
 
 
 cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:

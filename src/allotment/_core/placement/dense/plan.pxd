@@ -8,17 +8,18 @@ A plan fills the end of one region, or a new one, with
     the free head of the chunk with the longest one, or nothing
 
 and a chunk occurs once in a region. Its price is driver time: so much for a view, so much for a new chunk, and for
-each MiB beyond the room that the arena allows itself, so much that growing is chosen only when stitching is dear.
+each MiB beyond the room that the arena allows itself, so much that growing is chosen only when stitching is dear. What
+is left over of the pieces has a price too: of what is free the longest is broken up last.
 """
 
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.model cimport Failure
-from allotment._core.placement.dense.structures cimport PIECES_MOST, Arena, DenseChunk, Region
+from allotment._core.placement.dense.structures cimport Arena, DenseChunk, Region
 
 cdef struct Plan:
     Region* region              # NULL: a new one
     DenseChunk* tail_of
-    DenseChunk* whole[PIECES_MOST]
+    DenseChunk** whole          # given back by plan_clear
     size_t whole_count
     bytes_t create
     DenseChunk* head_of
@@ -34,3 +35,4 @@ cdef struct Terms:
     bint stitches               # chunks may have more than one view
 
 cdef bint plan_cheapest(Arena* arena, const Terms* terms, Plan* best, Failure* failure) noexcept nogil
+cdef void plan_clear(Plan* plan) noexcept nogil

@@ -1,13 +1,13 @@
 from libc.stddef cimport size_t
 from libc.stdlib cimport free, malloc, qsort
+from libc.string cimport memcpy
 
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.model.model cimport Failure
 from allotment._core.placement.dense.arena cimport addresses_left, free_ends, is_shown_in
 from allotment._core.placement.dense.plan cimport Plan, Terms
-from allotment._core.placement.dense.structures cimport (
-    GRANULE, PIECES_MOST, TILE_FREE, Arena, DenseChunk, Region, whole_granules)
+from allotment._core.placement.dense.structures cimport GRANULE, TILE_FREE, Arena, DenseChunk, Region, whole_granules
 
 cdef enum:
     TAILS_TRIED = 4
@@ -16,6 +16,7 @@ cdef enum:
 cdef double MAP_US = 2.5
 cdef double ACCESS_US = 30.0
 cdef double CREATE_US = 14.5
+cdef double LEFT_OVER_US = 5.0      # a MiB; anything from 2 to 12 wastes less than nothing, or more, does
 
 cdef struct Stock:
     # What there is to put side by side.
@@ -28,6 +29,7 @@ cdef struct Stock:
     bytes_t* heads
     size_t partly_count
     bint* taken                 # of `whole`, by the plan in the making
+    DenseChunk** chosen         # those of `whole` that it takes
     double view_us, chunk_us
 
 
@@ -64,7 +66,9 @@ cdef bint take_stock(Arena* arena, Stock* stock) noexcept nogil:
     stock.partly = <DenseChunk**> malloc((arena.chunk_count + 1) * sizeof(DenseChunk*))
     stock.heads = <bytes_t*> malloc((arena.chunk_count + 1) * sizeof(bytes_t))
     stock.taken = <bint*> malloc((arena.chunk_count + 1) * sizeof(bint))
-    if stock.whole == NULL or stock.partly == NULL or stock.heads == NULL or stock.taken == NULL:
+    stock.chosen = <DenseChunk**> malloc((arena.chunk_count + 1) * sizeof(DenseChunk*))
+    if (stock.whole == NULL or stock.partly == NULL or stock.heads == NULL or stock.taken == NULL
+            or stock.chosen == NULL):
         return False
     while chunk != NULL:
         if chunk.live == 0:
@@ -91,6 +95,7 @@ cdef void stock_clear(Stock* stock) noexcept nogil:
     free(stock.partly)
     free(stock.heads)
     free(stock.taken)
+    free(stock.chosen)
 
 
 cdef inline bint is_there(const Plan* plan, const DenseChunk* chunk) noexcept nogil:
@@ -109,10 +114,14 @@ cdef bint add_head(const Stock* stock, Plan* plan, bytes_t* head) noexcept nogil
     return head[0] > 0
 
 
-cdef bint add_whole(Stock* stock, Plan* plan, bytes_t need, const Terms* terms) noexcept nogil:
-    """Fill `need` bytes with wholly free chunks, and what is missing with new memory."""
+cdef bytes_t add_whole(Stock* stock, Plan* plan, bytes_t need, const Terms* terms) noexcept nogil:
+    """Fill `need` bytes with wholly free chunks, and what is missing with new memory. Returns what that is in all.
+
+    Linear in the number of such chunks.
+    """
     cdef bytes_t there = 0
-    cdef bytes_t rest
+    cdef bytes_t filled, rest
+    cdef size_t first = 0
     cdef size_t i, chosen
     for i in range(stock.whole_count):
         stock.taken[i] = not terms.stitches or is_there(plan, stock.whole[i])
@@ -120,37 +129,46 @@ cdef bint add_whole(Stock* stock, Plan* plan, bytes_t need, const Terms* terms) 
             there += stock.whole[i].size
     plan.create = need - there if need > there else 0
     rest = need - plan.create
+    filled = 0
     while rest > 0:
         if rest + plan.create <= terms.room:
             plan.create += rest
             break
-        chosen = stock.whole_count
-        for i in range(stock.whole_count):
+        while stock.taken[first]:       # the largest that is left; there is one, since `rest` is part of what is there
+            first += 1
+        chosen = i = first
+        while i < stock.whole_count and stock.whole[i].size >= rest:
             if not stock.taken[i]:
-                if stock.whole[i].size >= rest or chosen == stock.whole_count:
-                    chosen = i
-                if stock.whole[i].size < rest:
-                    break
-        if plan.whole_count == PIECES_MOST - 2:
-            return False
+                chosen = i
+            i += 1
         stock.taken[chosen] = True
         plan.whole[plan.whole_count] = stock.whole[chosen]
         plan.whole_count += 1
-        plan.added += stock.whole[chosen].size
+        filled += stock.whole[chosen].size
         rest -= min(rest, stock.whole[chosen].size)
-    plan.added += plan.create
-    return True
+    filled += plan.create
+    plan.added += filled
+    return filled
+
+
+cdef void keep(Plan* best, const Plan* plan) noexcept nogil:
+    cdef DenseChunk** whole = best.whole
+    memcpy(whole, plan.whole, plan.whole_count * sizeof(DenseChunk*))
+    best[0] = plan[0]
+    best.whole = whole
 
 
 cdef void consider(Stock* stock, const Terms* terms, Region* region, DenseChunk* tail_of, bytes_t have, bint with_head,
                    Plan* best) noexcept nogil:
     cdef Plan plan
     cdef bytes_t rest = terms.size - min(have, terms.size)
-    cdef bytes_t head
+    cdef bytes_t head = 0
+    cdef bytes_t left_over
     cdef size_t pieces
     plan.region = region
     plan.tail_of = tail_of
     plan.head_of = NULL
+    plan.whole = stock.chosen
     plan.whole_count = 0
     plan.added = 0
     if with_head:
@@ -159,27 +177,27 @@ cdef void consider(Stock* stock, const Terms* terms, Region* region, DenseChunk*
         rest -= min(rest, head)
     if tail_of != NULL:
         plan.added += tail_of.size
-    if not add_whole(stock, &plan, whole_granules(rest), terms):
-        return
+    left_over = have + head + add_whole(stock, &plan, whole_granules(rest), terms) - terms.size
     if region != NULL and plan.added > addresses_left(region):
         return
     pieces = plan.whole_count + (tail_of != NULL) + (plan.head_of != NULL)
     plan.beyond = plan.create - terms.room if plan.create > terms.room else 0
     plan.price = (pieces * stock.view_us + ((plan.create + CHUNK_MOST - 1) // CHUNK_MOST) * stock.chunk_us
-                  + <double> plan.beyond / 1048576 * terms.mebibyte_us)
+                  + <double> plan.beyond / 1048576 * terms.mebibyte_us + <double> left_over / 1048576 * LEFT_OVER_US)
     if best.price < 0 or plan.price < best.price:
-        best[0] = plan
+        keep(best, &plan)
 
 
 cdef bint plan_cheapest(Arena* arena, const Terms* terms, Plan* best, Failure* failure) noexcept nogil:
-    """False without host memory; a price below 0: there is no plan at all."""
+    """False without host memory; a price below 0: there is no plan at all. In any case `best` is to be cleared."""
     cdef Stock stock
     cdef Region* region
     cdef bytes_t have
     cdef size_t i
     cdef int with_head
     best.price = -1
-    if not take_stock(arena, &stock):
+    best.whole = <DenseChunk**> malloc((arena.chunk_count + 1) * sizeof(DenseChunk*))
+    if not take_stock(arena, &stock) or best.whole == NULL:
         stock_clear(&stock)
         return host_memory_failed(failure)
     for i in range(arena.region_count):
@@ -194,3 +212,7 @@ cdef bint plan_cheapest(Arena* arena, const Terms* terms, Plan* best, Failure* f
             consider(&stock, terms, NULL, stock.tails[i], stock.tail_sizes[i], with_head, best)
     stock_clear(&stock)
     return True
+
+
+cdef void plan_clear(Plan* plan) noexcept nogil:
+    free(plan.whole)

@@ -35,7 +35,6 @@ from allotment._core.tools.slab cimport Slab
 cdef enum:
     CLOCK_STREAMS = 4
     OFFSET_BITS = 39            # of a place, in units of 512 bytes; one bit more is for the side of a neighbour
-    PIECES_MOST = 64            # that a request is put together from
     GRANULE = 2097152           # what chunks and views are multiples of
 
 cdef enum TileState:
