@@ -41,7 +41,7 @@ WORKER = "--worker"
 WARM = {"train": 5, "generate": 5, "unet": 40, "serve": 5}
 """Steps that are not timed: kernels are loaded in them, and cuDNN plans every shape that is new."""
 BATCHES = (4, 6, 8, 12, 16, 24, 32, 48, 64)
-FREE_RUNS, LIMITED_RUNS = 4, 10
+FREE_RUNS, LIMITED_RUNS = 3, 10
 """How many runs share the GPU's memory where speed does not count: without a limit, and with one."""
 
 
@@ -318,8 +318,13 @@ def fits(program: str, limit: int, run: tuple[str, int]) -> bool:
 
 def largest_foretold_and_real(program: str, limit: int) -> dict[str, dict[str, int]]:
     runs = [(kind, batch) for batch in BATCHES for kind in KINDS]
+    foreseen = {batch: dict.fromkeys(KINDS, False) for batch in BATCHES}
     with ThreadPoolExecutor(FREE_RUNS) as pool:
-        foreseen = dict(zip(BATCHES, pool.map(partial(foretell, program, limit), BATCHES), strict=True))
+        for at in range(0, len(BATCHES), FREE_RUNS):
+            some = BATCHES[at : at + FREE_RUNS]
+            foreseen |= zip(some, pool.map(partial(foretell, program, limit), some), strict=True)
+            if not any(foreseen[some[-1]].values()):
+                break  # larger ones need more still
     with ThreadPoolExecutor(LIMITED_RUNS) as pool:
         real = dict(zip(runs, pool.map(partial(fits, program, limit), runs), strict=True))
     return {

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from allotment._settings import Settings
+from allotment.lab.replay.run import read_recording
+
 pytestmark = pytest.mark.gpu
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -69,6 +72,18 @@ def test_graphs_under_the_adapter(name, settings, mode):
 @pytest.mark.parametrize("name", checks_in("torch_races.py"))
 def test_races_are_found_and_programs_in_order_are_not_reported(name, mode):
     passes("torch_races.py", name, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_history_of_dense_placement_is_replayed_as_one(mode, tmp_path):
+    done = run("dense_history.py", mode, str(tmp_path / "run.pickle"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    recording = read_recording(tmp_path / "run.pickle")
+    assert recording.settings == Settings.parse(
+        "placement:dense,dense_slack:0.0,garbage_collection_threshold:0.9", compat=recording.settings.compat
+    )
+    replayed = recording.replay("expandable_segments:True")
+    assert replayed.driver_calls["unmap"] == replayed.driver_calls["release"] == 0
 
 
 @pytest.mark.parametrize("name", checks_in("before_the_first_use.py"))

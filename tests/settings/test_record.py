@@ -7,7 +7,8 @@ import pytest
 
 import allotment
 from allotment import Settings
-from allotment._settings import DEFAULTS, KEYS, UNLIMITED, settings_stated
+from allotment._settings import DEFAULTS, KEYS, UNLIMITED, parse_leniently, settings_stated
+from allotment._settings.record import text_in_force
 from allotment.errors import SettingsError
 
 MIB = 1 << 20
@@ -147,3 +148,30 @@ def test_the_engine_works_with_the_ends_of_the_ranges(changes, expandable):
     allocator.empty_cache()
     allocator.check_invariants()
     assert allocator.stats()["reserved_bytes.all.current"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "then", "stated"),
+    [
+        ("", "expandable_segments:True", "expandable_segments:True"),
+        ("placement:dense,dense_grain:32", "", "placement:dense,dense_grain:32"),
+        (
+            "placement:dense,dense_wait_reuse:off,dense_share_streams:False,dense_start:2MiB",
+            "roundup_power2_divisions:[256:1,>:4]",
+            "placement:dense,dense_wait_reuse:off,dense_share_streams:False,dense_start:2097152,"
+            "roundup_power2_divisions:[256:1,>:4]",
+        ),
+    ],
+)
+def test_the_text_of_another_placement_says_all_of_it(text: str, then: str, stated: str) -> None:
+    settings = Settings.parse(text)
+    if then:
+        settings = Settings.parse(then, settings)
+    assert text_in_force(settings) == stated
+    assert replace(Settings.parse(stated), text=settings.text) == settings
+
+
+def test_what_means_nothing_to_a_placement_is_not_in_its_text() -> None:
+    of_pytorch, _ = parse_leniently("expandable_segments:True,garbage_collection_threshold:0.5")
+    settings = replace(of_pytorch, placement="dense", expandable_segments=False)
+    assert text_in_force(settings) == "placement:dense,garbage_collection_threshold:0.5"

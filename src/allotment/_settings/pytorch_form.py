@@ -30,13 +30,13 @@ _SIGNED_NAMES_NEWER = {
 _INTERVAL_NAMES = [str(1 << interval) for interval in range(INTERVALS)]
 
 
-def stated_by(settings: Settings) -> dict[str, Any]:
-    """What PyTorch would state of `settings`."""
+def stated_by(settings: Settings, text: str) -> dict[str, Any]:
+    """What PyTorch would state of `settings`, whose string is `text`."""
     signed = _SIGNED_NAMES
     if rules_of(settings.compat).states_pinned_bounds:
         signed = {**_SIGNED_NAMES, **_SIGNED_NAMES_NEWER}
     return {
-        STRING: settings.text,
+        STRING: text,
         **{name: _signed(getattr(settings, setting)) for name, setting in signed.items()},
         **{name: getattr(settings, setting) for name, setting in _NAMES.items()},
         "roundup_power2_divisions": dict(zip(_INTERVAL_NAMES, settings.roundup_power2_divisions, strict=True)),

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from allotment._rules import NEWEST, VERSIONS
 from allotment._settings import pytorch_form
+from allotment._settings.grammar import Malformed, entries
 from allotment._settings.keys import Change, Key, Rule
 from allotment._settings.parser import Parser
 from allotment._settings.sizes import MIB, UNLIMITED
@@ -461,7 +462,7 @@ class Settings:
 
     def as_pytorch_dict(self) -> dict[str, Any]:
         """The `allocator_settings` of a PyTorch snapshot."""
-        return pytorch_form.stated_by(self)
+        return pytorch_form.stated_by(self, text_in_force(self))
 
 
 def parse_leniently(
@@ -482,6 +483,32 @@ def settings_of(given: str | Settings, previous: Settings | None = None, *, comp
         return replace(given)  # one that was unpickled or put together otherwise has passed no gate
     except AttributeError as error:
         raise SettingsError(f"the Settings lack a value: {error}; make them with Settings(...)") from None
+
+
+def text_in_force(settings: Settings) -> str:
+    """The last settings string; of another placement than PyTorch's, one that says what it leaves out of that.
+
+    The last string may be one of PyTorch's, which cannot name a placement, or name what means nothing to it.
+    """
+    if settings.placement == DEFAULTS["placement"]:
+        return settings.text
+    try:
+        named = {entry.key: entry.shown for entry in entries(settings.text, strict=False)}
+    except Malformed:
+        named = {}
+    missing = {}
+    for setting, key in KEYS.items():
+        value = getattr(settings, setting)
+        if key.placements and settings.placement not in key.placements:
+            for name in key.names:
+                named.pop(name, None)
+        elif (
+            (key.placements or setting == "placement")
+            and value != DEFAULTS[setting]
+            and named.keys().isdisjoint(key.names)
+        ):
+            missing[key.names[0]] = key.kind.word(value) if isinstance(key.kind, CountOrOff) else str(value)
+    return ",".join(f"{key}:{value}" for key, value in {**missing, **named}.items())
 
 
 def settings_stated(stated: Mapping[str, Any], *, compat: str = NEWEST) -> Settings:

@@ -171,6 +171,9 @@ class CountOrOff:
     def admits(self, value: object) -> bool:
         return is_whole_number(value) or (value == -1 and isinstance(value, int))
 
+    def word(self, value: int) -> str:
+        return "off" if value == -1 else str(value)
+
 
 @dataclass(frozen=True, slots=True)
 class ByteSize:

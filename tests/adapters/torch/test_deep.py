@@ -55,6 +55,18 @@ print(len(seen), seen[0][:2], torch.cuda.memory_stats()["num_ooms"], torch.cuda.
     assert told.strip() == "1000 (0, 1099511627776) 1000 0"
 
 
+def test_a_snapshot_says_which_placement_it_is_of(deep):
+    told = deep("""
+text = lambda: torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+torch.empty(1000, device="cuda")
+print(text())
+torch.cuda.memory._set_allocator_settings("garbage_collection_threshold:0.9")
+print(text())
+""", '"deep", settings="placement:dense,dense_grain:32"')  # fmt: skip
+    ours = "placement:dense,dense_grain:32"
+    assert told.split() == [ours, f"{ours},garbage_collection_threshold:0.9"]
+
+
 def test_a_history_has_the_contexts_that_pytorch_gathers(deep):
     told = deep("""
 torch.cuda.memory._record_memory_history(stacks="all")

@@ -29,7 +29,7 @@ cdef class EngineAllocator(AllocatorBase):
     cdef list forgotten_pools           # (id, whether by its maker) given up from inside the engine: see close_pool
     cdef object rules                   # of the version that the settings name
     cdef dict reserve_classes           # stream -> class of expandable_segments_reserve_by_class
-    cdef Annotations annotations        # None: no profiler is told
+    cdef Annotations profiler           # None: none is told
     cdef int pointer_holders            # tables of C entry points that refer to the engine, which must outlive them
 
     cdef uint32_t stack_now(self) except? 0xFFFFFFFF     # the calling thread's context

@@ -79,7 +79,7 @@ cdef class EngineAllocator(AllocatorBase):
             self.engine = engine_create(&self.device.table, &tuning, &rules, placement, &failure)
         if self.engine == NULL:
             raise self.failed(&failure)
-        self.annotations = annotate(self.device, self.engine) if settings.nvtx else None
+        self.profiler = annotate(self.device, self.engine) if settings.nvtx else None
         self.warn_of_plain_segments(settings)
         self.apply_reserves(self.reserves_of(settings, self.reserve_classes))
         self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
@@ -119,8 +119,8 @@ cdef class EngineAllocator(AllocatorBase):
         engine.interpreter_guards = False   # requests come by the long way, where it is asked whether it is open
         with nogil:
             engine_retire(engine)
-        if self.annotations is not None:
-            self.annotations.close_engine(engine)
+        if self.profiler is not None:
+            self.profiler.close_engine(engine)
         engine_leave(engine)
         return 0
 

@@ -159,7 +159,7 @@ class Recording:
         self.snapshot = snapshot
         """That it was read from."""
         progress("working out what was asked")
-        self._history = History(trace, moves=VIEWS in snapshot.extra)
+        self._history = History(trace, moves=_is_dense(snapshot))
         self._premises = Premises(self._history, snapshot, self.device, self.settings)
         if self._can_be_compared and (self._history.releases or np.any(self._history.action == Action.OOM)):
             progress("working out which pools were used")
@@ -574,13 +574,18 @@ def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
 
 def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8], compat: str) -> Settings:
     """The settings in force. A snapshot that does not state so had expandable segments if pages were mapped."""
-    if VIEWS in snapshot.extra:
+    if _is_dense(snapshot):
         return _dense_settings(snapshot, compat)
     mapped = bool(np.any(actions == Action.SEGMENT_MAP))
     try:
         return config.settings_stated({"expandable_segments": mapped, **snapshot.allocator_settings}, compat=compat)
     except SettingsError as error:
         raise FormatError(f"allocator_settings of the snapshot: {error}") from error
+
+
+def _is_dense(snapshot: Snapshot) -> bool:
+    """Whether it is of dense placement; one that PyTorch wrote shows no views, and says so in its string alone."""
+    return VIEWS in snapshot.extra or "placement:dense" in str(snapshot.allocator_settings.get(STRING) or "")
 
 
 def _dense_settings(snapshot: Snapshot, compat: str) -> Settings:

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define ALLOTMENT_POINTS_VERSION 1
+#define ALLOTMENT_POINTS_VERSION 2
 #define ALLOTMENT_DEVICES_MOST 64
 #define ALLOTMENT_FOREIGN_CONTEXT (1u << 23)    /* numbers of the framework's contexts: from here on */
 #define ALLOTMENT_CONTEXTS_MOST (1u << 23)      /* and as many */
@@ -80,6 +80,7 @@ typedef struct allotment_snapshot_visitor {
     void (*block)(void* self, const allotment_block* block);
     void (*annotation)(void* self, int device, int64_t time_us);       /* its pairs follow */
     void (*pair)(void* self, const char* key, const char* value);
+    void (*settings)(void* self, const char* text);     /* where PyTorch's own text does not tell all */
 } allotment_snapshot_visitor;
 
 typedef struct allotment_framework {

@@ -107,7 +107,9 @@ struct SnapshotBuilder {
         from(self).info.external_annotations.back().recordUserMetadata(key, value);
     }
 
-    allotment_snapshot_visitor visitor() { return {this, record, segment, block, annotation, pair}; }
+    static void settings(void* self, const char* text) { from(self).info.config_metadata.last_allocator_settings = text; }
+
+    allotment_snapshot_visitor visitor() { return {this, record, segment, block, annotation, pair, settings}; }
 };
 
 /* The settings that PyTorch reads for its own allocator and for pinned memory; ours come from the same text. */

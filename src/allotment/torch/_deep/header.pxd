@@ -50,6 +50,7 @@ cdef extern from "allotment_points.h":
         void (*block)(void* self, const allotment_block* block) noexcept nogil
         void (*annotation)(void* self, int device, int64_t time_us) noexcept nogil
         void (*pair)(void* self, const char* key, const char* value) noexcept nogil
+        void (*settings)(void* self, const char* text) noexcept nogil
     ctypedef struct allotment_framework:
         size_t size
         uint32_t (*gather)() noexcept nogil

@@ -14,6 +14,8 @@ from allotment.torch._deep.header cimport (
 from allotment.torch._deep.history cimport shown_context, tell_record
 from allotment.torch._deep.served cimport used_allocator
 
+from allotment._settings.record import text_in_force
+
 
 cdef int snapshot(int device, uint64_t first, uint64_t second, int with_records,
                   const allotment_snapshot_visitor* visitor) noexcept with gil:
@@ -27,6 +29,9 @@ cdef int snapshot(int device, uint64_t first, uint64_t second, int with_records,
     memset(&arrangement, 0, sizeof(Arrangement))
     try:
         allocator = used_allocator(device)
+        if allocator.current_settings.placement != "torch":
+            text = text_in_force(allocator.current_settings).encode()
+            visitor.settings(visitor.self, text)
         for note_ in list(allocator.annotations):
             show_annotation(note_, visitor)
         if with_records:

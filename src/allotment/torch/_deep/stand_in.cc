@@ -292,6 +292,7 @@ struct StandIn final : CUDAAllocator {
 
     SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override {
         SnapshotInfo info;
+        info.config_metadata = settings_now();
         const Contexts::Reading reading(contexts());
         std::vector<TraceEntry> unwanted;
         for (int device = 0; device < device_count; ++device) {
@@ -304,7 +305,6 @@ struct StandIn final : CUDAAllocator {
         std::stable_sort(
             info.external_annotations.begin(), info.external_annotations.end(),
             [](const AnnotationEntry& a, const AnnotationEntry& b) { return a.time_.t_ < b.time_.t_; });
-        info.config_metadata = settings_now();
         return info;
     }
 
