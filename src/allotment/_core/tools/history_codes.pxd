@@ -73,9 +73,9 @@ cdef inline const unsigned char* get_number(const unsigned char* at, const unsig
     value[0] = 0
     while at < end and shift < 64:
         value[0] |= <uint64_t> (at[0] & 0x7F) << shift
+        if at[0] < 0x80:
+            return at + 1
         at += 1
-        if at[-1] < 0x80:
-            return at
         shift += 7
     return NULL
 

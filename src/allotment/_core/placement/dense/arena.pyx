@@ -433,7 +433,7 @@ cdef bint forget_view(Arena* arena, View* view, Failure* failure) noexcept nogil
 cdef bint release_chunk(Arena* arena, DenseChunk* chunk, uint32_t context, Failure* failure) noexcept nogil:
     """Unmap and release a chunk that is wholly free. A refusal leaves it with the views it still has."""
     cdef Engine* engine = arena.engine
-    cdef address_t home
+    cdef address_t home = 0
     cdef status_t status
     if not make_room(<void**> &arena.leftovers, &arena.leftover_room, arena.leftover_count, sizeof(Leftover)):
         return host_memory_failed(failure)
