@@ -13,7 +13,7 @@ from allotment._cli import main
 from allotment._settings import Settings
 from allotment.errors import RequestError
 from allotment.lab.replay.run import SAMPLE, read_recording
-from allotment.lab.tune.candidates import FEW, all_candidates
+from allotment.lab.tune.candidates import FEW, all_candidates, is_ours
 from allotment.lab.tune.search import Goal, try_settings, tune, with_paces
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -25,11 +25,13 @@ def recording():
 
 
 @pytest.mark.parametrize("limited", [False, True])
-def test_every_candidate_is_valid_and_stands_once(limited: bool) -> None:
-    candidates = list(all_candidates(limited))
+@pytest.mark.parametrize("finely", [False, True])
+def test_every_candidate_is_valid_and_stands_once(limited: bool, finely: bool) -> None:
+    candidates = list(all_candidates(limited, finely))
     assert len(set(candidates)) == len(candidates)
     for text in candidates:
-        Settings.parse(text)
+        assert is_ours(text) == (Settings.parse(text).placement != "torch")
+    assert len({Settings.parse(text).dense_grain for text in candidates if is_ours(text)}) >= 3
 
 
 def test_a_candidate_is_what_a_replay_under_it_says(recording) -> None:

@@ -16,6 +16,8 @@ FINER_ROUNDINGS = ("", *(f"roundup_power2_divisions:{divisions}" for divisions i
 FINER_COLLECTION = ("", *(f"garbage_collection_threshold:{share}" for share in (0.5, 0.6, 0.7, 0.8, 0.9)))
 OURS = ("placement:dense",)
 """Not PyTorch's own: an allocator of ours has to run below PyTorch."""
+GRAINS = ("", *(f"dense_grain:{grain}" for grain in (48, 96)))
+FINER_GRAINS = ("", *(f"dense_grain:{grain}" for grain in (16, 32, 64, 128, 192, 256)))
 
 
 def is_ours(settings: str) -> bool:
@@ -34,8 +36,10 @@ def all_candidates(limited: bool, finely: bool = False) -> Iterator[str]:
     """
     seen = set(FEW)
     yield from FEW
+    yield from _combined(seen, OURS, GRAINS)
     yield from _combined(seen, EXPANDABLE, ROUNDINGS, SPLITS, COLLECTION if limited else ("",))
     if finely:
+        yield from _combined(seen, OURS, FINER_GRAINS)
         splits = (*SPLITS, *FINER_SPLITS[1:])
         yield from _combined(seen, EXPANDABLE, FINER_ROUNDINGS, splits, FINER_COLLECTION if limited else ("",))
 
