@@ -4,7 +4,7 @@
 
 An `.ops` file is int64 records: kind (0 allocate, 1 free asked for and still waiting for other streams, 2 free done,
 3 a stream's private pool is released, 4 empty_cache), block, size, stream index, microseconds. It has no addresses.
-So each block gets addresses of its own, in one segment for each stream that is as large as all its blocks together:
+So each block gets addresses that no other has at the time, in one segment for each stream that is large enough for it:
 a replay under any settings but the recorded ones asks for the same sizes in the same order and looks at nothing else.
 The settings that the snapshot states are ones that are never looked up. Private pools are not told: their blocks become
 blocks of their stream.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import pickle
+from bisect import bisect_right, insort
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ SEGMENT_SPACE = 1 << 44
 """Addresses between the segments of two streams."""
 DUMMY = 2 << 20
 """Segments that are released to show where the cache was emptied."""
+ROUND = 256 << 30
+"""Addresses of a stream after which its blocks begin anew, where they fit."""
 SETTINGS = "garbage_collection_threshold:0.99"
 
 
@@ -34,9 +37,40 @@ def rounded(size: int) -> int:
     return max(UNIT, -(-size // UNIT) * UNIT)
 
 
+class Places:
+    """Where the blocks of one stream are: each behind the one before it, past those that are still there."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: dict[int, int] = {}
+        self._at = 0
+        self.size = 0
+
+    def take(self, size: int) -> int:
+        at, wrapped = self._at, False
+        while True:
+            if at + size > ROUND and not wrapped:
+                at, wrapped = 0, True
+            behind = bisect_right(self._starts, at)
+            if behind > 0 and self._ends[self._starts[behind - 1]] > at:
+                at = self._ends[self._starts[behind - 1]]
+            elif behind < len(self._starts) and self._starts[behind] < at + size:
+                at = self._ends[self._starts[behind]]
+            else:
+                break
+        insort(self._starts, at)
+        self._ends[at] = self._at = at + size
+        self.size = max(self.size, self._at)
+        return at
+
+    def give(self, at: int) -> None:
+        del self._starts[bisect_right(self._starts, at) - 1]
+        del self._ends[at]
+
+
 def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
     """A snapshot with the history of `ops`, one row each."""
-    used: dict[int, int] = defaultdict(int)
+    places: dict[int, Places] = defaultdict(Places)
     address: dict[int, tuple[int, int, int]] = {}
     entries: list[dict[str, Any]] = []
     dummies = 0
@@ -47,8 +81,7 @@ def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
 
     for kind, block, size, stream, time in ops.tolist():
         if kind == ALLOCATE:
-            place = (stream + 1) * SEGMENT_SPACE + used[stream]
-            used[stream] += rounded(size)
+            place = (stream + 1) * SEGMENT_SPACE + places[stream].take(rounded(size))
             address[block] = place, size, stream
             note("alloc", place, size, stream, time)
         elif kind == ASK:
@@ -57,6 +90,7 @@ def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
             asked.add(block)
         elif kind == DONE:
             place, size, stream = address.pop(block)
+            places[stream].give(place - (stream + 1) * SEGMENT_SPACE)
             if block not in asked:
                 note("free_requested", place, size, stream, time)
             asked.discard(block)
@@ -64,9 +98,10 @@ def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
         elif kind == EMPTY_CACHE:
             note("segment_free", DUMMY * (1 + dummies), DUMMY, 0, time)
             dummies += 1
+    used = {stream: places[stream].size for stream in sorted(places)}
     first = int(ops[0, 4]) if len(ops) else 0
     segments = [(DUMMY * (1 + i), DUMMY, 0) for i in range(dummies)]
-    segments += [((stream + 1) * SEGMENT_SPACE, size, stream) for stream, size in sorted(used.items())]
+    segments += [((stream + 1) * SEGMENT_SPACE, size, stream) for stream, size in used.items()]
     begin = [
         {"action": "segment_alloc", "addr": place, "size": size, "stream": stream, "time_us": first, "frames": []}
         for place, size, stream in segments
@@ -75,7 +110,7 @@ def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
     for block, (place, size, stream) in address.items():
         left[stream].append((place, size, block in asked))
     return {
-        "segments": [segment_of(stream, size, sorted(left[stream])) for stream, size in sorted(used.items())],
+        "segments": [segment_of(stream, size, sorted(left[stream])) for stream, size in used.items()],
         "device_traces": [begin + entries],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": SETTINGS, "garbage_collection_threshold": 0.99},
         "external_annotations": [],
