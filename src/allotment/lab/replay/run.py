@@ -57,6 +57,7 @@ MOST_CAPACITY = 1 << 55
 LEAST_CAPACITY = 1 << 20
 """A number without a unit is meant in another one: 80 is not a device of eighty bytes."""
 MOST_SAMPLES = 512
+DENSE = "dense"
 VIEWS = "allotment_views"
 """What only a snapshot of dense placement has: where each chunk is mapped."""
 Progress = Callable[[str], None]
@@ -159,7 +160,7 @@ class Recording:
         self.snapshot = snapshot
         """That it was read from."""
         progress("working out what was asked")
-        self._history = History(trace, moves=_is_dense(snapshot))
+        self._history = History(trace, moves=self.settings.placement == DENSE)
         self._premises = Premises(self._history, snapshot, self.device, self.settings)
         if self._can_be_compared and (self._history.releases or np.any(self._history.action == Action.OOM)):
             progress("working out which pools were used")
@@ -574,8 +575,9 @@ def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
 
 def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8], compat: str) -> Settings:
     """The settings in force. A snapshot that does not state so had expandable segments if pages were mapped."""
-    if _is_dense(snapshot):
-        return _dense_settings(snapshot, compat)
+    dense = _dense_settings(snapshot, compat)
+    if dense is not None:
+        return dense
     mapped = bool(np.any(actions == Action.SEGMENT_MAP))
     try:
         return config.settings_stated({"expandable_segments": mapped, **snapshot.allocator_settings}, compat=compat)
@@ -583,18 +585,19 @@ def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8], compat: s
         raise FormatError(f"allocator_settings of the snapshot: {error}") from error
 
 
-def _is_dense(snapshot: Snapshot) -> bool:
-    """Whether it is of dense placement; one that PyTorch wrote shows no views, and says so in its string alone."""
-    return VIEWS in snapshot.extra or "placement:dense" in str(snapshot.allocator_settings.get(STRING) or "")
+def _dense_settings(snapshot: Snapshot, compat: str) -> Settings | None:
+    """Those of dense placement; None for a snapshot of another.
 
-
-def _dense_settings(snapshot: Snapshot, compat: str) -> Settings:
-    """Those of an allocator of ours, whose text is ours too; the usual ones of dense placement if it is not there."""
+    One that PyTorch wrote says so in its string, which is ours then. One of ours shows views as well, and has the usual
+    settings if its string is none.
+    """
     try:
         settings = Settings.parse(str(snapshot.allocator_settings.get(STRING) or ""), compat=compat)
     except SettingsError:
         settings = Settings(compat=compat)
-    return replace(settings, placement="dense")
+    if settings.placement != DENSE and VIEWS in snapshot.extra:
+        settings = replace(settings, placement=DENSE)
+    return settings if settings.placement == DENSE else None
 
 
 def _limit(settings: Settings, capacity: int | None) -> int | None:

@@ -16,7 +16,7 @@ cdef enum:
 cdef double MAP_US = 2.5
 cdef double ACCESS_US = 30.0
 cdef double CREATE_US = 14.5
-cdef double LEFT_OVER_US = 5.0      # a MiB; anything from 2 to 12 wastes less than nothing, or more, does
+cdef double LEFT_OVER_US = 5.0      # a MiB; from 2 to 12 less is wasted than at 0 or at 20
 
 cdef struct Stock:
     # What there is to put side by side.
