@@ -5,28 +5,32 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COVERAGE := build/coverage
-COPIED := src docs tools examples pyproject.toml setup.py README.md LICENSE
-SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
+COPIED := src docs tools examples benchmarks changelog.d .ci Makefile pyproject.toml setup.py README.md CONTRIBUTING.md CHANGELOG.md LICENSE
+SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -path '*/preload/library/*.[ch]')
+MADE := -not -path '*/preload/library/*.c'  # of all C, only that is written by hand
 
-.PHONY: help demo generate test stubs lint wheels bench gpu frameworks coverage sanitize race clean
+.PHONY: help demo generate test private stubs lint wheels bench gpu frameworks coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
-demo: $(VENV)/built ## the allocator at work on host memory, in under a minute
+demo: $(VENV)/built ## a recorded job that needed too much memory, why, and what would do; then a job that runs here
 	$(BIN)/allotment demo
-	$(BIN)/allotment replay sample --fit
 
 # A file's tests stay together: what one of them compiles, the others use.
-test: $(VENV)/built ## all tests that need no GPU
+test: $(VENV)/built $(VENV)/tools ## all tests that need no GPU
 	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadfile
 
-lint: $(VENV)/built ## style of Python and Cython, and types
+private: $(VENV)/built $(VENV)/tools ## a few tests from a folder of mode 0700: as root, if root runs it, and as an ordinary user
+	$(BIN)/python tools/private.py
+
+lint: $(VENV)/built $(VENV)/tools ## style of Python and Cython, and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/stubs --check
 	PATH="$(BIN):$$PATH" cython-lint src tests/extensions
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.11 tests/typing_example.py
 	$(BIN)/mypy --python-version 3.12 tests/typing_example.py
 
 stubs: $(VENV)/installed ## write the stubs of the compiled modules anew, from their code
@@ -87,35 +91,40 @@ clean: ## remove everything that was made
 	rm -rf build dist $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name '__pycache__' -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -prune -exec rm -rf {} +
-	find src \( -name '*.so' -o -name '*.pyd' -o -name '*.c' -o -name '*.cpp' \) -delete
+	find src \( -name '*.so' -o -name '*.pyd' -o -name '*.c' -o -name '*.cpp' \) $(MADE) -delete
 
-# Two stamps: one for the environment, one for the compiled modules. Installing compiles everything once,
-# so the second stamp has nothing to do at first; later it compiles in place what has changed.
-$(VENV)/installed: pyproject.toml setup.py
+# Three stamps: what building and the commands need, the compiled modules, and what only developers need.
+$(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/requirements.py build cli)
 	touch $@
 
-$(VENV)/built: $(SOURCES) | $(VENV)/installed
-	if [ -e $@ ]; then $(BIN)/python setup.py --quiet build_ext --inplace; fi
+$(VENV)/built: $(SOURCES) setup.py $(wildcard tools/building/*.py) | $(VENV)/installed
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	if [ ! -e $(BIN)/allotment ]; then \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; fi
 	touch $@
 
-$(COVERAGE)/built: $(SOURCES) pyproject.toml setup.py | $(VENV)/installed
+$(VENV)/tools: pyproject.toml | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/requirements.py dev)
+	touch $@
+
+$(COVERAGE)/built: $(SOURCES) pyproject.toml setup.py | $(VENV)/tools
 	rm -rf $(COVERAGE)
 	mkdir -p $(COVERAGE)
 	cp -R $(COPIED) $(COVERAGE)
-	find $(COVERAGE)/src \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) -delete
+	find $(COVERAGE)/src \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) $(MADE) -delete
 	cd $(COVERAGE) && ALLOTMENT_TRACE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
 # The bugs made on purpose are one more module below src, so they get the flags that the engine gets.
 build/address/built: SANITIZE := address,undefined
 build/thread/built: SANITIZE := thread
-build/address/built build/thread/built: $(SOURCES) tests/sanitize/planted.pyx setup.py | $(VENV)/installed
+build/address/built build/thread/built: $(SOURCES) tests/sanitize/planted.pyx setup.py | $(VENV)/tools
 	rm -rf $(@D)
 	mkdir -p $(@D)
 	cp -R $(COPIED) $(@D)
-	find $(@D)/src \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) -delete
+	find $(@D)/src \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) $(MADE) -delete
 	cp tests/sanitize/planted.pyx $(@D)/src
 	cd $(@D) && ALLOTMENT_SANITIZE=$(SANITIZE) $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@

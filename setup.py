@@ -1,19 +1,29 @@
-"""Every .pyx below src/ is one extension; what is Linux alone is left out elsewhere.
+"""The compiled modules: each .pyx file below src/ is one, and each layer's modules are linked into one library.
 
 Build switches, all through the environment:
     ALLOTMENT_TRACE=1       line tracing, for coverage; nothing is measured with such a build
     ALLOTMENT_QUICK=1       no optimization: for the loop of edit, compile, test; nothing is measured with it either
     ALLOTMENT_SANITIZE=...  a comma list for the compiler's -fsanitize (address,undefined or thread)
+
+A traced or sanitized build has one library for each module, which debuggers and reports name.
 """
 
 import os
+import runpy
 import sys
 from pathlib import Path
 
-from Cython.Build import cythonize
-from setuptools import Extension, setup
+from setuptools import setup
 
+ROOT = Path(__file__).parent
 SOURCE = Path("src")
+sys.path.insert(0, str(ROOT / "tools"))
+
+from building.libraries import BuildLibraries, Library, PlainLibrary, modules_below
+from building.translate import Module
+
+# Read as a file: importing the package would need the modules that this builds.
+library_of = runpy.run_path(str(SOURCE / "allotment" / "_libraries" / "__init__.py"))["library_of"]
 CPP_SOURCES = {SOURCE / "allotment" / "torch" / "_hooks.pyx"}
 LINUX_ONLY = (
     "allotment._devices.cuda.",
@@ -22,77 +32,101 @@ LINUX_ONLY = (
     "allotment.numpy.",
     "allotment.torch._deep.",
 )
+# Code that runs once a call or less often, and that users do not wait for: optimizing it costs more than it gains.
+OFF_THE_HOT_PATH = (
+    "allotment._core.edge.",
+    "allotment._core.contract.probe",
+    "allotment._allocators.caching.annotations",
+    "allotment._allocators.caching.history_file",
+    "allotment._allocators.caching.limiting_allocator",
+    "allotment._allocators.caching.pausing_allocator",
+    "allotment._allocators.caching.pooling_allocator",
+    "allotment._allocators.caching.recording_allocator",
+    "allotment._allocators.caching.sharing_allocator",
+    "allotment._devices.python.",
+    "allotment._devices.cuda.device",
+    "allotment._devices.host.device",
+    "allotment._devices.simulated.",
+)
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 QUICK = os.environ.get("ALLOTMENT_QUICK") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
 GENERATED_CODE = ["-Wno-unused-function", "-Wno-sign-compare"]  # Cython writes such things, and means them
-JOBS = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def compile_flags() -> list[str]:
+def compile_flags(module: str) -> list[str]:
     if sys.platform == "win32":
         return ["/O2"]
     if SANITIZERS:
         return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}", *GENERATED_CODE]
     if TRACED or QUICK:
         return ["-O0", "-g0", *GENERATED_CODE]
+    level = "-O1" if module.startswith(OFF_THE_HOT_PATH) else "-O2"
     # Without vectors: fields written one by one and read back in pairs cost more than they save on the hot path.
-    return ["-O2", "-fno-tree-vectorize", "-g0", "-fno-semantic-interposition", *GENERATED_CODE]
+    return [level, "-fno-tree-vectorize", "-g0", "-fno-semantic-interposition", "-w"]  # warnings are for developers
 
 
 def link_flags() -> list[str]:
-    return [f"-fsanitize={SANITIZERS}"] if SANITIZERS and sys.platform != "win32" else []
+    if sys.platform != "linux":
+        return []
+    return [f"-fsanitize={SANITIZERS}"] if SANITIZERS else ["-Wl,--strip-all"]
 
 
-def extensions() -> list[Extension]:
-    found = []
-    for path in sorted(SOURCE.rglob("*.pyx")):
-        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        if name.startswith(LINUX_ONLY) and sys.platform != "linux":
-            continue
-        is_for_cpp = path in CPP_SOURCES
-        found.append(
-            Extension(
-                name,
-                [str(path)],
-                language="c++" if is_for_cpp else None,
-                optional=is_for_cpp,  # the other side of it is written in C++; everything else needs C alone
-                extra_compile_args=compile_flags(),
-                extra_link_args=link_flags(),
-                define_macros=[("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")] if TRACED else [],
-            )
+def name_of_library(module: Module) -> str:
+    library = library_of(module.name)
+    return module.name if TRACED or SANITIZERS or library is None else f"allotment._libraries.{library}"
+
+
+def libraries() -> list[Library]:
+    found: dict[str, list[Module]] = {}
+    for module in modules_below(SOURCE, CPP_SOURCES):
+        if sys.platform == "linux" or not module.name.startswith(LINUX_ONLY):
+            found.setdefault(name_of_library(module), []).append(module)
+    return [
+        Library(
+            name,
+            modules,
+            flags={module.name: compile_flags(module.name) for module in modules},
+            language="c++" if modules[0].source in CPP_SOURCES else None,
+            optional=modules[0].source in CPP_SOURCES,  # its other side is written in C++; the rest needs only C
+            extra_link_args=link_flags(),
+            define_macros=[("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")] if TRACED else [],
         )
-    return found
+        for name, modules in found.items()
+    ]
 
 
-def has_old_c() -> bool:
-    """Whether some C was written before this file, so perhaps with other directives, which Cython does not look at."""
-    changed = Path(__file__).stat().st_mtime
-    return any(
-        path.with_suffix(".c").exists() and path.with_suffix(".c").stat().st_mtime < changed
-        for path in SOURCE.rglob("*.pyx")
+class Build(BuildLibraries):
+    source = SOURCE
+    # Loaded before all others, into programs of any kind: without sanitizers, and with the same code in every build.
+    plain = (
+        [
+            PlainLibrary(
+                SOURCE / "allotment" / "preload" / "liballotment_preload.so",
+                sorted((SOURCE / "allotment" / "preload" / "library").glob("*.c")),
+                ["-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=all"],
+                ["-Wl,-Bsymbolic-functions", "-Wl,--strip-all", "-lpthread", "-ldl"],
+            )
+        ]
+        if sys.platform == "linux"
+        else []
     )
+    force_translation = TRACED or bool(SANITIZERS)
+    newest = max(path.stat().st_mtime for path in [Path(__file__), *(ROOT / "tools" / "building").glob("*.py")])
+    directives = {
+        "language_level": "3",
+        # C data is never checked, so these cost the hot path nothing. What a user passed in is a Python object.
+        "boundscheck": True,
+        "wraparound": False,
+        "nonecheck": True,
+        "cdivision": True,
+        "initializedcheck": False,
+        "embedsignature": True,
+        "embedsignature.format": "clinic",  # only where `inspect.signature` has no better source
+        "annotation_typing": False,  # annotations are for the stubs; what is typed for speed says so in C
+        "emit_code_comments": False,  # nobody reads the C, and the compiler has to
+        "linetrace": TRACED,
+    }
 
 
-setup(
-    ext_modules=cythonize(
-        extensions(),
-        nthreads=JOBS if sys.platform == "linux" else 0,  # elsewhere its workers would each run this file
-        force=TRACED or bool(SANITIZERS) or has_old_c(),
-        show_all_warnings=False,
-        compiler_directives={
-            "language_level": "3",
-            # C data is never checked, so these cost the hot path nothing. What a user passed in is a Python object.
-            "boundscheck": True,
-            "wraparound": False,
-            "nonecheck": True,
-            "cdivision": True,
-            "initializedcheck": False,
-            "embedsignature": True,
-            "embedsignature.format": "clinic",  # only where `inspect.signature` has no better source
-            "annotation_typing": False,  # annotations are for the stubs; what is typed for speed says so in C
-            "linetrace": TRACED,
-        },
-    ),
-    options={"build_ext": {"parallel": JOBS}},
-)
+setup(ext_modules=libraries(), cmdclass={"build_ext": Build})

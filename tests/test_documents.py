@@ -1,20 +1,30 @@
 """What README and reference promise is so: their examples run, their lists are complete, their links lead somewhere."""
 
-import io
+import importlib
 import re
-from contextlib import redirect_stdout
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import allotment
-from allotment._allocators.caching.sanitizer.reports import SanitizerWarning
+from allotment import cpu, devices, entry, metadata, multiprocessing, preload, relief, testing
 from allotment._cli import COMMANDS
+from allotment._rules import OLDEST
+from helpers.c_library import compiled
+from helpers.examples import Block, blocks_of, is_excerpt
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "src" / "allotment" / "_core" / "README.md"])
+
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+MODULES = [cpu, devices, entry, metadata, multiprocessing, preload, relief, testing]
 
 
 def section(text: str, title: str) -> str:
@@ -26,23 +36,101 @@ def first_cells(text: str) -> list[str]:
     return re.findall(r"^\| `([^`]*)`", text, re.MULTILINE)
 
 
+# --- the examples ---
+
+FRAMEWORKS = {"torch": "PyTorch", "cupy": "CuPy", "numba": "Numba", "cuda_core": "cuda.core", "jax": "JAX"}
+
+
+def missing_for(block: Block) -> str | None:
+    """What a block needs that no machine of ours is sure to have."""
+    for module, name in FRAMEWORKS.items():
+        if re.search(rf'(?<![":\w]){module}\b', block.code):
+            return f"needs {name} and a GPU"
+    return "needs a GPU" if '"cuda' in block.code else None
+
+
+def runs(block: Block) -> bool:
+    return not missing_for(block) and not is_excerpt(block)
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+EXAMPLES = [block for block in BLOCKS if block.language == "python"]
+
+
+def programs() -> dict[str, list[Block]]:
+    """What a reader pastes one after the other: a page's examples, or a section's of the README."""
+    found: dict[str, list[Block]] = {}
+    for block in EXAMPLES:
+        if runs(block):
+            page = str(block.page.relative_to(ROOT))
+            found.setdefault(f"{page}, {block.section}" if page == "README.md" else page, []).append(block)
+    return found
+
+
 @pytest.mark.threads
-def test_the_examples_of_the_readme_print_what_they_say() -> None:
-    source = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+@pytest.mark.parametrize("program", programs())
+def test_examples_run_as_pasted_and_print_what_they_say(program: str, tmp_path: Path) -> None:
+    blocks = programs()[program]
+    source = "\n".join(block.source for block in blocks)
+    for library in re.findall(r'"\./(\w+)\.so"', source):  # made of the page's C
+        (in_c,) = [block for block in BLOCKS if block.page == blocks[0].page and block.language == "c"]
+        (tmp_path / f"{library}.c").write_text(in_c.source)
+        compiled(tmp_path / f"{library}.so", tmp_path / f"{library}.c")
+    (tmp_path / "pasted.py").write_text(source)
+    done = subprocess.run([sys.executable, "pasted.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{', '.join(map(str, blocks))}:\n{done.stderr}"
     said = re.findall(r"# -> (.*)", source)
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        exec(compile(source, "README.md", "exec"), {})
-    assert said and printed.getvalue().splitlines() == said
+    assert not said or done.stdout.splitlines() == said
 
 
-@pytest.mark.threads
-def test_the_examples_of_the_page_on_command_print_what_they_say() -> None:
-    source = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "command.md").read_text(), re.DOTALL))
-    printed = io.StringIO()
-    with redirect_stdout(printed), pytest.warns(SanitizerWarning):
-        exec(compile(source, "command.md", "exec"), {})
-    assert printed.getvalue().splitlines() == re.findall(r"# -> (.*)", source)
+@pytest.mark.parametrize("block", [block for block in EXAMPLES if missing_for(block)], ids=str)
+def test_an_example_for_other_machines_is_at_least_python(block: Block) -> None:
+    compile(block.source, str(block), "exec")
+    pytest.skip(f"compiled, and not run: it {missing_for(block)}")
+
+
+def test_most_examples_run() -> None:
+    assert len([block for block in EXAMPLES if runs(block)]) >= 20
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language not in ("python", "c")], ids=str)
+def test_a_block_that_is_python_says_so_and_is_run(block: Block) -> None:
+    with pytest.raises(SyntaxError):
+        compile(block.source, str(block), "exec")
+
+
+# --- what is listed ---
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_page_for_users_names_an_internal_module(path: Path) -> None:
+    assert re.findall(r"allotment(?:\.\w+)*\._\w+[\w.]*", path.read_text()) == []
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_the_reference_lists_every_public_module_of_the_package_and_its_names_are_there(module: ModuleType) -> None:
+    assert f"`{module.__name__}`" in section(REFERENCE, "Modules")
+    assert module.__all__ and all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("devices", "HostDevice"),
+        ("devices", "CudaDevice"),
+        ("devices", "Probe"),
+        ("entry", "entry_points"),
+        ("metadata", "set_user_metadata"),
+        ("metadata", "push_compile_context"),
+    ],
+)
+def test_the_reference_says_where_to_import_a_name_from(module: str, name: str) -> None:
+    if sys.platform != "linux" and name in ("HostDevice", "CudaDevice"):
+        pytest.skip(f"{name} is built on Linux only")
+    (row,) = re.findall(rf"^\| \[?`allotment\.{module}`.*$", section(REFERENCE, "Modules"), re.MULTILINE)
+    assert f"`{name}`" in row
+    assert callable(getattr(importlib.import_module(f"allotment.{module}"), name))
 
 
 def test_the_readme_opens_with_one_sentence_and_the_two_commands() -> None:
@@ -80,3 +168,31 @@ def test_links_lead_to_files_that_are_there(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "changelog.d").glob("*")), ids=lambda path: path.name)
 def test_a_change_note_says_its_kind_in_its_name(path: Path) -> None:
     assert path.name == "README.md" or re.fullmatch(r"[a-z0-9-]+\.(breaking|change|addition|fix)\.md", path.name)
+
+
+# --- which versions ---
+
+
+def test_the_versions_of_python_that_are_claimed_are_those_that_were_tried() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    claimed = [found[1] for found in (re.search(r":: (3\.\d+)$", text) for text in project["classifiers"]) if found]
+    tried = re.search(r"CPython (3\.\d+) to (3\.\d+) tried", README)
+    assert tried and (claimed[0], claimed[-1]) == tried.groups()
+    assert project["requires-python"] == f">={claimed[0]}"
+
+
+def test_the_pytorch_that_is_asked_for_is_the_oldest_whose_rules_are_known() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["torch"] == [f"torch>={OLDEST}"]
+
+
+def test_versions_of_pytorch_stand_only_in_the_files_that_are_named_for_them() -> None:
+    step = section((ROOT / "CONTRIBUTING.md").read_text(), "Another version of PyTorch")
+    named = {name for name in re.findall(r"`([\w/]+\.(?:py|pyx|hpp))`", step) if "/" in name}
+    package = ROOT / "src" / "allotment"
+    version = re.compile(r"""= "2\.\d\d"|"2\.\d\d"[,:)]|\(2, \d\d\)|TORCH_VERSION_MINOR""")
+    found = set()
+    for path in package.rglob("*"):
+        if path.suffix in (".py", ".pyx", ".pxd", ".hpp", ".cc") and version.search(path.read_text()):
+            found.add(path.relative_to(package).as_posix())
+    assert found == {name.removeprefix("src/allotment/") for name in named} - {"benchmarks/gpu/side_by_side.py"}

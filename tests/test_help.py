@@ -53,6 +53,6 @@ def test_every_public_class_that_can_be_called_shows_its_signature(names):
 
 def test_help_for_malloc_says_what_it_takes_and_what_it_raises():
     text = pydoc.render_doc(allotment.Allocator.malloc, renderer=pydoc.plaintext)
-    assert "malloc(self, /, size, stream=0)" in text
+    assert "malloc(self, /, size, stream=None)" in text
     for word in ("size", "stream", "OutOfMemoryError", "SizeError", "threads"):
         assert word in text.split("\n", 3)[3], word

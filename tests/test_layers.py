@@ -108,6 +108,29 @@ def test_a_device_knows_the_contract_and_the_tools_but_not_the_engine(path: Path
     assert of_the_core <= BELOW_THE_ENGINE
 
 
+# --- the kinds of allocators ---
+
+
+def bases_drawn() -> dict[str, str]:
+    """Each class of the tree in base.pxd, and the one before it on its branch."""
+    tree = (PACKAGE / "_allocators" / "base.pxd").read_text().split("\n\n")[1]
+    drawn, before = {}, ""
+    for line in tree.splitlines()[1:]:
+        before = before if "│" in line else "AllocatorBase"
+        for name in re.findall(r"─ (\w+)", line):
+            drawn[name], before = before, name
+    return drawn
+
+
+def test_the_tree_of_allocators_is_drawn_as_it_is() -> None:
+    sources = [path.read_text() for path in PACKAGE.glob("_allocators/**/*.p*x*")]
+    bases = dict(found for text in sources for found in re.findall(r"^cdef class (\w+)\((\w+)\):", text, re.MULTILINE))
+    kinds = {"AllocatorBase"}
+    while more := {name for name, base in bases.items() if base in kinds} - kinds:
+        kinds |= more
+    assert bases_drawn() == {name: bases[name] for name in kinds - {"AllocatorBase"}}
+
+
 # --- the walks of docs/walks.md ---
 
 WALKS = re.findall(r"^```\n(.*?)^```", (PACKAGE.parents[1] / "docs" / "walks.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -121,7 +144,7 @@ def height_of(file: str) -> tuple[int, int]:
 
 
 def test_there_are_walks() -> None:
-    assert len(WALKS) == 7
+    assert len(WALKS) == 9
 
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.split()[0])

@@ -1,5 +1,6 @@
 """What the log says, to whom it may concern, and that it says nothing unasked."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -35,6 +36,44 @@ def test_memory_that_is_out_is_logged_with_its_figures(log):
     allocator.free(address)
 
 
+def test_memory_that_is_out_for_a_limit_is_logged_with_that_limit(log):
+    allocator = allotment.Allocator("sim:64MiB")
+    allocator.set_limit("weights", hard="10MiB")
+    with allotment.tag("weights"), pytest.raises(allotment.OutOfMemoryError):
+        allocator.malloc(20 * MIB)
+    level, text = messages(log)[-1]
+    assert level == "ERROR"
+    assert text.endswith("the limit of tag 'weights' is 10.00 MiB")
+
+
+def test_a_step_that_helps_is_not_preceded_by_warnings(log):
+    allocator = allotment.Allocator("sim:64MiB")
+    kept = [allocator.malloc(20 * MIB) for _ in range(3)]
+    cached = allocator.malloc(512)
+    allocator.free(cached)
+
+    def free_one(facts):
+        allocator.free(kept.pop())
+        return True
+
+    allocator.on_out_of_memory(free_one, tries=3)
+    address = allocator.malloc(40 * MIB)
+    assert messages(log) == []
+    for block in [address, *kept]:
+        allocator.free(block)
+
+
+def test_steps_that_do_not_help_are_followed_by_one_warning_and_one_error(log):
+    allocator = allotment.Allocator("sim:64MiB")
+    cached = allocator.malloc(40 * MIB)
+    allocator.free(cached)
+    allocator.on_out_of_memory(lambda facts: True, tries=5)
+    with pytest.raises(allotment.OutOfMemoryError):
+        allocator.malloc(100 * MIB)
+    assert [level for level, _ in messages(log)] == ["WARNING", "ERROR"]
+    assert "40.00 MiB of cached memory" in messages(log)[0][1]
+
+
 def test_what_was_given_back_for_a_request_is_logged(log):
     allocator = allotment.Allocator("sim:64MiB")
     for address in [allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)]:
@@ -48,6 +87,28 @@ def test_what_was_given_back_for_a_request_is_logged(log):
         )
     ]
     allocator.free(address)
+
+
+def test_records_of_memory_that_runs_short_are_structured(log):
+    allocator = allotment.Allocator("sim:64MiB", limit="48MiB")
+    allocator.free(allocator.malloc(20 * MIB))
+    with allotment.tag("weights"), pytest.raises(allotment.OutOfMemoryError):
+        allocator.tenant("trainer").malloc(100 * MIB)
+    released, out = log.records
+    assert released.event == "cache_released"
+    assert released.facts == {"device": "sim:64MiB", "released": 20 * MIB, "served": False}
+    assert out.event == "out_of_memory"
+    facts = json.loads(json.dumps(out.facts))
+    assert (facts["requested"], facts["limit"], facts["limited_by"]) == (100 * MIB, 48 * MIB, "the allocator")
+    assert (facts["tag"], facts["tenant"]) == ("weights", "trainer")
+
+
+def test_a_pool_of_the_device_that_is_out_is_logged(log):
+    allocator = allotment.AsyncAllocator(allotment.SimulatedDevice("64MiB"))
+    with pytest.raises(allotment.OutOfMemoryError):
+        allocator.malloc(100 * MIB)
+    assert [record.event for record in log.records] == ["out_of_memory"]
+    assert log.records[0].facts["device_pool"]
 
 
 def test_requests_from_c_are_logged_too(log):

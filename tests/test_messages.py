@@ -87,7 +87,10 @@ def test_a_pool_that_is_not_there_is_named_with_its_device(allocator):
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda a: a.malloc("1GiB"), TypeError, "a size must be an int, not str"),
+        (lambda a: a.malloc(1.5), TypeError, 'a size must be an int or text such as "1MiB", not float'),
+        (lambda a: a.empty(1.5), TypeError, 'a size must be an int or text such as "1MiB", not float'),
+        (lambda a: a.malloc("1 mile"), allotment.SizeError, "invalid size: '1 mile'; write a whole"),
+        (lambda a: a.malloc("80"), allotment.SizeError, "invalid size: '80' has no unit, and 80 bytes are almost"),
         (lambda a: a.malloc(-1), allotment.SizeError, "invalid size: -1 bytes; a size is 0 or more"),
         (lambda a: a.free("0x7f"), TypeError, "an address must be an int, not str"),
         (lambda a: a.malloc(512, "left"), TypeError, "a stream must be a Stream or its handle, not str"),
@@ -144,7 +147,7 @@ def test_a_capacity_is_a_size_like_any_other():
 
 @pytest.mark.parametrize(
     ("given", "shown"),
-    [("sim:85899345920", "sim:80GiB"), ("sim:1536MiB#2", "sim:1536MiB#2"), ("sim:1.5KiB", "sim:1536")],
+    [("sim:85899345920", "sim:80GiB"), ("sim:1536MiB#2", "sim:1536MiB#2"), ("sim:1.5KiB", "sim:1536B")],
 )
 def test_a_simulated_device_is_named_as_one_would_type_it(given, shown):
     name = allotment.Allocator(given).device.name

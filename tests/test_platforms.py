@@ -1,4 +1,4 @@
-"""What is built everywhere needs nothing that Linux alone has: checked here, on Linux, without another machine.
+"""Modules that are built everywhere use nothing that only Linux has: checked on Linux, without another machine.
 
 It says what could be compiled and imported elsewhere, not that it was.
 """

@@ -38,7 +38,7 @@ def imported(name: str) -> ModuleType:
             pytest.skip(f"built without a C++ compiler: {error}")
     if sys.platform == "linux":
         return importlib.import_module(name)
-    return pytest.importorskip(name, reason=f"{name} is built on Linux alone", exc_type=ModuleNotFoundError)
+    return pytest.importorskip(name, reason=f"{name} is built only on Linux", exc_type=ModuleNotFoundError)
 
 
 def is_public(name: str) -> bool:

@@ -3,14 +3,18 @@ from dataclasses import replace
 
 import pytest
 
+from allotment._formats.pickle_columns import Frame
 from allotment._texts import (
     PYTORCH_SUMMARY,
     device_neutral_out_of_memory,
     format_size,
     memory_summary,
+    printable,
     pytorch_out_of_memory,
 )
 from allotment.errors import OutOfMemoryError, OutOfMemoryFacts
+from allotment.lab.explain.holders import line_of
+from allotment.lab.timeline.groups import _innermost, _stack_name
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -255,3 +259,16 @@ def test_lines_of_the_pools_use_the_unit_of_their_sum():
 
 def test_a_long_device_name_does_not_break_the_box():
     assert {len(line) for line in memory_summary(RECORDED_STATS, "x" * 100, abbreviated=True).splitlines()} == {77}
+
+
+@pytest.mark.parametrize("name_of", [line_of, _innermost, _stack_name])
+def test_names_of_a_file_bring_no_control_characters_to_the_terminal(name_of):
+    text = name_of((Frame("step\x1b[2J", "/work/\x9b\u202etrain.py", 3),))
+    assert text.isprintable()
+    assert "step\\x1b[2J" in text and "\\u202etrain.py" in text
+
+
+def test_what_can_be_printed_stays_as_it_is():
+    for text in ("", "a b", "Größe 3 µs", "\N{GREEK SMALL LETTER ALPHA}"):
+        assert printable(text) is text
+    assert printable("a\nb\ud800\x00") == "a\\nb\\ud800\\x00"

@@ -1,7 +1,6 @@
 """Type checkers accept what the README shows. (`make lint` checks a longer program, typing_example.py.)"""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +9,17 @@ from textwrap import dedent
 
 import pytest
 
+from helpers.examples import blocks_of, is_excerpt
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = {path: re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL) for path in DOCUMENTS}
+PROGRAMS = {
+    path: [block.source for block in blocks_of(path) if block.language == "python" and not is_excerpt(block)]
+    for path in DOCUMENTS
+}
+OPTIONS = ["--config-file", str(ROOT / "pyproject.toml")]
 # NumPy's stubs know the buffer protocol from Python 3.12 on.
-OPTIONS = ["--python-version", "3.12", "--config-file", str(ROOT / "pyproject.toml")]
+VERSIONS = ["3.11", "3.12"]
 # A part of a program takes names as given, and what it leaves out it writes as dots; frameworks need not be there.
 MODULES = ", ".join(f"allotment.{name}" for name in ("cuda_core", "cupy", "multiprocessing", "numba", "numpy", "torch"))
 GIVEN = f"import {MODULES}\nimport numpy as np\nfrom allotment import Backend\n"
@@ -29,10 +34,11 @@ def check(program: Path, *options: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_code_of_the_readme_is_well_typed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_code_of_the_readme_is_well_typed(tmp_path: Path, version: str) -> None:
     program = tmp_path / "readme.py"
     program.write_text("\n".join(PROGRAMS[ROOT / "README.md"]))
-    check(program, "--strict")
+    check(program, "--strict", "--python-version", version)
 
 
 @pytest.mark.slow
@@ -58,4 +64,12 @@ def test_the_code_of_the_documents_is_well_typed(tmp_path: Path) -> None:
     for path, parts in PROGRAMS.items():
         for number, part in enumerate(parts):
             (tmp_path / f"of_{path.stem.replace('-', '_')}_{number}.py").write_text(GIVEN + dedent(part))
-    check(tmp_path, "--allow-untyped-defs", "--check-untyped-defs", "--allow-subclassing-any", *PARTS)
+    check(
+        tmp_path,
+        "--python-version",
+        VERSIONS[0],
+        "--allow-untyped-defs",
+        "--check-untyped-defs",
+        "--allow-subclassing-any",
+        *PARTS,
+    )

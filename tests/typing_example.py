@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import allotment
-from allotment import cpu, devices, entry, errors
+from allotment import cpu, devices, entry, errors, metadata
 
 
 def ten_lines_of_use() -> int:
@@ -97,6 +97,11 @@ def devices_and_tools() -> dict[str, Any]:
     with open("snapshot.pickle", "wb") as file:
         pickle.dump(other.snapshot(), file)
     assert_type(entry.entry_points_address(allocator), int)
-    with cpu.caching(cpu.CachingAllocator()):
+    metadata.set_user_metadata("step 3")
+    cache = cpu.CachingAllocator()
+    with cpu.caching(cache):
         assert_type(cpu.allocate(1024), int)
+        numbers: NDArray[np.uint8] = np.frombuffer(cpu.empty("1MiB"), np.uint8)
+    assert_type(allotment.Buffer(cache, 4096, 64).size, int)
+    numbers[:] = cache.array(1 << 20, "uint8")
     return {host.name: allocator.tenants()}

@@ -1,7 +1,7 @@
-"""Writes into the sources what follows from the contract's table of operations.
+"""Writes into the sources everything that is generated from the contract's table of operations.
 
     python tools/generate.py            write
-    python tools/generate.py --check    change nothing; exit 1 and say where, if something would change
+    python tools/generate.py --check    change nothing; exit 1 and name the files that would change
 
 The table is src/allotment/_core/contract/operations.py. A file is written whole, or between two marked lines.
 """
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def generated() -> dict[Path, str]:
-    """What each file should hold."""
+    """Return the text that each file should have."""
     return {
         CONTRACT / "table.pxd": between_marks(CONTRACT / "table.pxd", "# --- {} ---", table()),
         PYTHON_DEVICES / "trampolines.pyx": trampolines(),
@@ -66,8 +66,8 @@ def table() -> str:
     return "\n".join([
         "cdef enum:", *constants(Status), "",
         "cdef enum:                  # capabilities", *constants(Capability), "",
-        "ctypedef enum share_t:      # how a piece of memory travels to another process", *constants(Share), "",
-        "cdef enum Operation:        # the place of each in the table",
+        "ctypedef enum share_t:      # how memory is shared with another process", *constants(Share), "",
+        "cdef enum Operation:        # index of each operation in the table",
         *wrapped(", ".join([*(operation.name.upper() for operation in OPERATIONS), "OPERATION_COUNT"]), "    "), "",
         "cdef struct DeviceTable:",
         "    size_t size             # of this struct, as the device was compiled",
@@ -120,7 +120,7 @@ def c_parameter(value: Value) -> list[str]:
 
 def c_result(value: Value) -> list[str]:
     match value.role:
-        case "ready":  # is the status itself
+        case "ready":  # the status itself is the result
             return []
         case "data":
             return [f"unsigned char* {value.name}", "size_t capacity", "size_t* length"]
@@ -135,7 +135,7 @@ TRAMPOLINES = """\
 # {notice}: do not edit
 \"\"\"The table of a device written in Python: each function takes the interpreter lock and calls a method.
 
-Each is: out-parameter = checked(method(arguments)), and whatever was raised as a status.
+Each is: out-parameter = checked(method(arguments)); an exception becomes a status.
 \"\"\"
 
 from libc.stddef cimport size_t
@@ -196,7 +196,7 @@ def as_object(value: Value) -> str:
 
 
 def stored(operation: Operation, call: str, method: str) -> str:
-    """The statement that puts what a call gives where the caller wants it."""
+    """Return the statement that stores a call's result where the caller wants it."""
     match operation.results:
         case ():
             return call
@@ -209,14 +209,14 @@ def stored(operation: Operation, call: str, method: str) -> str:
         case (value,):
             least = ", 0" if value.may_be_zero else ""
             return f'{value.name}[0] = number({call}, "{method}", "{ROLES[value.role].meaning}"{least})'
-    raise SystemExit(f"there is no trampoline for what {operation.name} gives")
+    raise SystemExit(f"there is no trampoline for the result of {operation.name}")
 
 
 # The methods of the class that such a device derives from.
 
 METHODS = """\
 # {notice}: do not edit
-\"\"\"The methods that a device written in Python may define; one that it does not define is one it does not have.\"\"\"
+\"\"\"The methods that a device written in Python may define; it lacks the operations that it does not define.\"\"\"
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def python_result(operation: Operation) -> str:
     return "None" if not types else types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
 
 
-# The map for those who write one.
+# The table in the docs, for authors of devices.
 
 
 def docs() -> str:
@@ -290,7 +290,7 @@ def wrapped(text: str, start: str) -> list[str]:
 
 
 def call_like(start: str, items: list[str], end: str) -> list[str]:
-    """`start`, the items and `end`; items that do not fit go below the first one."""
+    """Join `start`, the items and `end`; items that do not fit go below the first one."""
     glued = [text.replace(" ", "\0") for text in (start, *items, end)]
     text = glued[0] + ", ".join(glued[1:-1]) + glued[-1]
     lines = textwrap.wrap(text, WIDTH, subsequent_indent=" " * len(start), break_long_words=False)

@@ -21,7 +21,7 @@ WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT,
 
 
 def printed_by(command: list[str]) -> str:
-    environment = os.environ | {"COLUMNS": str(WIDTH)}
+    environment = os.environ | {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "TTY_INTERACTIVE": "0"}
     return subprocess.run(
         [sys.executable, "-m", "allotment", *command], env=environment, capture_output=True, text=True, check=True
     ).stdout

@@ -2,6 +2,10 @@
 
 import sys
 
+from allotment import _libraries
+
+_libraries.install()  # before the first import of a compiled module
+
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.plan import Plan
@@ -39,6 +43,7 @@ from allotment.errors import (
     PausedError,
     PoolError,
     RequestError,
+    SanitizerWarning,
     SettingsError,
     SharingError,
     SizeError,
@@ -79,6 +84,7 @@ __all__ = [
     "PoolError",
     "PoolState",
     "RequestError",
+    "SanitizerWarning",
     "Settings",
     "SettingsError",
     "SharedHandle",

@@ -1,8 +1,8 @@
-"""Which PyTorch decides how: each difference between its releases is one named rule, and one table says who has it.
+"""The differences between PyTorch's releases: each one is a named rule, and one table says which release has it.
 
-A version is a record of rules. The defaults of the record are the oldest version; each line of the table names what
-the next one changed, so a new release is one line more (and a new rule, if it decides something in a new way). The
-engine, the texts, the statistics and the recordings read rules; none of them knows a version number.
+A version is a record of rules. The record's defaults are the oldest version; each line of the table names what the next
+one changed. So a new release is one more line (and a new rule, if it decides something in a new way). The engine, the
+texts, the statistics and the recordings read rules; none of them knows a version number.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ class Rules:
 
     version: str
 
-    # Where a request is placed, and what may be given back.
+    # Which block serves a request, and what may be released.
     free_order: Literal["address", "block", "segment"] = "address"
-    """Of free blocks of equal size the first is that at the lowest address, or the block object made first, or that of
-    the oldest segment (inside one segment, that at the lowest address)."""
+    """Which of several free blocks of equal size comes first: the one at the lowest address, the block object created
+    first, or the one of the oldest segment (inside one segment, the lowest address)."""
     only_captures_defer: bool = False
-    """Frees wait, and default pools are kept, only while the caller's current stream is being captured; else while any
-    request is routed to a pool."""
+    """Frees are deferred, and default pools are kept, only while the caller's current stream is being captured;
+    otherwise
+    while any request is routed to a pool."""
     end_of_routing_settles: bool = False
-    """With stream reuse, the end of routing to a pool frees or gives events to the blocks of it that wait."""
+    """With stream reuse, the end of routing to a pool frees its waiting blocks or attaches events to them."""
     limit_is_rounded: bool = False
-    """A fraction of the device's memory is rounded to the nearest byte; else cut off."""
+    """A fraction of the device's memory is rounded to the nearest byte; otherwise truncated."""
 
     # What is counted and shown.
     counts_rejections: bool = False
@@ -39,21 +40,21 @@ class Rules:
     counts_private_pools: bool = False
     """Statistics have the reserved bytes of each private pool."""
     trace_names_pools: bool = False
-    """Entries of a history have `pool_id`."""
+    """History entries have `pool_id`."""
     states_pinned_bounds: bool = False
-    """A snapshot's settings have the two bounds of pinned memory."""
+    """A snapshot's settings have the two limits of pinned memory."""
     annotates_blocks: bool = False
-    """A text can be noted in the history for a block in use."""
+    """The history can hold a text about a block in use."""
     exact_address_mark: Literal["user", "internal"] = "user"
-    """Where the history says that a request wanted its address: at the end of the user's metadata, or apart from it."""
+    """Where the history says that a request wanted its address: at the end of the user's metadata, or separately."""
     out_of_memory_hint: Literal["always", "plain memory", "by reserve"] = "always"
     """When an out-of-memory text suggests expandable segments; the last explains their reserves instead."""
     handle_version: int = 2
-    """The first byte of a block's handle for other processes."""
+    """First byte of a block's handle for other processes."""
 
-    # What the framework above the allocator does; recordings hold these calls.
+    # What the framework above the allocator does; recordings contain these calls.
     generator_blocks: Literal["first graph", "every capture", "none"] = "first graph"
-    """For what the random generator asks for two blocks."""
+    """When the random generator requests two blocks."""
     failed_capture_ends_routing: bool = False
     failed_capture_releases_pool: bool = False
 
@@ -87,7 +88,7 @@ _CHANGES: Final[dict[str, dict[str, Any]]] = {
         "failed_capture_releases_pool": True,
     },
 }
-"""The table: what each version changed. What it does not name is as in the version before."""
+"""The table: what each version changed. Everything else is as in the version before."""
 
 
 def _all_rules() -> dict[str, Rules]:
@@ -106,17 +107,17 @@ NEWEST: Final = VERSIONS[-1]
 
 
 def rules_of(version: str) -> Rules:
-    """The rules of a version out of `VERSIONS`. Raises KeyError for another one."""
+    """Return the rules of a version in `VERSIONS`. Raises KeyError for another one."""
     return _RULES[version]
 
 
 def has(version: str, since: str) -> bool:
-    """Whether a version is `since` or a later one; both out of `VERSIONS`."""
+    """Whether a version is `since` or later; both must be in `VERSIONS`."""
     return VERSIONS.index(version) >= VERSIONS.index(since)
 
 
 def nearest_version(release: str) -> str:
-    """The version whose rules a release such as "2.13.0+cu130" has, as far as is known: the newest up to it."""
+    """Return the version whose rules a release such as "2.13.0+cu130" has: the newest known one up to it."""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers is None:
         return NEWEST
@@ -129,11 +130,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def installed_version() -> str | None:
-    """The version of the PyTorch that this Python would import, without importing it; None without one."""
+    """Return the version of the PyTorch that this Python would import, without importing it; None without one."""
     try:
         if importlib.util.find_spec("torch") is None:
             return None
-        from importlib.metadata import version  # late: it brings email, csv and zipfile along
+        from importlib.metadata import version  # late: it imports email, csv and zipfile
 
         return nearest_version(version("torch"))
     except (ValueError, ImportError):  # a missing package is an ImportError too

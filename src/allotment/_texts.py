@@ -25,6 +25,7 @@ __all__ = [
     "exact_size",
     "format_size",
     "memory_summary",
+    "printable",
     "pytorch_exact_address",
     "pytorch_out_of_memory",
     "signed_size",
@@ -53,6 +54,16 @@ def exact_size(size: int) -> str:
     if size < 1 << 20:
         return f"{size / (1 << 10):.1f} KiB"
     return f"{size / (1 << 20):,.1f} MiB"
+
+
+def printable(text: str) -> str:
+    """Text of a file or of another process, fit for a message or a terminal: control characters are escaped.
+
+    A terminal would obey them: they can clear the screen, or make a line say something else.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def signed_size(change: int) -> str:
@@ -166,6 +177,14 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
             f" Pool: {format_size(facts.reserved)} held; {format_size(facts.allocated)} in use by this allocator"
             f" ({limit})."
             f" Try: {'; '.join(_device_pool_remedies(facts))}."
+        )
+    if facts.address_space:
+        return (
+            f"Out of address space on {facts.device}: {format_size(facts.requested)} requested on stream"
+            f" {facts.stream}, and the device refused to reserve addresses for them; memory is not what is short."
+            f"{_device_memory(facts)} Allocator: {format_size(facts.reserved)} reserved,"
+            f" {format_size(facts.allocated)} in use. Try: use fewer allocators and private pools in one process, and"
+            " close those that are no longer needed; raise the process's limit of address space (ulimit -v)."
         )
     return (
         f"Out of memory on {facts.device}: {format_size(facts.requested)} requested on stream {facts.stream},"

@@ -4,21 +4,27 @@ from allotment._allocators.host_cache.cache import (
     CachingAllocator,
     Guard,
     allocate,
+    array,
     caching,
     current,
+    empty,
     entry_points,
     free,
     record_free,
     recorded_size,
     set_fill,
 )
+from allotment._allocators.host_cache.system import System
 
 __all__ = [
     "CachingAllocator",
     "Guard",
+    "System",
     "allocate",
+    "array",
     "caching",
     "current",
+    "empty",
     "entry_points",
     "free",
     "record_free",

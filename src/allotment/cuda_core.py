@@ -1,4 +1,4 @@
-"""Buffers of cuda.core from an allocator of ours.
+"""Buffers of cuda.core from an Allotment allocator.
 
     from cuda.core import Device
     import allotment.cuda_core
@@ -10,7 +10,7 @@
     buffer = resource.allocate(1 << 20, stream=stream)
     device.memory_resource = resource                   # for `device.allocate` too
 
-Memory is counted as the tenant "cuda.core".
+Memory is counted for the tenant "cuda.core".
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class MemoryResource(_Base):  # type: ignore[misc]
 
     @property
     def allocator(self) -> Allocator:
-        """Where the memory comes from."""
+        """Allocator that the memory comes from."""
         return self._tenant.allocator
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
-        """A buffer for work on `stream`, by default the default stream; that stream also orders its end.
+        """Allocate a buffer for work on `stream`, by default the default stream; that stream also orders its free.
 
         Raises SizeError, OutOfMemoryError (a MemoryError).
         """
@@ -73,7 +73,7 @@ class MemoryResource(_Base):  # type: ignore[misc]
         return _buffer_of(self._malloc(size, handle), size, self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
-        """Give memory back in the order of `stream`; that of its allocation is always observed."""
+        """Free memory in the order of `stream`; the allocation's own stream is always respected too."""
         if stream is None:
             self._tenant._free_working_on(int(ptr), 0)
         else:
@@ -81,14 +81,14 @@ class MemoryResource(_Base):  # type: ignore[misc]
             self._free_on(int(ptr), handle if handle >= _LEAST_HANDLE else stream_handle(handle))
 
     def record_stream(self, buffer: Any, stream: Any) -> None:
-        """Declare that work on `stream` uses a buffer, so that its memory is reused only when that work is done."""
+        """Record that work on `stream` uses a buffer, so that its memory is reused only when that work is done."""
         self._tenant.record_stream(int(buffer.handle), stream_handle(stream))
 
     def share(self, buffer: Any, *, hold: float = 60.0) -> SharedHandle:
-        """A handle by which another process opens a buffer of this resource: `allotment.cuda_core.open_shared`.
+        """Return a handle by which another process opens a buffer of this resource: `allotment.cuda_core.open_shared`.
 
-        Its memory is not reused while it is open elsewhere, nor for `hold` seconds in which nobody opens it. Raises
-        AddressError for a buffer from elsewhere, UnsupportedError, DeviceError.
+        Its memory is not reused while another process has it open, nor for `hold` seconds in which none opens it.
+        Raises AddressError for a buffer from elsewhere, UnsupportedError, DeviceError.
         """
         return self._tenant.allocator.share(int(buffer.handle), hold=hold)
 
@@ -109,7 +109,7 @@ class MemoryResource(_Base):  # type: ignore[misc]
 
 
 class _OpenedResource(_Base):  # type: ignore[misc]
-    """Where one buffer of another process goes back to."""
+    """The resource that one buffer of another process returns to."""
 
     is_device_accessible = True
     is_host_accessible = False
@@ -118,7 +118,7 @@ class _OpenedResource(_Base):  # type: ignore[misc]
         self._opened = opened
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
-        raise UnsupportedError("memory of another process gives no more of it; use a MemoryResource")
+        raise UnsupportedError("an opened buffer of another process cannot allocate; use a MemoryResource")
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
         if stream is not None:
@@ -131,9 +131,9 @@ class _OpenedResource(_Base):  # type: ignore[misc]
 
 
 def open_shared(handle: SharedHandle, *, stream: Any = None) -> Any:
-    """A buffer that another process has shared; work on `stream`, by default the default one, comes after its own.
+    """Open a buffer that another process shared; work on `stream`, by default the default one, waits for the owner's.
 
-    Raises SharingError, whose `reason` says why it cannot be opened, DeviceError.
+    Raises SharingError, whose `reason` says why it cannot be opened, and DeviceError.
     """
     if stream is None:
         stream = _core.LEGACY_DEFAULT_STREAM
@@ -144,11 +144,11 @@ def open_shared(handle: SharedHandle, *, stream: Any = None) -> Any:
 
 
 def record_stream(buffer: Any, stream: Any) -> None:
-    """Declare that work on `stream` uses a buffer, so that its memory is reused only when that work is done.
+    """Record that work on `stream` uses a buffer, so that its memory is reused only when that work is done.
 
     `stream` is a stream of any framework, or its handle. Raises TypeError for a buffer of another resource.
     """
     resource = buffer.memory_resource
     if not isinstance(resource, MemoryResource):
-        raise TypeError(f"the buffer's memory must be of allotment.cuda_core, not of {type(resource).__name__}")
+        raise TypeError(f"the buffer's memory must come from allotment.cuda_core, not from {type(resource).__name__}")
     resource.record_stream(buffer, stream)

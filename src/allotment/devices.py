@@ -1,10 +1,11 @@
-"""The devices as classes, for those who make the device object themselves instead of naming it.
+"""The devices as classes, for programs that make the device object themselves, and `Probe`, for trying one.
 
 `HostDevice` and `CudaDevice` are there on Linux; elsewhere asking for them raises ImportError.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from allotment._core.contract.probe import Capability, Probe, Status, StatusError
 from allotment._core.contract.table import Device
 from allotment._devices.python.backend import Backend
 from allotment._devices.simulated.device import SimulatedDevice
@@ -13,7 +14,17 @@ if TYPE_CHECKING:
     from allotment._devices.cuda.device import CudaDevice
     from allotment._devices.host.device import HostDevice
 
-__all__ = ["Backend", "CudaDevice", "Device", "HostDevice", "SimulatedDevice"]
+__all__ = [
+    "Backend",
+    "Capability",
+    "CudaDevice",
+    "Device",
+    "HostDevice",
+    "Probe",
+    "SimulatedDevice",
+    "Status",
+    "StatusError",
+]
 
 
 def __getattr__(name: str) -> Any:

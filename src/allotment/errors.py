@@ -18,6 +18,8 @@ AllotmentError
 ├── FormatError             also a ValueError: a file that is not what it should be
 └── InvariantError          a bug in Allotment: the rule that broke; not to be caught
 
+SanitizerWarning            a UserWarning: the sanitizer has found something
+
 Facts are attributes; the message is built from them and says what to try.
 """
 
@@ -41,6 +43,7 @@ __all__ = [
     "PausedError",
     "PoolError",
     "RequestError",
+    "SanitizerWarning",
     "SettingsError",
     "SharingError",
     "SizeError",
@@ -101,6 +104,9 @@ class OutOfMemoryFacts:
     `waiting` is freed already and waits for work on other streams. `frees` is a number that changes with each free.
 
     `rejected`: the settings (throw_on_cudamalloc_oom) forbade to ask the device; `limit` is the share that they grant.
+
+    `address_space`: the device had no addresses left to reserve for memory that is mapped; nobody asked whether it had
+    the memory.
     """
 
     device: str
@@ -130,6 +136,7 @@ class OutOfMemoryFacts:
     waiting: int = 0
     frees: int = 0
     processes: tuple[tuple[int, int], ...] = ()
+    address_space: bool = False
 
 
 class OutOfMemoryError(AllotmentError, MemoryError):
@@ -148,9 +155,9 @@ class RequestError(AllotmentError, ValueError):
 
 
 class SizeError(RequestError):
-    """A size that no request can have: below 0, or 2**60 bytes and more. `size` is what was given."""
+    """A size that no request can have: below 0, 2**60 bytes and more, text that is none. `size` is what was given."""
 
-    def __init__(self, message: str, size: int) -> None:
+    def __init__(self, message: str, size: int | str) -> None:
         super().__init__(message)
         self.size = size
 
@@ -181,7 +188,16 @@ class SettingsError(RequestError):
 
 
 class PoolError(RequestError):
-    """A private pool used in a way its state does not allow."""
+    """A private pool used in a way its state does not allow.
+
+    `reason` is one of: unknown (there is no such pool), released (by its last user), exists (it cannot be made again),
+    no_id (what was given is no pool's id), placement (its placement cannot do that), routed, not_routed (requests are
+    being routed to it already, or are not), paused; or other.
+    """
+
+    def __init__(self, message: str, *, reason: str = "other") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class PausedError(PoolError):
@@ -191,7 +207,7 @@ class PausedError(PoolError):
     """
 
     def __init__(self, message: str, *, tag: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, reason="paused")
         self.tag = tag
 
 
@@ -249,3 +265,7 @@ class InvariantError(AllotmentError):
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
         self.rule = rule
+
+
+class SanitizerWarning(UserWarning):
+    """The sanitizer has found something; the text is that of the report."""

@@ -9,8 +9,8 @@
 
 Importing it is what turns it on, as importing `torch.multiprocessing` does for tensors: objects that go through a queue
 arrive as copies, and whoever sends a buffer must know that this one does not. The buffer has to be of memory that can
-be shared (host memory: settings key `shareable:True`). What is sent is held for a minute until it is received; then by
-the receiver.
+be shared (host memory: settings key `shareable:True`). Its owner holds what is sent until it is received, for a minute
+at most; after that the receiver has it until it closes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numba's CUDA arrays on an allocator of ours, as a memory manager plug-in of numba-cuda.
+"""Numba's CUDA arrays on an Allotment allocator, as a memory manager plug-in of numba-cuda.
 
     NUMBA_CUDA_MEMORY_MANAGER=allotment.numba python program.py
 
@@ -8,11 +8,11 @@ or, in the program:
 
     allotment.numba.install()                           # the shared allocator of each device
     allotment.numba.install(allotment.Allocator("cuda:0", limit="20GiB"))
-    allotment.numba.record_stream(array, stream)        # before an array that another stream uses is let go
+    allotment.numba.record_stream(array, stream)        # before deleting an array that another stream uses
     allotment.numba.uninstall()
 
-Numba does not say which stream an array is for, so all memory belongs to the default stream, and is counted as the
-tenant "numba". It has no current stream either: beside a capture, its calls count as made on the default stream.
+Numba does not say which stream an array is for, so all memory belongs to the default stream. It is counted for the
+tenant "numba". Numba has no current stream either: during a capture, its calls count as made on the default stream.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _BaseHandle: Any = _cuda.IpcHandle
 
 
 class IpcHandle(_BaseHandle):  # type: ignore[misc]
-    """Memory of an array for another process, in Numba's form: its arrays' handles, `with handle as array:`.
+    """An array's memory for another process, in Numba's form: `with handle as array:`.
 
-    It is opened by `allotment.open_shared`, so plain and expandable segments are both fine, and closed when it is told
-    to, or with the last array. Raises ValueError when opened twice, or closed unopened, as Numba's own does.
+    `allotment.open_shared` opens it, so plain and expandable segments both work. It is closed on request, or with the
+    last array. Raises ValueError if it is opened twice, or closed unopened, as Numba's own handle does.
     """
 
     def __init__(self, base: Any, shared: SharedHandle, size: int, source_info: Any = None, offset: int = 0) -> None:
@@ -55,17 +55,17 @@ class IpcHandle(_BaseHandle):  # type: ignore[misc]
         self._opened: Any = None
 
     def open(self, context: Any) -> Any:
-        """The memory, in Numba's form."""
+        """Open the memory, in Numba's form."""
         if self._opened is not None:
             raise ValueError("IpcHandle is already opened")
         opened = self._opened = open_shared(self.shared)
         pointer = _driver.binding.CUdeviceptr(opened.address + self.offset)
         return _cuda.MemoryPointer(context, pointer, self.size, owner=opened)
 
-    open_direct = open_staged = open  # the memory of the device itself: there is nothing to stage
+    open_direct = open_staged = open  # the device's own memory: there is nothing to stage
 
     def close(self) -> None:
-        """Give it back; arrays of it must not be used any more."""
+        """Close it; its arrays must not be used any more."""
         if self._opened is None:
             raise ValueError("IpcHandle not opened")
         opened, self._opened = self._opened, None
@@ -78,24 +78,24 @@ class IpcHandle(_BaseHandle):  # type: ignore[misc]
 class MemoryManager(_Base):  # type: ignore[misc]
     """Device and pinned memory from allocators; managed and mapped memory as in Numba's own manager.
 
-    Numba makes one for each context, and calls its methods from any thread that uses CUDA.
+    Numba creates one for each context, and calls its methods from any thread that uses CUDA.
     """
 
     tenants: ClassVar[DeviceTenants] = DeviceTenants(_NAME)
-    """Who allocates on each device; `install` makes a class with tenants of its own."""
+    """The allocator for each device; `install` creates a class with its own tenants."""
 
     def initialize(self) -> None:
-        """Called by Numba when the context is there: bounds the deallocations that it may keep waiting."""
+        """Called by Numba when the context exists: limits the deallocations that it may delay."""
         if not self.deallocations.memory_capacity:
             self.deallocations.memory_capacity = self.get_memory_info().total
 
     @property
     def tenant(self) -> Tenant:
-        """The allocator behind this context's memory, under the name "numba"."""
+        """Allocator of this context's memory, under the name "numba"."""
         return self.tenants.on(_device_number(self.context))
 
     def memalloc(self, size: int) -> Any:
-        """Memory for work on the default stream, or on the calling thread's own if Numba is told to use those.
+        """Allocate memory for work on the default stream, or on the calling thread's own if Numba uses those.
 
         Raises OutOfMemoryError, which is a MemoryError.
         """
@@ -112,9 +112,9 @@ class MemoryManager(_Base):  # type: ignore[misc]
         return _cuda.MemoryPointer(proxy(self.context), pointer, size, finalizer=give_back)
 
     def memhostalloc(self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
-        """Pinned memory, kept for reuse; what is to be mapped or write-combined is as in Numba's own manager.
+        """Allocate pinned memory, cached for reuse; mapped or write-combined memory comes from Numba's own manager.
 
-        Freed, it can be had again at once: as with Numba's own, copies from or to it must be done by then.
+        Once freed, it can be reused at once: as with Numba's own, copies from or to it must be done by then.
         """
         if mapped or wc:
             return super().memhostalloc(size, mapped, portable, wc)
@@ -124,15 +124,15 @@ class MemoryManager(_Base):  # type: ignore[misc]
         return _driver.PinnedMemory(proxy(self.context), address, size, finalizer=give_back)
 
     def get_memory_info(self) -> Any:
-        """What the device has, free and in total; what is cached here counts as taken."""
+        """Return the device's free and total memory; memory cached here counts as used."""
         free, total = self.tenant.allocator.memory_info()
         return _cuda.MemoryInfo(free=free, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """A handle by which another process opens the memory of an array, also of one that another library made here.
+        """Return a handle by which another process opens an array's memory, also if another library allocated it here.
 
-        Its block is held for a minute, then as long as somebody has it open. Raises AddressError for memory that is no
-        allocator's of this process, UnsupportedError if its allocator does not share, DeviceError.
+        Its block is held for a minute, then as long as a process has it open. Raises AddressError for memory that no
+        allocator of this process has, UnsupportedError if its allocator does not share, DeviceError.
         """
         address = int(memory.handle)
         for allocator in [self.tenant.allocator, *holders_on(self.tenant.allocator.device)]:
@@ -141,16 +141,16 @@ class MemoryManager(_Base):  # type: ignore[misc]
                 shared = allocator.share(around[0])
                 identity = self.context.device.get_device_identity()
                 return IpcHandle(memory, shared, memory.size, identity, address - around[0])
-        raise AddressError(f"{address:#x} is not in a live block of an allocator here, and cannot be shared", address)
+        raise AddressError(f"{address:#x} is not in a live block of an allocator here and cannot be shared", address)
 
     def reset(self) -> None:
-        """Give cached memory back. Arrays that are still held stay valid: others may share the allocator."""
+        """Release cached memory. Arrays that still exist stay valid: others may share the allocator."""
         super().reset()
         self.tenant.allocator.empty_cache()
 
     @property
     def interface_version(self) -> int:
-        """The version of Numba's interface for memory managers that this is written for."""
+        """Version of Numba's memory manager interface that this implements."""
         return 1
 
 
@@ -160,12 +160,12 @@ def _uses_streams_of_threads() -> bool:
 
 
 def _device_number(context: Any) -> int:
-    """Of a context of Numba's own, or of one that was made elsewhere and attached, which has the driver's device."""
+    """Return the number of a context's device; a context created elsewhere and attached has the driver's device."""
     return int(getattr(context.device, "id", context.device))
 
 
 def _give_back(source: Tenant | PinnedAllocator, address: int, tenants: DeviceTenants) -> None:
-    """A finalizer, through which `tenants` lives as long as the memory."""
+    """A finalizer; its reference keeps `tenants` alive as long as the memory."""
     source.free(address)
 
 
@@ -174,10 +174,10 @@ _before: Any = None
 
 
 def install(allocator: Allocator | Tenant | None = None) -> None:
-    """Let Numba allocate here from now on; what it has stays where it is.
+    """Let Numba allocate here from now on; existing arrays stay where they are.
 
-    `allocator` serves its own device, other devices have their shared allocator; None is shared ones alone. A second
-    call replaces the first. Raises RequestError for an allocator that is not on a CUDA device.
+    `allocator` serves its own device, and other devices use their shared allocator; None uses only shared ones. A
+    second call replaces the first. Raises RequestError for an allocator that is not on a CUDA device.
     """
     global _before
     members = {"tenants": DeviceTenants(_NAME, allocator), "__module__": __name__}
@@ -189,7 +189,7 @@ def install(allocator: Allocator | Tenant | None = None) -> None:
 
 
 def uninstall() -> None:
-    """Go back to the manager that stood before `install`; arrays from here stay valid. Does nothing without one."""
+    """Restore the manager from before `install`; arrays from here stay valid. Does nothing if not installed."""
     global _before
     if _before is not None:
         _use(_before)
@@ -197,21 +197,22 @@ def uninstall() -> None:
 
 
 def record_stream(array: Any, stream: Any) -> None:
-    """Declare that work on `stream` uses an array or a view of one, so that its memory is reused only afterwards.
+    """Record that work on `stream` uses an array or a view of one, so that its memory is reused only afterwards.
 
-    `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere, and
+    `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere.
     """
     memory = array.gpu_data.owner
     if not isinstance(memory, _cuda.MemoryPointer):
-        memory = array.gpu_data  # of an array that another library made
+        memory = array.gpu_data  # of an array that another library created
     device = int(memory.context.device.id)
     DeviceTenants.record_stream(_NAME, device, int(memory.handle), stream)
 
 
 def _use(manager: Any) -> None:
-    """Numba asks for a manager when it makes a context; those that are there get theirs from us.
+    """Make `manager` Numba's. Numba asks for a manager only when it creates a context, so existing ones are updated
+    here.
 
-    What waits there to be deallocated goes on waiting with the new manager: with the old one it would be lost.
+    Deallocations that wait there are passed to the new manager: with the old one they would be lost.
     """
     _cuda.set_memory_manager(manager)
     driver = _driver.driver

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.current import holders_on
 from allotment.errors import AllotmentError
 
 if TYPE_CHECKING:
-    from allotment._allocators.caching.allocator import Allocator
     from allotment.errors import OutOfMemoryFacts
 
 __all__ = ["spill", "trim_others", "wait"]
@@ -32,8 +32,9 @@ def wait(allocator: Allocator, *, seconds: float) -> _Step:
     """Wait until something is freed, by whatever thread, for so many seconds at most; try again if something was.
 
     Work of other streams needs no such step: before memory is out, it was waited for. Sleeps in short intervals,
-    without any lock.
+    without any lock. Raises TypeError for what is not an `Allocator`, as all of these do.
     """
+    _expect_allocator(allocator)
 
     def step(facts: OutOfMemoryFacts) -> bool:
         end = time.monotonic() + seconds
@@ -57,6 +58,7 @@ def spill(allocator: Allocator, *, keep: str = "host") -> _Step:
 
     Its owner has to `resume` it before it is used again. Gives up when no tag is left that has memory.
     """
+    _expect_allocator(allocator)
 
     def step(facts: OutOfMemoryFacts) -> bool:
         for tag, figures in allocator.tags().items():
@@ -73,12 +75,18 @@ def spill(allocator: Allocator, *, keep: str = "host") -> _Step:
 
 def trim_others(allocator: Allocator) -> _Step:
     """Empty the caches of the other allocators on the same device, which this process has; try again if that helped."""
+    _expect_allocator(allocator)
 
     def step(facts: OutOfMemoryFacts) -> bool:
         others = [holder for holder in holders_on(allocator.device) if holder is not allocator]
         return sum(_trimmed(other) for other in others) > 0
 
     return step
+
+
+def _expect_allocator(given: object) -> None:
+    if not isinstance(given, Allocator):
+        raise TypeError(f"a step for running out of memory is of an Allocator, not of {type(given).__name__}")
 
 
 def _trimmed(other: object) -> int:

@@ -119,7 +119,7 @@ def test_recorded_memory_is_reused_when_the_other_stream_is_done(adapter, resour
 
 
 def test_a_buffer_of_another_resource_cannot_be_recorded(adapter):
-    with pytest.raises(TypeError, match="must be of allotment"):
+    with pytest.raises(TypeError, match="must come from allotment"):
         adapter.record_stream(SimpleNamespace(memory_resource=None), 0)
 
 

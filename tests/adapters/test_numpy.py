@@ -292,7 +292,7 @@ def test_bad_arguments_are_refused(allocator):
         allotment.numpy._cache("host", "1MiB", None)
     with pytest.raises(SettingsError, match="invalid size"):
         allotment.numpy._cache(allocator, "a lot", None)
-    with pytest.raises(RequestError, match="limit is for an allocator that is made here"):
+    with pytest.raises(RequestError, match="limit is for an allocator that is created here"):
         allotment.numpy._cache(allocator, "1MiB", "1GiB")
     with pytest.raises(RequestError, match="idle_seconds"), allotment.numpy.caching(allocator, idle_seconds=-1):
         pass

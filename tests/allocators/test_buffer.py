@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import allotment
+from allotment.errors import RequestError
 
 
 def live_blocks(allocator: allotment.Allocator) -> int:
@@ -89,3 +90,26 @@ def test_a_buffer_with_more_bytes_than_a_length_can_be_says_so() -> None:
             use(buffer)
     with pytest.raises(BufferError, match="look at a slice of it"):
         memoryview(buffer)
+
+
+def test_a_buffer_that_a_finalizer_brings_back_says_that_it_was_freed():
+    kept = []
+
+    class Holder:
+        def __init__(self, buffer):
+            self.buffer = buffer
+            self.ring = self
+
+        def __del__(self):
+            kept.append(self.buffer)
+
+    with allotment.Allocator("host") as alloc:
+        Holder(alloc.empty(1000))
+        gc.collect()
+        (buffer,) = kept
+        with pytest.raises(RequestError, match="freed when its last reference went"):
+            _ = buffer.address
+        alloc.check_invariants()
+        assert alloc.stats()["allocated_bytes.all.current"] == 0
+        del buffer
+        kept.clear()

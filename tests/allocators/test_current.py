@@ -5,10 +5,11 @@ import itertools
 import pytest
 
 import allotment
-from allotment import Allocator, DeviceAllocator, PluggableAllocator, RequestError
+from allotment import Allocator, DeviceAllocator, PluggableAllocator, RequestError, cpu
 from allotment._allocators.current import current_caching
 from allotment._devices import device_name
 from allotment._devices.simulated.device import SimulatedDevice
+from allotment._devices.simulated.script import Script
 from allotment.errors import UnsupportedError
 from helpers.plugged_memory import Memory
 from helpers.threads import in_a_thread
@@ -183,6 +184,33 @@ def test_an_allocator_of_another_kind_is_refused(device):
     for call in (allotment.change_current_allocator, allotment.register_device_allocator):
         with pytest.raises(TypeError, match="Other is not a DeviceAllocator: it lacks device, empty, "):
             call(device, Other())
+
+
+@pytest.mark.parametrize("base", [DeviceAllocator, cpu.System, Script], ids=lambda base: base.__name__)
+def test_a_class_that_inherits_an_interface_and_forgets_a_method_cannot_be_made(base):
+    forgotten = sorted(base.__abstractmethods__)
+    assert forgotten == sorted(name for name in vars(base) if not name.startswith("_"))
+    for name in forgotten:
+        members = {other: lambda self: None for other in forgotten if other != name}
+        with pytest.raises(TypeError, match=rf"abstract method.* '?{name}'?$"):
+            type("Forgetful", (base,), members)()
+
+
+def test_a_device_allocator_that_forgets_methods_is_refused_though_its_base_is_compiled(device):
+    class Forgetful(int, DeviceAllocator):  # `int` makes the object, and does not look for abstract methods
+        def malloc(self, size, stream=0):
+            return 4096
+
+    for call in (allotment.change_current_allocator, allotment.register_device_allocator):
+        with pytest.raises(TypeError, match="Forgetful is not a DeviceAllocator: it lacks device, empty, "):
+            call(device, Forgetful())
+
+
+def test_a_device_allocator_whose_method_is_none_is_refused(device):
+    forgetful = Late()
+    forgetful.stats = None
+    with pytest.raises(TypeError, match=r"Late is not a DeviceAllocator: it lacks stats$"):
+        allotment.register_device_allocator("npu:2", forgetful)
 
 
 def test_both_kinds_of_allocators_are_device_allocators(device, plug):

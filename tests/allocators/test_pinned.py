@@ -168,8 +168,10 @@ def test_a_size_that_no_machine_has_is_refused_unseen(device, pinned, size):
 def test_bad_requests_are_refused(pinned):
     with pytest.raises(SizeError):
         pinned.malloc(-1)
-    with pytest.raises(TypeError):
+    with pytest.raises(SizeError):
         pinned.malloc("much")
+    with pytest.raises(TypeError):
+        pinned.malloc(1.5)
     with pytest.raises(AddressError, match="0x1234"):
         pinned.free(0x1234)
     with pytest.raises(AddressError):

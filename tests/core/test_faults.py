@@ -1,4 +1,4 @@
-"""Every call to the device fails once, and from every call on all of them fail, in different lives."""
+"""Every call to the device fails once; or all calls from one on fail; in different workloads."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_whichever_call_to_the_device_fails_nothing_is_lost(name, times, out_of_
 @TIMES
 @pytest.mark.parametrize("name", LIVES)
 def test_whichever_operation_of_the_device_fails_nothing_is_lost(name, times, out_of_memory):
-    """One kind of call alone: what undoes another may then succeed, or be the only thing that fails."""
+    """Only one kind of call fails: the call that undoes another may then succeed, or be the only one that fails."""
     expected, calls = undisturbed(name)
     for operation, number in calls.items():
         for after in sample(range(number)):

@@ -1,4 +1,4 @@
-"""The C library refuses memory for the allocator's own records: an error, all is whole, and everything goes on."""
+"""The C library refuses memory for the allocator's records: the call raises, the state is consistent, work goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CROWDED = ("crowded", "crowded streams", "crowded pools", "tags")
 SWEPT = [("torch", name) for name in LIVES] + [
     pytest.param("dense", name, marks=[] if name in CROWDED else pytest.mark.slow)
     for name in LIVES
-    if name != "sharing"  # dense placement has no form of PyTorch's
+    if name != "sharing"  # dense placement has no handles in PyTorch's form
 ]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the C library's memory is replaced by preloading")
 

@@ -1,6 +1,6 @@
 """Any sequence of requests, pauses and resumes of tags, on a device that refuses at any time.
 
-The model knows who holds what, which tags sleep and what the device has; never where a block goes.
+The model knows who holds which blocks, which tags are paused and what the device has; it does not predict addresses.
 """
 
 from contextlib import nullcontext, suppress
@@ -131,7 +131,7 @@ class PausingMachine(RuleBasedStateMachine):
         self.device.finish()
         self.alloc.empty_cache()
         for tag in self.alloc.tags():
-            self.alloc.set_limit(tag)
+            self.alloc.set_limit(tag, hard=None)
             self.alloc.resume(tag)
         self.alloc.empty_cache()
         self.alloc.check_invariants()

@@ -1,4 +1,4 @@
-"""Any sequence of calls, against a model that knows only who holds what."""
+"""Any sequence of calls, against a model that knows only who holds which blocks."""
 
 from hypothesis import HealthCheck, settings
 

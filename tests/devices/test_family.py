@@ -1,4 +1,4 @@
-"""What kind of device a device says it is, whatever its name."""
+"""The family that a device declares, whatever its name."""
 
 import pytest
 
@@ -20,7 +20,7 @@ class Smallest(Backend):
 @pytest.mark.parametrize(("name", "family"), [("host", "host"), ("sim:1GiB", "simulated"), ("sim:1GiB#1", "simulated")])
 def test_a_device_of_ours_says_what_kind_it_is(name: str, family: str) -> None:
     if name == "host":
-        pytest.importorskip("allotment._devices.host.device", reason="the host device is built on Linux alone")
+        pytest.importorskip("allotment._devices.host.device", reason="the host device is built only on Linux")
     assert open_device(name).family == family
 
 

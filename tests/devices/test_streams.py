@@ -1,4 +1,4 @@
-"""Streams and events as users hold them, over a device written in Python."""
+"""Streams and events as users see them, on a device written in Python."""
 
 import gc
 import threading
@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+import allotment
 from allotment._devices.python.backend import Backend
 from allotment._devices.streams import Event, Stream
 from allotment.errors import DeviceError, StreamError, UnsupportedError
@@ -188,3 +189,13 @@ def test_waiting_lets_other_threads_run():
     gate = threading.Event()
     threading.Timer(0.01, gate.set).start()
     Stream(Slow()).synchronize()
+
+
+def test_a_stream_that_is_made_stays_what_it_is():
+    first, second = allotment.Allocator("host"), allotment.Allocator("host")
+    stream = allotment.Stream(first)
+    handle = stream.handle
+    with pytest.raises(StreamError, match="made already"):
+        stream.__init__(second)
+    assert (stream.device, stream.handle) == (first.device, handle)
+    stream.destroy()

@@ -20,7 +20,7 @@ if not hasattr(numpy, "row_stack"):
 
 @pytest.fixture(scope="session")
 def cuda_device():
-    cuda = pytest.importorskip("allotment._devices.cuda.device", reason="the CUDA backend is built on Linux alone")
+    cuda = pytest.importorskip("allotment._devices.cuda.device", reason="the CUDA backend is built only on Linux")
     try:
         return cuda.CudaDevice(0)
     except DeviceError as error:

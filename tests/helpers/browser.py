@@ -25,6 +25,7 @@ FLAGS = [
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
 ]
+CODES = {"Tab": 9, "Enter": 13, "Escape": 27}
 PATIENCE = 60.0
 OPENER = build_opener(ProxyHandler({}))
 
@@ -108,8 +109,10 @@ class Browser:
         self.devtools("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def key(self, name: str, *, text: str = "") -> None:
-        text = text or (name if len(name) == 1 else "")
-        code = {"text": text} if text else {}
+        text = text or (name if len(name) == 1 else "\r" if name == "Enter" else "")
+        code: dict[str, Any] = {"text": text} if text else {}
+        if name in CODES:  # without it, the browser does nothing by itself with such a key
+            code["windowsVirtualKeyCode"] = CODES[name]
         self.devtools("Input.dispatchKeyEvent", type="keyDown", key=name, **code)
         self.devtools("Input.dispatchKeyEvent", type="keyUp", key=name)
 

@@ -9,11 +9,13 @@
  * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_VERSION (13000), FAKE_CUDA_INIT (0: what cuInit answers),
  * FAKE_CUDA_WITHOUT (a comma list: "descriptors" and "fabric" are refused when a chunk is made with them, "registering"
  * of memory at all; without "strictness" a chunk can be made in any capture, as PyTorch does it), FAKE_CUDA_MEMORY (a file: all processes that
- * are given it share the memory of one device; else each has its own).
+ * are given it share the memory of one device; else each has its own), FAKE_CUDA_CONTEXT (0: bytes that a context takes),
+ * FAKE_CUDA_FAIL (a comma list of functions; each answers 999 and does nothing, where it looks).
  * Compiled with -DOLD_DRIVER, functions that came after CUDA 12.2 are missing.
  */
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -222,14 +224,27 @@ EXPORT CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) 
 
 /* Contexts. */
 
+static int fails(const char* name) {
+    const char* text = getenv("FAKE_CUDA_FAIL");
+    const char* found = text ? strstr(text, name) : NULL;
+    return found && (found[strlen(name)] == 0 || found[strlen(name)] == ',');
+}
 EXPORT CUresult cuDevicePrimaryCtxRetain(Context** context, CUdevice device) {
+    static int is_made;
     if (!is_initialized) return NOT_INITIALIZED;
+    if (fails("cuDevicePrimaryCtxRetain")) return 999;
+    if (!is_made++) mine->bytes += (size_t)setting("FAKE_CUDA_CONTEXT", 0);
     *context = &contexts[device];
     return SUCCESS;
 }
 EXPORT CUresult cuCtxGetCurrent(Context** context) {
     if (!is_initialized) return NOT_INITIALIZED;
     *context = depth ? stack[depth - 1] : NULL;
+    return SUCCESS;
+}
+EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
+    if (depth == 0) return INVALID_CONTEXT;
+    *device = stack[depth - 1]->ordinal;
     return SUCCESS;
 }
 EXPORT CUresult cuCtxPushCurrent_v2(Context* context) {
@@ -305,14 +320,23 @@ static void move_all(void) {
     }
 }
 /* Stays when its thread has ended: somebody may still wait for it. */
+/* At rising addresses: allocators sort free memory by the handle of its stream, and then a program that is run again
+ * finds it in the same order. */
+static Stream* new_stream(void) {
+    static char* next = (char*)0x400000000000;
+    Stream* made = mmap(next, sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) abort();
+    next += (sizeof *made + 4095) / 4096 * 4096;
+    made->magic = STREAM_MAGIC;
+    made->next = streams;
+    return streams = made;
+}
 static Stream* stream_of_thread(void) {
     static __thread Stream* own;
     if (own) return own;
-    own = calloc(1, sizeof *own);
-    own->magic = STREAM_MAGIC;
+    own = new_stream();
     own->is_of_thread = 1;
-    own->next = streams;
-    return streams = own;
+    return own;
 }
 static Stream* stream_of(Stream* given) {
     if (given == NULL || given == (Stream*)1) return &default_stream;
@@ -398,11 +422,11 @@ EXPORT CUresult cuCtxSynchronize(void) {
 EXPORT CUresult cuStreamCreate(Stream** stream, unsigned int flags) {
     NEED_CONTEXT;
     if (flags != 1) return INVALID_VALUE;
-    *stream = calloc(1, sizeof **stream);
-    (*stream)->magic = STREAM_MAGIC;
-    (*stream)->next = streams;
-    streams = *stream;
+    *stream = new_stream();
     return SUCCESS;
+}
+EXPORT CUresult cuStreamCreateWithPriority(Stream** stream, unsigned int flags, int priority) {
+    return priority ? INVALID_VALUE : cuStreamCreate(stream, flags);
 }
 /* Its memory stays, so that a later use of it shows. */
 EXPORT CUresult cuStreamDestroy_v2(Stream* given) {
@@ -646,12 +670,14 @@ static void* take_memory(size_t size, int* descriptor) {
 
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
     NEED_CONTEXT;
+    if (fails("cuMemGetInfo_v2")) return 999;
     *free_bytes = TOTAL - used();
     *total_bytes = TOTAL;
     return SUCCESS;
 }
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
     NEED_CONTEXT;
+    if (fails("cuMemAlloc_v2")) return 999;
     int descriptor;
     if (spoil()) return CAPTURE_UNSUPPORTED;
     void* base = take_memory(size, &descriptor);
@@ -661,6 +687,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
 }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     NEED_CONTEXT;
+    if (fails("cuMemFree_v2")) return 999;
     Area* area = find_area(PLAIN, address);
     if (spoil()) return CAPTURE_UNSUPPORTED;
     if (!area) return INVALID_VALUE;
@@ -670,9 +697,54 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     remove_area(area);
     return SUCCESS;
 }
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned int flags) {
+    if (fails("cuMemAllocManaged")) return 999;
+    return flags == 1 ? cuMemAlloc_v2(address, size) : INVALID_VALUE;
+}
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height, unsigned int element) {
+    if (fails("cuMemAllocPitch_v2")) return 999;
+    if (element != 4 && element != 8 && element != 16) return INVALID_VALUE;
+    *pitch = (width + 511) / 512 * 512;
+    return cuMemAlloc_v2(address, *pitch * height);
+}
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
+    NEED_CONTEXT;
+    for (Area* area = areas; area; area = area->next) {
+        int is_memory = area->kind == PLAIN || area->kind == MAPPED || area->kind == IMPORTED;
+        if (!is_memory || address < area->base || address - area->base >= area->size) continue;
+        if (base) *base = area->base;
+        if (size) *size = area->size;
+        return SUCCESS;
+    }
+    return INVALID_VALUE;
+}
+/* A module is as large as its first eight bytes say; a function takes a page when it is first launched. */
+EXPORT CUresult cuModuleLoadData(void** module, const size_t* image) {
+    NEED_CONTEXT;
+    if (fails("cuModuleLoadData")) return 999;
+    mine->bytes += *image;
+    *module = (void*)image;
+    return SUCCESS;
+}
+EXPORT CUresult cuArrayCreate_v2(void** array, const size_t* size) {
+    NEED_CONTEXT;
+    mine->bytes += *size;
+    *array = (void*)size;
+    return SUCCESS;
+}
+EXPORT CUresult cuLaunchKernel(int* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                               unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
+                               Stream* stream, void** parameters, void** extra) {
+    NEED_CONTEXT;
+    (void)grid_x; (void)grid_y; (void)grid_z; (void)block_x; (void)block_y; (void)block_z; (void)shared;
+    (void)parameters; (void)extra;
+    if (!*function) mine->bytes += PAGE;
+    *function = 1;
+    return enqueue(stream_of(stream), (Step){.kind = NOTHING});
+}
 EXPORT CUresult cuMemHostAlloc(void** address, size_t size, unsigned int flags) {
     NEED_CONTEXT;
-    if (flags != 1) return INVALID_VALUE;
+    if (flags > 1) return INVALID_VALUE;
     *address = calloc(1, size);
     if (!*address) return OUT_OF_MEMORY;
     add_area(PINNED, *address, size, -1);
@@ -809,6 +881,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 EXPORT CUresult cuMemCreate(Handle* handle, size_t size, const Properties* properties, unsigned long long flags) {
     NEED_CONTEXT;
     int descriptor;
+    if (fails("cuMemCreate")) return 999;
     if (!is_without("strictness") && spoil()) return CAPTURE_UNSUPPORTED;
     if (!are_valid(properties) || !is_page_multiple(size) || flags) return INVALID_VALUE;
     if ((properties->handle_types & 8) && is_without("fabric")) return NOT_PERMITTED;
@@ -821,7 +894,7 @@ EXPORT CUresult cuMemCreate(Handle* handle, size_t size, const Properties* prope
     *handle = (Handle)chunk;
     return SUCCESS;
 }
-EXPORT CUresult cuMemRelease(Handle handle) { NEED_CONTEXT; let_chunk_go(chunk_of(handle)); return SUCCESS; }
+EXPORT CUresult cuMemRelease(Handle handle) { NEED_CONTEXT; if (fails("cuMemRelease")) return 999; let_chunk_go(chunk_of(handle)); return SUCCESS; }
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, Handle handle, unsigned long long flags) {
     NEED_CONTEXT;
     Chunk* chunk = chunk_of(handle);
@@ -957,8 +1030,15 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, Pool*
     if (pool->held > pool->held_high) pool->held_high = pool->held;
     return SUCCESS;
 }
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, Stream* stream) {
+    return depth ? cuMemAllocFromPoolAsync(address, size, &pools[stack[depth - 1]->ordinal], stream) : INVALID_CONTEXT;
+}
+EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, Stream* stream) {
+    return cuMemAllocAsync(address, size, stream ? stream : (Stream*)2);
+}
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, Stream* given) {
     NEED_CONTEXT;
+    if (fails("cuMemFreeAsync")) return 999;
     Stream* stream = stream_of(given);
     Area* area = find_area(IN_GRAPH, address);
     if (stream->capture) {
@@ -975,6 +1055,29 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, Stream* given) {
     if (!area) return INVALID_VALUE;
     area->kind = LEAVING;
     return enqueue(stream, (Step){.kind = POOL_FREE, .area = area});
+}
+
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, Stream* stream) {
+    return cuMemFreeAsync(address, stream ? stream : (Stream*)2);
+}
+
+/* Functions by their names without a version; these forms are the only ones here. */
+
+EXPORT CUresult cuGetProcAddress_v2(const char* name, void** found, int version, uint64_t flags, int* status) {
+    static const char* const ends[] = {"_ptsz", "_v2_ptsz", "_v2", ""};
+    char whole[128];
+    *found = NULL;
+    for (int at = flags & 2 ? 0 : 2; at < 4 && !*found && version >= 3020; at++) {
+        snprintf(whole, sizeof whole, "%s%s", name, ends[at]);
+        Dl_info own;
+        void* library = dladdr((void*)cuInit, &own) ? dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+        *found = library ? dlsym(library, whole) : NULL;
+    }
+    if (status) *status = *found ? 0 : 1;
+    return *found ? SUCCESS : 500;
+}
+EXPORT CUresult cuGetProcAddress(const char* name, void** found, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, found, version, flags, NULL);
 }
 
 /* Copies and fills. */

@@ -475,7 +475,7 @@ class Life:
             self.alloc.resume(tag)
 
     def set_limit(self, tag: str, limits: dict[str, int]) -> None:
-        self.alloc.set_limit(tag, **limits)
+        self.alloc.set_limit(tag, **(limits or {"hard": None}))
 
     def free(self, name: str) -> None:
         if name in self.blocks:
@@ -598,7 +598,7 @@ class Life:
         self.alloc.empty_cache()
         for tag in self.alloc.tags():
             self.alloc.resume(tag)
-            self.alloc.set_limit(tag)
+            self.alloc.set_limit(tag, hard=None)
         check(self.alloc)
         assert self.alloc.pending_events() == []
         assert self.alloc.stats()["reserved_bytes.all.current"] == 0

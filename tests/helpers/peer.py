@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -29,10 +30,11 @@ SECONDS = 60
 class Peer:
     """A process with the names of `allotment` and those that earlier pieces of program have left."""
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, *command: str, **environment: str) -> None:
+        """`command` goes before the interpreter's: it starts the process in a namespace of its own, for instance."""
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [*command, sys.executable, "-c", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, **environment},
@@ -125,6 +127,25 @@ def descriptors() -> int:
     """How many this process has open."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def take_all_descriptors() -> list[int]:
+    """Open descriptors until none is left, by a limit just above the highest; `give_back` undoes it."""
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    taken = []
+    try:
+        while True:
+            taken.append(os.dup(0))
+    except OSError:
+        return taken
+
+
+def give_back(taken: list[int]) -> None:
+    for descriptor in taken:
+        os.close(descriptor)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1024), most))
 
 
 def mappings() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._devices.simulated.device import SimulatedDevice
+from allotment._devices.streams import Stream
 from allotment.errors import OutOfMemoryError
 
 SIZES = (8, 512, 700, 4096, 100_000, 1 << 20, (1 << 20) + 1, 3 << 20, 9 << 20, 11 << 20, 25 << 20)
@@ -33,6 +34,22 @@ def recorded_program(
         entry.pop("pool_id", None)
     program.finish()
     return pickle.dumps(snapshot), stats
+
+
+def prefetching(layers: int = 60) -> Allocator:
+    """Gathers layer after layer on a stream of its own, as FSDP does; the computing stream is late with all of them."""
+    allocator = Allocator("sim:1GiB", settings="compat:2.11")
+    allocator.record_history()
+    gathering, computing = Stream(allocator), Stream(allocator)
+    allocator.malloc(20 << 20)
+    for _ in range(layers):
+        layer = allocator.malloc(12 << 20, gathering)
+        allocator.device.launch(computing.handle)
+        allocator.record_stream(layer, computing)
+        allocator.free(layer)
+    allocator.device.finish(computing.handle)
+    allocator.malloc(12 << 20, gathering)
+    return allocator
 
 
 class _Program:

@@ -24,3 +24,11 @@ def fill_from_pipe(connection: Any, value: int) -> None:
     connection.send(fill(buffer, value))
     connection.send(buffer)
     connection.recv()
+
+
+def close_what_comes(queue: Any, value: int, done: Any) -> None:
+    """Receive buffers, write and close each, until None comes."""
+    while (buffer := queue.get()) is not None:
+        with buffer:
+            fill(buffer, value)
+        done.put(value)

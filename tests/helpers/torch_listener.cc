@@ -3,6 +3,7 @@
  * Each function puts what it saw into words; which allocator is in place it does not know. */
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Gauge.h>
+#include <torch/headeronly/version.h>
 
 #include <mutex>
 #include <sstream>
@@ -93,6 +94,19 @@ void listener_push(const char* name) {
     allocators::pushCompileContext(text);
 }
 void listener_pop() { allocators::popCompileContext(); }
+/* Whether this PyTorch has classes of streams; a class is given to a stream, or a part of the memory to a class. */
+int listener_reserve(void* stream, const char* name, double fraction) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+    if (fraction > 0) {
+        allocators::setDefaultExpandableSegmentReserveFractionForClass(name, fraction);
+    } else {
+        allocators::setExpandableSegmentReserveClassForStream(static_cast<cudaStream_t>(stream), name);
+    }
+    return 1;
+#else
+    return 0;
+#endif
+}
 int listener_is_recording() { return allocators::isHistoryEnabled(); }
 void listener_annotate(const char* key, const char* value) { allocators::recordAnnotation({{key, value}, {"and", "more"}}); }
 

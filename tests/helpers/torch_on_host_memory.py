@@ -14,6 +14,7 @@ import allotment
 HELPERS = Path(__file__).parent
 SOURCE = str(Path(allotment.__file__).parents[1])
 CUDA_HEADERS = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+OUR_CUDA_HEADERS = Path(allotment.__file__).parent / "torch" / "_deep" / "cuda_headers"  # missing beside PyTorch's own
 
 NEEDED = [
     pytest.mark.slow,
@@ -25,9 +26,11 @@ NEEDED = [
 
 
 def build_driver(folder):
-    flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", f"-I{CUDA_HEADERS}", "-Wl,-soname,libcuda.so.1"]
-    sources = [HELPERS / name for name in ("fake_libcuda.c", "fake_cudart.c")]
-    subprocess.run(["cc", *flags, "-o", folder / "libcuda.so.1", *sources], check=True)
+    flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1"]
+    headers = [f"-I{folder}" for folder in (CUDA_HEADERS, OUR_CUDA_HEADERS)]
+    sources = [HELPERS / name for name in ("fake_libcuda.c", "fake_cudart.c", "fake_nvml.c")]
+    subprocess.run(["cc", *flags, *headers, "-o", folder / "libcuda.so.1", *sources], check=True)
+    (folder / "libnvidia-ml.so.1").symlink_to("libcuda.so.1")
     return folder
 
 

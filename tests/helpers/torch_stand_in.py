@@ -25,6 +25,7 @@ REFUSED = (
     "_accelerator_resetAccumulatedStats",
     "_accelerator_resetPeakStats",
     "_cuda_allocationTraceback",
+    "_cuda_annotateMemory",
     "_cuda_attach_out_of_memory_observer",
     "_cuda_checkPoolLiveAllocations",
     "_cuda_getMemoryFraction",
@@ -39,6 +40,7 @@ REFUSED = (
 SILENT = (
     "_cuda_cudaCachingAllocator_enable",
     "_cuda_getMemoryMetadata",
+    "_cuda_memoryMetadataSupported",
     "_cuda_setMemoryFraction",
     "_cuda_setMemoryMetadata",
 )

@@ -206,6 +206,28 @@ def user_metadata():
     return told
 
 
+def annotated_blocks():
+    """Notes on live blocks, from 2.14 on."""
+    if not hasattr(torch.cuda.memory, "_annotate_tensor"):
+        return []
+    told = [torch.cuda.memory._memory_metadata_supported()]
+    for recording in (False, True):
+        if recording:
+            record(stacks="python")
+        tensor = empty(1000)
+        address = tensor.untyped_storage().data_ptr()
+        torch.cuda.memory._annotate_tensor(tensor[5:], "kept for later")
+        del tensor
+        for dead in (address, 0):
+            try:
+                torch._C._cuda_annotateMemory(dead, "too late")
+            except RuntimeError as error:
+                told.append(str(error).splitlines()[0].replace(hex(address), "ADDRESS"))
+        told.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][0]])
+    stop()
+    return told
+
+
 def observers():
     seen = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(["first", *facts]))
@@ -232,7 +254,11 @@ def observers():
 
 
 def named(frames):
-    """What PyTorch shows of a stack, but for what is on it of the allocator and of gathering it."""
+    """What PyTorch shows of a stack, without the frames of the allocator and of gathering it.
+
+    Those that have no name there are functions inside a library, the allocator's among them.
+    """
+    frames = [frame for frame in frames if frame["name"] != "??"]
     own = ("CUDACachingAllocator::Native", "allotment::", "__pyx_", "torch::unwind", "CapturedTraceback", "gather")
     numbers = [number for number, frame in enumerate(frames) if any(name in frame["name"] for name in own)]
     return [[frame["name"], frame["line"]] for frame in frames[max(numbers, default=-1) + 1 :]]
@@ -394,10 +420,33 @@ def caching_switched_off():
     return told
 
 
+def reserve_classes():
+    """How much address space segments of streams reserve, which shows in the distance to the next segment's."""
+    settings = torch._C._accelerator_setAllocatorSettings
+
+    def reserve(stream, name, fraction=0.0):
+        return listener.listener_reserve(ctypes.c_void_p(stream), name, ctypes.c_double(fraction))
+
+    if not reserve(0, b""):
+        return []
+    settings("expandable_segments:True,expandable_segments_reserve_by_class:[small:0.25]")
+    reserve(0, b"by code", 0.5)
+    streams = [torch.cuda.Stream() for _ in range(5)]
+    for stream, name in zip(streams, (b"small", b"by code", b"unknown", b"", b""), strict=True):
+        reserve(stream.cuda_stream, name)
+    tensors = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            tensors.append(empty(3 * MIB))
+    places = [tensor.data_ptr() for tensor in tensors]
+    settings("expandable_segments:False")
+    return [(later - place) // MIB for place, later in itertools.pairwise(places)]
+
+
 TOPICS = (
-    gauges, questions, trackers, annotations, compile_contexts, user_metadata, observers,
-    recorder_modes, kinds_of_history, profiler, gpu_trace, free_memory_callbacks, devices_not_used_yet,
-    caching_switched_off, a_tracker_that_throws,
+    gauges, questions, trackers, annotations, compile_contexts, user_metadata, annotated_blocks,
+    observers, recorder_modes, kinds_of_history, profiler, gpu_trace, free_memory_callbacks, devices_not_used_yet,
+    caching_switched_off, a_tracker_that_throws, reserve_classes,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -12,7 +12,13 @@ from typing import Any
 def reported() -> Iterator[list[tuple[Any, str]]]:
     """(the object it was raised in, the exception's text) of each, as they come."""
     before, seen = sys.unraisablehook, []
-    sys.unraisablehook = lambda report: seen.append((report.object, f"{report.exc_type.__name__}: {report.exc_value}"))
+
+    def hook(report: Any) -> None:
+        if type(report).__name__ != "UnraisableHookArgs":  # as strict as the interpreter's own hook
+            raise TypeError(f"sys.unraisablehook argument type must be UnraisableHookArgs, not {type(report).__name__}")
+        seen.append((report.object, f"{report.exc_type.__name__}: {report.exc_value}"))
+
+    sys.unraisablehook = hook
     try:
         yield seen
     finally:

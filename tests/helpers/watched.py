@@ -23,8 +23,9 @@ import pytest
 
 import allotment
 from allotment._allocators.caching.sanitizer import watch
-from allotment._allocators.caching.sanitizer.reports import Report, SanitizerWarning
+from allotment._allocators.caching.sanitizer.reports import Report
 from allotment._allocators.caching.sanitizer.watch import Sanitizer
+from allotment.errors import SanitizerWarning
 
 _PLAIN = allotment.Allocator
 _TOLD = ("allocated", "submitting", "_note")

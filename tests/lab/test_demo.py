@@ -1,5 +1,6 @@
 """The demo on a device that has no memory behind its addresses, in a process of its own: it ended it once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -24,11 +25,32 @@ def run_demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
-def test_the_demo_shows_the_same_job_under_other_settings_and_what_to_type_next() -> None:
-    done = run_demo(COLUMNS="100")
+def test_the_demo_begins_with_the_question_and_answers_it() -> None:
+    done = run_demo(COLUMNS="80")
     assert done.returncode == 0
+    lines = done.stdout.strip().splitlines()
+    assert lines[0].startswith("This job needed 8,694.0 MiB. Does it have to?")
+    captions = [line for line in lines if line.endswith("───")]
+    assert [caption.split()[0] for caption in captions] == ["This", "Why?", "No:", "The", "Next:"]
+    assert "No: 4,574.0 MiB will do." in captions[2]
     assert "as it ran" in done.stdout and "placement:dense" in done.stdout
-    assert "allotment tune sample" in done.stdout
+    assert "ALLOTMENT_CONF=placement:dense,dense_grain:96" in done.stdout
+    assert "allotment tune sample" in lines[-2]
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_no_drawing_of_the_demo_is_broken(columns: str) -> None:
+    lines = run_demo(COLUMNS=columns).stdout.splitlines()
+    drawn = [line for line in lines if line.startswith(("  in use", "  reserved"))]
+    assert len(drawn) == 6
+    assert all(line.endswith("iB") for line in drawn)
+
+
+def test_the_demo_tells_programs_both_jobs() -> None:
+    report = json.loads(run_demo("--json").stdout)
+    assert report["recorded"]["peak_reserved_bytes"] == 8694 << 20
+    assert report["recorded"]["best"]["peak_reserved_bytes"] == 4574 << 20
+    assert report["steps"] == 10 and report["candidates"]
 
 
 def test_a_snapshot_that_cannot_be_written_is_refused_before_the_training() -> None:

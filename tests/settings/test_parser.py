@@ -1,6 +1,7 @@
 import re
 from dataclasses import FrozenInstanceError, fields, replace
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from allotment._settings import (
     parse_size,
     pytorch_caching_disabled,
     pytorch_environment,
+    shortest_size,
 )
 from allotment.errors import SettingsError
 
@@ -84,27 +86,27 @@ MALFORMED = [
     ("max_split_size_mb=20", "something is missing after", "Index out of bounds in ConfigTokenizer"),
     (
         "max_split_size_mb:40;expandable_segments:True",
-        "',' should stand after '40;expandable_segments', not ':'",
+        "expected ',' after '40;expandable_segments', not ':'",
         "Index out of bounds in ConfigTokenizer",
     ),
-    (":", "a key should stand where ':' is", "Index out of bounds in ConfigTokenizer"),
-    (",", "a key should stand where ',' is", "Index out of bounds in ConfigTokenizer"),
-    ("max_split_size_mb,20", "':' should stand after 'max_split_size_mb', not ','", None),
-    ("expandable_segments:True:backend:native", "',' should stand after 'True', not ':'", None),
+    (":", "expected a key instead of ':'", "Index out of bounds in ConfigTokenizer"),
+    (",", "expected a key instead of ','", "Index out of bounds in ConfigTokenizer"),
+    ("max_split_size_mb,20", "expected ':' after 'max_split_size_mb', not ','", None),
+    ("expandable_segments:True:backend:native", "expected ',' after 'True', not ':'", None),
     (
         "exp andable_segments:True",
-        "unknown setting 'exp andable_segments'; the nearest is expandable_segments",
+        "unknown setting 'exp andable_segments'; did you mean expandable_segments?",
         None,
     ),
-    ("expandable_segments:True,expandable_segments:False", "expandable_segments is named twice", None),
+    ("expandable_segments:True,expandable_segments:False", "expandable_segments occurs twice", None),
     (
         "max_split_sise_mb:20",
-        "unknown setting 'max_split_sise_mb'; the nearest is max_split_size_mb",
+        "unknown setting 'max_split_sise_mb'; did you mean max_split_size_mb?",
         "Unrecognized key 'max_split_sise_mb' in Accelerator allocator config.",
     ),
     (
         "foo:1",
-        "unknown setting 'foo'; there are large_segment_size_mb, max_split_size_mb",
+        "unknown setting 'foo'; known: large_segment_size_mb, max_split_size_mb",
         "Unrecognized key 'foo' in Accelerator allocator config.",
     ),
     (
@@ -170,7 +172,7 @@ MALFORMED = [
         "Expected closing bracket ']' in ConfigTokenizer but reached end of config",
     ),
     ("roundup_power2_divisions:[64]", "something is missing after '64'", "Index out of bounds in ConfigTokenizer"),
-    ("roundup_power2_divisions:[64,8]", "':' should stand after '64', not ','", None),
+    ("roundup_power2_divisions:[64,8]", "expected ':' after '64', not ','", None),
     ("backend:mine", "'mine' is not", "Unknown allocator backend, options are native and cudaMallocAsync"),
     (
         "pinned_num_register_threads:3",
@@ -301,7 +303,7 @@ def test_backend_is_chosen_at_the_start_and_cannot_change():
 
 
 def test_runtime_changeable_names_all_settings_but_those_used_once():
-    used_once = {"backend", "compat", "dense_start", "nvtx", "placement"}
+    used_once = {"backend", "compat", "dense_start", "monitor", "nvtx", "placement"}
     used_once |= {"per_process_memory_fraction", "pinned_reserve_segment_size", "shareable"}
     assert {field.name for field in fields(Settings)} - {"text"} - used_once == RUNTIME_CHANGEABLE
 
@@ -373,8 +375,10 @@ def test_pytorch_caching_is_disabled_by_one():
         ("20GiB", 20 * GIB),
         ("80 GiB", 80 * GIB),
         ("512mib", 512 * MIB),
-        ("1024", 1024),
+        ("1048576", 1048576),
+        ("85899345920", 80 * GIB),
         ("7B", 7),
+        ("80B", 80),
         ("1.5GiB", 3 * GIB // 2),
         ("0.3KiB", 307),
         ("2TiB", 2 << 40),
@@ -383,6 +387,8 @@ def test_pytorch_caching_is_disabled_by_one():
         ("1.5mb", 1_500_000),
         ("0", 0),
         (4096, 4096),
+        (80, 80),
+        (np.int64(80), 80),
     ],
 )
 def test_sizes_are_read_in_the_units_that_people_write(text, size):
@@ -413,6 +419,18 @@ def test_sizes_are_read_in_the_units_that_people_write(text, size):
 def test_what_is_not_a_size_is_refused_with_the_units(text):
     with pytest.raises(SettingsError, match=r"invalid size: .*; write .* B, KiB, MiB, GiB, TiB, PiB"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["80", " 80 ", "1", "1024", "1048575"])
+def test_a_small_size_without_a_unit_is_refused_with_the_sizes_that_may_be_meant(text):
+    number = text.strip()
+    with pytest.raises(SettingsError, match=rf"no unit.* write {number}GiB or {number}MiB, or {number}B for bytes$"):
+        parse_size(text)
+
+
+@given(st.integers(min_value=0, max_value=UNLIMITED))
+def test_the_shortest_form_of_a_size_is_read_back(size):
+    assert parse_size(shortest_size(size)) == size
 
 
 # -- Any string ------------------------------------------------------------------------------------------------------

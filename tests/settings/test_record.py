@@ -158,7 +158,7 @@ def test_the_engine_works_with_the_ends_of_the_ranges(changes, expandable):
         (
             "placement:dense,dense_wait_reuse:off,dense_share_streams:False,dense_start:2MiB",
             "roundup_power2_divisions:[256:1,>:4]",
-            "placement:dense,dense_wait_reuse:off,dense_share_streams:False,dense_start:2097152,"
+            "placement:dense,dense_wait_reuse:off,dense_share_streams:False,dense_start:2MiB,"
             "roundup_power2_divisions:[256:1,>:4]",
         ),
     ],

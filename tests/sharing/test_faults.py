@@ -2,14 +2,16 @@
 
 import contextlib
 import errno
+import math
 import os
 import socket
+import subprocess
 import threading
 from dataclasses import replace
 
 import pytest
 
-from allotment import Allocator, AllotmentError, open_shared
+from allotment import Allocator, AllotmentError, DeviceError, open_shared
 from allotment._sharing import device_calls, importer, wire
 from allotment._sharing.handle import facts_of, make_handle
 from helpers.peer import Peer, descriptors, everything_is_closed, mappings, wait_until
@@ -172,6 +174,161 @@ def test_an_importer_without_a_descriptor_to_spare(kind):
     allocator.check_invariants()
 
 
+def refusal_of(handle, **options):
+    """Why a handle is not opened. In a thread: an owner that does not answer must not hang the test."""
+    raised = []
+
+    def open_it():
+        try:
+            open_shared(handle, **options).close()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=open_it, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the owner does not answer"
+    return raised[0] if raised else None
+
+
+def test_an_owner_without_a_descriptor_to_spare_says_so_and_serves_again_later():
+    with Peer() as owner:
+        handle = owner.run(owner_program("plain", "host"))
+        owner.run("taken = take_all_descriptors()")
+        for _ in range(3):
+            error = refusal_of(handle)
+            assert isinstance(error, DeviceError)
+            assert "short of descriptors or memory (Too many open files; see ulimit -n)" in str(error)
+        owner.run("os.close(taken.pop())")  # enough for the connection, not for watching the importer
+        assert "short of descriptors" in str(refusal_of(handle))
+        owner.run("give_back(taken)")
+        with open_shared(handle) as buffer:
+            assert len(buffer) == 45 << 20
+
+
+def test_an_owner_that_cannot_even_refuse_stops_listening_for_a_moment():
+    with Peer() as owner:
+        handle = owner.run(owner_program("plain", "host"))
+        owner.run(
+            """
+            import errno, math
+            from allotment._sharing import owner as module
+            module._SHORTAGE_SECONDS, _owner = 3600, module._owner
+            class Deaf:
+                accepts = 0
+                def __init__(self, socket): self.socket = socket
+                def __getattr__(self, name): return getattr(self.socket, name)
+                def accept(self):
+                    self.accepts += 1
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            listener, deaf = _owner.listener, Deaf(_owner.listener)
+            _owner.listener = deaf
+            """
+        )
+        thread = threading.Thread(target=lambda: open_shared(handle).close())
+        thread.start()
+        owner.run(
+            """
+            wait_until(lambda: _owner.listens_again < math.inf)
+            assert deaf.accepts == 2
+            _owner.listener, _owner.listens_again = listener, 0.0
+            _owner.wake()
+            """
+        )
+        thread.join(60)
+        assert not thread.is_alive()
+        owner.run("assert _owner.listens_again == math.inf")
+
+
+def test_an_importer_keeps_its_block_when_the_owner_cannot_let_it_open_the_block_again():
+    with Peer() as owner:
+        handle = owner.run(owner_program("plain", "host"))
+        opened = open_shared(handle)
+        owner.run(
+            """
+            gate = threading.Event()
+            stream = Stream.default(allocator)
+            stream.submit(gate.wait)
+            allocator.share(buffer)
+            taken = take_all_descriptors()
+            """
+        )
+        error = refusal_of(handle)
+        assert isinstance(error, DeviceError) and "Too many open files" in str(error)
+        active = "result = allocator.stats()['active_bytes.all.current']"
+        owner.run("give_back(taken); gate.set(); allocator.share(buffer).close(); buffer.close()")
+        assert owner.run(active) > 0
+        opened.close()
+        wait_until(lambda: owner.run(active) == 0)
+
+
+def test_a_boot_that_could_not_be_told_without_a_descriptor_is_told_later():
+    allocator = Allocator("host", settings="shareable:True")
+    handle = allocator.share(allocator.empty(100), hold=math.inf)
+    with Peer() as peer:
+        number = peer.run(
+            """
+            taken = take_all_descriptors()
+            try:
+                open_shared(handle)
+            except OSError as error:
+                result = error.errno
+            finally:
+                give_back(taken)
+            """,
+            handle=handle,
+        )
+        assert number == errno.EMFILE
+        assert peer.run("with open_shared(handle) as b: result = len(b)", handle=handle) == 100
+        peer.run(
+            """
+            from allotment._sharing.identity import boot_id
+            boot_id.cache_clear()
+            allocator = Allocator("host", settings="shareable:True")
+            buffer = allocator.empty(100)
+            allocator.share(buffer).close()
+            boot_id.cache_clear()
+            taken = take_all_descriptors()
+            try:
+                allocator.share(buffer)
+            except OSError as error:
+                result = error.errno
+            finally:
+                give_back(taken)
+            assert result == 24
+            buffer.close()
+            assert allocator.stats()["active_bytes.all.current"] == 0
+            """
+        )
+    handle.close()
+
+
+IN_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def can_have_namespaces():
+    try:
+        return subprocess.run([*IN_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not can_have_namespaces(), reason="no PID namespace can be made here: it takes root and unshare")
+@pytest.mark.parametrize("importer_is_inside", [True, False])
+def test_processes_in_two_pid_namespaces_share_and_notice_each_others_end(importer_is_inside):
+    inside, outside = Peer(*IN_NAMESPACE), Peer()
+    with inside, outside:
+        assert inside.run("result = os.getpid()") != inside.pid
+        owner, importer = (outside, inside) if importer_is_inside else (inside, outside)
+        handle = owner.run(owner_program("plain", "host"))
+        first = importer.run("b = open_shared(handle); result = len(b)", handle=handle)
+        assert first == 45 << 20
+        owner.run("allocator.share(buffer).close(); buffer.close()")
+        assert owner.run("result = allocator.stats()['active_bytes.all.current']") > 0
+        importer.kill()
+        wait_until(lambda: owner.run("result = allocator.stats()['active_bytes.all.current']") == 0)
+
+
 class Stranger:
     """A process of this user that talks to an owner's socket in a way of its own."""
 
@@ -252,6 +409,9 @@ def test_a_process_of_another_user_is_refused_by_both_sides():
         reasons = peer.run(
             """
             from dataclasses import replace
+            # Import everything first: the other user may not be able to read the folder that holds this clone.
+            import allotment._devices.host.device  # which `open_shared` imports when it is first called
+            from allotment._sharing import importer, wire
             from allotment._sharing.handle import facts_of, make_handle
             os.setresuid(65534, 65534, 65534)
             result = []
@@ -261,7 +421,6 @@ def test_a_process_of_another_user_is_refused_by_both_sides():
                 except SharingError as error:
                     result.append(error.reason)
             # One that does not check, and asks all the same.
-            from allotment._sharing import wire
             facts = facts_of(handle)
             connection = wire.packet_socket()
             connection.connect(wire.address_of(facts.process, facts.token))

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from allotment import Allocator, SharedHandle, SharingError, open_shared
+from allotment._sharing import wire
 from helpers.peer import Peer
 
 KNOWN_REASONS = {
@@ -149,6 +150,28 @@ def test_a_device_that_is_not_here_is_another_device():
         with pytest.raises(SharingError) as raised:
             open_shared(handle, stream=stream)
         assert raised.value.reason == "other_device"
+
+
+NASTY = "acme\x1b[2J\x07\r\u202e\x9b0"
+
+
+def test_a_forged_handle_brings_no_control_characters_to_the_terminal(handle):
+    made = forged(handle, family="other", name=NASTY, token=bytes(16))
+    for text in (repr(made), made.device, str(refusal_of(made))):
+        assert text.isprintable()
+        assert "acme\\x1b[2J\\x07\\r\\u202e\\x9b0" in text
+
+
+def test_what_another_process_says_brings_no_control_characters_to_the_terminal():
+    reply = wire.Reply.read(wire.Reply(wire.Answer.FAILED, text=NASTY).pack(), [])
+    assert reply.text.isprintable()
+    assert reply.text.startswith("acme\\x1b")
+
+
+def refusal_of(handle):
+    with pytest.raises(SharingError) as raised:
+        open_shared(handle)
+    return raised.value
 
 
 def test_only_a_handle_opens_a_block(handle):

@@ -228,3 +228,83 @@ def test_a_block_of_a_stream_that_is_being_captured_is_not_shared():
     device.end_capture(stream.handle)
     allocator.check_invariants()
     allocator.share(buffer).close()
+
+
+def test_sharing_blocks_of_a_busy_stream_costs_no_descriptor_until_they_are_opened():
+    with Peer() as owner, Peer() as importer:
+        handles = owner.run(
+            """
+            allocator = Allocator("host", settings="shareable:True")
+            stream, gate = Stream(allocator), threading.Event()
+            buffers = [allocator.empty(512, stream) for _ in range(50)]
+            allocator.share(buffers[0])
+            before = descriptors()
+            stream.submit(gate.wait)
+            for _ in range(3):
+                result = [allocator.share(buffer) for buffer in buffers]
+            assert descriptors() == before
+            """
+        )
+        importer.run(OPENING)
+        importer.run("opened = [open_shared(handle, stream=stream) for handle in handles]", handles=handles)
+        owner.run("assert descriptors() > before; gate.set(); stream.synchronize()")
+        importer.run("stream.synchronize(); opened.clear(); wait_until(everything_is_closed)")
+        owner.run("wait_until(everything_is_closed); assert descriptors() == before")
+
+
+def behind_a_gate(allocator):
+    """A shared block that its stream writes once the gate opens."""
+    stream, gate = Stream(allocator), threading.Event()
+    buffer = allocator.empty(100, stream)
+    memoryview(buffer)[:] = b"-" * 100
+    stream.submit(gate.wait)
+    stream.submit(memoryview(buffer).__setitem__, slice(None), b"x" * 100)
+    return stream, gate, buffer, allocator.share(buffer)
+
+
+def test_in_the_owners_process_too_who_opens_without_a_stream_waits_itself(allocator, monkeypatch):
+    stream, gate, buffer, handle = behind_a_gate(allocator)
+    wait = ordering._wait_for_end
+    monkeypatch.setattr(ordering, "_wait_for_end", lambda descriptor: (gate.set(), wait(descriptor)))
+    try:
+        with open_shared(handle) as opened:
+            assert set(bytes(memoryview(opened))) == {ord("x")}
+    finally:
+        gate.set()
+    stream.synchronize()
+    handle.close()
+    buffer.close()
+
+
+def test_in_the_owners_process_too_the_stream_waits_that_a_block_is_opened_on(allocator, monkeypatch):
+    stream, gate, buffer, handle = behind_a_gate(allocator)
+    waits, seen, wait = threading.Event(), [], ordering._wait_for_end
+    monkeypatch.setattr(ordering, "_wait_for_end", lambda descriptor: (waits.set(), wait(descriptor)))
+    other = Stream(allocator)
+    with open_shared(handle, stream=other) as opened:
+        view = memoryview(opened)
+        other.submit(lambda view=view: seen.append(set(bytes(view))))
+        wait_until(lambda: waits.is_set() or seen)
+        gate.set()
+        other.synchronize()
+        del view
+    assert seen == [{ord("x")}]
+    stream.synchronize()
+    handle.close()
+    buffer.close()
+
+
+def test_in_the_owners_process_too_the_device_makes_the_stream_wait():
+    device = SimulatedDevice("1GiB")
+    allocator = Allocator(device)
+    stream, other = Stream(device), Stream(device)
+    with allocator.empty(100, stream) as buffer:
+        device.launch(stream.handle)
+        handle = allocator.share(buffer)
+        before = device.calls["stream_wait"]
+        open_shared(handle, stream=stream).close()  # what it does comes later anyway
+        assert device.calls["stream_wait"] == before
+        open_shared(handle, stream=other).close()
+        assert device.calls["stream_wait"] == before + 1
+        device.finish(stream.handle)
+        handle.close()

@@ -1,6 +1,7 @@
 """A buffer that is sent arrives as the same memory, where that was asked for."""
 
 import importlib.util
+import math
 import multiprocessing
 import pickle
 import subprocess
@@ -10,10 +11,10 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pytest
 
 import allotment.multiprocessing
-from allotment import Allocator, RequestError, UnsupportedError, open_shared
+from allotment import Allocator, RequestError, SharingError, UnsupportedError, open_shared
 from helpers.child import output_of
-from helpers.peer import Peer, wait_until
-from helpers.shared_work import fill, fill_from_pipe, fill_what_comes
+from helpers.peer import Peer, descriptors, everything_is_closed, wait_until
+from helpers.shared_work import close_what_comes, fill, fill_from_pipe, fill_what_comes
 
 pytestmark = pytest.mark.threads
 METHODS = ("spawn", "forkserver", "fork")
@@ -111,6 +112,110 @@ def test_a_pickle_made_by_another_thread_shares_only_if_all_threads_do(allocator
             other.submit(pickle.dumps, buffer).result()
 
 
+def pickled(buffer):
+    """As a queue does it, held until it is received however long that takes."""
+    with allotment.multiprocessing.sharing(math.inf):
+        return pickle.dumps(buffer)
+
+
+def active(allocator):
+    allocator.check_invariants()
+    return allocator.stats()["active_bytes.all.current"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("settings", ["", ",expandable_segments:True", ",placement:dense"])
+def test_what_was_sent_is_counted_after_it_was_received_and_nothing_is_held(monkeypatch, method, settings):
+    monkeypatch.setattr(allotment.multiprocessing, "HOLD_SECONDS", math.inf)  # only the receiver can end a hold
+    allocator = Allocator("host", settings=f"shareable:True{settings}")
+    context = multiprocessing.get_context(method)
+    queue, done = context.Queue(), context.Queue()
+    worker = context.Process(target=close_what_comes, args=(queue, 7, done))
+    worker.start()
+
+    def send(count):
+        buffers = [allocator.empty(100_000) for _ in range(count)]
+        for buffer in buffers:
+            queue.put(buffer)
+        assert [done.get(timeout=60) for _ in buffers] == [7] * count
+        assert all(content(buffer) == {7} for buffer in buffers)
+        for buffer in buffers:
+            buffer.close()
+        wait_until(lambda: active(allocator) == 0)
+        wait_until(everything_is_closed)
+        allocator.empty_cache()
+        return allocator.stats()["reserved_bytes.all.current"], descriptors()
+
+    before = send(1)
+    assert send(100) == before
+    queue.put(None)
+    worker.join(60)
+    assert before[0] == 0
+
+
+def test_each_send_of_a_block_is_held_for_its_own_receiver(allocator):
+    buffer = allocator.empty(3000)
+    fill(buffer, 5)
+    first, second = pickled(buffer), pickled(buffer)
+    buffer.close()
+    with Peer() as one, Peer() as two:
+        receive = "import pickle\nwith pickle.loads(data) as b: result = set(bytes(memoryview(b)))"
+        assert one.run(receive, data=first) == {5}
+        one.run("wait_until(everything_is_closed)")
+        assert active(allocator) > 0
+        assert two.run(receive, data=second) == {5}
+        wait_until(lambda: active(allocator) == 0)
+        with pytest.raises(SharingError) as raised:
+            one.run(receive, data=first)
+        assert raised.value.reason == "expired"
+
+
+def test_a_handle_stays_openable_after_it_was_opened_and_closed_and_a_send_was_received(allocator):
+    buffer = allocator.empty(3000)
+    handle, data = allocator.share(buffer, hold=math.inf), pickled(buffer)
+    buffer.close()
+    with Peer() as peer:
+        peer.run("import pickle; pickle.loads(data).close()", data=data)
+        for _ in range(2):
+            peer.run("open_shared(handle).close(); wait_until(everything_is_closed)", handle=handle)
+    wait_until(everything_is_closed)
+    assert active(allocator) > 0
+    handle.close()
+    wait_until(lambda: active(allocator) == 0)
+
+
+def test_closing_a_handle_does_not_end_a_send_that_is_on_its_way(allocator):
+    buffer = allocator.empty(3000)
+    data = pickled(buffer)
+    allocator.share(buffer).close()
+    buffer.close()
+    assert active(allocator) > 0
+    with Peer() as peer:
+        assert peer.run("import pickle\nwith pickle.loads(data) as b: result = len(b)", data=data) == 3000
+    wait_until(lambda: active(allocator) == 0)
+
+
+def test_what_a_receiver_sends_on_and_closes_is_held_for_the_next_one(allocator):
+    buffer = allocator.empty(3000)
+    fill(buffer, 6)
+    data = pickled(buffer)
+    buffer.close()
+    send_on = """
+    import math, pickle, allotment.multiprocessing
+    with allotment.multiprocessing.sharing(math.inf), pickle.loads(data) as received:
+        result = pickle.dumps(received)
+    wait_until(everything_is_closed)
+    """
+    with Peer() as second, Peer() as third:
+        data = second.run(send_on, data=data)
+        assert active(allocator) > 0
+        with pickle.loads(data) as back:  # the owner is a receiver like others
+            data = pickled(back)
+        data = third.run(send_on, data=data)
+        assert second.run("with pickle.loads(data) as b: result = set(bytes(memoryview(b)))", data=data) == {6}
+    wait_until(lambda: active(allocator) == 0)
+
+
 @pytest.mark.parametrize("hold", [-1, float("nan"), "long"])
 def test_what_is_not_a_time_holds_nothing(hold):
     with pytest.raises(RequestError, match="seconds from 0 on"), allotment.multiprocessing.sharing(hold):
@@ -167,8 +272,7 @@ def test_nothing_is_turned_on_by_importing_the_package():
 
 def test_a_program_that_ends_with_memory_of_others_open_is_silent(allocator):
     buffer = allocator.empty(3000)
-    with allotment.multiprocessing.sharing():
-        data = pickle.dumps(buffer)
+    data = pickled(buffer)
     kept_to_the_end = f"import pickle, sys; sys.kept = pickle.loads({data!r}); memoryview(sys.kept)[:] = b'7' * 3000"
     output_of(kept_to_the_end)
     assert content(buffer) == {ord("7")}

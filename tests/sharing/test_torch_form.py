@@ -1,11 +1,12 @@
 """PyTorch's own bytes: written as it writes them, and opened, by pages that travel as descriptors."""
 
+import errno
 import os
 import struct
 
 import pytest
 
-from allotment import Allocator, SharingError, SizeError, UnsupportedError, open_shared_torch
+from allotment import Allocator, DeviceError, SharingError, SizeError, UnsupportedError, open_shared_torch
 from allotment._sharing import torch_form
 from helpers.peer import Peer, descriptors, wait_until
 
@@ -74,6 +75,8 @@ def test_what_is_no_such_handle_is_refused_by_name():
         b"\3e" + pages + struct.pack("<Q", 9) + bytes(4): "altered",
         b"\3e" + struct.pack("<QQQQ", 1, 0, 1, 1) + bytes(4): "altered",
         b"\3e" + struct.pack("<QQQQ", 1, 2 * MIB, 1 << 40, 1) + bytes(4): "altered",
+        b"\3e" + struct.pack("<QQQQ", 0, 2 * MIB, 1, 1) + bytes(4): "altered",
+        b"\3e" + struct.pack("<QQQQ", 1 << 31, 2 * MIB, 1, 1) + bytes(4): "altered",
         b"\4c" + bytes(64): "future",
         b"\2x" + bytes(64): "foreign",
         b"\0c" + bytes(64): "foreign",
@@ -104,6 +107,40 @@ def test_a_handle_of_a_process_that_is_gone_or_has_let_go():
         open_shared_torch(handle, offset, 1 << 20, device="host")
     assert raised.value.reason == "owner_gone"
     wait_until(lambda: descriptors() <= before)
+
+
+REFUSALS = {
+    errno.ESRCH: (SharingError, "is gone"),
+    errno.ENOSYS: (UnsupportedError, "this system has no {call}.* Linux"),
+    errno.EPERM: (UnsupportedError, "allow ptrace, or share with Allocator.share"),
+    errno.EMFILE: (OSError, "Too many open files"),
+    errno.ENFILE: (OSError, "Too many open files in system"),
+    errno.EINVAL: (DeviceError, "{call}: Invalid argument"),
+}
+
+
+@pytest.mark.parametrize("number", REFUSALS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["pidfd_open", "pidfd_getfd"])
+def test_each_refusal_of_the_system_has_its_own_text(monkeypatch, call, number):
+    def refuse(*given):
+        raise OSError(number, os.strerror(number))
+
+    pages = struct.pack("<QQQQ", os.getppid(), 2 * MIB, 1, 1) + bytes(4)
+    place, name = (os, call) if call == "pidfd_open" else (torch_form, "_descriptor_of")
+    monkeypatch.setattr(place, name, refuse)
+    kind, text = REFUSALS[number]
+    before = descriptors()
+    with pytest.raises(kind, match=text.format(call=call)) as raised:
+        open_shared_torch(b"\3e" + pages, 0, 1, device="host")
+    assert type(raised.value) is kind
+    assert getattr(raised.value, "reason", "owner_gone") == "owner_gone"
+    assert descriptors() == before
+
+
+def test_a_python_without_the_call_says_so(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(UnsupportedError, match="this system has no pidfd_open"):
+        open_shared_torch(b"\3e" + struct.pack("<QQQQ", 1, 2 * MIB, 1, 1) + bytes(4), 0, 1, device="host")
 
 
 def test_a_place_outside_and_a_handle_of_ones_own_are_refused():

@@ -1,6 +1,9 @@
 """A block in two processes: the same memory, not reused while the other has it, and given back whatever happens."""
 
+import logging
+import math
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -459,3 +462,36 @@ def test_opened_memory_is_a_buffer_like_others(allocator, peer):
     assert bytes(memoryview(buffer)[9:12])[1:] == b"\7\7"
     assert isinstance(buffer, Buffer) and isinstance(handle, SharedHandle)
     handle.close()
+
+
+def test_which_way_memory_goes_is_logged(settings, caplog):
+    caplog.set_level(logging.DEBUG, "allotment")
+    allocator = Allocator("host", settings=settings)
+    buffer = allocator.empty(MIB)
+    handle = allocator.share(buffer, hold=math.inf)
+    open_shared(handle).close()
+    with Peer() as peer:
+        opened = peer.run(
+            """
+            import logging
+            told = []
+            class Keep(logging.Handler):
+                def emit(self, record): told.append((record.levelname, record.getMessage()))
+            logging.getLogger("allotment").addHandler(Keep())
+            logging.getLogger("allotment").setLevel(logging.DEBUG)
+            first, second = open_shared(handle), open_shared(other)
+            result = told
+            """,
+            handle=handle,
+            other=allocator.share(other := allocator.empty(MIB // 2)),
+        )
+    way = "a descriptor" if settings == "shareable:True" else "descriptors of 1 chunks"
+    size = "1024.00 KiB"
+    assert f"block of {size} at {buffer.address:#x} is shared as {way}" in caplog.text
+    here = f"{buffer.address:#x} by its own address"
+    assert f"block of {size} of process {os.getpid()} is opened at {here}" in caplog.text
+    assert {level for level, _ in opened} == {"DEBUG"}
+    assert re.fullmatch(rf"host: block of {size} of process {os.getpid()} is opened at 0x\w+ by {way}", opened[0][1])
+    assert "by " in opened[1][1]
+    handle.close()
+    other.close()

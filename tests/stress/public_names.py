@@ -6,10 +6,11 @@ Each case is a process of its own, made from its number alone: a world of alloca
 devices, some of them written in Python and unreliable, on which drawn members are called with drawn arguments. The
 functions that it hands out (callbacks, trackers, filters, finalizers, work on streams) call members again. What a case
 raises does not matter, unless it is an InvariantError or a SystemError; that it lives, ends in time and leaves every
-allocator in order does. Prints one JSON object; exit 1 if anything failed.
+allocator in order does. In between it writes memory at once beside queued work, see host_writes.py, and compares every
+byte later. Prints one JSON object; exit 1 if anything failed.
 
-Left out is what a caller is trusted with: functions given by their address, frees of the C library's memory, and waits
-by a function that others wait for.
+Left out is what a caller is trusted with: functions given by their address, frees of the C library's memory, waits by a
+function that others wait for, and `Probe`, which passes any argument on to a device.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ import numpy as np
 
 import allotment
 from allotment import cpu, devices, entry
+from allotment._allocators.host_cache.host_memory import HostMemory
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
+from stress.host_writes import HostWrites
 
 MOST_SECONDS = 120.0
 MOST_MEMORY = 6 << 30
@@ -157,12 +162,13 @@ class Case:
         self.draw = random.Random(number)
         self.things: list[Any] = []
         self.addresses: list[int] = []
-        self.depth = threading.local()
+        self.here = threading.local()
         self.over = False
+        self.writes = HostWrites(self.draw.choice(SETTINGS[:5]), random.Random(number))
         self.classes = [
             value for module in (allotment, cpu, devices) for name in module.__all__
             if inspect.isclass(value := getattr(module, name, None)) and not issubclass(value, BaseException)
-            and value not in (allotment.PluggableAllocator, allotment.DeviceAllocator)
+            and value not in (allotment.PluggableAllocator, allotment.DeviceAllocator, devices.Probe)
         ]  # fmt: skip
         self.functions = [
             value for module in (allotment, cpu, devices, entry) for name in module.__all__
@@ -301,13 +307,13 @@ class Case:
 
     def act_inside(self) -> None:
         """What a function of the user's does: whatever it raises is its own affair."""
-        if self.over or getattr(self.depth, "value", 0) > 3:
+        if self.over or getattr(self.here, "depth", 0) > 3:
             return
-        self.depth.value = getattr(self.depth, "value", 0) + 1
+        self.here.depth = getattr(self.here, "depth", 0) + 1
         try:
             self.attempt(inside=True)
         finally:
-            self.depth.value -= 1
+            self.here.depth -= 1
 
     def attempt(self, inside: bool = False) -> None:
         try:
@@ -316,6 +322,11 @@ class Case:
             noted(error)
 
     def step(self, inside: bool) -> None:
+        if self.draw.random() < 0.05:
+            # Another thread may pause a tag at any moment, and memory that is paused must not be touched.
+            if not getattr(self.here, "is_in_tag", False):
+                self.writes.step()
+            return
         kind = self.draw.random()
         if kind < 0.03:
             gc.collect(self.draw.choice([0, 1, 2]))
@@ -339,7 +350,7 @@ class Case:
             return  # whoever calls may be one that others wait for
         names = [name for name in dir(type(thing)) if self.is_drawn(name)]
         name = self.draw.choice(names)
-        if name == "free" and isinstance(thing, cpu.CachingAllocator) and not thing.checked:
+        if name == "free" and isinstance(thing, HostMemory) and not getattr(thing, "checked", False):
             return  # straight to the C library
         if name in WAITS and (inside or threading.current_thread() is not threading.main_thread()):
             return
@@ -350,6 +361,8 @@ class Case:
         if not callable(member):
             self.keep(member)
             return
+        if name == "__enter__" and isinstance(thing, allotment.tag):
+            self.here.is_in_tag = True
         positional, named = self.arguments(member)
         if name == "submit":
             positional = [self.function()]
@@ -375,6 +388,7 @@ class Case:
             check = getattr(thing, "check_invariants", None)
             if check is not None:
                 check()
+        self.writes.check()
 
 
 def members_of(cls: type) -> list[Any]:

@@ -7,15 +7,18 @@ import hashlib
 import json
 import re
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import allotment
 from allotment._cli import main
 from allotment._viewer.document import served_page
 from allotment._viewer.runs import Runs
 from allotment._viewer.stills import stills
+from allotment.lab import explain
 
 MOST_BYTES = 5_000_000
 
@@ -105,3 +108,73 @@ def test_json_says_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixtur
         main(["view", "sample", "--json", "--html", str(path)])
     said = json.loads(capsys.readouterr().out)
     assert said["html"] == str(path) and said["runs"][0]["peak_reserved_bytes"] == 9116319744
+
+
+# --- the moment at which it opens ---
+
+
+def opened_at(page: str) -> int:
+    about, packed = data_in(page)
+    run = about["runs"][0]  # type: ignore[index]
+    length = int.from_bytes(packed[0][:4], "little")
+    at = 4 + length
+    for name, kind, count in json.loads(packed[0][4 : 4 + length])["arrays"]:
+        size = {"Uint8Array": 1, "Int32Array": 4, "Float64Array": 8}[kind] * count
+        if name == "still":
+            stills_kept = np.frombuffer(packed[0], "<i4", count, at).tolist()
+        elif name == "still_entry":
+            kind = {"Int32Array": "<i4", "Float64Array": "<f8"}[kind]
+            entries = np.frombuffer(packed[0], kind, count, at).tolist()
+        at += -(-size // 8) * 8
+    return int(entries[stills_kept.index(run["opens_at"])])  # a map of that very moment is in the file
+
+
+def test_it_opens_at_the_moment_that_explain_speaks_of(tmp_path: Path) -> None:
+    assert opened_at(written(tmp_path / "view.html", "sample", "--at", "explain")) == explain("sample").peak.entry
+
+
+def test_it_opens_at_the_request_that_failed_if_one_did(tmp_path: Path) -> None:
+    allocator = allotment.Allocator("sim:64MiB")
+    allocator.record_history()
+    for size in (30, 10, 40, 5):
+        with suppress(allotment.OutOfMemoryError):
+            allocator.malloc(size << 20)
+    path = tmp_path / "failed.pickle"
+    allocator.dump_snapshot(path)
+    failure = explain(path).failure
+    assert failure is not None
+    assert opened_at(written(tmp_path / "view.html", str(path), "--at", "explain")) == failure.entry
+
+
+def test_it_opens_at_an_entry_by_its_number(tmp_path: Path) -> None:
+    assert opened_at(written(tmp_path / "view.html", "sample", "--at", "1234")) in (1233, 1234)
+
+
+@pytest.mark.parametrize("at", ["999999999", "-3", "peak", "", "1e3", "9" * 5000])
+def test_a_moment_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["view", "sample", f"--at={at}", "--html", str(tmp_path / "view.html")])
+    assert ended.value.code == 2
+    assert '--at takes "explain", or the number of an entry up to 10,919' in capsys.readouterr().err
+
+
+# --- letters that everybody can read ---
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("letters", ["text", "muted", "faint", "bad", "good", "accent"])
+def test_letters_stand_out_from_what_is_behind_them(theme: str, letters: str) -> None:
+    page = served_page()[0].decode()
+    (rules,) = re.findall(
+        r":root \{(.*?)\}" if theme == "dark" else r':root\[data-theme="light"\] \{(.*?)\}', page, re.S
+    )
+    colors = dict(re.findall(r"--(\w+): (#\w{6})", rules))
+    for behind in ("bg", "panel", "raised"):
+        low, high = sorted((luminance(colors[letters]), luminance(colors[behind])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, f"{letters} on {behind}"

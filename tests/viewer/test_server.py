@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from allotment._viewer.runs import Runs
-from allotment._viewer.server import PageServer
+from allotment._viewer.server import MOST_CONNECTIONS, PageServer, _Handler
 from allotment.lab.explain.waste import Waste
 
 
@@ -92,8 +93,10 @@ def test_the_page_may_run_its_own_scripts_and_ask_its_own_server_alone(server: P
 @pytest.mark.threads
 def test_columns_add_up_and_are_as_many_as_asked_for(server: PageServer, runs: Runs) -> None:
     run = runs.shown[0]
-    last = run.timeline.last
-    _, _, body = ask(server, f"/{server.token}/api/series?run=0&start=0&end={last}&columns=300&by=stream&query=%3E1MiB")
+    last, entry = run.timeline.last, run.timeline.entries[-1]
+    _, _, body = ask(
+        server, f"/{server.token}/api/series?run=0&start=0&end={entry}&columns=300&by=stream&query=%3E1MiB"
+    )
     about, arrays = unpacked(body)
     bands = arrays["bands"].reshape(-1, len(arrays["moment"]))
     waste = arrays["waste"].reshape(-1, len(arrays["moment"]))
@@ -114,8 +117,8 @@ def test_a_map_of_few_cells_has_few_pieces_and_all_bytes(server: PageServer, run
     assert len(arrays["place"]) <= 2 * cells + 2
     assert arrays["size"].sum() == length
     assert np.array_equal(arrays["place"][1:], arrays["place"][:-1] + arrays["size"][:-1])
-    assert sum(about["states"][:4]) == timeline.peak_reserved[1]
-    assert sum(about["waste"]) == timeline.peak_reserved[1] - about["live"] and sum(about["held"]) == about["live"]
+    assert sum(about["states"][:4]) == timeline.reserved_at(moment)
+    assert sum(about["waste"]) == timeline.reserved_at(moment) - about["live"] and sum(about["held"]) == about["live"]
 
 
 @pytest.mark.threads
@@ -144,6 +147,15 @@ WRONG_SETTINGS = (
     "{",
     '{"settings": "nonsense:1", "source": 0}',
     '{"settings": "", "source": 7}',
+    '{"settings": "", "source": null}',
+    '{"settings": "", "source": true}',
+    '{"settings": "", "source": {}}',
+    '{"settings": null, "source": 0}',
+    '{"settings": ["compat:2.11"], "source": 0}',
+    '{"source": 0}',
+    '{"settings": "", "source": 1e999}',
+    '{"settings": "", "source": ' + "[" * 2000,
+    '{"settings": "", "source": ' + "1" * 4000 + "}",
     "x" * 9999,
 )
 WRONG = (
@@ -154,6 +166,8 @@ WRONG = (
     "api/moment?run=zero&moment=0&start=0&end=1&cells=10",
     "api/search?run=0&query=life%3Esoon&moment=0",
     "api/block?run=0&life=x&moment=0",
+    "api/block?run=0&life=0&moment=" + "9" * 5000,
+    "api/series?run=0&start=0&end=1&columns=" + "9" * 5000,
 )
 
 
@@ -165,10 +179,89 @@ def test_what_makes_no_sense_is_refused_with_a_reason(server: PageServer, path: 
 
 
 @pytest.mark.threads
+@pytest.mark.parametrize("number", ["-1", "9" * 15, "9" * 30, "-" + "9" * 30])
+def test_a_moment_outside_the_history_gets_an_answer(server: PageServer, number: str) -> None:
+    for path in ("block?life=0", "search?query=%00", "moment?start=0&end=1&cells=10"):
+        assert ask(server, f"/{server.token}/api/{path}&run=0&moment={number}")[0] in (200, 400)
+
+
+@pytest.mark.threads
 @pytest.mark.parametrize("body", WRONG_SETTINGS)
 def test_settings_that_make_no_sense_are_refused_with_a_reason(server: PageServer, body: str) -> None:
     status, _, answer = ask(server, f"/{server.token}/api/try", method="POST", body=body)
     assert status == 400 and json.loads(answer)["error"]
+
+
+@pytest.mark.threads
+def test_a_fault_of_ours_is_an_answer_too(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.runs, "try_settings", lambda settings, source: [].missing)  # type: ignore[attr-defined]
+    body = '{"settings": "", "source": 0}'
+    status, headers, answer = ask(server, f"/{server.token}/api/try", method="POST", body=body)
+    assert status == 500 and "AttributeError" in json.loads(answer)["error"]
+    assert headers["Connection"] == "close"
+
+
+@pytest.mark.threads
+def test_what_follows_a_refused_request_on_its_connection_is_not_read(server: PageServer) -> None:
+    head = (
+        f"POST /{server.token}/api/try HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    inner = f"GET /{server.token}/api/runs HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n"
+    answer = sent(server, head + inner)
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+
+
+def sent(server: PageServer, text: str) -> bytes:
+    """All that comes back until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(text.encode())
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+        return found
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize(
+    "line", ["GET / HTTP/1.1", "POST /wrong/api/try HTTP/1.1", "PUT /x/ HTTP/1.1", "HELLO", "GET //[ x"]
+)
+def test_a_request_without_the_token_is_refused_at_its_first_line(server: PageServer, line: str) -> None:
+    assert sent(server, line + "\r\n").startswith(b"HTTP/1.1 403")  # no header was sent, and none is waited for
+
+
+@pytest.mark.threads
+def test_half_requests_hold_few_threads_and_do_not_keep_the_page_out(server: PageServer) -> None:
+    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(300)]
+    try:
+        for stranger in strangers[:-MOST_CONNECTIONS]:
+            with suppress(ConnectionError):
+                stranger.sendall(b"GET /")
+                assert stranger.recv(1) == b""  # closed to make room, or this times out
+        assert ask(server, f"/{server.token}/")[0] == 200
+        assert json.loads(ask(server, f"/{server.token}/api/runs")[2])
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+@pytest.mark.threads
+def test_connections_that_have_shown_the_token_are_not_closed_for_others(server: PageServer) -> None:
+    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    kept.request("GET", f"/{server.token}/api/runs")
+    kept.getresponse().read()
+    socket_of_kept = kept.sock
+    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(3 * MOST_CONNECTIONS)]
+    kept.request("GET", f"/{server.token}/api/runs")
+    assert kept.getresponse().status == 200 and kept.sock is socket_of_kept
+    for connection in (*strangers, kept):
+        connection.close()
+
+
+@pytest.mark.threads
+def test_a_client_that_sends_nothing_more_is_given_up(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Handler, "timeout", 0.05)
+    assert sent(server, "GET /") == b""
+    assert sent(server, f"POST /{server.token}/api/try HTTP/1.1\r\nContent-Length: 100\r\n") == b""
 
 
 @pytest.mark.threads

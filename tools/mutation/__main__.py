@@ -1,11 +1,11 @@
-"""Do the tests notice? One change at a time is made to the engine, and the tests of the engine must fail.
+"""Mutation testing: makes one change at a time to the engine, and checks that the engine's tests fail.
 
-    python tools/mutation 50 --seed 7              # fifty changes, drawn
-    python tools/mutation 50 --seed 7 --list       # which they would be
+    python tools/mutation 50 --seed 7              # fifty random changes
+    python tools/mutation 50 --seed 7 --list       # print them only
 
-Works on a copy of the tree under build/mutation, where changed modules are compiled without optimization. A change that
-does not compile is not counted. A change that no test notices is printed with its place: either a test is missing, or
-the two programs do the same.
+Works on a copy of the tree under build/mutation, where changed modules are compiled without optimization. A change
+that does not compile is not counted. A change that no test notices is printed with its place: either a test is
+missing, or both programs behave the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mutants import Mutant, mutants_of
 ROOT = Path(__file__).parents[2]
 COPY = ROOT / "build" / "mutation"
 ENGINE = Path("src/allotment/_core")
-TESTS = ("tests/lab/conformance", "tests/core", "tests/allocators/caching")  # those first that notice most
+TESTS = ("tests/lab/conformance", "tests/core", "tests/allocators/caching")  # the most sensitive tests first
 COPIED = ("src", "tests", "examples", "docs", "tools", "setup.py", "pyproject.toml", "README.md")
-# It compares files with what they are made from, and so would notice every change to them, whatever it does.
+# It compares files with their sources, and so would notice every change to them, whatever its effect.
 LEFT_OUT = "--deselect=tests/core/contract/test_operations.py::test_what_is_generated_is_fresh"
-PATIENCE = 5  # times what the tests take without a change: a program that hangs was noticed
+PATIENCE = 5  # times the duration of the unchanged tests: a program that hangs counts as noticed
 
 
 def main() -> int:
@@ -82,7 +82,7 @@ def make_copy() -> None:
         source, copy = ROOT / name, COPY / name
         if source.is_dir():
             shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(source, copy)  # with the times of the files, so that nothing is compiled twice
+            shutil.copytree(source, copy)  # keeps the files' times, so that nothing is compiled twice
         else:
             shutil.copy2(source, copy)
 

@@ -48,7 +48,7 @@ class Mutant:
 
 
 def mutants_of(path: Path, root: Path) -> Iterator[Mutant]:
-    """Every change of one place in a file, in the bodies of its functions."""
+    """Yield every single change to a file, in the bodies of its functions."""
     lines = (root / path).read_text().split("\n")
     for number in body_lines(lines):
         line = lines[number]
@@ -62,7 +62,7 @@ def mutants_of(path: Path, root: Path) -> Iterator[Mutant]:
 
 
 def body_lines(lines: list[str]) -> Iterator[int]:
-    """Numbers of the lines inside functions that are neither a declaration, nor text, nor C."""
+    """Yield the numbers of the lines inside functions that are not declarations, text, or C."""
     inside = in_text = False
     for number, line in enumerate(lines):
         quotes = line.count('"""')

@@ -1,24 +1,24 @@
 """Writes the stubs: a `.pyi` beside each `.pyx` that Python can import something from.
 
     python tools/stubs              write them all
-    python tools/stubs --check      say which are not up to date, and write nothing
+    python tools/stubs --check      name those that are out of date, and write nothing
 
-The code is where types and docstrings live; a stub is a copy for type checkers and editors, which cannot read Cython.
-What goes into it, of each name without an underscore in front:
+Types and docstrings are in the code; a stub is a copy for type checkers and editors, which cannot read Cython. It
+contains, for each name without a leading underscore:
 
     functions, methods      A parameter's type is its annotation, or else its C type. The result's is its annotation.
     classes                 `__init__`, or `__cinit__` where there is none; special methods that have a docstring, an
                             annotation or a fixed form; attributes that `.pyx` or `.pxd` declare as readonly or public.
     constants               Those with an annotation.
 
-A method with one underscore in front is there too if it has annotations: other parts of the package call it.
+A method with one leading underscore is included too if it has annotations: other parts of the package call it.
 
-Annotations change no code (`annotation_typing` is off), so they may name what the module does not import: a name is
-looked for in the module itself, in its imports and cimports, in Python's typing modules, and then among all classes of
-the package.
+Annotations change no code (`annotation_typing` is off), so they may use names that the module does not import. A name
+is looked up in the module itself, in its imports and cimports, in Python's typing modules, and then among all classes
+of the package.
 
-The docstring of a class starts with its signature, which is where `inspect.signature` finds it (compiled classes have
-no other place for it); complaints say what the line should be:
+The docstring of a class starts with its signature, where `inspect.signature` finds it (compiled classes have no other
+place for it); complaints give the expected line:
 
     \"\"\"Stream(device)\\n--\\n
     Work done in order.
@@ -38,7 +38,7 @@ from writing import stub_text
 
 
 def package_classes() -> dict[str, set[str]]:
-    """The modules that define a class, or another name for a type, by its name."""
+    """Return the modules that define a class, or an alias of a type, by its name."""
     classes: dict[str, set[str]] = {}
     aliases: dict[str, set[str]] = {}
     for path in sorted(SOURCE.rglob("*.py*")):
@@ -56,7 +56,7 @@ def package_classes() -> dict[str, set[str]]:
 
 
 def stubs(complaints: list[str]) -> dict[Path, str]:
-    """The text of every stub, by its path. What keeps one from being made is added to the complaints."""
+    """Return the text of every stub, by its path; add to the complaints what prevents one."""
     classes = package_classes()
     made = {}
     for path in sorted(SOURCE.rglob("*.pyx")):
@@ -70,7 +70,7 @@ def stubs(complaints: list[str]) -> dict[Path, str]:
 
 
 def outdated() -> list[str]:
-    """What is wrong with the stubs as they are, in lines for people."""
+    """Return what is wrong with the current stubs, in lines for people."""
     lines: list[str] = []
     made = stubs(lines)
     for path, text in made.items():

@@ -1,4 +1,4 @@
-"""What a compiled module offers Python, as data."""
+"""What a compiled module offers to Python, as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Variable:
     name: str
     type: str | None  # None: a member of an enumeration
     doc: str | None = None
-    replaces: bool = False  # something else that a base class has under this name, maybe
+    replaces: bool = False  # perhaps something else that a base class has under this name
 
 
 @dataclass
@@ -35,13 +35,13 @@ class Class:
 
 @dataclass
 class Module:
-    """What a `.pyx` offers Python, and where the names in its annotations may come from."""
+    """What a `.pyx` offers to Python, and where the names in its annotations may come from."""
 
     name: str
     path: Path
     items: list[Function | Class | Variable] = field(default_factory=list)
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # name -> module, name there
-    complaints: list[str] = field(default_factory=list)  # of what the code does not say and a stub needs
+    complaints: list[str] = field(default_factory=list)  # what a stub needs and the code does not say
 
     def complain(self, line: int, text: str) -> None:
         self.complaints.append(f"{self.path.relative_to(SOURCE.parent)}:{line}: {text}")

@@ -1,4 +1,4 @@
-"""A `.pyx` and its `.pxd`, read with Cython's own parser: what they offer Python, as data."""
+"""Reads a `.pyx` and its `.pxd` with Cython's own parser, and returns what they offer to Python as data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYTHON_TYPES = {"str", "bytes", "tuple", "list", "dict", "set", "frozenset", "by
 ARRAY_ITEMS = {f"{kind}{bits}_t": f"np.{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 ARRAY_ITEMS |= {"char": "np.uint8", "double": "np.float64", "float": "np.float32"}
 
-SPECIAL = {  # special methods whose form is fixed; others appear if they have annotations or a docstring
+SPECIAL = {  # special methods with a fixed form; others appear if they have annotations or a docstring
     "__bool__": "(self) -> bool",
     "__contains__": "(self, item: object) -> bool",
     "__eq__": "(self, other: object) -> bool",
@@ -51,7 +51,7 @@ def parsed(path: Path) -> Any:
 
 
 def statements(body: Any) -> Iterator[Any]:
-    """The statements of a module or class, also those that are conditional."""
+    """Yield the statements of a module or class, also conditional ones."""
     for statement in getattr(body, "stats", [body]):
         if isinstance(statement, Nodes.StatListNode):
             yield from statements(statement)
@@ -62,7 +62,7 @@ def statements(body: Any) -> Iterator[Any]:
 
 
 def written(expression: Any) -> str:
-    """An expression as text; "..." if it is one of C."""
+    """Return an expression as text; "..." if it is a C expression."""
     try:
         return ExpressionWriter().write(expression)
     except CompilerCrash:
@@ -70,7 +70,7 @@ def written(expression: Any) -> str:
 
 
 def annotation_of(node: Any) -> str | None:
-    """An annotation as it goes into the stub. One that is a string stands for what it holds."""
+    """Return an annotation as it goes into the stub. A string annotation stands for its content."""
     if node is None:
         return None
     text = node.string.value if node.string is not None else written(node.expr)
@@ -92,7 +92,7 @@ def default_of(node: Any) -> str:
 
 
 def python_type(base: Any, pointer: bool, classes: dict[str, set[str]]) -> str:
-    """What a C type is to Python."""
+    """Return the Python type for a C type."""
     if isinstance(base, Nodes.MemoryViewSliceTypeNode):
         element = getattr(base.base_type_node, "name", "")
         return f"NDArray[{ARRAY_ITEMS.get(element, 'np.void')}]"
@@ -178,7 +178,7 @@ class Reader:
         return Variable(target.name, annotation)
 
     def read_class(self, node: Any) -> Class:
-        """A class of Python."""
+        """Read a Python class."""
         bases = [written(base) for base in getattr(node.bases, "args", [])]
         cls = Class(node.name, bases, node.doc)
         in_enum = any(base.split(".")[-1] in ("IntEnum", "IntFlag", "Enum", "StrEnum") for base in bases)
@@ -192,7 +192,7 @@ class Reader:
         return cls
 
     def read_compiled_class(self, node: Any) -> Class | None:
-        """A `cdef class`; None if there is nothing in it for Python, not even a signature: it is seen by accident."""
+        """Read a `cdef class`; None if it offers nothing to Python, not even a signature: it is visible by accident."""
         declared = self.declared.get(node.class_name)
         bases = node.bases if node.bases and node.bases.args else getattr(declared, "bases", None)
         cls = Class(node.class_name, [written(base) for base in getattr(bases, "args", [])], node.doc)
@@ -218,7 +218,7 @@ class Reader:
         return cls
 
     def read_made(self, node: Any) -> list[Variable]:
-        """`name = maker(...)` in a compiled class, whose attributes cannot have annotations: it is of what makes it."""
+        """Read `name = maker(...)` in a compiled class, whose attributes have no annotations: its maker is the type."""
         if not isinstance(node, Nodes.SingleAssignmentNode) or not isinstance(node.lhs, ExprNodes.NameNode):
             return []
         maker = written(getattr(node.rhs, "function", None)) if hasattr(node.rhs, "function") else ""
@@ -228,7 +228,7 @@ class Reader:
         )
 
     def read_maker(self, node: Any) -> None:
-        """`maker = partial(Class, ...)` at module level."""
+        """Read `maker = partial(Class, ...)` at module level."""
         if isinstance(node, Nodes.SingleAssignmentNode) and hasattr(node.rhs, "function"):
             arguments = node.rhs.args if hasattr(node.rhs, "args") else getattr(node.rhs.positional_args, "args", [])
             if written(node.rhs.function) == "partial" and arguments:
@@ -253,7 +253,7 @@ class Reader:
         elif is_special(node.name) and node.name not in OMITTED:
             name = RENAMED.get(node.name, node.name)
             is_described = node.doc or node.return_type_annotation or name == "__init__"
-            if node.name == "__cinit__" and node.star_arg:  # takes what a subclass does with it
+            if node.name == "__cinit__" and node.star_arg:  # passes its arguments on to a subclass
                 return
             if node.name in SPECIAL and not (node.return_type_annotation and node.name != "__exit__"):
                 arguments, returns = SPECIAL[node.name].rsplit(" -> ", 1)
@@ -320,7 +320,7 @@ class Reader:
         return f"{name}: {annotation} = {default}"
 
     def check_signature(self, node: Any, constructor: Any) -> None:
-        """The class's docstring shows how it is called, or does not if it cannot be."""
+        """Check that the class's docstring shows its signature, or none if it cannot be called."""
         if node.doc is None:
             return
         shown = node.doc.split("\n--\n\n")[0] if "\n--\n\n" in node.doc else None
@@ -340,7 +340,7 @@ def is_compound(base_type: Any) -> bool:
 
 
 def text_of(statement: Any) -> str | None:
-    """What a statement says that is nothing but a string."""
+    """Return the text of a statement that is only a string."""
     expression = getattr(statement, "expr", None)
     return str(expression.value) if isinstance(expression, ExprNodes.UnicodeNode) else None
 

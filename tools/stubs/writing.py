@@ -1,4 +1,4 @@
-"""A module's offer to Python as the text of a stub, in the form that Ruff gives it."""
+"""Writes what a module offers to Python as the text of a stub, in Ruff's format."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ WELL_KNOWN = {  # names that annotations may use without an import
     "numpy.typing": "ArrayLike DTypeLike NDArray",
     "_typeshed": "ReadableBuffer WriteableBuffer",
 }
+
+# Python has a type for the buffer protocol since 3.12. For 3.11, NumPy's stubs list the classes that `frombuffer`
+# accepts, and other classes cannot join that list. A base of type Any makes ours match any type, which weakens the
+# checks.
+BUFFER_BASE = "_HasBuffer"
+BUFFER_LINES = [
+    "# NumPy's stubs know the buffer protocol from Python 3.12 on; before, only a class with an unknown base will do.",
+    "if sys.version_info >= (3, 12):",
+    f"    {BUFFER_BASE}: TypeAlias = object",
+    "else:",
+    f"    {BUFFER_BASE}: TypeAlias = Any",
+    "",
+]
+WHOLE_MODULES = {"np": "numpy", "sys": "sys"}
 HOMES = {name: module for module, names in WELL_KNOWN.items() for name in names.split()}
 
 
@@ -50,19 +64,25 @@ def names_used(module: Module) -> set[str]:
 
     for item in module.items:
         look_at(item)
+    if any(has_buffer(item) for item in module.items):
+        names |= {"sys", "Any", "TypeAlias"}
     return names
 
 
+def has_buffer(item: Function | Class | Variable) -> bool:
+    return isinstance(item, Class) and any(member.name == "__buffer__" for member in item.members)
+
+
 def import_lines(module: Module, classes: dict[str, set[str]]) -> list[str]:
-    """The imports for all names used, as Ruff orders them."""
+    """Return the imports for all names used, in Ruff's order."""
     own = {item.name for item in module.items}
     plain: set[str] = set()
     wanted: dict[str, set[str]] = {}
     for name in sorted(names_used(module) - own - set(dir(builtins))):
         if name in module.imports:
             home, there = module.imports[name]
-        elif name == "np":
-            home, there = "numpy", None
+        elif name in WHOLE_MODULES:
+            home, there = WHOLE_MODULES[name], None
         elif name in HOMES:
             home, there = HOMES[name], name
         else:
@@ -87,7 +107,7 @@ def import_lines(module: Module, classes: dict[str, set[str]]) -> list[str]:
 
 
 def nearest(homes: set[str], module: str) -> set[str]:
-    """Of modules that define one name, those that share the most folders with the module that uses it."""
+    """Return, of the modules that define a name, those that share the most folders with the module that uses it."""
 
     def shared(home: str) -> int:
         pairs = list(zip(home.split("."), module.split("."), strict=False))
@@ -98,7 +118,7 @@ def nearest(homes: set[str], module: str) -> set[str]:
 
 
 def ordered(names: set[str]) -> list[str]:
-    """As isort does: constants, classes, then the rest."""
+    """Sort as isort does: constants, classes, then the rest."""
     return sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 
@@ -108,7 +128,7 @@ def group_of(module: str) -> int:
 
 
 def wrapped(start: str, parts: list[str], opening: str = "", closing: str = "", end: str = "", indent: str = "") -> str:
-    """`start`, the parts with commas, `end`: on one line, on one indented line, or on a line each."""
+    """Join `start`, the parts with commas, and `end`: on one line, on one indented line, or on a line each."""
     one_line = f"{indent}{start}{', '.join(parts)}{end}"
     if len(one_line) <= WIDTH:
         return one_line
@@ -148,7 +168,10 @@ def variable_lines(variable: Variable, indent: str) -> list[str]:
 
 
 def class_lines(cls: Class) -> list[str]:
-    lines = [f"class {cls.name}{'(' + ', '.join(cls.bases) + ')' if cls.bases else ''}:"]
+    bases = [*cls.bases, BUFFER_BASE] if has_buffer(cls) else cls.bases
+    lines = [f"class {cls.name}{'(' + ', '.join(bases) + ')' if bases else ''}:"]
+    if has_buffer(cls):
+        lines[0] += "  # type: ignore[misc]"
     if cls.doc:
         lines += [*docstring_lines(cls.doc, "    "), ""]
     before: Function | Variable | None = None
@@ -163,6 +186,8 @@ def class_lines(cls: Class) -> list[str]:
 def stub_text(module: Module, classes: dict[str, set[str]]) -> str:
     lines = [f"# Made from {module.path.name} by `make stubs`: change it there.", ""]
     lines += import_lines(module, classes)
+    if any(has_buffer(item) for item in module.items):
+        lines += BUFFER_LINES
     for item in module.items:
         if isinstance(item, Class):
             lines += class_lines(item)

@@ -18,7 +18,7 @@ def array(allocator: Any, shape: int | tuple[int, ...], dtype: Any, stream: Any)
     size = numpy.broadcast_to(numpy.empty((), kind), shape).nbytes  # raises for what is not a shape
     if size == 0:
         return numpy.ndarray(shape, kind)
-    made = numpy.ndarray(shape, kind, allocator.empty(size) if stream is None else allocator.empty(size, stream))
+    made = numpy.ndarray(shape, kind, allocator._ready(size, stream))
     if getattr(allocator, "_sanitizer", None) is None:
         return made
     from allotment._allocators.caching.sanitizer.arrays import watched

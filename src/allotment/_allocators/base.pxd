@@ -1,7 +1,9 @@
 """What every kind of allocator has: a device, settings, a limit, observers, copies, peers, figures as text.
 
     AllocatorBase
-      ├─ EngineAllocator ─ RecordingAllocator ─ PoolingAllocator ─ SharingAllocator ─ Allocator  caching: our engine
+      ├─ EngineAllocator ─ RecordingAllocator ─ PoolingAllocator ─ LimitingAllocator ─ PausingAllocator
+      │                                           ─ SharingAllocator ─ Allocator      caching: our engine
+      ├─ PinnedAllocator                                         pinned: host memory that devices copy from
       ├─ AsyncAllocator                                          stream_ordered: the device's own pool
       └─ PluggedMemory ─ PluggableAllocator                      pluggable: functions of the user's
 
@@ -42,7 +44,10 @@ cdef class AllocatorBase:
 
     # What they use.
     cdef object owned(self, object address, object size, object stream)
+    # A buffer that the calling thread may touch at once: nothing that is queued uses its memory.
+    cdef object ready_buffer(self, object size, object stream)
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef stream_t stream_asked(self, object stream) except? 0xFFFFFFFFFFFFFFFF     # None: the thread's current one
     cdef object expect_backend(self, object settings, str expected)
     cdef object too_large_facts(self, object requested)
     cdef bytes_t limit_of(self, double part) except? 0

@@ -40,15 +40,23 @@ class AllocatorBase:
 
         `hasattr` is False for each of them, and asking for one raises UnsupportedError with the same advice.
         """
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
+    def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
         """A buffer of `size` bytes for work on `stream`; it frees itself when the last reference to it goes.
 
-        Raises what `malloc` raises. Safe to call from several threads.
+        `size` is a number of bytes or text such as "1MiB". Without a stream the buffer is for the calling thread's
+        current one, else the default one. Then memory that this process can read is also ready for the calling thread:
+        the call waits until no queued work uses it. With a stream, the call waits for nothing, and work on that stream
+        may use the buffer. Raises what `malloc` raises. Safe to call from several threads.
         """
     def array(
         self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int | None = None
     ) -> NDArray[Any]:
         """A NumPy array of this allocator's memory, with whatever is in it; the array keeps its block alive.
+
+        The calling thread may use it at once: the call waits for the work that is queued on `stream`, which may still
+        use the memory. `stream` is by default the calling thread's current one, else the default one. A function that
+        runs on a stream does not wait; a caching allocator gives it other memory if need be. Of a stream in a graph
+        capture only the work before the capture is waited for.
 
         Raises UnsupportedError for memory that this process cannot read, TypeError for a dtype that holds Python
         objects, and what `malloc` raises. Safe to call from several threads.
@@ -63,6 +71,8 @@ class AllocatorBase:
         """`array`, filled with a value by the calling thread; its dtype is that of the value if none is given."""
     def like(self, array: Any, *, stream: Stream | int | None = None) -> NDArray[Any]:
         """`array` of the shape and dtype of another, with whatever is in it: its values are not copied."""
+    def _ready(self, size: int, stream: Stream | int | None = None) -> Buffer:
+        """`empty`, of memory that the calling thread may touch at once, also where a stream is given."""
     def _block_around(self, address: int) -> tuple[int, int] | None:
         """(start, size) of the live block that holds an address; None if none of ours does."""
     def copy(
@@ -70,14 +80,15 @@ class AllocatorBase:
         destination: Buffer | int,
         source: Buffer | int,
         size: int,
-        stream: Stream | int = 0,
+        stream: Stream | int | None = None,
         *,
         source_device: int | None = None,
         destination_device: int | None = None,
     ) -> None:
         """Copy `size` bytes in stream order, from `source` to `destination`.
 
-        Each is a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
+        `stream` is by default the calling thread's current one, else the default one. `source` and `destination` are
+        each a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
         must lie in that memory: AddressError, SizeError. An address that no allocator here knows is refused on host
         memory, and left to the device elsewhere. `source_device` and `destination_device` are the indexes of other
         devices that hold them. Returns at once; the copy is done when the stream is. Raises StreamError,
@@ -86,7 +97,9 @@ class AllocatorBase:
     def enable_peer_access(self, peer: int) -> None:
         """Let the device of index `peer` touch this allocator's memory, also what it gets later.
 
-        Raises RequestError for an index that no device has, UnsupportedError if the device has no peers, DeviceError.
+        Also memory of other processes that is open on this device (`open_shared`). Does nothing for this device's own
+        index. Raises RequestError for an index that no device has, UnsupportedError if the device has no peers,
+        DeviceError.
         """
     def stats(self) -> dict[str, int]:
         """All counters, flattened: {"allocated_bytes.all.current": 512, ...}, sorted by key.
@@ -101,6 +114,13 @@ class AllocatorBase:
 
         A call to the device. Raises UnsupportedError if it cannot tell, DeviceError. Safe to call from several
         threads.
+        """
+    def process(self) -> dict[str, Any]:
+        """What this process holds on the device, by library, down to what nobody can explain; all in bytes.
+
+        "libraries" by name, "context", "modules", "unexplained", and their "total", which is the driver's figure for
+        this process. Raises UnsupportedError unless the process was started by `python -m allotment.preload`. Asks the
+        driver, and looks at every block. Safe to call from several threads.
         """
     @property
     def limit(self) -> int | None:

@@ -1,8 +1,10 @@
 cimport cython
 
+from allotment._allocators.sizes cimport whole_size
 from allotment._allocators.upcalls cimport report
+from allotment._core.contract.current cimport stream_in_use
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, status_t
+from allotment._core.contract.table cimport INVALID, IS_HOST, OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, IN_UNUSED, Whereabouts
 from allotment._core.records.stats cimport stats_flat
@@ -10,6 +12,7 @@ from allotment._core.tools.arguments cimport (
     read_address, read_byte_count, read_callable, read_device_index, read_fraction, read_place, read_stream,
     refuse_pickling)
 from allotment._core.tools.interpreter cimport interpreter_ends
+from allotment._devices.streams cimport await_work, has_no_work, stream_of_caller
 
 import operator
 import warnings
@@ -21,8 +24,9 @@ from allotment._allocators.buffer import Buffer
 from allotment._allocators.current import holders_on
 from allotment._allocators.unsupported import rows_of
 from allotment._devices import open_device
+from allotment._process.ledger import process_ledger
 from allotment.errors import (
-    AddressError, OutOfMemoryFacts, RequestError, SettingsError, SizeError, UnsupportedError)
+    AddressError, DeviceError, OutOfMemoryFacts, RequestError, SettingsError, SizeError, UnsupportedError)
 
 cdef extern from "Python.h":
     bint PyObject_CheckBuffer(object given) noexcept
@@ -120,18 +124,29 @@ cdef class AllocatorBase:
 
     # --- memory ---
 
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
+    def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
         """A buffer of `size` bytes for work on `stream`; it frees itself when the last reference to it goes.
 
-        Raises what `malloc` raises. Safe to call from several threads.
+        `size` is a number of bytes or text such as "1MiB". Without a stream the buffer is for the calling thread's
+        current one, else the default one. Then memory that this process can read is also ready for the calling thread:
+        the call waits until no queued work uses it. With a stream, the call waits for nothing, and work on that stream
+        may use the buffer. Raises what `malloc` raises. Safe to call from several threads.
         """
-        count = operator.index(size)        # once: another time it might be another
-        return self.owned(self.malloc(count, stream), count, stream)
+        count = whole_size(size)
+        if stream is None and self.is_readable():
+            return self.ready_buffer(count, None)
+        given = self.stream_asked(None) if stream is None else stream
+        return self.owned(self.malloc(count, given), count, given)
 
     def array(
         self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int | None = None
     ) -> NDArray[Any]:
         """A NumPy array of this allocator's memory, with whatever is in it; the array keeps its block alive.
+
+        The calling thread may use it at once: the call waits for the work that is queued on `stream`, which may still
+        use the memory. `stream` is by default the calling thread's current one, else the default one. A function that
+        runs on a stream does not wait; a caching allocator gives it other memory if need be. Of a stream in a graph
+        capture only the work before the capture is waited for.
 
         Raises UnsupportedError for memory that this process cannot read, TypeError for a dtype that holds Python
         objects, and what `malloc` raises. Safe to call from several threads.
@@ -169,6 +184,17 @@ cdef class AllocatorBase:
                 " PinnedAllocator has memory that both can", operation="array")
         return 0
 
+    def _ready(self, size: int, stream: Stream | int | None = None) -> Buffer:
+        """`empty`, of memory that the calling thread may touch at once, also where a stream is given."""
+        return self.ready_buffer(size, stream)
+
+    cdef object ready_buffer(self, object size, object stream):
+        cdef stream_t handle = self.stream_asked(stream)
+        buffer = self.empty(size, handle if stream is None else stream)
+        if size != 0 and not has_no_work(self.device, handle) and stream_of_caller(self.device) is None:
+            await_work(self.device, handle)
+        return buffer
+
     cdef object owned(self, object address, object size, object stream):
         """A buffer of a block that was allocated just now."""
         try:
@@ -198,14 +224,15 @@ cdef class AllocatorBase:
         destination: Buffer | int,
         source: Buffer | int,
         size: int,
-        stream: Stream | int = 0,
+        stream: Stream | int | None = None,
         *,
         source_device: int | None = None,
         destination_device: int | None = None,
     ) -> None:
         """Copy `size` bytes in stream order, from `source` to `destination`.
 
-        Each is a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
+        `stream` is by default the calling thread's current one, else the default one. `source` and `destination` are
+        each a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
         must lie in that memory: AddressError, SizeError. An address that no allocator here knows is refused on host
         memory, and left to the device elsewhere. `source_device` and `destination_device` are the indexes of other
         devices that hold them. Returns at once; the copy is done when the stream is. Raises StreamError,
@@ -215,7 +242,7 @@ cdef class AllocatorBase:
         cdef bytes_t count = read_byte_count(size)
         cdef device_t source_index = read_device_index(source_device, self.device)
         cdef device_t destination_index = read_device_index(destination_device, self.device)
-        cdef stream_t handle = self.stream_handle(stream)
+        cdef stream_t handle = self.stream_asked(stream)
         cdef address_t target, origin
         cdef status_t status
         self.require_device("copy")
@@ -235,13 +262,22 @@ cdef class AllocatorBase:
     def enable_peer_access(self, peer: int) -> None:
         """Let the device of index `peer` touch this allocator's memory, also what it gets later.
 
-        Raises RequestError for an index that no device has, UnsupportedError if the device has no peers, DeviceError.
+        Also memory of other processes that is open on this device (`open_shared`). Does nothing for this device's own
+        index. Raises RequestError for an index that no device has, UnsupportedError if the device has no peers,
+        DeviceError.
         """
         cdef device_t other = read_device_index(peer, self.device)
         if peer is None:
             raise TypeError("a peer must be the index of a device, not None")
         self.require_device("enable_peer_access")
-        self.reach_peer(other)
+        if other == self.device.table.device:
+            return
+        try:
+            self.reach_peer(other)
+        except DeviceError as error:
+            if error.status != INVALID or error.operation not in ("peer_enable", "ordered_access"):
+                raise
+            raise RequestError(f"{self.device.name} has no peer of index {peer}") from error
 
     cdef int reach_peer(self, device_t peer) except -1:
         cdef DeviceTable* table = &self.device.table
@@ -260,6 +296,11 @@ cdef class AllocatorBase:
 
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         return read_stream(stream, self.device)
+
+    cdef stream_t stream_asked(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
+        if stream is None:
+            return stream_in_use(self.device.table.self) if self.device is not None else 0
+        return self.stream_handle(stream)
 
     # --- figures ---
 
@@ -298,6 +339,15 @@ cdef class AllocatorBase:
         if status != OK:
             raise device_error(self.device, status, "memory_info")
         return free_bytes, total
+
+    def process(self) -> dict[str, Any]:
+        """What this process holds on the device, by library, down to what nobody can explain; all in bytes.
+
+        "libraries" by name, "context", "modules", "unexplained", and their "total", which is the driver's figure for
+        this process. Raises UnsupportedError unless the process was started by `python -m allotment.preload`. Asks the
+        driver, and looks at every block. Safe to call from several threads.
+        """
+        return process_ledger(self)
 
     # --- limits ---
 

@@ -20,16 +20,18 @@ cdef class Buffer:
     cdef Buffer whole           # what it is a slice of; None if it has a block
     cdef size_t views           # arrays, capsules and slices that see it: it is not closed under them
     cdef bint closed
+    cdef bint finalized         # its last reference went, and a finalizer has made another one
     cdef object __weakref__
 
     cdef int take_over(self, address_t address) except -1
-    cdef void give_back_at_the_end(self) noexcept
+    cdef void give_back_at_the_end(self, address_t address) noexcept
     cdef int give_back(self, address_t address) except -1
     cdef bint has_block(self) noexcept
     cdef int check_block(self) except -1
     cdef int check_memory(self) except -1
     cdef bint is_host(self) except -1
     cdef bint is_cuda(self) except -1
+    cdef str device_name(self)
 
 # Closes it, if it is a buffer: what `free` of its allocator does with one. Whether it was one.
 cdef bint free_buffer(object given, object allocator) except -1

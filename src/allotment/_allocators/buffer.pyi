@@ -1,12 +1,20 @@
 # Made from buffer.pyx by `make stubs`: change it there.
 
+import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
+from allotment._allocators.host_cache.host_memory import HostMemory
 from allotment._allocators.registry import DeviceAllocator
 from allotment._devices.streams import Stream
 
-class Buffer:
+# NumPy's stubs know the buffer protocol from Python 3.12 on; before, only a class with an unknown base will do.
+if sys.version_info >= (3, 12):
+    _HasBuffer: TypeAlias = object
+else:
+    _HasBuffer: TypeAlias = Any
+
+class Buffer(_HasBuffer):  # type: ignore[misc]
     """A block of an allocator, freed when the last reference to it goes; `Allocator.empty` makes one.
 
     Seen by others without a copy, as bytes: the buffer protocol and `numpy.asarray` (host memory), DLPack (host and
@@ -14,7 +22,9 @@ class Buffer:
     other. `with buffer:` closes it at the end of the block; `buffer[start:stop]` is a part of it that keeps it alive.
     """
 
-    def __init__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0) -> None: ...
+    def __init__(
+        self, allocator: DeviceAllocator | HostMemory, address: int, size: int, stream: Stream | int = 0
+    ) -> None: ...
     def __enter__(self) -> Buffer: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -35,7 +45,7 @@ class Buffer:
         """
     def __len__(self) -> int: ...
     @property
-    def allocator(self) -> DeviceAllocator:
+    def allocator(self) -> DeviceAllocator | HostMemory:
         """The allocator that the block is of, and goes back to."""
     @property
     def address(self) -> int:
@@ -56,7 +66,7 @@ class Buffer:
     def record_stream(self, stream: Stream | int) -> None:
         """Declare that work on `stream` uses this memory, so that its free waits for that work.
 
-        Raises StreamError.
+        Raises StreamError, UnsupportedError for memory of an allocator without streams.
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __dlpack_device__(self) -> tuple[int, int]:

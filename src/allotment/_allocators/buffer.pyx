@@ -6,6 +6,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_
 from libc.stdlib cimport calloc, free
 
 from allotment._allocators.base cimport AllocatorBase, require_extent
+from allotment._allocators.host_cache.host_memory cimport HostMemory
 from allotment._core.contract.table cimport IS_HOST
 from allotment._core.contract.types cimport address_t
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_byte_count, refuse_pickling
@@ -14,7 +15,7 @@ from allotment._core.tools.interpreter cimport interpreter_ends
 import operator
 
 from allotment._sharing.pickling import hold_of_pickles
-from allotment.errors import AddressError, RequestError
+from allotment.errors import AddressError, RequestError, UnsupportedError
 
 cdef extern from *:
     """
@@ -144,6 +145,8 @@ cdef class Buffer:
         if address == 0 and self.size != 0:
             raise AddressError(
                 f"a Buffer of {self.size} bytes needs the address of a block; 0 is that of a buffer without bytes", 0)
+        if address != 0 and isinstance(self.allocator, HostMemory):
+            (<HostMemory> self.allocator).adopt(address, self.size)
         if address != 0 and isinstance(self.allocator, AllocatorBase):
             require_extent(self.allocator, address, self.size)
             self.owners = (<AllocatorBase> self.allocator).owners
@@ -160,7 +163,7 @@ cdef class Buffer:
         return self.owners is None or self.owners.owner_of(self.address) == <void*> self
 
     @cython.embedsignature(False)    # the class has it
-    def __init__(self, allocator: DeviceAllocator, address: int, size: int, stream: Stream | int = 0):
+    def __init__(self, allocator: DeviceAllocator | HostMemory, address: int, size: int, stream: Stream | int = 0):
         pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
     def __reduce__(self):
@@ -174,18 +177,23 @@ cdef class Buffer:
             "allotment.multiprocessing")
 
     def __del__(self):
+        cdef address_t address = self.address
+        # A finalizer that ran before this one may have kept a reference: the buffer is there, its memory is not.
+        self.finalized = self.closed = True
+        self.address = 0
         if self.whole is not None:
             self.whole.views -= 1
-        elif self.address != 0:
+            self.whole = None
+        elif address != 0:
             if interpreter_ends():
-                self.give_back_at_the_end()
+                self.give_back_at_the_end(address)
             else:
-                self.give_back(self.address)
+                self.give_back(address)
 
-    cdef void give_back_at_the_end(self) noexcept:
+    cdef void give_back_at_the_end(self, address_t address) noexcept:
         """As far as it can be done without modules that are gone; the process's end does the rest."""
         try:
-            self.give_back(self.address)
+            self.give_back(address)
         except Exception:
             pass
 
@@ -256,12 +264,11 @@ cdef class Buffer:
 
     def __repr__(self):
         stream = f"{self.stream:#x}" if isinstance(self.stream, int) else repr(self.stream)
-        device = getattr(getattr(self.allocator, "device", None), "name", "an unknown device")
         where = "closed," if self.closed else f"at {self.address:#x}"
-        return f"<Buffer of {self.size} bytes {where} on {device}, stream {stream}>"
+        return f"<Buffer of {self.size} bytes {where} on {self.device_name()}, stream {stream}>"
 
     @property
-    def allocator(self) -> DeviceAllocator:
+    def allocator(self) -> DeviceAllocator | HostMemory:
         """The allocator that the block is of, and goes back to."""
         return self.allocator
 
@@ -276,6 +283,9 @@ cdef class Buffer:
         return self.address
 
     cdef int check_block(self) except -1:
+        if self.finalized:
+            raise RequestError(
+                f"{self!r} was freed when its last reference went; a finalizer has made another one since, too late")
         if self.closed:
             raise RequestError(f"{self!r} was closed, and has no memory any more")
         if not self.has_block():
@@ -302,23 +312,35 @@ cdef class Buffer:
     def record_stream(self, stream: Stream | int) -> None:
         """Declare that work on `stream` uses this memory, so that its free waits for that work.
 
-        Raises StreamError.
+        Raises StreamError, UnsupportedError for memory of an allocator without streams.
         """
-        self.allocator.record_stream(self.block, stream)
+        record = getattr(self.allocator, "record_stream", None)
+        if record is None:
+            raise UnsupportedError(
+                f"{self!r} cannot be recorded for a stream: {type(self.allocator).__name__} does not support streams",
+                operation="record_stream")
+        record(self.block, stream)
 
     cdef bint is_host(self) except -1:
         if isinstance(self.allocator, AllocatorBase):
             return (<AllocatorBase> self.allocator).is_readable()
-        return self.allocator.device.capabilities & IS_HOST != 0
+        if isinstance(self.allocator, HostMemory):
+            return True
+        return getattr(getattr(self.allocator, "device", None), "capabilities", 0) & IS_HOST != 0
 
     cdef bint is_cuda(self) except -1:
-        return self.allocator.device.family == "cuda" and not self.is_host()
+        return getattr(getattr(self.allocator, "device", None), "family", None) == "cuda" and not self.is_host()
+
+    cdef str device_name(self):
+        if isinstance(self.allocator, HostMemory):
+            return "the host"
+        return getattr(getattr(self.allocator, "device", None), "name", "an unknown device")
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         self.check_block()
         if not self.is_host():
             raise BufferError(
-                f"memory of {self.allocator.device.name} cannot be read by this process; copy it to host memory first")
+                f"memory of {self.device_name()} cannot be read by this process; copy it to host memory first")
         self.check_memory()
         PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
         self.views += 1
@@ -333,6 +355,8 @@ cdef class Buffer:
             raise BufferError(f"{self!r} has more bytes than others can count; look at a slice of it")
         if self.address != 0 and isinstance(self.allocator, AllocatorBase):
             require_extent(self.allocator, self.address, self.size)
+        elif self.address != 0 and isinstance(self.allocator, HostMemory):
+            (<HostMemory> self.allocator).require_in_use(self.block, self.size)
         return 0
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -341,7 +365,7 @@ cdef class Buffer:
             return DL_CPU, 0
         if self.is_cuda():
             return DL_CUDA, self.allocator.device.index
-        raise BufferError(f"DLPack does not support devices like {self.allocator.device.name}: host and CUDA alone")
+        raise BufferError(f"DLPack does not support devices like {self.device_name()}: only host and CUDA")
 
     def __dlpack__(
         self,
@@ -384,7 +408,7 @@ cdef class Buffer:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The memory as other CUDA libraries read it; AttributeError unless it is CUDA memory."""
         if not self.is_cuda():
-            raise AttributeError(f"memory of {self.allocator.device.name} is not CUDA memory")
+            raise AttributeError(f"memory of {self.device_name()} is not CUDA memory")
         self.check_memory()
         handle = getattr(self.stream, "handle", self.stream)
         return {

@@ -4,9 +4,13 @@
         ...                     # work on `stream`, and on streams that wait for it; requests on them
     graph.replay()              # the same work on the same addresses
 
-Requests of capturing streams are served from the graph's pool, and from nowhere else; all others go on as
-before. What is freed inside is reused inside, and by later captures that share the pool. The pool's memory
-is given back when the last graph that uses it is reset.
+Inside, `stream` is the calling thread's current stream, so a request that names no stream is for it. Requests of
+capturing streams are served from the graph's pool, and from nowhere else; all others go on as before. What is freed
+inside is reused inside, and by later captures that share the pool. The pool's memory is given back when the last graph
+that uses it is reset.
+
+Each allocator on the device serves such requests from a pool of its own, with the same id: also one that is made
+meanwhile.
 
 With `backend:cudaMallocAsync` there is no such pool: the device makes the memory a part of the graph itself.
 """
@@ -15,33 +19,34 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
 
+from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.lending import launching, lent
 from allotment._allocators.caching.pools import Pool, PoolId, next_graph_pool_id
-from allotment._allocators.current import allocator_on
+from allotment._allocators.current import allocator_on, begin_routing, end_routing, holders_on
+from allotment._allocators.noted import noted
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
-from allotment._devices.graphs import DeviceGraph, begin_capture, end_capture
-from allotment._devices.streams import Stream
+from allotment._devices.graphs import DeviceGraph, end_capture
+from allotment._devices.streams import Stream, begin_capture_of, capture_has_ended
 from allotment.errors import AllotmentError, CaptureError, DeviceError, PoolError, StreamError
-
-if TYPE_CHECKING:
-    from allotment._allocators.caching.allocator import Allocator
 
 
 class Graph:
     """Captured work, and a use of the pool that its memory is in; `capture` makes one.
 
-    Attributes: `allocator`, `stream` that it was captured on, and `pool`, the id of its pool. It may be replayed from
-    several threads; each replay is work on one stream.
+    Attributes: `allocator`, `stream` that it was captured on, and `pool`, the id of its pool. Other allocators on the
+    device that served requests of the capture have a pool with the same id. It may be replayed from several threads;
+    each replay is work on one stream.
     """
 
     def __init__(self, allocator: Allocator, stream: Stream, pool: PoolId) -> None:
+        if not isinstance(stream, Stream) or not hasattr(allocator, "device"):
+            raise TypeError("a Graph is made by `with capture(stream) as graph:`, not by calling the class")
         self.allocator = allocator
         self.stream = stream
         self.pool = pool
         self._work: DeviceGraph | None = None
-        self._holds_pool = False
+        self._holders: list[Allocator | AsyncAllocator] = []  # with a pool that this graph uses
 
     def replay(self, stream: Stream | None = None) -> None:
         """Run the captured work again, in stream order: on the stream it was captured on, or another.
@@ -57,8 +62,9 @@ class Graph:
                 f"a graph captured on {self.stream.device.name} cannot be replayed on {stream!r}, "
                 "a stream of another device"
             )
-        if not isinstance(self.allocator, AsyncAllocator):
-            launching(self.allocator, self.pool, stream)
+        for allocator in self._holders:
+            if isinstance(allocator, Allocator):
+                launching(allocator, self.pool, stream)
         self._work.replay(stream)
 
     def lent(self) -> AbstractContextManager[None]:
@@ -72,19 +78,19 @@ class Graph:
         DeviceError.
         """
         self._work = None
-        if self._holds_pool:
-            self._holds_pool = False
-            if isinstance(self.allocator, AsyncAllocator):
-                self.allocator.empty_cache(self.pool)
+        while self._holders:
+            allocator = self._holders.pop()
+            if isinstance(allocator, AsyncAllocator):
+                allocator.empty_cache(self.pool)
             else:
-                self.allocator._give_up_use(self.pool)
+                allocator._give_up_use(self.pool)
 
     def __repr__(self) -> str:
         state = "captured" if self._work is not None else "without work"
         return f"<Graph {state} on {self.allocator.device.name}, pool {self.pool}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_holds_pool", False):
+        while getattr(self, "_holders", ()):
             with suppress(PoolError):  # collected together with the allocator, which has retired the pool already
                 self.reset()
 
@@ -92,11 +98,12 @@ class Graph:
 class capture:
     """Keep the work given to a stream, instead of running it, until the end of the block.
 
-    Inside, it is the calling thread's current stream.
+    Inside, it is the calling thread's current stream: requests that name no stream are for it.
 
-    `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one the graph gets a pool of its
-    own. `allocator` is the one whose requests are routed: by default the pool's, else the first one made on
-    the stream's device. Raises CaptureError; a capture that fails or is abandoned leaves nothing behind.
+    `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one, or with (0, 0), the graph gets a pool
+    of its own. Requests on the stream are served from a pool with that id, whichever allocator on the stream's device
+    they are made to. `allocator` is the graph's own, which can lend that pool's memory: by default the pool's, else
+    the first one made on the device. Raises CaptureError; a capture that fails or is abandoned leaves nothing behind.
     """
 
     def __init__(
@@ -114,12 +121,12 @@ class capture:
             raise CaptureError(
                 f"{stream!r} cannot be captured: no allocator was made on its device; name one with allocator="
             )
-        if allocator.device is not stream.device:
+        if getattr(allocator, "device", None) is not stream.device:
             raise CaptureError(
                 f"{stream!r} cannot be captured with the memory of {allocator!r}, which is on another device;"
                 " make the stream with Stream(allocator)"
             )
-        if pool is None:
+        if pool is None or (isinstance(pool, tuple) and pool == (0, 0)):
             pool = next_graph_pool_id()
         if isinstance(pool, Pool):
             pool._check_open()
@@ -127,42 +134,109 @@ class capture:
         self._stream = stream
         self._allocator = allocator
         self._graph = Graph(allocator, stream, self._id)
+        self._capture_id = 0
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        """Nothing is begun. Each list is filled by `noted`, so that `_abandon` knows what there is to end."""
+        self._begun: list[Stream] = []
+        self._entered: list[Stream] = []
+        self._left: list[Stream] = []
+        self._routed: list[Allocator | AsyncAllocator] = []
+        self._ended: list[Allocator | AsyncAllocator] = []
+        self._released: list[Allocator | AsyncAllocator] = []
 
     def __enter__(self) -> Graph:
-        capture_id = begin_capture(self._stream.device, self._stream)
+        device = self._stream.device
+        self._forget_steps()
         try:
-            self._allocator.begin_allocate_to_pool(self._id, capture=capture_id)
+            self._capture_id = noted(self._begun, self._stream, begin_capture_of, self._stream)
+            self.route(self._allocator)
+            begin_routing(device, self)
+            for other in holders_on(device):
+                if isinstance(other, Allocator | AsyncAllocator) and not other.closed:
+                    self.route(other)
+            noted(self._entered, self._stream, self._stream.__enter__)
+            return self._graph
         except BaseException:
-            self._abandon_device_capture()
+            self._abandon()
             raise
-        self._stream.__enter__()
-        return self._graph
+
+    def route(self, allocator: Allocator | AsyncAllocator) -> None:
+        """Serve an allocator's requests of this capture from a pool with its id."""
+        if allocator not in self._routed:
+            noted(self._routed, allocator, allocator.begin_allocate_to_pool, self._id, capture=self._capture_id)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stream.__exit__(None, None, None)
-        if error is not None:
-            self._abandon_device_capture()
-            self._let_go_of_pool()
-            return
         try:
-            if isinstance(self._allocator, AsyncAllocator):
-                self._allocator.join_capture(self._stream)
-            work = end_capture(self._stream.device, self._stream)
+            if error is None:
+                self._keep_work()
+            else:
+                self._abandon()
         except DeviceError as refused:
-            self._abandon_device_capture()
-            self._let_go_of_pool()
+            self._abandon()
             raise CaptureError(f"the capture could not be ended: {refused}") from refused
-        self._allocator.end_allocate_to_pool(self._id)
+        except BaseException:  # an interrupt
+            self._abandon()
+            raise
+
+    def _leave_stream(self) -> None:
+        if self._entered and not self._left:
+            noted(self._left, self._stream, self._stream.__exit__, None, None, None)
+
+    def _keep_work(self) -> None:
+        """End the capture; its work, and a use of each pool that has memory of it, are the graph's."""
+        self._leave_stream()
+        self._end_routing()
+        for allocator in self._routed:
+            if isinstance(allocator, AsyncAllocator):
+                allocator.join_capture(self._stream)
+        work = end_capture(self._stream.device, self._stream)
+        self._end_routes(self._graph._holders)
         self._graph._work = work
-        self._graph._holds_pool = True
 
-    def _abandon_device_capture(self) -> None:
-        with suppress(AllotmentError):  # it was broken already, or never whole: either way it has ended
+    def _abandon(self) -> None:
+        """Leave nothing behind, however far it has come."""
+        self._leave_stream()
+        if not self._begun:
+            return
+        self._end_routing()
+        with suppress(AllotmentError):  # it was broken already, or has ended
             end_capture(self._stream.device, self._stream)
+        self._end_routes(None)
+        self._graph.reset()
 
-    def _let_go_of_pool(self) -> None:
-        self._allocator.end_allocate_to_pool(self._id)
-        self._allocator.release_pool(self._id)
-        self._allocator.empty_cache(self._id)
+    def _end_routing(self) -> None:
+        capture_has_ended(self._stream)
+        end_routing(self._stream.device, self)
+        # One that was closed meanwhile has given up its pools.
+        self._routed = [known for known in self._routed if known is self._allocator or not known.closed]
+
+    def _end_routes(self, holders: list[Allocator | AsyncAllocator] | None) -> None:
+        """End every route that is left, even if one fails; allocators with memory go to `holders`, if given."""
+        failures = []
+        kept = []
+        for allocator in reversed(self._routed):  # the graph's own last: postponed frees wait for the last route
+            try:
+                if holders is not None and (allocator is self._allocator or self._has_memory(allocator)):
+                    kept.append(allocator)
+                if allocator not in self._ended:
+                    noted(self._ended, allocator, allocator.end_allocate_to_pool, self._id)
+            except AllotmentError as error:
+                failures.append(error)
+        for allocator in self._routed:
+            try:
+                if holders is not None and allocator in kept:
+                    holders.append(allocator)
+                elif allocator not in self._released and allocator not in self._graph._holders:
+                    noted(self._released, allocator, allocator.release_pool, self._id)
+                    allocator.empty_cache(self._id)
+            except AllotmentError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _has_memory(self, allocator: Allocator | AsyncAllocator) -> bool:
+        return isinstance(allocator, Allocator) and allocator.pool_reserved_bytes(self._id) > 0

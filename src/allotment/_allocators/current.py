@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._devices import device_name
+from allotment._monitor.answering import announce_if_asked
 from allotment._rules import NEWEST, installed_version
 from allotment._settings import from_environment, settings_of
 from allotment.errors import RequestError, UnsupportedError
@@ -21,6 +22,8 @@ _lock = fork_safe_lock()  # an allocator made under it notes itself
 _shared: dict[str, DeviceAllocator] = {}
 _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
 _holders: WeakSet[Any] = WeakSet()
+_allocators: WeakSet[Any] = WeakSet()
+_captures: WeakKeyDictionary[Device, list[Any]] = WeakKeyDictionary()  # going on; each has `route(allocator)`
 
 
 # "| Any": to type checkers it is an Allocator, which it nearly always is, and may be used as another kind too.
@@ -96,13 +99,36 @@ def all_holders() -> list[Any]:
         return list(_holders)
 
 
+def all_allocators() -> list[Any]:
+    """The allocators of this process that keep caches, or leave that to the device; not pinned or plugged memory."""
+    with _lock:
+        return list(_allocators)
+
+
 def note_allocator(allocator: Allocator) -> None:
     """Remember the first allocator on a device object."""
     note_holder(allocator)
+    announce_if_asked(allocator)
     with _lock:
+        _allocators.add(allocator)
         known = _first_on.get(allocator.device)
         if known is None or known() is None:
             _first_on[allocator.device] = ref(allocator)
+    for capture in list(_captures.get(allocator.device, ())):
+        capture.route(allocator)
+
+
+def begin_routing(device: Device, capture: Any) -> None:
+    """Tell a capture of allocators that are made on a device, by `route(allocator)`, until `end_routing`."""
+    with _lock:
+        _captures.setdefault(device, []).append(capture)
+
+
+def end_routing(device: Device, capture: Any) -> None:
+    """Tell it no more."""
+    with _lock:
+        if capture in _captures.get(device, ()):
+            _captures[device].remove(capture)
 
 
 def allocator_on(device: Device) -> Allocator | None:

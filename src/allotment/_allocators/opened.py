@@ -26,13 +26,11 @@ def open_shared(handle: SharedHandle, *, stream: Stream | int = 0) -> Buffer:
     the owner's streams had to do when it shared; on host memory without a `Stream`, the call itself waits. Opened
     twice, it has one address. A child of fork does not have it.
 
-    Raises SharingError, whose `reason` says why it cannot be opened, DeviceError, UnsupportedError on systems other
-    than Linux. Safe to call from several threads.
+    Raises SharingError, whose `reason` says why it cannot be opened, DeviceError, also if the owner is short of
+    descriptors, OSError if this process is, UnsupportedError on systems other than Linux. Safe to call from several
+    threads.
     """
-    device = stream.device if isinstance(stream, Stream) else None
-    number = stream.handle if isinstance(stream, Stream) else int(stream)
-    opened, address, size = importer.open_block(handle, number, device)
-    return _buffer(opened, address, size, stream)
+    return _open(handle, 0, stream)
 
 
 def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | Device = "cuda") -> Buffer:
@@ -40,7 +38,8 @@ def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | De
 
     `device` is where the memory is. The same handle opened twice is one mapping. Whoever sent it keeps the memory
     alive: these handles hold nothing. Raises SharingError for bytes that are not such a handle, or whose process is
-    gone; UnsupportedError where descriptors of other processes cannot be had; SizeError for a place outside of it.
+    gone; UnsupportedError where the system does not hand out descriptors of other processes; OSError if this process is
+    short of descriptors; SizeError for a place outside of it.
     """
     found = open_device(device, shareable=True) if isinstance(device, str) else device
     opened, address = _open_torch(handle, offset, size, found)
@@ -49,16 +48,24 @@ def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | De
 
 def shared_form(buffer: Buffer, hold: float) -> tuple[Any, ...]:
     """How a buffer is pickled that travels as the same memory. Raises what `Allocator.share` raises."""
-    share = getattr(buffer.allocator, "share", None)
-    if share is None or len(buffer) == 0:
+    send = getattr(buffer.allocator, "_send_block", None)
+    if send is None or len(buffer) == 0:
         raise UnsupportedError(f"{buffer!r} cannot be shared with another process", operation="share")
-    return _opened_part, (share(buffer, hold=hold), buffer.address - buffer.block, len(buffer))
+    handle, number = send(buffer, hold)
+    return _received, (handle, number, buffer.address - buffer.block, len(buffer))
 
 
-def _opened_part(handle: SharedHandle, start: int, size: int) -> Buffer:
-    """What was sent, of the block that it lies in."""
-    buffer = open_shared(handle)
+def _received(handle: SharedHandle, number: int, start: int, size: int) -> Buffer:
+    """The part of a block that was sent. The owner holds it for this one receiver, until now."""
+    buffer = _open(handle, number, 0)
     return buffer if (start, size) == (0, len(buffer)) else buffer[start : start + size]
+
+
+def _open(handle: SharedHandle, number: int, stream: Stream | int) -> Buffer:
+    device = stream.device if isinstance(stream, Stream) else None
+    on_stream = stream.handle if isinstance(stream, Stream) else int(stream)
+    opened, address, size = importer.open_block(handle, number, on_stream, device)
+    return _buffer(opened, address, size, stream)
 
 
 def _buffer(opened: Any, address: int, size: int, stream: Stream | int) -> Buffer:

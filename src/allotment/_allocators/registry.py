@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from allotment._allocators.current import current, install, shared_name
@@ -19,43 +20,59 @@ __all__ = ["DeviceAllocator", "change_current_allocator", "get_device_allocator"
 
 @runtime_checkable
 class DeviceAllocator(Protocol):
-    """What can be asked of any device's allocator: of `Allocator`, of `PluggableAllocator`, of one of your own."""
+    """The operations that every device's allocator has: `Allocator`, `PluggableAllocator`, or a class of your own.
+
+    Your class may derive from this one or just have all of its members. Every member is abstract: Python refuses to
+    make an object of a derived class that lacks one.
+    """
 
     @property
+    @abstractmethod
     def device(self) -> Device:
         """The device whose memory this is."""
 
     @property
+    @abstractmethod
     def initialized(self) -> bool:
         """Whether it may be in use already, so that no other can take its place."""
 
-    def malloc(self, size: int, stream: Stream | int = 0) -> int:
-        """Address of `size` bytes for work on `stream`. Raises OutOfMemoryError."""
+    @abstractmethod
+    def malloc(self, size: int, stream: Stream | int | None = None) -> int:
+        """Address of `size` bytes for work on `stream`, by default the current one. Raises OutOfMemoryError."""
 
+    @abstractmethod
     def free(self, address: Any, /) -> None:
         """Give a block back, by its address. Raises AddressError for what is not a live block's start."""
 
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
+    @abstractmethod
+    def empty(self, size: int, stream: Stream | int | None = None) -> Buffer:
         """A buffer of `size` bytes that frees itself."""
 
+    @abstractmethod
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, so that its free waits for that work."""
 
+    @abstractmethod
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Give unused cached memory back to the device."""
+        """Give unused cached memory back to the device; that of a pool in use may stay."""
 
+    @abstractmethod
     def stats(self) -> dict[str, int]:
         """All counters, flattened and sorted by key."""
 
+    @abstractmethod
     def nested_stats(self) -> dict[str, Any]:
         """All counters, by metric, size class and kind."""
 
+    @abstractmethod
     def reset_accumulated_stats(self) -> None:
         """Let the sums of all allocations and frees start anew from 0."""
 
+    @abstractmethod
     def reset_peak_stats(self) -> None:
         """Let the peaks start anew from what is in use now."""
 
+    @abstractmethod
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
 
@@ -110,10 +127,19 @@ def _refuse_cpu(operation: str, device: str) -> None:
 
 
 def _checked(allocator: DeviceAllocator) -> DeviceAllocator:
-    if not isinstance(allocator, DeviceAllocator):
-        missing = [name for name in _MEMBERS if not hasattr(allocator, name)]
+    missing = [name for name in _MEMBERS if _lacks(allocator, name)]
+    if missing:
         raise TypeError(f"{type(allocator).__name__} is not a DeviceAllocator: it lacks {', '.join(missing)}")
     return allocator
+
+
+def _lacks(allocator: DeviceAllocator, name: str) -> bool:
+    """Whether a member is not there, set to None, or still the abstract one.
+
+    Python checks for abstract members only in `object.__new__`, which a class with a compiled base never calls.
+    """
+    of_class = getattr(type(allocator), name, None)
+    return getattr(of_class, "__isabstractmethod__", False) or getattr(allocator, name, None) is None
 
 
 _MEMBERS = sorted(name for name in vars(DeviceAllocator) if not name.startswith("_"))

@@ -17,6 +17,11 @@ cdef void report(object exception, object who) noexcept:
     PyErr_WriteUnraisable(<PyObject*> who)
 
 
+def report_unraisable(error: BaseException, source: object) -> None:
+    """Pass an exception that no caller can catch to `sys.unraisablehook`; `source` is the object that raised it."""
+    report(error, source)
+
+
 cdef Py_ssize_t identity_in(list objects, object wanted) noexcept:
     cdef Py_ssize_t place
     for place in range(len(objects)):
@@ -42,7 +47,7 @@ cdef bint call_filter(void* accepts, stream_t stream) noexcept with gil:
 
 
 cdef class EntryTracker:
-    def __init__(self, tracker, rules, device):
+    def __init__(self, tracker: object, rules: object, device: int) -> None:
         self.tracker = tracker
         self.rules = rules
         self.device = device

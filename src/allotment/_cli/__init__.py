@@ -11,17 +11,19 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from importlib import import_module
-from typing import Annotated, NoReturn
+from inspect import cleandoc
+from typing import Annotated, Any, NoReturn
 
 try:
     import typer
+    from typer.core import TyperCommand, TyperGroup
 except ImportError:
     print("allotment: the commands need Typer and Rich: pip install 'allotment[cli]'", file=sys.stderr)
     raise SystemExit(3) from None
 
 from allotment.errors import AllotmentError, DeviceError, FormatError, InvariantError, RequestError, UnsupportedError
 
-COMMANDS = ("bench", "calibrate", "conformance", "demo", "diff", "explain", "replay", "stats", "tune", "view")
+COMMANDS = ("bench", "calibrate", "conformance", "demo", "diff", "explain", "replay", "stats", "top", "tune", "view")
 
 
 class ExitCode(IntEnum):
@@ -65,8 +67,33 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     raise SystemExit(ExitCode.DONE)
 
 
+class _BareFlags:
+    """Help without a type behind options that take no value: `--json`, not `--json <bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Command(_BareFlags, TyperCommand):
+    pass
+
+
+class _Group(_BareFlags, TyperGroup):
+    pass
+
+
+def _paragraphs(docstring: str) -> str:
+    """A docstring for a terminal of any width: only paragraphs are lines."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(docstring).split("\n\n"))
+
+
 def _application() -> typer.Typer:
     application = typer.Typer(
+        cls=_Group,
         help="A caching memory allocator for accelerators and hosts.",
         no_args_is_help=True,
         invoke_without_command=True,
@@ -75,7 +102,8 @@ def _application() -> typer.Typer:
     )
     application.callback()(_options)
     for name in COMMANDS:
-        application.command(name)(import_module(f"allotment._cli.{name}").command)
+        command = import_module(f"allotment._cli.{name}").command
+        application.command(name, cls=_Command, help=_paragraphs(command.__doc__))(command)
     return application
 
 

@@ -12,6 +12,7 @@ from allotment._cli import ExitCode
 from allotment._cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from allotment._cli.tables import Row
     from allotment.lab.bench.run import Figure
 
 
@@ -48,27 +49,27 @@ def _report(figures: list[Figure]) -> dict[str, object]:
 
 def _print_table(rounds: int, pairs: int, settings: str) -> list[Figure]:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
+    from allotment._cli.tables import print_table
     from allotment.lab.bench.run import run
 
     console = Console()
     with console.status("measuring"):
         figures = run(rounds, pairs, settings)
-    table = Table(title="The hot path, in one run")
-    for title in ("figure", "median", "least", "most", "goal", "what it is"):
-        table.add_column(title, justify="left" if title in ("figure", "what it is") else "right")
+    rows: list[Row] = []
     for figure in figures:
         style = {True: "green", False: "bold red", None: ""}[figure.reached]
-        table.add_row(
-            figure.name,
-            f"[{style}]{_show(figure.value, figure.unit)}[/]" if style else _show(figure.value, figure.unit),
+        relation = "<= " if figure.goal_is_most else ">= "
+        cells: list[str | Text] = [
+            Text(_show(figure.value, figure.unit), style=style),
             _show(figure.least, figure.unit),
             _show(figure.most, figure.unit),
-            "" if figure.goal is None else ("<= " if figure.goal_is_most else ">= ") + _show(figure.goal, figure.unit),
-            figure.meaning,
-        )
-    console.print(table)
+            "" if figure.goal is None else relation + _show(figure.goal, figure.unit),
+        ]
+        rows.append(([figure.name, figure.meaning], cells))
+    headings = ("median", "least", "most", "goal")
+    print_table(console, ["figure", "what it is"], headings, rows, title="The hot path, in one run")
     return figures
 
 

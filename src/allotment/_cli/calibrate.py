@@ -44,6 +44,6 @@ def command(
     console.print(f"Calls of {name}, medians of {rounds}:")
     for kind, points in costs.items():
         shown = "  ".join(f"{cost:g} us" if size == 0 else f"{size:g} MiB {cost:g} us" for size, cost in points)
-        console.print(f"  {kind:8} {shown}")
+        console.print(f"  {kind:8} {shown}", soft_wrap=True)
     used = "replay and tune use it from now on" if out is None else f"ALLOTMENT_COSTS={place} puts it in force"
     console.print(f"Kept in {place}; {used}.", soft_wrap=True)

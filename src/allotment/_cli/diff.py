@@ -106,6 +106,7 @@ def _peaks(
 def _report(found: Comparison) -> dict[str, Any]:
     return {
         "lines": [asdict(line) for line in found.lines],
+        "kinds": [asdict(each) for each in found.kinds],
         "ratios": found.ratios,
         "waste": {cause: {"a_bytes": a, "b_bytes": b} for cause, (a, b) in found.waste.items()},
     }
@@ -119,7 +120,7 @@ def _named(letter: str, file: str, settings: str | None, at: AtPeak) -> str:
 
     under = "as recorded" if settings is None else f"under {settings or 'defaults'}"
     device = f", {device_named(at.device, at.devices)}" if len(at.devices) > 1 else ""
-    return f"{letter}: {file}{device}, {under}: {exact_size(at.peak.reserved_bytes)} reserved at the most"
+    return f"{letter}: {file}{device}, {under}: {exact_size(at.peak_reserved_bytes)} reserved at the most"
 
 
 def _print(console: Console, found: Comparison, *titles: str) -> None:
@@ -129,6 +130,9 @@ def _print(console: Console, found: Comparison, *titles: str) -> None:
         console.print(escape(title), soft_wrap=True)
     rows = [(line.where, line.a_bytes, line.b_bytes) for line in found.lines[:MOST_LINES]]
     _print_table(console, "Held when most is in use, by line", "line", rows)
+    if any(each.kind != "unknown" for each in found.kinds):
+        rows = [(each.kind, each.a_bytes, each.b_bytes) for each in found.kinds]
+        _print_table(console, "Held when most is in use, by kind of memory", "kind", rows)
     pinned = found.fragmentation[:MOST_PINNING]
     if pinned:
         rows = [(line.where, line.a_pinned_bytes, line.b_pinned_bytes) for line in pinned]
@@ -140,15 +144,8 @@ def _print(console: Console, found: Comparison, *titles: str) -> None:
 
 
 def _print_table(console: Console, title: str, first: str, rows: list[tuple[str, int, int]]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
+    from allotment._cli.tables import print_table
     from allotment._texts import exact_size, signed_size
 
-    table = Table(title=title)
-    table.add_column(first, overflow="fold")
-    for name in ("A", "B", "B - A"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, a, b in rows:
-        table.add_row(escape(name), exact_size(a), exact_size(b), signed_size(b - a) if a != b else "0")
-    console.print(table)
+    shown = [([name], [exact_size(a), exact_size(b), signed_size(b - a) if a != b else "0 B"]) for name, a, b in rows]
+    print_table(console, [first], ["A", "B", "B - A"], shown, title=title)

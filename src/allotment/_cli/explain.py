@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from allotment._cli.ranks import decided, print_errors, print_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from allotment.lab.explain.growth import Growth
     from allotment.lab.explain.report import Explanation
     from allotment.lab.ranks.figures import Figures
     from allotment.lab.tune.search import Candidate
@@ -29,6 +31,10 @@ def command(
         str | None,
         typer.Option(help='The PyTorch that wrote it, such as "2.15"; found in the snapshot unless given.'),
     ] = None,
+    flame: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a flame graph of memory by stack, a page that needs no network."),
+    ] = None,
     cluster: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,6 +44,7 @@ def command(
     if a snapshot cannot be read.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from allotment.lab.ranks.files import snapshot_files
 
@@ -50,7 +57,7 @@ def command(
         if len(files) > 1:
             snapshot, rows, done = decided(files, device, cluster, progress)
             failed = print_errors(done)
-        found = explained(snapshot, device, compat, progress)
+        found = explained(snapshot, device, compat, progress, flame)
     if as_json:
         ranks = {"file": snapshot, "ranks": [asdict(row) for row in rows]} if rows else {}
         print(json.dumps({**_report(found), **ranks}))
@@ -58,14 +65,29 @@ def command(
     if rows:
         print_ranks(console, rows, snapshot)
     print_explanation(console, found)
+    if flame is not None:
+        console.print(f"The flame graph is in {escape(str(flame))}.", soft_wrap=True)
     raise typer.Exit(ExitCode.BAD_INPUT if failed else ExitCode.DONE)
 
 
-def explained(snapshot: str, device: int | None, compat: str | None, progress: Callable[[str], None]) -> Explanation:
-    """What can be said of a snapshot, with or without a history."""
+def explained(
+    snapshot: str,
+    device: int | None,
+    compat: str | None,
+    progress: Callable[[str], None],
+    flame: Path | None = None,
+) -> Explanation:
+    """What can be said of a snapshot, with or without a history; `flame` is a file for a flame graph of it.
+
+    Raises RequestError for a flame graph of a snapshot without a history.
+    """
     from allotment._formats.torch_snapshot import naming
     from allotment._settings import Settings
-    from allotment.lab.explain.report import explain, explain_end
+    from allotment._viewer.flame_page import flame_page
+    from allotment.errors import RequestError
+    from allotment.lab.explain.flame import flame_of
+    from allotment.lab.explain.report import explain_end, explain_study
+    from allotment.lab.explain.study import Study
     from allotment.lab.replay.run import has_history, read_source, recording_of
 
     if compat is not None:
@@ -74,12 +96,19 @@ def explained(snapshot: str, device: int | None, compat: str | None, progress: C
     read = read_source(snapshot)
     with naming(snapshot):
         if not has_history(read):
+            if flame is not None:
+                raise RequestError("a flame graph needs a history, and the snapshot has none")
             return explain_end(read, device)
-        return explain(recording_of(read, device, progress, compat), progress)
+        study = Study(recording_of(read, device, progress, compat))
+        found = explain_study(study, progress)
+    if flame is not None:
+        progress("drawing the flame graph")
+        flame.write_bytes(flame_page(flame_of(study), f"{snapshot}, device {found.device}"))
+    return found
 
 
 def _report(found: Explanation) -> dict[str, Any]:
-    failure, bounds = found.failure, found.bounds
+    failure, bounds, steps, growth = found.failure, found.bounds, found.steps, found.growth
     return {
         "device": found.device,
         "devices": found.devices,
@@ -97,12 +126,28 @@ def _report(found: Explanation) -> dict[str, Any]:
             "count": failure.count,
             "capacity_bytes": failure.capacity,
         },
+        "ends_in_failure": failure is not None and failure.ends_recording,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
         "peak": asdict(found.peak),
         "live_peak": None if found.live_peak is None else asdict(found.live_peak),
         "waste": {**asdict(found.waste), "total": found.waste.total},
         "bounds": None if bounds is None else asdict(bounds),
         "driver_ms": found.driver_ms,
         "suggestions": [candidate_report(each) for each in found.suggestions],
+        "steps": None if steps is None else {"count": steps.count, "entries_each": steps.entries_each},
+        "growth": None if growth is None else growth_report(growth),
+        "kinds": [asdict(each) for each in found.peak.kinds],
+        "advice": [asdict(each) for each in found.advice],
+    }
+
+
+def growth_report(growth: Growth) -> dict[str, Any]:
+    """What grows as JSON has it."""
+    return {
+        "bytes_per_step": growth.bytes_per_step,
+        "where": growth.where,
+        "since_step": growth.since_step,
+        "runs_out_at_step": growth.runs_out_at_step,
     }
 
 

@@ -1,18 +1,21 @@
-"""One screen about a run: what failed, who holds the memory, what is wasted, what would help."""
+"""One screen about a run: what to change, what failed, which code holds the memory, what is wasted, what would help."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import groupby
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from allotment._cli.paste import print_lines_to_paste
-from allotment._texts import exact_size, signed_size
+from allotment._cli.paste import NO_ADVICE, print_lines_to_paste
+from allotment._cli.tables import print_rows
+from allotment._texts import exact_size, printable, signed_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from allotment.lab.explain.kinds import KindBytes
     from allotment.lab.explain.report import Explanation, Peak
 
 MOST_LINES = 8
@@ -32,6 +35,8 @@ CAUSES = {
     "waiting": "freed, waiting for other streams",
     "unreleased": "free, and could go back to the device",
 }
+SURE, LIKELY = 0.9, 0.6
+"""From when on a kind of memory is called sure, and likely."""
 WORTH_SHOWING = 1.1
 """How many times as much has to be in use at another moment for that to be shown too."""
 SOURCES = {
@@ -43,12 +48,49 @@ SOURCES = {
 }
 
 
+STACKS_TO_PASTE = """\
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")   # before the steps
+    torch.cuda.memory._dump_snapshot("snapshot.pickle")                                # after them"""
+
+
 def print_explanation(console: Console, found: Explanation) -> None:
     """All that fits on one screen."""
+    _print_program(console, found)
     _print_failure(console, found)
     _print_peak(console, found)
     _print_waste(console, found)
     _print_suggestions(console, found)
+    _print_stacks_missing(console, found)
+
+
+def _print_program(console: Console, found: Explanation) -> None:
+    """What to change in the program, the most important first, and whether memory grows from step to step."""
+    from rich.text import Text
+
+    program = [each for each in found.advice if each.kind == "program"]
+    if program:
+        console.print("[bold]What to change in the program[/]")
+        for number, each in enumerate(program, 1):
+            text = f"{number}. {each.text}"
+            lines = wrap(text, console.width - 5, break_long_words=False, break_on_hyphens=False)
+            console.print(Text("  " + "\n     ".join(lines)), soft_wrap=True)
+    if found.steps is not None and found.growth is None:
+        console.print(
+            f"{found.steps.count:,} steps of about {found.steps.entries_each:,} entries each; nothing grows from step"
+            " to step."
+        )
+    if program or found.steps is not None:
+        console.print()
+
+
+def _print_stacks_missing(console: Console, found: Explanation) -> None:
+    """How to record stacks, where there are none."""
+    from allotment.lab.explain.holders import UNKNOWN
+
+    holders = found.peak.holders
+    if holders and all(holder.where == UNKNOWN for holder in holders):
+        console.print("\nNo stacks were recorded, so no line of code can be named. To record them with PyTorch:")
+        console.print(STACKS_TO_PASTE, soft_wrap=True, markup=False)
 
 
 def device_named(device: int, devices: Sequence[int]) -> str:
@@ -56,24 +98,6 @@ def device_named(device: int, devices: Sequence[int]) -> str:
     others = [str(other) for other in devices if other != device]
     named = f"Device {device}"
     return f"{named} (of {len(devices)}; --device {' or '.join(others)} shows another)" if others else named
-
-
-def _print_rows(console: Console, rows: Iterable[Sequence[str]]) -> None:
-    """Rows of figures with a text behind them, which stays in its column where it is long."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    listed = list(rows)
-    if not listed:
-        return
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for _ in listed[0][:-1]:
-        table.add_column(justify="right", no_wrap=True, min_width=12)
-    table.add_column(overflow="fold")
-    for *figures, text in listed:
-        table.add_row(*figures, Text(text))
-    console.print(Padding(table, (0, 0, 0, 4), expand=False))
 
 
 def _print_failure(console: Console, found: Explanation) -> None:
@@ -91,21 +115,22 @@ def _print_failure(console: Console, found: Explanation) -> None:
         console.print(escape(f"    {frame['filename']}:{frame['line']} {frame['name']}"), soft_wrap=True)
     if len(failure.frames) > MOST_LINES:
         console.print(f"    and {len(failure.frames) - MOST_LINES} more frames (--json has all of them)")
+    if failure.ends_recording:
+        console.print("  The recording ends there: what the program would have asked for next is unknown.")
     console.print("  What was free then, and why it did not serve:" if failure.free else "  Nothing was free then.")
-    _print_rows(console, ((exact_size(memory.bytes), memory.reason) for memory in failure.free))
+    print_rows(console, ((exact_size(memory.bytes), memory.reason) for memory in failure.free))
     console.print()
 
 
 def _print_peak(console: Console, found: Explanation) -> None:
     peak = found.peak
-    when = f"at entry {peak.entry:,}" if peak.entry >= 0 else "when the snapshot was taken"
     console.print(
-        f"[bold]{device_named(found.device, found.devices)}: {exact_size(peak.reserved_bytes)} reserved[/]"
-        f" at the most, {when}; {exact_size(peak.live_bytes)} of it in use"
+        f"[bold]{device_named(found.device, found.devices)}: {exact_size(found.peak_reserved_bytes)} reserved[/]"
+        f" at the most{_moment_shown(found)}; {exact_size(peak.live_bytes)} of it in use"
     )
     if found.bounds is not None:
         console.print(
-            f"  No allocator can do with less than was live at once, {exact_size(found.bounds.peak_live_bytes)};"
+            f"  No allocator can do with less than was in use at once, {exact_size(found.bounds.peak_live_bytes)};"
             f" packed into one segment it takes {exact_size(found.bounds.packing_bytes)}"
         )
     _print_holders(console, peak)
@@ -114,6 +139,17 @@ def _print_peak(console: Console, found: Explanation) -> None:
         console.print(f"[bold]Most in use: {exact_size(most.live_bytes)}[/], at entry {most.entry:,}")
         _print_holders(console, most)
     console.print()
+
+
+def _moment_shown(found: Explanation) -> str:
+    """Which moment is explained, and what was reserved then where that is less than the most."""
+    peak = found.peak
+    if found.bounds is None:
+        return ", when the snapshot was taken"
+    when = f"at entry {peak.entry:,}" if peak.entry >= 0 else "before the history"
+    if peak.reserved_bytes < found.peak_reserved_bytes:
+        return f". Of the moments within 1 % of that, most is in use {when}: {exact_size(peak.reserved_bytes)} reserved"
+    return f", {when}"
 
 
 def _print_holders(console: Console, peak: Peak) -> None:
@@ -127,9 +163,24 @@ def _print_holders(console: Console, peak: Peak) -> None:
     if len(peak.holders) > MOST_LINES:
         left = sum(holder.bytes for holder in peak.holders[MOST_LINES:])
         rows.append((exact_size(left), f"in {len(peak.holders) - MOST_LINES:,} other lines"))
-    _print_rows(console, rows)
+    print_rows(console, rows)
+    _print_kinds(console, peak)
     _print_stacks(console, peak)
     _print_categories(console, peak)
+
+
+def _print_kinds(console: Console, peak: Peak) -> None:
+    """By kind of memory, where any is known."""
+    if all(each.kind == "unknown" for each in peak.kinds):
+        return
+    console.print("  By kind of memory:")
+    print_rows(console, ((exact_size(each.bytes), _kind_shown(each)) for each in peak.kinds))
+
+
+def _kind_shown(each: KindBytes) -> str:
+    if each.kind == "unknown":
+        return each.kind
+    return f"{each.kind} ({'sure' if each.sure >= SURE else 'likely' if each.sure >= LIKELY else 'a guess'})"
 
 
 def _print_stacks(console: Console, peak: Peak) -> None:
@@ -137,7 +188,7 @@ def _print_stacks(console: Console, peak: Peak) -> None:
     told = [each for each in peak.stacks[:MOST_STACKS] if len(each.frames) > 1]
     if told:
         console.print("  By stack, innermost first:")
-        _print_rows(console, ((exact_size(each.bytes), _stack_shown(each.frames)) for each in told))
+        print_rows(console, ((exact_size(each.bytes), _stack_shown(each.frames)) for each in told))
 
 
 def _stack_shown(frames: Sequence[dict[str, Any]]) -> str:
@@ -149,7 +200,7 @@ def _stack_shown(frames: Sequence[dict[str, Any]]) -> str:
     calls = [frame for frame in python_frames(stack) if frame.name not in PLUMBING]
     inner = calls[:MOST_FRAMES]
     own = own_frames(stack)[0]
-    shown = [f"{frame.filename.rpartition('/')[2]}:{frame.line} {frame.name}" for frame in (*inner, own)]
+    shown = [printable(f"{frame.filename.rpartition('/')[2]}:{frame.line} {frame.name}") for frame in (*inner, own)]
     if own in inner:
         return " < ".join(shown[:-1]) + (" < ..." if len(calls) > len(inner) else "")
     return " < ".join([*shown[:-1], "...", shown[-1]])
@@ -163,13 +214,13 @@ def _print_categories(console: Console, peak: Peak) -> None:
             left = sum(each.bytes for each in told[MOST_CATEGORIES:])
             rows.append((exact_size(left), f"in {len(told) - MOST_CATEGORIES:,} others"))
         console.print(f"  By {SOURCES[source]}:")
-        _print_rows(console, rows)
+        print_rows(console, rows)
 
 
 def _print_waste(console: Console, found: Explanation) -> None:
     console.print(f"[bold]{exact_size(found.waste.total)} reserved and not in use[/]")
     causes = [(getattr(found.waste, field.name), CAUSES[field.name]) for field in fields(found.waste)]
-    _print_rows(console, ((exact_size(size), cause) for size, cause in causes if size))
+    print_rows(console, ((exact_size(size), cause) for size, cause in causes if size))
     console.print()
 
 
@@ -177,20 +228,28 @@ def _print_suggestions(console: Console, found: Explanation) -> None:
     if found.bounds is None:
         console.print("The snapshot has no history, so other settings cannot be tried.")
         return
-    if not found.suggestions:
-        console.print("None of the settings that were tried " + ("fits." if found.failure else "needs less."))
+    if found.growth is not None:
+        console.print("No settings are offered: memory that grows with every step runs out under any of them.")
         return
-    console.print("[bold]What would help[/], tried by replay: most reserved, change, change of driver time")
-    _print_rows(
+    if not found.suggestions:
+        device = next((each.text for each in found.advice if each.kind == "device"), None)
+        console.print(device or f"None of the settings that were tried {NO_ADVICE}", soft_wrap=device is None)
+        return
+    if found.failure is not None and found.failure.ends_recording:
+        console.print("[bold]What serves all that was recorded[/], tried by replay; the program may need more later:")
+        console.print("most reserved, change, change of driver time")
+    else:
+        console.print("[bold]What would help[/], tried by replay: most reserved, change, change of driver time")
+    print_rows(
         console,
         (
             (
                 exact_size(each.peak_reserved_bytes),
-                signed_size(each.peak_reserved_bytes - found.peak.reserved_bytes),
+                signed_size(each.peak_reserved_bytes - found.peak_reserved_bytes),
                 f"{each.driver_ms - (found.driver_ms or 0.0):+,.1f} ms",
-                each.settings,
+                each.settings or "the defaults",
             )
             for each in found.suggestions
         ),
     )
-    print_lines_to_paste(console, found.suggestions)
+    print_lines_to_paste(console, found.suggestions, found.recorded)

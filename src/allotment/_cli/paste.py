@@ -11,41 +11,46 @@ if TYPE_CHECKING:
     from allotment.lab.tune.search import Candidate
 
 
-def print_lines_to_paste(console: Console, best_first: Sequence[Candidate]) -> None:
+NO_ADVICE = "saves 1 % or more, whatever the pace of other streams."
+"""How a sentence ends that says of all settings tried that none is worth a change."""
+
+
+def print_lines_to_paste(console: Console, best_first: Sequence[Candidate], recorded: Candidate | None) -> None:
     """How the best settings are put in force, and the best of PyTorch's own if those are not."""
     from rich.markup import escape
 
     from allotment._texts import exact_size
 
-    chosen = _chosen([each.settings for each in best_first])
-    for settings in chosen:
-        console.print(escape(_line_to_paste(settings)), soft_wrap=True)
-    paced = [each for each in best_first if each.settings in chosen and each.paced_bytes is not None]
-    if paced:
-        ranges = [
-            f"{exact_size(least)} to {exact_size(most)} with {each.settings}"
-            for each in paced
-            for least, most in [each.paced_bytes or (0, 0)]
-        ]
+    chosen = _chosen(best_first)
+    for each in chosen:
+        console.print(escape(line_to_paste(each.settings)), soft_wrap=True)
+    named = [(each.settings or "the defaults", each.paced_bytes) for each in chosen]
+    if recorded is not None:
+        named.append(("the recorded settings", recorded.paced_bytes))
+    ranges = [f"{exact_size(paced[0])} to {exact_size(paced[1])} with {name}" for name, paced in named if paced]
+    if ranges:
         console.print(
-            escape(
-                "Frees waited for other streams, and when those are done differs from run to run: expect "
-                + ", ".join(ranges)
-            )
+            "Frees waited for other streams, and when those are done differs from run to run. Expect",
+            soft_wrap=True,
         )
+        for text in ranges:
+            console.print(escape(f"    {text}"), soft_wrap=True)
 
 
-def _chosen(best_first: Sequence[str]) -> list[str]:
+def _chosen(best_first: Sequence[Candidate]) -> list[Candidate]:
     from allotment.lab.tune.candidates import is_ours
 
-    best = next((settings for settings in best_first if settings), None)
-    own = next((settings for settings in best_first if settings and not is_ours(settings)), None)
-    return [settings for settings in dict.fromkeys((best, own)) if settings is not None]
+    own = next((each for each in best_first if not is_ours(each.settings)), None)
+    best = best_first[0] if best_first else None
+    return [each for each in dict.fromkeys((best, own)) if each is not None]
 
 
-def _line_to_paste(settings: str) -> str:
+def line_to_paste(settings: str) -> str:
+    """One line."""
     from allotment.lab.tune.candidates import is_ours
 
+    if not settings:
+        return "For PyTorch as it is: unset PYTORCH_CUDA_ALLOC_CONF, the defaults are better"
     if is_ours(settings):
         return f"To paste, with Allotment under PyTorch: ALLOTMENT_CONF={settings} python -m allotment.torch PROGRAM"
     return f"To paste, for PyTorch as it is: PYTORCH_CUDA_ALLOC_CONF={settings}"

@@ -11,6 +11,7 @@ import typer
 from allotment._cli import ExitCode
 from allotment._cli.options import JsonOption, SnapshotArgument
 from allotment._cli.progress import is_ascii, progress_line
+from allotment._cli.tables import ratio_shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,14 +148,14 @@ def _print_table(console: Console, result: Result, smallest: int | None) -> None
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, size in (
-        ("most requested", result.peak_requested_bytes),
         ("most allocated", result.peak_allocated_bytes),
-        ("most active", result.peak_active_bytes),
+        ("most active: allocated, or freed and waiting", result.peak_active_bytes),
+        ("  of which most requested", result.peak_requested_bytes),
         ("most reserved", result.peak_reserved_bytes),
     ):
         table.add_row(name, exact_size(size))
     table.add_row("rules of PyTorch", f"{result.compat} ({HOW_KNOWN[result.compat_source]})")
-    table.add_row("reserved over active", "-" if result.waste_ratio is None else f"{result.waste_ratio:.3f}")
+    table.add_row("most reserved over most active", ratio_shown(result.peak_reserved_bytes, result.peak_active_bytes))
     table.add_row("driver time", f"{result.driver_ms:.1f} ms")
     table.add_row("device allocations, frees", f"{result.device_allocations:,}, {result.device_frees:,}")
     table.add_row("retries, out of memory", f"{result.retries:,}, {result.ooms:,}")

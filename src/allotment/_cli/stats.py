@@ -1,4 +1,4 @@
-"""`allotment stats`: the figures of recorded runs alone."""
+"""`allotment stats`: the figures of recorded runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from allotment._cli import ExitCode
 from allotment._cli.options import ClusterOption, DeviceOption, JsonOption, SnapshotsArgument
 from allotment._cli.progress import progress_line
 from allotment._cli.ranks import print_errors
+from allotment._cli.tables import print_table, ratio_shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,29 +51,51 @@ def command(
 
 def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
     from allotment._texts import exact_size
 
     folder = _common_folder(rows)
-    table = Table(title=escape(f"in {folder}") if folder else None)
-    table.add_column("file", overflow="fold")
-    for title in ("events", "requested", "active", "reserved", "over active", "out of memory"):
-        table.add_column(title, justify="right", no_wrap=" " not in title, max_width=7 if " " in title else None)
-    for row in rows:
-        table.add_row(
-            escape(os.path.relpath(row.file, folder) if folder else row.file) + _device_shown(row),
-            f"{row.events:,}",
-            exact_size(row.peak_requested_bytes),
-            exact_size(row.peak_active_bytes),
-            exact_size(row.peak_reserved_bytes),
-            "-" if row.waste_ratio is None else f"{row.waste_ratio:.3f}",
-            str(row.ooms),
+    shown = [
+        (
+            [_name(row, folder)],
+            [
+                f"{row.events:,}",
+                exact_size(row.peak_requested_bytes),
+                exact_size(row.peak_active_bytes),
+                exact_size(row.peak_reserved_bytes),
+                ratio_shown(row.peak_reserved_bytes, row.peak_active_bytes),
+                str(row.ooms),
+            ],
         )
-    console.print(table)
+        for row in rows
+    ]
+    headings = ("events", "requested", "active", "reserved", "reserved/active", "OOMs")
+    print_table(console, ["file"], headings, shown, title=f"in {folder}" if folder else "")
+    _print_kinds(console, rows, folder)
     if len(rows) > 1:
         most = exact_size(deciding.peak_reserved_bytes)
         console.print(escape(f"{deciding.file} decides: {most} reserved at the most."), soft_wrap=True)
+
+
+def _print_kinds(console: Console, rows: list[Figures], folder: str) -> None:
+    """What is in use when most is, by kind of memory, of the files that tell more than guesses."""
+    from allotment._texts import exact_size
+    from allotment.lab.explain.kinds import KINDS, NO_GUESS
+
+    known = [row for row in rows if any(each.sure >= NO_GUESS for each in row.kinds)]
+    if not known:
+        return
+    held = [{each.kind: each.bytes for each in row.kinds} for row in known]
+    kinds = [kind for kind in KINDS if any(kind in each for each in held)]
+    shown = [
+        ([_name(row, folder)], [exact_size(each[kind]) if kind in each else "-" for kind in kinds])
+        for row, each in zip(known, held, strict=True)
+    ]
+    print_table(console, ["file"], kinds, shown, title="Requested when most is in use, by kind of memory")
+
+
+def _name(row: Figures, folder: str) -> str:
+    return (os.path.relpath(row.file, folder) if folder else row.file) + _device_shown(row)
 
 
 def _common_folder(rows: list[Figures]) -> str:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from allotment._cli import ExitCode
-from allotment._cli.explain import candidate_report
+from allotment._cli.explain import candidate_report, growth_report
 from allotment._cli.explain_screen import device_named
 from allotment._cli.options import ClusterOption, DeviceOption, JsonOption, SnapshotsArgument
-from allotment._cli.paste import print_lines_to_paste
+from allotment._cli.paste import NO_ADVICE, print_lines_to_paste
 from allotment._cli.progress import progress_line
 from allotment._cli.ranks import print_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from allotment._cli.tables import Row
+    from allotment.lab.explain.growth import Growth
     from allotment.lab.ranks.together import TunedTogether
     from allotment.lab.tune.search import Candidate, Tuned
 
@@ -45,7 +46,7 @@ def command(
     """Try settings on a recorded run by replay, and print the line to paste.
 
     Of several files, the ranks of a job, settings are as good as they are for the worst of them. Exits with 1 if the
-    goal cannot be met, with 2 if a snapshot cannot be read.
+    goal cannot be met or the recording ends in an out-of-memory, with 2 if a snapshot cannot be read.
     """
     from rich.console import Console
 
@@ -106,6 +107,9 @@ def _report(tuned: Tuned) -> dict[str, Any]:
         "seconds": tuned.seconds,
         "goal": tuned.goal.name,
         "goal_met": tuned.goal_met,
+        "ends_in_failure": tuned.ends_in_failure,
+        "worth_changing": bool(tuned.advice),
+        "growth": None if tuned.growth is None else growth_report(tuned.growth),
         "phases": None
         if phases is None
         else {
@@ -125,23 +129,37 @@ def _ranks_report(together: TunedTogether) -> dict[str, Any]:
 
 def _print(console: Console, tuned: Tuned) -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.text import Text
 
+    from allotment._cli.tables import print_table
     from allotment._texts import exact_size
     from allotment._viewer.terminal import scatter
     from allotment.lab.replay.driver_costs import costs_device
 
-    table = Table(title=f"{tuned.tried} settings tried in {tuned.seconds:.1f} s, for {tuned.goal.name}")
-    table.add_column("")
-    table.add_column("settings", overflow="fold")
-    for title in ("most reserved", "driver time", "out of memory"):
-        table.add_column(title, justify="right")
     marks = [RECORDED, *(chr(ord("a") + place) for place in range(MOST_ROWS))]
     rows = [("as recorded", tuned.recorded), *((each.settings or "defaults", each) for each in _different(tuned))]
-    for mark, (name, each) in zip(marks, rows, strict=False):
-        ooms = f"[red]{each.ooms}[/]" if each.ooms else "0"
-        table.add_row(mark, escape(name), exact_size(each.peak_reserved_bytes), f"{each.driver_ms:.1f} ms", ooms)
-    console.print(table)
+    waits = any(each.waits for _, each in rows[: len(marks)])
+    shown: list[Row] = [
+        (
+            [mark, name],
+            [
+                exact_size(each.peak_reserved_bytes),
+                f"{each.driver_ms:.1f} ms",
+                *([f"{each.waits:,}"] if waits else []),
+                Text(str(each.ooms), style="red" if each.ooms else ""),
+            ],
+        )
+        for mark, (name, each) in zip(marks, rows, strict=False)
+    ]
+    title = f"{tuned.tried} settings tried in {tuned.seconds:.1f} s, for {tuned.goal.name}"
+    if tuned.goal.capacity is not None:
+        title += ", on a device of that size"
+    elif tuned.failure is not None:
+        title += f", on a device of {exact_size(tuned.failure.capacity)} as when the run failed"
+    figures = ["most reserved", "driver time", *(["waits"] if waits else []), "out of memory"]
+    print_table(console, ["", "settings"], figures, shown, title=title)
+    if waits:
+        console.print("Waits: how often a stream waits for another one, on the device, before it takes its memory.")
     # Without the worst, beside which the others would be one spot.
     points = [
         (each.driver_ms, float(each.peak_reserved_bytes), marks[place] if place < len(marks) else OTHER)
@@ -198,11 +216,55 @@ def _print_ranks(console: Console, together: TunedTogether) -> None:
 
 
 def _print_line(console: Console, tuned: Tuned) -> None:
-    if not tuned.goal_met:
-        console.print("[bold red]None of them fits.[/]")
-    elif not tuned.best.settings:
-        console.print("The defaults are best.")
+    if tuned.ends_in_failure:
+        _print_end(console, tuned)
+    if tuned.growth is not None:
+        _print_growth(console, tuned.growth)
+    elif not tuned.best.fits:
+        _print_none_fits(console, tuned)
+    elif not tuned.advice:
+        console.print(f"Keep the settings that it was recorded with: none of the others {NO_ADVICE}")
     else:
-        # What comes behind the defaults is worse than doing nothing.
-        fitting = (each for each in tuned.candidates if each.fits)
-        print_lines_to_paste(console, list(takewhile(lambda each: bool(each.settings), fitting)))
+        print_lines_to_paste(console, tuned.advice, tuned.recorded)
+
+
+def _print_end(console: Console, tuned: Tuned) -> None:
+    """That the recording ends in an out-of-memory, and what that means for what was tried."""
+    from allotment._texts import exact_size
+
+    failure = tuned.failure
+    assert failure is not None
+    others = "" if failure.count == 1 else f", the first of {failure.count:,} that failed"
+    console.print(
+        f"[bold red]The recording ends in an out-of-memory[/], at entry {failure.entry:,}: a request for"
+        f" {exact_size(failure.size)}{others}. Nothing beyond it was tried: settings that serve it may run out later."
+    )
+
+
+def _print_growth(console: Console, growth: Growth) -> None:
+    """That memory grows with every step, which no settings cure."""
+    from rich.markup import escape
+
+    from allotment._texts import exact_size
+
+    console.print(
+        f"[bold red]Memory grows by {exact_size(growth.bytes_per_step)} a step[/] at {escape(growth.where)}, since step"
+        f" {growth.since_step:,}: it runs out under any settings. `allotment explain` says more about it."
+    )
+
+
+def _print_none_fits(console: Console, tuned: Tuned) -> None:
+    """That nothing fits, and what would."""
+    from rich.markup import escape
+
+    from allotment._texts import exact_size
+
+    console.print("[bold red]None of them fits.[/]")
+    roomy = tuned.roomy
+    if roomy is not None:
+        console.print(
+            escape(
+                f"The smallest device that would do has {exact_size(roomy.peak_reserved_bytes)}, under"
+                f" {roomy.settings or 'the default settings'}."
+            )
+        )

@@ -31,6 +31,10 @@ def command(
     perfetto: Annotated[
         Path | None, typer.Option(help='Write a trace for ui.perfetto.dev; packed if named "*.gz".', dir_okay=False)
     ] = None,
+    at: Annotated[
+        str,
+        typer.Option(help='Open at "explain", the moment that allotment explain speaks of, or at an entry.'),
+    ] = "explain",
     device: Annotated[int | None, typer.Option(help="Which device; the one with most unless given.")] = None,
     port: Annotated[int, typer.Option(help="Where to serve it; any free one unless given.", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
@@ -45,6 +49,7 @@ def command(
     for path in written.values():
         _refuse_unwritable(path)  # before a long reading
     runs = _made(snapshot, other, settings or [], device, as_json)
+    runs.open_at(at)
     if html is not None:
         _write_page(runs, html)
     if perfetto is not None:

@@ -1,13 +1,13 @@
-"""The engine's operations, for whoever holds one: the Python API, the C entry points, replay.
+"""The engine's operations, for its owners: the Python API, the C entry points, replay.
 
-Between `engine_enter` and `engine_leave` the caller holds the lock. Each operation returns whether it
-worked, with the reason in a Failure otherwise; a failed operation has left the engine whole, and as it
-was but for memory that it released or mapped on the way.
+Between `engine_enter` and `engine_leave` the caller holds the lock. Each operation returns whether it worked, with the
+reason in a Failure otherwise. A failed operation leaves the engine consistent and unchanged, except that it may have
+released or mapped memory on the way.
 
-A request is two steps, so that a caller can let go of the interpreter lock only for the second:
+A request has two steps, so that a caller can release the interpreter lock only for the second:
 
-    serve_from_cache  complete what has finished, round, choose the pool; hand out what is free   device: events only
-    serve_missed      whatever else the pool's placement can do                                   device: yes
+    serve_from_cache  complete finished frees, round, choose the pool, allocate free memory       device: events only
+    serve_missed      everything else that the pool's placement can do                            device: yes
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -39,7 +39,7 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
 cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil
 cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil
 
-# The same as below, not inline: compilers fit a hot function into its caller if it has only one.
+# The same as below, not inline: compilers inline a hot function into its caller only if it has just one.
 cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil
 cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil
 cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil
@@ -66,7 +66,7 @@ cdef inline bint engine_try_enter(Engine* engine) noexcept nogil:
 
 
 cdef inline void engine_enter(Engine* engine) noexcept nogil:
-    """pre: the calling thread is not inside. Lets the interpreter lock go to wait."""
+    """pre: the calling thread is not inside. Releases the interpreter lock to wait."""
     if not lock_try(&engine.lock):
         lock_wait_outside(&engine.lock)
 
@@ -78,10 +78,10 @@ cdef inline void engine_leave(Engine* engine) noexcept nogil:
 
 
 cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
-    """Whether the interpreter lock, which the caller holds and will keep, is guard enough for a short visit.
+    """Whether the interpreter lock, which the caller holds throughout, suffices as a guard for a short visit.
 
-    It is while no thread can enter without it: no C entry points, no thread inside, waiting outside of it or about to
-    come back, and no function of the user's to call, which could let another thread run.
+    It does while no thread can enter without it: no C entry points; no thread inside, waiting without it or about to
+    come back; and no user function to call, which could let another thread run.
     """
     return (engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_unused(&engine.lock.word)
             and engine.trace.tracker == NULL and engine.trace.relay == NULL)
@@ -92,17 +92,17 @@ cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:
 
 
 cdef inline bint needs_no_calls(const Engine* engine) noexcept nogil:
-    """Whether a request that hits the cache is served without a call to the device or anybody's function."""
+    """Whether a request that hits the cache is served without calling the device or foreign code."""
     return not (anything_waits(engine) and begins_with_device(engine)) and engine.impure_routes == 0
 
 
 cdef inline bint begins_with_device(const Engine* engine) noexcept nogil:
-    """Whether a request for which something waits asks the device about it. pre: no route asks anybody"""
+    """Whether a request asks the device about waiting blocks. pre: no route calls the device or foreign code"""
     return engine.routes == NULL or engine.rules.only_captures_defer or engine.tuning.stream_reuse
 
 
 cdef Block* serve_with_attention(Engine* engine, Request* request) noexcept nogil
-cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil     # made if need be
+cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil     # created on demand
 
 
 cdef inline void request_begin(Request* request) noexcept nogil:
@@ -112,12 +112,12 @@ cdef inline void request_begin(Request* request) noexcept nogil:
 
 
 cdef inline bint complete_finished(Engine* engine, Request* request) noexcept nogil:
-    """What a request does first about blocks that wait. pre: nothing is routed"""
+    """Poll waiting blocks at the start of a request. pre: nothing is routed"""
     return not anything_waits(engine) or poll_events(engine, request.context, &request.failure)
 
 
 cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept nogil:
-    """A block in the user's hands without asking the device; NULL with NO_FAILURE: it was a miss. pre: size > 0"""
+    """Return an allocated block without asking the device; NULL with NO_FAILURE: a miss. pre: size > 0"""
     request_begin(request)
     if engine.attention != 0:
         return serve_with_attention(engine, request)
@@ -127,7 +127,7 @@ cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept n
 
 
 cdef inline Block* serve_from_pool(Engine* engine, Request* request, Pool* pool) noexcept nogil:
-    """The rest of `serve_from_cache`, once it is known which pool serves the request."""
+    """The rest of `serve_from_cache`, once the pool is known."""
     cdef StreamRecord* stream
     cdef Rack* rack
     request.rounded = round_size(&engine.tuning, request.size)
@@ -146,7 +146,7 @@ cdef inline Block* serve_from_pool(Engine* engine, Request* request, Pool* pool)
 
 
 cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
-    """A request from beginning to end; NULL with the reason in request.failure. pre: size > 0"""
+    """Serve a request from beginning to end; NULL with the reason in request.failure. pre: size > 0"""
     cdef Block* block = serve_from_cache(engine, request)
     if block == NULL and request.failure.reason == NO_FAILURE:
         return serve_missed(engine, request)
@@ -154,7 +154,7 @@ cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef inline void release_block(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The user is done with a block that no other stream uses: `free_at_once`, with PyTorch's placement inlined."""
+    """Free a block that no other stream uses: `free_at_once`, with PyTorch's placement inlined."""
     if block.shelf.rack.arena != NULL or engine.trace.on:
         free_at_once(engine, block, context)
         return

@@ -12,7 +12,8 @@ from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.captures cimport captures_clear, forget_capture, reuse_in_capture
 from allotment._core.mechanism.capturing cimport is_inside_capture
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, note_device_memory, pool_failed
+from allotment._core.mechanism.failure cimport (
+    address_failed, device_failed, host_memory_failed, note_device_memory, pool_failed)
 from allotment._core.mechanism.holds cimport holds_clear
 from allotment._core.mechanism.limits cimport tenant_may_have
 from allotment._core.mechanism.pool cimport (
@@ -21,11 +22,12 @@ from allotment._core.mechanism.pool cimport (
 from allotment._core.mechanism.ranges cimport (
     LEAST_ALIGNMENT, await_departure, fault_of_address, grant_access, is_anybodys)
 from allotment._core.mechanism.reclaim cimport release_down_to, release_everything, release_one_pool
+from allotment._core.mechanism.segment cimport finish_departures
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.mechanism.streams cimport (
     anything_waits, poll_events, settle_deferred, stream_for, streams_clear, use_record)
 from allotment._core.model.model cimport (
-    AWAKE, FAILED_ADDRESS, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_NOT_ROUTING,
+    AWAKE, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_NOT_ROUTING,
     FAILED_OUT_OF_MEMORY, FAILED_PAUSED, FILTER_CAPTURE, FOR_TAGS, FOR_TENANTS, NO_FAILURE, NO_LIMITER, PEERS_MOST,
     Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Range, Request,
     Route, StreamRecord, StreamUse, no_limit)
@@ -37,13 +39,14 @@ from allotment._core.records.stats cimport frees_so_far, stats_clear, stats_init
 from allotment._core.records.tags cimport tag_here, tag_pool_id, tags_are_used
 from allotment._core.records.trace cimport ACTION_ANNOTATE, trace_clear, trace_init, trace_report, trace_set_metadata
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
+from allotment._core.tools.lock cimport lock_is_mine
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment._core.tools.slab cimport slab_clear, slab_init
 
 
 cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules* rules, const Placement* placement,
                            Failure* failure) noexcept nogil:
-    """`placement` is that of every pool for which no other is asked for."""
+    """`placement` is the one of all pools created without naming one."""
     cdef Engine* engine = <Engine*> calloc(1, sizeof(Engine))
     cdef bytes_t unused
     cdef status_t status
@@ -53,6 +56,8 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
     engine.table = table
     engine.tuning = tuning[0]
     engine.rules = rules[0]
+    engine.fork_guard.start_anew = leave_parent
+    engine.fork_guard.owner = engine
     guard_forks(&engine.fork_guard, LONG_LOCK, &engine.lock)
     slab_init(&engine.block_slab, sizeof(Block))
     slab_init(&engine.use_slab, sizeof(StreamUse))
@@ -73,7 +78,7 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
         return NULL
     engine.soft_limit = no_limit()
     engine.attention = FOR_TAGS if tags_are_used() else 0
-    # A device that cannot tell has 0: no fraction of it, and no expandable segments.
+    # A device that cannot report its memory has 0: no fraction of it, and no expandable segments.
     if table.memory_info != NULL:
         status = table.memory_info(table.self, &unused, &engine.total_memory)
         if status != OK:
@@ -84,6 +89,14 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
         discard(engine)
         return NULL
     return engine
+
+
+cdef void leave_parent(void* owner) noexcept nogil:
+    """In a child of fork, without the parent's other threads."""
+    cdef Engine* engine = <Engine*> owner
+    # Otherwise the fork bypassed Python, and another thread was in the middle of a change.
+    if lock_is_mine(&engine.lock):
+        finish_departures(engine)
 
 
 cdef void discard(Engine* engine) noexcept nogil:
@@ -121,9 +134,9 @@ cdef void discard(Engine* engine) noexcept nogil:
 
 
 cdef bint engine_destroy(Engine* engine) noexcept nogil:
-    """Give everything back to the device and free the engine.
+    """Return everything to the device and free the engine.
 
-    False, and the engine stays, if somebody still has memory of it: addresses in use must not die.
+    Returns False, and keeps the engine, if memory is still in use: its addresses must stay valid.
     """
     cdef bint empty
     engine_enter(engine)
@@ -136,7 +149,7 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
 
 
 cdef void engine_discard(Engine* engine) noexcept nogil:
-    """Free the engine's own records, also of ranges and pools that have memory. pre: the device needs nothing back"""
+    """Free the engine's own records, also of ranges and pools with memory. pre: the device needs nothing back"""
     cdef Range* following
     cdef Range* range_ = engine.first_range
     while range_ != NULL:
@@ -148,7 +161,7 @@ cdef void engine_discard(Engine* engine) noexcept nogil:
 
 
 cdef bint engine_retire(Engine* engine) noexcept nogil:
-    """Give back all free memory; whether that was everything. The engine itself stays usable."""
+    """Release all free memory; return whether that was everything. The engine itself stays usable."""
     cdef Pool* pool = engine.first_pool
     cdef Failure failure
     while engine.routes != NULL:
@@ -168,7 +181,7 @@ cdef bint engine_retire(Engine* engine) noexcept nogil:
 # --- requests ----------------------------------------------------------------------------------------------
 
 cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil:
-    """What a request does first about blocks that wait. pre: request_begin"""
+    """Process waiting blocks at the start of a request. pre: request_begin"""
     if engine.routes == NULL:
         return complete_finished(engine, request)
     if not is_inside_capture(engine, request.stream, &request.capturing, &request.failure):
@@ -180,7 +193,7 @@ cdef bint begin_routed(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Pool* pool_of_request(Engine* engine, Request* request) noexcept nogil:
-    """The pool that serves a request, after all that has finished; NULL with the reason in request.failure."""
+    """Process waiting blocks and return the pool that serves a request; NULL with the reason in request.failure."""
     cdef Pool* pool
     if not begin_routed(engine, request):
         return NULL
@@ -196,7 +209,7 @@ cdef Pool* pool_of_request(Engine* engine, Request* request) noexcept nogil:
 cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil:
     cdef Pool* pool = pool_find(engine, 0, tag_pool_id(tag))
     if pool == NULL:
-        # By PyTorch's placement, whatever the others': it can grow in place, page by page, and never moves a block.
+        # Always PyTorch's placement: it can grow in place, page by page, and never moves a block.
         if not pool_create_or_incref(engine, 0, tag_pool_id(tag), NULL, torch_placement(), failure):
             return NULL
         pool = pool_find(engine, 0, tag_pool_id(tag))
@@ -208,7 +221,7 @@ cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept 
 
 
 cdef Block* serve_with_attention(Engine* engine, Request* request) noexcept nogil:
-    """`serve_from_cache` for an engine with routes, tags or limits of tenants."""
+    """`serve_from_cache` for an engine with routes, tags or tenants with limits."""
     cdef Pool* pool = pool_of_request(engine, request)
     cdef StreamRecord* stream
     if pool == NULL:
@@ -234,7 +247,7 @@ cdef inline Rack* rack_for_request(Pool* pool, const Request* request) noexcept 
 
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
-    """Past the cache: a device allocation of exactly the request. No counter moves."""
+    """Bypass the cache: a device allocation of exactly the request. Changes no counter."""
     cdef address_t address = 0
     cdef outing_t outing
     cdef status_t status
@@ -278,7 +291,7 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil:
-    """A request from beginning to end, from the cache or past it; 0 with the reason in request.failure."""
+    """Serve a request from beginning to end, with or without the cache; 0 with the reason in request.failure."""
     cdef Block* block
     if engine.uncached:
         return allocate_direct(engine, request)
@@ -287,7 +300,7 @@ cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil:
-    """The rest of a request that was begun and found nothing in the cache."""
+    """Finish a request that missed the cache."""
     cdef Block* block = serve_missed(engine, request)
     return block.address if block != NULL else 0
 
@@ -305,7 +318,7 @@ cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil:
-    """The part of `serve_from_cache` that a placement with memory of its own does."""
+    """The part of `serve_from_cache` for a placement with its own memory."""
     request.shelf = shelf_for(engine, &pool.large, stream)
     if request.shelf == NULL:
         host_memory_failed(&request.failure)
@@ -314,9 +327,9 @@ cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, Strea
 
 
 cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t address) noexcept nogil:
-    """A request that wants one address, which must be free in its pool and for its stream: nothing new is obtained.
+    """Serve a request for one address, which must be free in its pool and for its stream: allocates no new memory.
 
-    Memory that another placement than PyTorch's keeps has no such requests: it is found where it is, or not at all.
+    Only PyTorch's placement supports this.
     """
     cdef Pool* pool
     cdef StreamRecord* stream
@@ -367,13 +380,12 @@ cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) no
 cdef Block* allocated_at(Engine* engine, address_t address, Failure* failure) noexcept nogil:
     cdef Block* block = block_at(engine, address)
     if block == NULL:
-        failure.reason = FAILED_ADDRESS
-        failure.address = address
+        address_failed(failure, address)
     return block
 
 
 cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil:
-    """Declare another user of a block; memory from past the cache has no free to put off."""
+    """Record another user of a block. Memory allocated without the cache has no free to defer."""
     cdef Block* block
     cdef StreamRecord* record
     cdef bint captured
@@ -405,7 +417,7 @@ cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, ui
 
 
 cdef bint engine_trim(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Give cached memory back until no more than `keep` is reserved; inside a capture, that of unused pools alone."""
+    """Release cached memory until at most `keep` is reserved; inside a capture, only that of unused pools."""
     cdef bint captured
     if not is_inside_capture(engine, 0, &captured, failure):
         return False
@@ -435,7 +447,7 @@ cdef bint engine_base(Engine* engine, address_t address, address_t* base, bytes_
 
 cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, uint32_t context,
                              Failure* failure) noexcept nogil:
-    """Stop serving requests from a pool. Its use count is the caller's to release."""
+    """Stop serving requests from a pool. The caller releases its own use of the pool."""
     cdef Route* route = route_find(engine, first, second)
     if route == NULL:
         return pool_failed(failure, FAILED_NOT_ROUTING, first, second)
@@ -444,14 +456,14 @@ cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, ui
     if engine.tuning.stream_reuse and engine.rules.end_of_routing_settles and not settle_deferred(
             engine, route.pool, context, failure):
         return False
-    route = route_find(engine, first, second)       # settling may have let others in
+    route = route_find(engine, first, second)       # settling may have released the lock
     if route != NULL:
         route_end(engine, route)
     return True
 
 
 cdef bint grant_in_arenas(Engine* engine, device_t device, Failure* failure) noexcept nogil:
-    """What placements have mapped by themselves."""
+    """Give access to what placements have mapped themselves."""
     cdef Pool* pool = &engine.defaults
     while pool != NULL:
         if pool.placement.grant != NULL and not pool.placement.grant(engine, pool, device, failure):
@@ -461,7 +473,7 @@ cdef bint grant_in_arenas(Engine* engine, device_t device, Failure* failure) noe
 
 
 cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noexcept nogil:
-    """Give another device access to what is mapped now and later."""
+    """Give another device access to all current and later mappings."""
     cdef int peer
     for peer in range(engine.peer_count):
         if engine.peers[peer] == device:
@@ -476,7 +488,7 @@ cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noe
 
 
 cdef void engine_limit_share(Engine* engine, double share) noexcept nogil:
-    """Let a part of the device's memory be reserved, and no more; all of it is no limit."""
+    """Limit reserved memory to a fraction of the device's; 1.0 is no limit."""
     cdef double most = share * <double> engine.total_memory
     engine.limited = share < 1.0
     engine.limit = <bytes_t> (round(most) if engine.rules.limit_is_rounded else most)
@@ -484,7 +496,7 @@ cdef void engine_limit_share(Engine* engine, double share) noexcept nogil:
 
 cdef bint engine_annotate(Engine* engine, address_t address, uint32_t text, uint32_t context,
                           Failure* failure) noexcept nogil:
-    """Note a text for a block in use, in the history."""
+    """Record a text for a block in use in the history."""
     cdef Block* block = allocated_at(engine, address, failure)
     cdef Pool* pool
     cdef uint32_t before
@@ -499,7 +511,7 @@ cdef bint engine_annotate(Engine* engine, address_t address, uint32_t text, uint
 
 
 cdef bint engine_reserve_ranges(Engine* engine, stream_t stream, bytes_t size, Failure* failure) noexcept nogil:
-    """Have new expandable ranges for a stream reserve `size`; 0 = as the settings say for all."""
+    """Set the size of new expandable ranges for a stream; 0 = as set for all streams."""
     cdef StreamRecord* record = stream_for(engine, stream)
     if record == NULL:
         return host_memory_failed(failure)

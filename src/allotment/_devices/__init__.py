@@ -1,4 +1,4 @@
-"""Choose a device by name, and load its backend only then."""
+"""Opens a device by name, and loads its backend only then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CUDA = re.compile(r"cuda(:(?P<index>\d+))?")
 
 
 def device_name(name: str) -> str:
-    """The one name, of several that it may have, that a device calls itself. Raises RequestError for an unknown one."""
+    """Return the canonical one of a device's names. Raises RequestError for an unknown name."""
     _expect_text(name)
     if match := _SIMULATED.fullmatch(name):
         index = int(match["index"] or 0)
@@ -36,9 +36,9 @@ def is_device_name(name: str) -> bool:
 
 
 def open_device(name: str, *, shareable: bool = False) -> Device:
-    """The device that a name stands for: "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1".
+    """Open the device of a name: "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1".
 
-    With `shareable`, host memory can be shared with other processes; other devices' always can.
+    With `shareable`, other processes can open host memory; memory of other devices is always shareable.
     """
     _expect_text(name)
     if match := _SIMULATED.fullmatch(name):

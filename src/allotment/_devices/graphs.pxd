@@ -1,6 +1,6 @@
-"""Captures of any device's streams, and the graphs that come of them, over its contract table.
+"""Captures of any device's streams, and the resulting graphs, over its contract table.
 
-A device may offer more of its graphs than the contract does, in a class of its own that derives from DeviceGraph.
+A device may offer more for its graphs than the contract does, in its own class derived from DeviceGraph.
 """
 
 from allotment._core.contract.table cimport Device
@@ -14,5 +14,5 @@ cdef class DeviceGraph:
     cdef graph_t living(self, str operation) except 0
 
 
-# `graph`, just made, becomes what the capture of a stream has kept.
+# Ends the capture of a stream and stores its result in `graph`, a new object.
 cdef DeviceGraph end_capture_into(DeviceGraph graph, Device device, object stream)

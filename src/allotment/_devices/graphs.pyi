@@ -4,35 +4,35 @@ from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 
 class DeviceGraph:
-    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
+    """Work recorded by a capture. It may be replayed any number of times, also after its streams are gone.
 
-    Made by ending a capture. Safe to use from several threads.
+    Created by ending a capture. Safe to use from several threads.
     """
 
     def __init__(self) -> None: ...
     @property
     def device(self) -> Device:
-        """The device it was captured on."""
+        """Device that it was captured on."""
     @property
     def handle(self) -> int:
-        """The device's handle of it, 0 once destroyed."""
+        """Handle of the graph on its device, 0 once destroyed."""
     def replay(self, stream: Stream | int) -> None:
-        """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work.
+        """Run the captured work again on a stream, as one piece of the stream's work, in the order of its dependencies.
 
         Raises StreamError if the stream is not one of the graph's device, DeviceError if the graph was destroyed.
         """
     def destroy(self) -> None:
-        """Give the graph up; a second time, nothing happens. What was replayed before still runs to its end."""
+        """Destroy the graph; does nothing the second time. Work replayed before still runs to its end."""
 
 def begin_capture(device: Device, stream: Stream | int) -> int:
-    """Identity of a new capture: from now on work given to the stream is kept, not run.
+    """Begin a capture and return its identity: from now on work given to the stream is recorded, not run.
 
     Raises UnsupportedError if the device cannot capture.
     """
 
 def end_capture(device: Device, stream: Stream | int) -> DeviceGraph:
-    """The graph of what was kept.
+    """End the capture of a stream and return its graph.
 
-    Raises DeviceError if the capture was spoilt by a forbidden call, or if a stream that joined was not joined back; it
-    has ended then all the same.
+    Raises DeviceError if a forbidden call invalidated the capture, or if a stream that joined was not joined back; the
+    capture has ended all the same.
     """

@@ -1,5 +1,3 @@
-"""Captures of any device's streams, and the graphs that come of them."""
-
 from allotment._core.contract.raising cimport check_status, require
 from allotment._core.contract.table cimport INVALID, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t, stream_t
@@ -10,33 +8,33 @@ from allotment.errors import DeviceError
 
 cdef class DeviceGraph:
     """DeviceGraph()\n--\n
-    Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
+    Work recorded by a capture. It may be replayed any number of times, also after its streams are gone.
 
-    Made by ending a capture. Safe to use from several threads.
+    Created by ending a capture. Safe to use from several threads.
     """
 
     def __init__(self):
-        raise TypeError("a DeviceGraph is made by ending a capture, not by calling the class")
+        raise TypeError("a DeviceGraph is created by ending a capture, not by calling the class")
 
     @property
     def device(self) -> Device:
-        """The device it was captured on."""
+        """Device that it was captured on."""
         return self.device
 
     @property
     def handle(self) -> int:
-        """The device's handle of it, 0 once destroyed."""
+        """Handle of the graph on its device, 0 once destroyed."""
         return self.handle
 
     def __reduce__(self):
         return refuse_pickling(self, "a graph belongs to this process; capture one in the other process")
 
-    # A finalizer, not a deallocator: in a collection the device is still whole.
+    # A finalizer, not a deallocator: during a garbage collection the device still exists.
     def __del__(self):
         destroy(self)
 
     def replay(self, stream: Stream | int) -> None:
-        """Do all of it again on a stream, each piece after those it depends on, as one piece of the stream's work.
+        """Run the captured work again on a stream, as one piece of the stream's work, in the order of its dependencies.
 
         Raises StreamError if the stream is not one of the graph's device, DeviceError if the graph was destroyed.
         """
@@ -49,7 +47,7 @@ cdef class DeviceGraph:
         check_status(self.device, status, "graph_launch")
 
     def destroy(self) -> None:
-        """Give the graph up; a second time, nothing happens. What was replayed before still runs to its end."""
+        """Destroy the graph; does nothing the second time. Work replayed before still runs to its end."""
         check_status(self.device, destroy(self), "graph_destroy")
 
     cdef graph_t living(self, str operation) except 0:
@@ -71,7 +69,7 @@ cdef status_t destroy(DeviceGraph graph) noexcept:
 
 
 def begin_capture(Device device not None, stream: Stream | int) -> int:
-    """Identity of a new capture: from now on work given to the stream is kept, not run.
+    """Begin a capture and return its identity: from now on work given to the stream is recorded, not run.
 
     Raises UnsupportedError if the device cannot capture.
     """
@@ -87,10 +85,10 @@ def begin_capture(Device device not None, stream: Stream | int) -> int:
 
 
 def end_capture(Device device not None, stream: Stream | int) -> DeviceGraph:
-    """The graph of what was kept.
+    """End the capture of a stream and return its graph.
 
-    Raises DeviceError if the capture was spoilt by a forbidden call, or if a stream that joined was not joined back; it
-    has ended then all the same.
+    Raises DeviceError if a forbidden call invalidated the capture, or if a stream that joined was not joined back; the
+    capture has ended all the same.
     """
     return end_capture_into(DeviceGraph.__new__(DeviceGraph), device, stream)
 

@@ -28,7 +28,7 @@ cdef stream_t own_thread_stream() noexcept nogil:
 
 
 def thread_stream() -> int:
-    """The number by which allocators know the calling thread's own default stream."""
+    """Return the number by which allocators know the calling thread's own default stream."""
     return own_thread_stream()
 
 

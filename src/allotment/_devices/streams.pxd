@@ -9,12 +9,26 @@ cdef class Stream:
     cdef stream_t handle
     cdef bint destroyed
     cdef bint is_default            # the device's own: not ours to destroy
-    cdef bint is_foreign            # made elsewhere, and known by its handle: likewise
+    cdef bint is_foreign            # created elsewhere, known by its handle: likewise
 
     cdef int check(self) except -1
 
 
 cdef class Event:
     cdef Device device
-    cdef Stream stream              # whose place in its work this is
+    cdef Stream stream              # the stream whose work it marks
     cdef event_t handle
+
+    cdef int wait_here(self) except -1      # `synchronize` without the exceptions of the stream's functions
+
+
+# Whether the calling thread may touch memory of a stream now: nothing is queued there. Also true where waiting is
+# impossible: a stream in a capture, a device without events.
+cdef bint has_no_work(Device device, stream_t stream) except -1
+
+# Waits until the work queued on a stream now is done. pre: it has work, not run by the calling thread
+cdef int await_work(Device device, stream_t stream) except -1
+
+# Returns the stream whose function the calling thread runs, and whether more work is queued behind that function; None
+# if the thread runs none. Such a function must not wait for any stream, since that stream may wait for the function.
+cdef object stream_of_caller(Device device)

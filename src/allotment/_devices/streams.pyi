@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from allotment._core.contract.table import Device
 
 class HasDevice(Protocol):
-    """What is made on a device and knows it: an allocator."""
+    """An object on a device that knows it, such as an allocator."""
 
     @property
     def device(self) -> Device:
@@ -17,15 +17,15 @@ def watch_streams(device: Device, watcher: Any) -> None:
     """Tell `watcher`, as long as it lives, what streams and events of a device do: see `Sanitizer`."""
 
 def unwatch_streams(device: Device, watcher: Any) -> None:
-    """Tell it no more."""
+    """Stop telling it."""
 
 class Stream:
     """Work done in order. Streams do not wait for each other unless told to (`wait`).
 
-    `device` is a device, or an allocator, whose device is meant.
+    `device` is a device, or an allocator, which stands for its device.
 
-    A stream lives until `destroy`, not as long as this object: memory may have been freed on it, and an allocator
-    knows it by its handle. Work still running then is finished.
+    A stream lives until `destroy`, not as long as this object: memory may have been freed on it, and an allocator knows
+    it by its handle. Work that is still running then is finished.
 
     Safe to use from several threads. Every method raises StreamError once the stream has been destroyed,
     UnsupportedError for what its device cannot do, and DeviceError if the device fails.
@@ -34,60 +34,61 @@ class Stream:
     def __init__(self, device: Device | HasDevice) -> None: ...
     @staticmethod
     def default(device: Device | HasDevice) -> Stream:
-        """The stream that work goes to when none is named; its handle is 0. It cannot be destroyed."""
+        """Return the stream for work that names none; its handle is 0. It cannot be destroyed."""
     @staticmethod
     def external(device: Device | HasDevice, handle: int) -> Stream:
-        """A stream that was made elsewhere, by its handle, which is trusted. It is destroyed where it was made."""
+        """Return a stream that was created elsewhere, by its handle, which is trusted. Its creator destroys it."""
     def __enter__(self) -> Stream:
-        """Make it the calling thread's current stream of its device, until it is left.
+        """Make it the calling thread's current stream of its device, until the `with` block ends.
 
-        Whether a request or a free is inside a graph capture is told by the current stream. Without one, a request's
-        own stream counts, else the default one.
+        Requests that name no stream use the current one. It also decides whether a request or a free is inside a graph
+        capture; without a current stream, the request's own stream decides, else the default one.
         """
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
     @property
     def device(self) -> Device:
-        """The device that does the stream's work."""
+        """Device that runs the stream's work."""
     @property
     def handle(self) -> int:
-        """The number by which device and allocators know the stream; 0 is the default stream.
+        """Number by which the device and allocators know the stream; 0 is the default stream.
 
-        Raises StreamError when the stream has been destroyed.
+        Raises StreamError if the stream has been destroyed.
         """
     def submit(self, function: Callable[..., object], /, *arguments: object) -> None:
-        """Run `function(*arguments)` when everything submitted before is done. Does not wait for it.
+        """Run `function(*arguments)` once everything submitted before is done. Does not wait for it.
 
         For devices that run Python functions: the host device does, others raise UnsupportedError.
 
-        An exception in it is raised by the next `synchronize` of this stream or of one of its events. Of several
-        the first is; the others, and one that is not asked for before the stream is destroyed or the interpreter
-        ends, are reported through `sys.unraisablehook`.
+        The next `synchronize` of this stream, or of one of its events, raises an exception of the function. Of several
+        exceptions it raises the first. `sys.unraisablehook` gets the others, and any that nobody has fetched before the
+        stream is destroyed or the interpreter ends.
 
-        It may use the allocator: ask for memory, free it, drop buffers, also while another thread waits for this stream
-        inside the allocator. It cannot wait for its own stream, and while other streams have work it cannot give memory
-        back to the system (`empty_cache`): that waits for them, and they may wait for it. That is a DeviceError.
+        The function may use the allocator: allocate, free, drop buffers, also while another thread waits for this
+        stream inside the allocator. It cannot wait for its own stream. While other streams have work, it cannot release
+        memory to the system (`empty_cache`) either: that waits for them, and they may wait for it. Both raise
+        DeviceError.
 
-        While the stream is being captured the function is kept instead, and runs when the graph is replayed.
+        While the stream is being captured, the function is recorded instead, and runs when the graph is replayed.
         """
     def query(self) -> bool:
-        """Whether everything submitted so far is done. Does not wait."""
+        """Return whether everything submitted so far is done. Does not wait."""
     def synchronize(self) -> None:
         """Wait for everything submitted so far.
 
-        Raises what a submitted function raised, and DeviceError if the stream is being captured (which spoils the
-        capture) or if called by a function that runs on this stream.
+        Raises what a submitted function raised, and DeviceError if the stream is being captured (which invalidates the
+        capture) or if a function that runs on this stream calls it.
         """
     def wait(self, event: Event) -> None:
-        """Let what is submitted from now on wait for an event of any stream of this device. The caller does not wait.
+        """Make later work of this stream wait for an event of any stream of this device. The caller does not wait.
 
         Raises StreamError for an event of another device.
         """
     def record(self) -> Event:
-        """An event that is done when everything submitted so far is."""
+        """Return an event that is done when everything submitted so far is."""
     def destroy(self) -> None:
-        """Give the stream up. Work that was submitted is still done. A second call does nothing.
+        """Destroy the stream. Work that was submitted is still done. A second call does nothing.
 
         Raises StreamError for the default stream.
         """
@@ -97,7 +98,7 @@ class Stream:
     def __hash__(self) -> int: ...
 
 class Event:
-    """A place in a stream's work, made by `Stream.record`; done when the work before it is.
+    """A point in a stream's work, created by `Stream.record`; done when the work before it is.
 
     Safe to use from several threads.
     """
@@ -105,14 +106,20 @@ class Event:
     def __init__(self) -> None: ...
     @property
     def stream(self) -> Stream:
-        """The stream whose work it is a place in."""
+        """Stream whose work it marks."""
     @property
     def device(self) -> Device:
-        """The device of that stream."""
+        """Device of that stream."""
     @property
     def handle(self) -> int:
-        """The number by which the device knows the event."""
+        """Number by which the device knows the event."""
     def query(self) -> bool:
-        """Whether the work before it is done. Does not wait."""
+        """Return whether the work before it is done. Does not wait."""
     def synchronize(self) -> None:
         """Wait for the work before it. Raises what a function submitted to the stream raised."""
+
+def begin_capture_of(stream: Stream) -> int:
+    """`begin_capture`, where the calling thread may touch memory inside the capture."""
+
+def capture_has_ended(stream: Stream) -> None:
+    """Drop what `begin_capture_of` stored."""

@@ -1,10 +1,11 @@
-"""Streams and events as users hold them.
+"""Streams and events, as users hold them.
 
-What a device offers beyond the contract it offers as methods, and a device without them is no worse a device:
+A device may offer more than the contract, as methods; all of them are optional:
 
     submit(stream, function, arguments)     run a Python function in stream order
-    take_exception(stream)                  what such a function raised, if not raised yet
-    _runs_by_itself                         True if work goes on whether or not somebody waits for it
+    take_exception(stream)                  return what such a function raised, if not raised yet
+    _runs_by_itself                         True if work proceeds whether or not somebody waits for it
+    _stream_of_caller()                     stream whose function the calling thread runs: see `stream_of_caller`
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -13,7 +14,7 @@ from libc.stdlib cimport free, malloc
 
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_find, current_leave
 from allotment._core.contract.raising cimport check_status, require
-from allotment._core.contract.table cimport NOT_READY, OK, Device, DeviceTable, status_t
+from allotment._core.contract.table cimport INVALID, IS_HOST, NOT_READY, OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t
 from allotment._core.tools.arguments cimport refuse_pickling
 from allotment._core.tools.lock cimport allotment_lock_relax
@@ -22,18 +23,19 @@ import threading
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
+from allotment._devices.graphs import begin_capture
 from allotment.errors import StreamError
 
 
 class HasDevice(Protocol):
-    """What is made on a device and knows it: an allocator."""
+    """An object on a device that knows it, such as an allocator."""
 
     @property
     def device(self) -> Device:
         """The device."""
 
 
-# Who is told of what streams do: see `watch_streams`. A plain flag, so that it costs nothing else while there is none.
+# Observers of streams: see `watch_streams`. A plain flag, so that streams cost nothing more while there is none.
 cdef bint watching = False
 cdef object watchers = WeakKeyDictionary()
 
@@ -50,7 +52,7 @@ def watch_streams(device: Device, watcher: Any) -> None:
 
 
 def unwatch_streams(device: Device, watcher: Any) -> None:
-    """Tell it no more."""
+    """Stop telling it."""
     global watching
     watchers.get(device, WeakSet()).discard(watcher)
     watching = any([list(those) for those in watchers.values()])
@@ -60,10 +62,10 @@ cdef class Stream:
     """Stream(device)\n--\n
     Work done in order. Streams do not wait for each other unless told to (`wait`).
 
-    `device` is a device, or an allocator, whose device is meant.
+    `device` is a device, or an allocator, which stands for its device.
 
-    A stream lives until `destroy`, not as long as this object: memory may have been freed on it, and an allocator
-    knows it by its handle. Work still running then is finished.
+    A stream lives until `destroy`, not as long as this object: memory may have been freed on it, and an allocator knows
+    it by its handle. Work that is still running then is finished.
 
     Safe to use from several threads. Every method raises StreamError once the stream has been destroyed,
     UnsupportedError for what its device cannot do, and DeviceError if the device fails.
@@ -73,6 +75,8 @@ cdef class Stream:
         cdef Device found = device_of(device)
         cdef stream_t handle
         cdef status_t status
+        if self.device is not None:
+            raise StreamError(f"{self!r} is made already; make another Stream")
         require(found, found.table.stream_create != NULL, "stream_create")
         with nogil:
             status = found.table.stream_create(found.table.self, &handle)
@@ -82,7 +86,7 @@ cdef class Stream:
 
     @staticmethod
     def default(device: Device | HasDevice) -> Stream:
-        """The stream that work goes to when none is named; its handle is 0. It cannot be destroyed."""
+        """Return the stream for work that names none; its handle is 0. It cannot be destroyed."""
         cdef Stream stream = Stream.__new__(Stream)
         stream.device = device_of(device)
         stream.is_default = True
@@ -90,7 +94,7 @@ cdef class Stream:
 
     @staticmethod
     def external(device: Device | HasDevice, handle: int) -> Stream:
-        """A stream that was made elsewhere, by its handle, which is trusted. It is destroyed where it was made."""
+        """Return a stream that was created elsewhere, by its handle, which is trusted. Its creator destroys it."""
         cdef Stream stream = Stream.__new__(Stream)
         stream.device = device_of(device)
         stream.handle = handle
@@ -98,10 +102,10 @@ cdef class Stream:
         return stream
 
     def __enter__(self) -> Stream:
-        """Make it the calling thread's current stream of its device, until it is left.
+        """Make it the calling thread's current stream of its device, until the `with` block ends.
 
-        Whether a request or a free is inside a graph capture is told by the current stream. Without one, a request's
-        own stream counts, else the default one.
+        Requests that name no stream use the current one. It also decides whether a request or a free is inside a graph
+        capture; without a current stream, the request's own stream decides, else the default one.
         """
         cdef CurrentStream* entered
         self.check()
@@ -120,32 +124,33 @@ cdef class Stream:
 
     @property
     def device(self) -> Device:
-        """The device that does the stream's work."""
+        """Device that runs the stream's work."""
         return self.device
 
     @property
     def handle(self) -> int:
-        """The number by which device and allocators know the stream; 0 is the default stream.
+        """Number by which the device and allocators know the stream; 0 is the default stream.
 
-        Raises StreamError when the stream has been destroyed.
+        Raises StreamError if the stream has been destroyed.
         """
         self.check()
         return self.handle
 
     def submit(self, function: Callable[..., object], /, *arguments: object) -> None:
-        """Run `function(*arguments)` when everything submitted before is done. Does not wait for it.
+        """Run `function(*arguments)` once everything submitted before is done. Does not wait for it.
 
         For devices that run Python functions: the host device does, others raise UnsupportedError.
 
-        An exception in it is raised by the next `synchronize` of this stream or of one of its events. Of several
-        the first is; the others, and one that is not asked for before the stream is destroyed or the interpreter
-        ends, are reported through `sys.unraisablehook`.
+        The next `synchronize` of this stream, or of one of its events, raises an exception of the function. Of several
+        exceptions it raises the first. `sys.unraisablehook` gets the others, and any that nobody has fetched before the
+        stream is destroyed or the interpreter ends.
 
-        It may use the allocator: ask for memory, free it, drop buffers, also while another thread waits for this stream
-        inside the allocator. It cannot wait for its own stream, and while other streams have work it cannot give memory
-        back to the system (`empty_cache`): that waits for them, and they may wait for it. That is a DeviceError.
+        The function may use the allocator: allocate, free, drop buffers, also while another thread waits for this
+        stream inside the allocator. It cannot wait for its own stream. While other streams have work, it cannot release
+        memory to the system (`empty_cache`) either: that waits for them, and they may wait for it. Both raise
+        DeviceError.
 
-        While the stream is being captured the function is kept instead, and runs when the graph is replayed.
+        While the stream is being captured, the function is recorded instead, and runs when the graph is replayed.
         """
         self.check()
         submit = getattr(self.device, "submit", None)
@@ -156,7 +161,7 @@ cdef class Stream:
         submit(self.handle, function, arguments)
 
     def query(self) -> bool:
-        """Whether everything submitted so far is done. Does not wait."""
+        """Return whether everything submitted so far is done. Does not wait."""
         cdef status_t status
         self.check()
         require(self.device, self.device.table.stream_query != NULL, "stream_query")
@@ -173,8 +178,8 @@ cdef class Stream:
     def synchronize(self) -> None:
         """Wait for everything submitted so far.
 
-        Raises what a submitted function raised, and DeviceError if the stream is being captured (which spoils the
-        capture) or if called by a function that runs on this stream.
+        Raises what a submitted function raised, and DeviceError if the stream is being captured (which invalidates the
+        capture) or if a function that runs on this stream calls it.
         """
         cdef status_t status
         self.check()
@@ -189,7 +194,7 @@ cdef class Stream:
         raise_kept_exception(self)
 
     def wait(self, Event event not None) -> None:
-        """Let what is submitted from now on wait for an event of any stream of this device. The caller does not wait.
+        """Make later work of this stream wait for an event of any stream of this device. The caller does not wait.
 
         Raises StreamError for an event of another device.
         """
@@ -206,21 +211,15 @@ cdef class Stream:
                 watcher.waited(self, event)
 
     def record(self) -> Event:
-        """An event that is done when everything submitted so far is."""
+        """Return an event that is done when everything submitted so far is."""
         cdef Event event
-        cdef status_t status
         self.check()
         event = event_on(self)
-        with nogil:
-            status = self.device.table.event_record(self.device.table.self, event.handle, self.handle)
-        check_status(self.device, status, "event_record")
-        if watching:
-            for watcher in watchers_of(self.device):
-                watcher.recorded_event(self, event)
+        check_status(self.device, record_event(self, event), "event_record")
         return event
 
     def destroy(self) -> None:
-        """Give the stream up. Work that was submitted is still done. A second call does nothing.
+        """Destroy the stream. Work that was submitted is still done. A second call does nothing.
 
         Raises StreamError for the default stream.
         """
@@ -231,7 +230,7 @@ cdef class Stream:
         if self.is_default:
             raise StreamError(f"the default stream of {self.device.name} cannot be destroyed")
         if self.is_foreign:
-            raise StreamError(f"{self!r} was made elsewhere and must be destroyed there")
+            raise StreamError(f"{self!r} was created elsewhere and must be destroyed there")
         require(self.device, self.device.table.stream_destroy != NULL, "stream_destroy")
         with nogil:
             status = self.device.table.stream_destroy(self.device.table.self, self.handle)
@@ -250,7 +249,7 @@ cdef class Stream:
 
     cdef int check(self) except -1:
         if self.device is None:
-            raise StreamError("this Stream was made by __new__ alone; make one with Stream(allocator)")
+            raise StreamError("this Stream was made by __new__ only; make one with Stream(allocator)")
         if self.destroyed:
             raise StreamError(f"stream {self.handle:#x} of {self.device.name} was destroyed")
         return 0
@@ -274,25 +273,25 @@ cdef class Stream:
 
 cdef class Event:
     """Event()\n--\n
-    A place in a stream's work, made by `Stream.record`; done when the work before it is.
+    A point in a stream's work, created by `Stream.record`; done when the work before it is.
 
     Safe to use from several threads.
     """
 
     def __init__(self):
-        raise TypeError("an Event is made by Stream.record(), not by calling the class")
+        raise TypeError("an Event is created by Stream.record(), not by calling the class")
 
     @property
     def stream(self) -> Stream:
-        """The stream whose work it is a place in."""
+        """Stream whose work it marks."""
         return self.stream
 
     @property
     def device(self) -> Device:
-        """The device of that stream."""
+        """Device of that stream."""
         return self.device
 
-    # A finalizer, not a deallocator: in a collection the device is still whole.
+    # A finalizer, not a deallocator: during a garbage collection the device still exists.
     def __del__(self):
         cdef DeviceTable* table
         if self.handle != 0:
@@ -303,11 +302,11 @@ cdef class Event:
 
     @property
     def handle(self) -> int:
-        """The number by which the device knows the event."""
+        """Number by which the device knows the event."""
         return self.handle
 
     def query(self) -> bool:
-        """Whether the work before it is done. Does not wait."""
+        """Return whether the work before it is done. Does not wait."""
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:
@@ -322,6 +321,10 @@ cdef class Event:
 
     def synchronize(self) -> None:
         """Wait for the work before it. Raises what a function submitted to the stream raised."""
+        self.wait_here()
+        raise_kept_exception(self.stream)
+
+    cdef int wait_here(self) except -1:
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
         answer_signals(self.device, table.event_query, self.handle)
@@ -331,7 +334,7 @@ cdef class Event:
         if watching:
             for watcher in watchers_of(self.device):
                 watcher.synchronized_event(self)
-        raise_kept_exception(self.stream)
+        return 0
 
     def __reduce__(self):
         return refuse_pickling(self, "an event belongs to this process; record one in the other process")
@@ -340,13 +343,79 @@ cdef class Event:
         return f"<Event {self.handle:#x} on {self.stream!r}>"
 
 
+# --- memory that the calling thread is about to touch ---
+
+# By device and handle of a stream in a capture: an event for the work submitted before. That work may still use memory
+# that the calling thread touches inside the capture, and a captured stream itself cannot be waited for.
+cdef dict before_captures = {}
+
+
+def begin_capture_of(Stream stream not None) -> int:
+    """`begin_capture`, where the calling thread may touch memory inside the capture."""
+    cdef bint is_noted = stream.device.table.capabilities & IS_HOST and not stream._is_captured()
+    if is_noted:
+        before_captures[stream.device, stream.handle] = stream.record()
+    try:
+        return begin_capture(stream.device, stream)
+    except BaseException:
+        if is_noted:
+            capture_has_ended(stream)
+        raise
+
+
+def capture_has_ended(Stream stream not None) -> None:
+    """Drop what `begin_capture_of` stored."""
+    before_captures.pop((stream.device, stream.handle), None)
+
+
+cdef bint has_no_work(Device device, stream_t stream) except -1:
+    cdef DeviceTable* table = &device.table
+    cdef capture_t capture = 0
+    cdef status_t status = NOT_READY
+    if table.event_record == NULL:
+        return True             # a device whose streams are always finished
+    with nogil:
+        if table.capture_status != NULL:
+            table.capture_status(table.self, stream, &capture)
+        if capture == 0 and table.stream_query != NULL:
+            status = table.stream_query(table.self, stream)
+    if capture != 0:
+        earlier = before_captures.get((device, stream))
+        return earlier is None or earlier.query()
+    if status == OK and watching:
+        for watcher in watchers_of(device):
+            watcher.synchronized(Stream.external(device, stream))
+    return status == OK
+
+
+cdef int await_work(Device device, stream_t stream) except -1:
+    # An event, to exclude work that others submit meanwhile. A destroyed stream can have one too.
+    cdef Stream waited = Stream.external(device, stream)
+    cdef Event event
+    cdef status_t status
+    if waited._is_captured():
+        event = before_captures.get((device, stream))
+        return 0 if event is None else event.wait_here()
+    event = event_on(waited)
+    status = record_event(waited, event)
+    if status == INVALID:
+        return 0                # no stream has this number, so there is no work
+    check_status(device, status, "event_record")
+    return event.wait_here()
+
+
+cdef object stream_of_caller(Device device):
+    asked = getattr(device, "_stream_of_caller", None)
+    return None if asked is None else asked()
+
+
 ctypedef status_t (*query_t)(void* self, uint64_t handle) noexcept nogil
 
 
 cdef int answer_signals(Device device, query_t query, uint64_t handle) except -1:
-    """Wait here for what is about to be waited for, so that Ctrl-C is raised, which no device call could.
+    """Wait here before the device call that would wait, so that Ctrl-C raises KeyboardInterrupt.
 
-    Signals are the main thread's. Devices whose work is done only when it is waited for are not asked.
+    Only the main thread handles signals. Devices that do their work only when somebody waits for it are not polled.
     """
     cdef int round = 0
     if not getattr(device, "_runs_by_itself", False) or threading.get_ident() != threading.main_thread().ident:
@@ -372,6 +441,17 @@ cdef Event event_on(Stream stream):
     event.stream = stream
     event.handle = handle
     return event
+
+
+cdef status_t record_event(Stream stream, Event event) except *:
+    cdef DeviceTable* table = &stream.device.table
+    cdef status_t status
+    with nogil:
+        status = table.event_record(table.self, event.handle, stream.handle)
+    if status == OK and watching:
+        for watcher in watchers_of(stream.device):
+            watcher.recorded_event(stream, event)
+    return status
 
 
 cdef Device device_of(object device):

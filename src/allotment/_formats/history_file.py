@@ -1,8 +1,8 @@
-"""A history file of `Allocator.record_history(file=...)`, read as the snapshot that it would have been.
+"""Reads a history file of `Allocator.record_history(file=...)` as the snapshot that it would have been.
 
-The file has the moment at which the recording began, and what happened since. So what was there at the end is worked
-out: the segments, and of the blocks those that were there from the beginning, which no entry is about. The others are
-in the history. A file that ends in the middle, because its program was killed, is read up to the last whole row.
+The file holds a snapshot of the moment at which the recording began, and what happened since. The reader derives the
+state at the end: the segments, and those blocks that existed from the beginning and that no entry mentions. All other
+blocks are in the history. A file that is cut off, because its program was killed, is read up to the last complete row.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from allotment.errors import FormatError
 __all__ = ["HISTORY_FIELD", "HistoryFrames", "read_history"]
 
 HISTORY_FIELD = "allotment_history"
-"""In `Snapshot.extra`: "records", "lost", and "cut_at", the byte at which the file ends in the middle, or None."""
+"""In `Snapshot.extra`: "records", "lost", and "cut_at", the byte at which the file is cut off, or None."""
 BYTES_A_RECORD = 61
 """Of all columns together."""
 SMALL_SEGMENT = 2 << 20
+MOST_ADDRESS = 2**64 - 1
 COLUMNS = frozenset(
     ("action", "address", "size", "stream", "time_us", "pool_first", "pool_second", "stack", "compile_context")
 )
@@ -53,7 +54,7 @@ class _Head:
 
 
 class HistoryFrames:
-    """The frames of a history file, one after the other; `cut_at` is where it broke off, once they are through."""
+    """The frames of a history file, in order; afterwards `cut_at` is where it was cut off."""
 
     def __init__(self, stream: BinaryIO | Iterator[bytes], limits: Limits = Limits()) -> None:  # noqa: B008 (immutable)
         self._pieces = stream if isinstance(stream, Iterator) else unpacked(stream, limits)
@@ -62,7 +63,7 @@ class HistoryFrames:
         self.cut_at: int | None = None
 
     def _next(self, count: int) -> bytes:
-        """So many bytes; fewer at the end."""
+        """Return `count` bytes; fewer at the end."""
         while len(self._ahead) < count:
             piece = next(self._pieces, b"")
             if not piece:
@@ -74,10 +75,10 @@ class HistoryFrames:
         return found
 
     def __iter__(self) -> Iterator[tuple[FrameKind, int, bytes]]:
-        """Kind, how many records, content. The last content may be a part of one."""
+        """Yield kind, number of records, content. The last content may be incomplete."""
         opening = self._next(len(HISTORY_MAGIC) + 1)
         if opening[:-1] != HISTORY_MAGIC:
-            raise FormatError("not a history file: it begins otherwise")
+            raise FormatError("not a history file: wrong first bytes")
         if opening[-1] != FORM_VERSION:
             raise FormatError(f"a history file of version {opening[-1]}; this Allotment reads version {FORM_VERSION}")
         while True:
@@ -98,7 +99,7 @@ class HistoryFrames:
 
 
 def read_history(pieces: Iterator[bytes], limits: Limits) -> Snapshot:
-    """The history of a file, from its content. Raises FormatError."""
+    """Return the snapshot of a history file's content. Raises FormatError."""
     frames = HistoryFrames(pieces, limits)
     beginning: Snapshot | None = None
     stacks: list[Stack] = [()]
@@ -123,7 +124,7 @@ def read_history(pieces: Iterator[bytes], limits: Limits) -> Snapshot:
             if count * BYTES_A_RECORD > limits.max_memory:
                 raise FormatError(
                     f"the history has more than {limits.max_memory // BYTES_A_RECORD:,} records; a higher max_memory"
-                    " would let it pass"
+                    " would allow it"
                 )
     if beginning is None:
         raise FormatError("the history file breaks off before its first frame ends")
@@ -145,7 +146,7 @@ def _listed(content: bytes) -> list[Plain]:
 
 
 def _extend(known: list, told: list[Plain], made) -> None:  # type: ignore[no-untyped-def, type-arg]
-    """Add what is told from its first number on, which has to be the next."""
+    """Add the listed values; the first number must be the next one."""
     if not told or told[0] != len(known):
         raise FormatError("a frame of the history file does not go on where the one before it ended")
     known += [made(each) for each in told[1:]]
@@ -171,7 +172,7 @@ def _stack(frames: Plain) -> Stack:
 
 
 class _Assembled:
-    """What a file says, put together as a snapshot."""
+    """A file's content, assembled as a snapshot."""
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class _Assembled:
         )
 
     def _segments(self) -> Segments:
-        """Those at the end."""
+        """Return the segments at the end."""
         segments, trace = self.beginning.segments, self.trace
         mine = np.flatnonzero(segments.device == self.device)
         left = _Memory()
@@ -252,7 +253,7 @@ class _Assembled:
         return left.segments(self.device, segments)
 
     def _blocks(self, segments: Segments) -> Blocks:
-        """Blocks in use from the beginning to the end."""
+        """Return the blocks in use from the beginning to the end."""
         blocks, trace = self.beginning.blocks, self.trace
         told = np.unique(trace.address[trace.action <= Action.FREE_COMPLETED])
         in_use = (blocks.state == BlockState.ACTIVE_ALLOCATED) | (blocks.state == BlockState.ACTIVE_PENDING_FREE)
@@ -274,12 +275,12 @@ class _Assembled:
 
 
 def _numbered(numbers: NDArray[np.int32], known: int, behind: int) -> NDArray[np.int32]:
-    """Numbers of the file, of which 0 is none, as indices; -1 for none, and for what the file does not tell."""
+    """Return the file's numbers, where 0 means none, as indices; -1 for none, and for what the file does not define."""
     return np.where((numbers > 0) & (numbers < known), numbers + np.int32(behind), np.int32(-1)).astype(np.int32)
 
 
 class _Memory:
-    """Segments by address: plain ones whole, of expandable memory the stretches that are mapped."""
+    """Segments by address: plain ones whole, expandable ones as their mapped runs."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -287,6 +288,8 @@ class _Memory:
         """End, whether expandable, and stream, type and pool."""
 
     def add(self, address: int, size: int, expandable: bool, row: tuple[int, int, int, int]) -> None:
+        if address + size > MOST_ADDRESS:
+            raise FormatError(f"a segment of the history file ends beyond all addresses: {size} bytes at {address:#x}")
         place = bisect_left(self._starts, address)
         if expandable and place > 0:
             end, grows, other = self._rows[place - 1]
@@ -297,7 +300,7 @@ class _Memory:
         self._rows.insert(place, (address + size, expandable, row))
 
     def remove(self, address: int, size: int) -> None:
-        """Cut a stretch out of whatever holds it."""
+        """Cut a run out of the segment that contains it."""
         place = bisect_right(self._starts, address) - 1
         if place < 0 or self._rows[place][0] <= address:
             return

@@ -4,7 +4,7 @@ from enum import IntEnum
 from typing import Any
 
 class FrameKind(IntEnum):
-    """What a frame of a history file holds."""
+    """Content of a frame of a history file."""
 
     SNAPSHOT = ...
     STACKS = ...
@@ -20,10 +20,10 @@ HEAD_BYTES: int
 LEAST_ROW_BYTES: int
 
 def checksum_of(content: bytes) -> int:
-    """What the head of a frame with this content says."""
+    """Return the checksum in the header of a frame with this content."""
 
 class Columns:
-    """A history of `count` records, to be filled by `read`; `filled` says how far it is."""
+    """A history of `count` records, filled by `read`; `filled` is the number so far."""
 
     @property
     def action(self) -> Any: ...
@@ -49,4 +49,4 @@ class Columns:
     def filled(self) -> int: ...
     def __init__(self, count: int) -> None: ...
     def read(self, rows: bytes) -> int:
-        """Add rows as far as there is room and they are whole; how many were added."""
+        """Add complete rows as far as there is room; return how many were added."""

@@ -1,4 +1,4 @@
-"""Rows of a history file as columns: see `history_codes` for their form. Nothing in them is trusted."""
+"""Reads rows of a history file into columns: see `history_codes` for the format. Nothing in them is trusted."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -14,7 +14,7 @@ from enum import IntEnum
 
 
 class FrameKind(IntEnum):
-    """What a frame of a history file holds."""
+    """Content of a frame of a history file."""
 
     SNAPSHOT = history_codes.SNAPSHOT
     STACKS = history_codes.STACKS
@@ -30,13 +30,13 @@ LEAST_ROW_BYTES: int = LEAST_OF_ROW
 
 
 def checksum_of(content: bytes) -> int:
-    """What the head of a frame with this content says."""
+    """Return the checksum in the header of a frame with this content."""
     return checksum(content, len(content))
 
 
 cdef class Columns:
     """Columns(count)\n--\n
-    A history of `count` records, to be filled by `read`; `filled` says how far it is.
+    A history of `count` records, filled by `read`; `filled` is the number so far.
     """
     cdef readonly object action, address, size, stream, time_us, pool_first, pool_second, stack
     cdef readonly object compile_context, metadata
@@ -61,7 +61,7 @@ cdef class Columns:
         self.notes = self.metadata = numpy.zeros(count, dtype=numpy.int32)
 
     def read(self, rows: bytes) -> int:
-        """Add rows as far as there is room and they are whole; how many were added."""
+        """Add complete rows as far as there is room; return how many were added."""
         cdef const unsigned char* at = rows
         cdef const unsigned char* end = at + len(rows)
         cdef size_t before = self.filled
@@ -72,10 +72,10 @@ cdef class Columns:
 
     cdef const unsigned char* read_row(self, const unsigned char* at, const unsigned char* end,
                                        bint first) noexcept nogil:
-        """Behind the row; NULL if it is not whole, or none."""
+        """Return the position after the row; NULL if it is incomplete or invalid."""
         cdef size_t i = self.filled
         cdef int flags = at[0]
-        cdef int64_t later, moved
+        cdef int64_t later, moved, before
         cdef uint64_t number
         if flags & ACTION_BITS >= ACTION_COUNT:
             return NULL
@@ -83,7 +83,10 @@ cdef class Columns:
         at = get_signed(at + 1, end, &later)
         if at == NULL:
             return NULL
-        self.times[i] = later + (0 if first else self.times[i - 1])
+        before = 0 if first else self.times[i - 1]
+        self.times[i] = <int64_t> (<uint64_t> before + <uint64_t> later)
+        if (self.times[i] < before) != (later < 0):     # a time out of range: the row is damaged
+            return NULL
         self.addresses[i] = 0 if first else self.addresses[i - 1]
         self.sizes[i] = 0 if first else self.sizes[i - 1]
         self.streams[i] = 0 if first else self.streams[i - 1]

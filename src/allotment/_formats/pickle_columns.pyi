@@ -16,7 +16,7 @@ class Frame(NamedTuple):
     line: int
 
 class Rows(NamedTuple):
-    """What a list of dicts became."""
+    """The result of reading a list of dicts."""
 
     total: int
     columns: dict[str, NDArray[Any]]
@@ -34,8 +34,8 @@ class TextTable:
 class StackTable:
     """Stacks of frames, equal ones once, numbered from zero in order of appearance.
 
-    A pickle names the list or dict again where it knows that two are the same object, so each node is
-    looked into once; the content decides only between different nodes.
+    A pickle refers back to a list or dict where it knows that two are the same object, so each node is read only once;
+    the content is compared only between different nodes.
     """
 
     def __init__(self, tree: PickleTree) -> None: ...
@@ -45,34 +45,34 @@ class StackTable:
     @property
     def stacks(self) -> tuple[tuple[Frame, ...], ...]: ...
     def number(self, frames: tuple[Frame, ...]) -> int:
-        """The number of a stack given as frames."""
+        """Return the number of a stack given as frames."""
 
 class RowReader:
-    """Turns lists of dicts into columns. First the columns are named, then `read` is called, as often as needed.
+    """Turns lists of dicts into columns. Name the columns first, then call `read`, as often as needed.
 
-    `what` names a row in error messages. Each column takes its value from any of `keys`; a missing field
-    leaves 0, False or -1 unless it is `required`. A tree must be finished before readers are made for it.
+    `what` names a row in error messages. Each column takes its value from any of `keys`; a missing field leaves 0,
+    False or -1 unless it is `required`. The tree must be finished before readers are created for it.
     """
 
     def __init__(self, what: str, tree: PickleTree) -> None: ...
     def unsigned(self, name: str, *keys: str, required: bool = False, maximum: int = ...) -> None:
-        """A column of uint64."""
+        """Add a column of uint64."""
     def signed(self, name: str, *keys: str, required: bool = False) -> None:
-        """A column of int64."""
+        """Add a column of int64."""
     def flag(self, name: str, *keys: str, required: bool = False) -> None:
-        """A column of bool."""
+        """Add a column of bool."""
     def pair(self, first: str, second: str, *keys: str, required: bool = False) -> None:
-        """Two columns of uint64 from a tuple or list of two integers; None is a missing field."""
+        """Add two columns of uint64 from a tuple or list of two integers; None is a missing field."""
     def choice(self, name: str, *keys: str, choices: Mapping[str, int], unknown: int, required: bool = False) -> None:
-        """A column of uint8: the code of a text, or `unknown`, in which case the text is in `extra`."""
+        """Add a column of uint8: the code of a text, or `unknown`, in which case the text is in `extra`."""
     def text(self, name: str, *keys: str, table: TextTable, required: bool = False) -> None:
-        """A column of int32: the text's number in `table`; None is a missing field."""
+        """Add a column of int32: the text's number in `table`; None is a missing field."""
     def stack(self, name: str, *keys: str, table: StackTable, required: bool = False) -> None:
-        """A column of int32: the stack's number in `table`; an empty list is a missing field."""
+        """Add a column of int32: the stack's number in `table`; an empty list is a missing field."""
     def children(self, name: str, *keys: str, required: bool = False) -> None:
-        """No column: the list inside each row, for a reader of its own."""
+        """Add no column, but the list inside each row, for another reader."""
     def read(self, lists: Sequence[Value]) -> Rows:
-        """The rows of all `lists`, one after the other.
+        """Read the rows of all `lists`, one after the other.
 
-        Raises FormatError that names row, field and byte for whatever is not as described.
+        Raises FormatError, naming row, field and byte, for anything that is not as described.
         """

@@ -1,11 +1,11 @@
-"""Lists of dicts in a pickle, turned into columns without making objects of the dicts.
+"""Turns lists of dicts in a pickle into columns, without creating the dicts.
 
-A `RowReader` is told once which fields a row may have; each becomes a *slot* with an array behind it. Keys are
-texts of the tree, so finding a key's slot is one look into `slot_of_string`. A row is then one pass over its
-cells: fields no slot is there for are kept as plain values, by key and row.
+A `RowReader` first learns which fields a row may have; each becomes a *slot* with an array. Keys are texts of the tree,
+so finding a key's slot is one lookup in `slot_of_string`. Reading a row is one pass over its cells; fields without a
+slot are kept as plain values, by key and row.
 
-The pickle can name one dict or list as often as it likes for two bytes each. Hence rows, visited cells and kept
-values each have a budget that an honest file, which writes every row out, stays far below.
+A pickle can refer to one dict or list any number of times, for two bytes each. So rows, visited cells and kept values
+each have a budget, which an honest file, which writes out every row, never comes near.
 """
 
 cimport cython
@@ -26,7 +26,7 @@ from allotment._formats.pickle_reader cimport (
 from allotment._formats.pickle_reader import error_at
 
 cdef enum:
-    FREE_VISITS = 1 << 22           # cells looked at that no size of file is asked for
+    FREE_VISITS = 1 << 22           # visited cells that are allowed for a file of any size
     MAX_SLOTS = 32
 
 cdef enum SlotKind:
@@ -42,14 +42,14 @@ cdef enum SlotKind:
 cdef struct Slot:
     SlotKind kind
     uint64_t maximum        # UNSIGNED, PAIR: the largest value
-    int16_t* codes          # CHOICE: 1 + code, by string, 0 for a text that is none of the choices
+    int16_t* codes          # CHOICE: 1 + code, by string, 0 for a text that is not a choice
     uint8_t unknown         # CHOICE: the code of such a text
     char* column            # the array, of the kind's own type
     char* second            # PAIR: the array of the second number
 
 
 cdef void* zeros(uint64_t count, size_t item_size, PickleTree tree) except NULL:
-    """An array with a place for each string or node of the tree, which cannot grow any more."""
+    """Return an array with an entry for each string or node of the tree, which cannot grow any more."""
     cdef void* data
     if not tree.stopped:
         raise ValueError("the pickle is not read to its end yet")
@@ -70,12 +70,12 @@ class Frame(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a list of dicts became."""
+    """The result of reading a list of dicts."""
 
     total: int
     columns: dict[str, NDArray[Any]]        # by column name, `total` long
-    present: frozenset[str]                 # columns, or children, that at least one row had a value for
-    extra: dict[str, dict[int, Plain]]      # by key and row: fields without a column, texts that are no known choice
+    present: frozenset[str]                 # columns, or children, for which at least one row had a value
+    extra: dict[str, dict[int, Plain]]      # by key and row: fields without a column, texts that are not a known choice
     children: dict[str, dict[int, Value]]   # by name and row: lists inside rows
 
 
@@ -119,8 +119,8 @@ cdef class StackTable:
     """StackTable(tree)\n--\n
     Stacks of frames, equal ones once, numbered from zero in order of appearance.
 
-    A pickle names the list or dict again where it knows that two are the same object, so each node is
-    looked into once; the content decides only between different nodes.
+    A pickle refers back to a list or dict where it knows that two are the same object, so each node is read only once;
+    the content is compared only between different nodes.
     """
 
     cdef list known_stacks              # list[tuple[Frame, ...]]
@@ -128,7 +128,7 @@ cdef class StackTable:
     cdef dict extra                     # unknown key -> frame -> value
     cdef PickleTree tree
     cdef dict number_of_frame, number_of_stack
-    cdef int32_t* number_of_node        # 1 + number of the stack (of a list) or frame (of a dict), 0 for new ones
+    cdef int32_t* number_of_node        # 1 + number of the stack (for a list) or frame (for a dict), 0 for new ones
 
     def __cinit__(self, PickleTree tree not None):
         self.known_stacks = []
@@ -152,7 +152,7 @@ cdef class StackTable:
         return tuple(self.known_stacks)
 
     def number(self, frames: tuple[Frame, ...]) -> int:
-        """The number of a stack given as frames."""
+        """Return the number of a stack given as frames."""
         content = PyBytes_FromStringAndSize(NULL, len(frames) * sizeof(int32_t))
         cdef int32_t* numbers = <int32_t*> <char*> content
         for i, frame in enumerate(frames):
@@ -236,10 +236,10 @@ cdef class StackTable:
 @cython.final
 cdef class RowReader:
     """RowReader(what, tree)\n--\n
-    Turns lists of dicts into columns. First the columns are named, then `read` is called, as often as needed.
+    Turns lists of dicts into columns. Name the columns first, then call `read`, as often as needed.
 
-    `what` names a row in error messages. Each column takes its value from any of `keys`; a missing field
-    leaves 0, False or -1 unless it is `required`. A tree must be finished before readers are made for it.
+    `what` names a row in error messages. Each column takes its value from any of `keys`; a missing field leaves 0,
+    False or -1 unless it is `required`. The tree must be finished before readers are created for it.
     """
 
     cdef PickleTree tree
@@ -247,7 +247,7 @@ cdef class RowReader:
     cdef Slot slots[MAX_SLOTS]
     cdef int slot_count
     cdef uint32_t required
-    cdef int16_t* slot_of_string        # 1 + slot, 0 for a text that is no known key
+    cdef int16_t* slot_of_string        # 1 + slot, 0 for a text that is not a known key
     cdef dict string_numbers            # str -> index in the tree
     cdef list columns                   # per slot: (column names, dtype, value of a row that lacks the field)
     cdef list keys                      # per slot: its keys
@@ -292,23 +292,23 @@ cdef class RowReader:
         return slot
 
     def unsigned(self, str name, *keys: str, bint required=False, uint64_t maximum=~<uint64_t> 0) -> None:
-        """A column of uint64."""
+        """Add a column of uint64."""
         self._add(UNSIGNED, keys, (name,), np.uint64, 0, required, None).maximum = maximum
 
     def signed(self, str name, *keys: str, bint required=False) -> None:
-        """A column of int64."""
+        """Add a column of int64."""
         self._add(SIGNED, keys, (name,), np.int64, 0, required, None)
 
     def flag(self, str name, *keys: str, bint required=False) -> None:
-        """A column of bool."""
+        """Add a column of bool."""
         self._add(FLAG, keys, (name,), np.bool_, False, required, None)
 
     def pair(self, str first, str second, *keys: str, bint required=False) -> None:
-        """Two columns of uint64 from a tuple or list of two integers; None is a missing field."""
+        """Add two columns of uint64 from a tuple or list of two integers; None is a missing field."""
         self._add(PAIR, keys, (first, second), np.uint64, 0, required, None)
 
     def choice(self, str name, *keys: str, choices: Mapping[str, int], uint8_t unknown, bint required=False) -> None:
-        """A column of uint8: the code of a text, or `unknown`, in which case the text is in `extra`."""
+        """Add a column of uint8: the code of a text, or `unknown`, in which case the text is in `extra`."""
         cdef Slot* slot = self._add(CHOICE, keys, (name,), np.uint8, unknown, required, None)
         slot.unknown = unknown
         slot.codes = <int16_t*> zeros(len(self.tree.strings), sizeof(int16_t), self.tree)
@@ -318,25 +318,25 @@ cdef class RowReader:
                 slot.codes[<uint64_t> number] = 1 + <uint8_t> code
 
     def text(self, str name, *keys: str, TextTable table not None, bint required=False) -> None:
-        """A column of int32: the text's number in `table`; None is a missing field."""
+        """Add a column of int32: the text's number in `table`; None is a missing field."""
         if table.tree is not self.tree:
             raise ValueError("the table belongs to another pickle")
         self._add(TEXT, keys, (name,), np.int32, -1, required, table)
 
     def stack(self, str name, *keys: str, StackTable table not None, bint required=False) -> None:
-        """A column of int32: the stack's number in `table`; an empty list is a missing field."""
+        """Add a column of int32: the stack's number in `table`; an empty list is a missing field."""
         if table.tree is not self.tree:
             raise ValueError("the table belongs to another pickle")
         self._add(STACK, keys, (name,), np.int32, -1, required, table)
 
     def children(self, str name, *keys: str, bint required=False) -> None:
-        """No column: the list inside each row, for a reader of its own."""
+        """Add no column, but the list inside each row, for another reader."""
         self._add(CHILDREN, keys, (name,), None, None, required, None)
 
     def read(self, lists: Sequence[Value]) -> Rows:
-        """The rows of all `lists`, one after the other.
+        """Read the rows of all `lists`, one after the other.
 
-        Raises FormatError that names row, field and byte for whatever is not as described.
+        Raises FormatError, naming row, field and byte, for anything that is not as described.
         """
         cdef Value value
         cdef cell_t* cells
@@ -368,7 +368,7 @@ cdef class RowReader:
         return Rows(total, arrays, frozenset(present), extra, children)
 
     cdef int _attach(self, int index, int64_t total, dict arrays, dict children) except -1:
-        """Give the slot its arrays, filled with what stands for a missing field."""
+        """Give the slot its arrays, filled with the value for a missing field."""
         cdef Slot* slot = &self.slots[index]
         cdef uint8_t[::1] view
         names, dtype, missing = self.columns[index]
@@ -390,7 +390,7 @@ cdef class RowReader:
         return error_at(self.tree.node_of(dictionary).offset, f"{self.what} {row}: {text}")
 
     cdef uint32_t _read_row(self, cell_t cell, uint64_t row, Value owner, dict extra, dict children) except? 0xFFFFFFFF:
-        """Write one row; the bits of the slots it had."""
+        """Write one row; return the bits of the slots that it had."""
         cdef Node* node
         cdef cell_t* items
         cdef cell_t key, value
@@ -453,7 +453,7 @@ cdef class RowReader:
     cdef inline int _write(
         self, Slot* slot, int index, cell_t cell, uint64_t row, cell_t key, cell_t value, dict extra, dict children
     ) except -1:
-        """Put `value` into the slot's column, or say what is wrong with it."""
+        """Write `value` into the slot's column, or raise what is wrong with it."""
         cdef Tag tag = tag_of(value)
         cdef uint64_t number = 0, second = 0
         cdef int16_t code

@@ -1,7 +1,7 @@
 """A pickle of plain values, held as a tree of 8-byte cells. Nothing in it ever becomes an object by itself.
 
-A *cell* is one value: four bits of tag, sixty bits of payload. Small integers, None and the booleans are
-their own payload; of everything else the payload is an index:
+A *cell* is one value: four bits of tag, sixty bits of payload. Small integers, None and the booleans are their own
+payload; for everything else the payload is an index:
 
     INT                     the value itself, signed, if it fits 60 bits
     WIDE_POSITIVE/NEGATIVE  into `wide`: 64 bits, unsigned or signed; longer integers are refused
@@ -9,15 +9,15 @@ their own payload; of everything else the payload is an index:
     STR, BYTES              into `strings` (equal texts have one index) or `blobs`
     LIST, TUPLE, DICT       into `nodes`
 
-A *node* is one list, tuple or dict: a run of cells in `cells` (a dict's are key, value, key, value, ...). The
-run is written when the items arrive, which is once for nearly every node; a list that grows later has its run
-moved to the end with twice the room, so that `cells` never holds more than four times what the pickle wrote.
+A *node* is one list, tuple or dict: a run of cells in `cells` (for a dict key, value, key, value, ...). The run is
+written when the items arrive, which is once for nearly every node. If a list grows later, its run moves to the end with
+twice the room, so `cells` never holds more than four times what the pickle wrote.
 
-The memo of the pickle maps its numbers to cells. Two references to one list therefore share a node, and the
-tree is in truth a graph, possibly with cycles: whoever walks it counts visits or remembers where he was.
+The pickle's memo maps its numbers to cells. So two references to one list share a node, and the tree is really a graph,
+possibly with cycles: code that walks it must count visits or remember visited nodes.
 
-Everything grows in flat arrays, so neither depth nor release ever recurses, and `memory` (what they hold,
-with an estimate for each Python string) is compared with the limits before any of them grows.
+Everything grows in flat arrays, so neither reading nor freeing recurses. Before any array grows, `memory` (their sizes,
+with an estimate for each Python string) is compared with the limits.
 """
 
 cimport cython
@@ -26,7 +26,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 ctypedef uint64_t cell_t
 
 cdef enum Tag:
-    UNSET = 0           # a number of the memo that was never given
+    UNSET = 0           # a memo number that was never assigned
     NONE
     FALSE
     TRUE
@@ -63,7 +63,7 @@ cdef inline cell_t make_cell(Tag tag, uint64_t payload) noexcept nogil:
     return (payload << 4) | <uint64_t> tag
 
 
-cdef struct Array:      # a flat array that grows; which kind of item it holds is the user's knowledge
+cdef struct Array:      # a flat array that grows; its user knows the item type
     char* data
     uint64_t count
     uint64_t capacity
@@ -78,11 +78,11 @@ cdef class PickleTree:
     cdef cell_t root
 
     cdef Array stack, marks, memo       # of the running pickle machine
-    cdef uint64_t memo_given            # numbers of the memo in use; the next one that MEMOIZE gives
+    cdef uint64_t memo_given            # memo numbers in use; the next one that MEMOIZE assigns
     cdef dict string_index
-    cdef list waiting                   # pieces with the beginning of an opcode whose end has not come yet
+    cdef list waiting                   # pieces that hold the beginning of an incomplete opcode
     cdef uint64_t waiting_bytes         # in all of them
-    cdef uint64_t wanted                # bytes they need before they are worth another look
+    cdef uint64_t wanted                # bytes they need before parsing continues
     cdef bint stopped
     cdef uint64_t memory, max_memory, max_density, free_memory
     cdef dict plain_values              # node index -> (object, unfolded size), None while it is being built
@@ -130,11 +130,11 @@ cdef class PickleTree:
 
 @cython.final
 cdef class Value:
-    """One value of a tree, for Python; made by the tree alone, so that its cell is always a real one."""
+    """One value of a tree, for Python; only the tree creates it, so its cell is always valid."""
 
     cdef readonly PickleTree tree
     cdef cell_t cell
-    cdef uint64_t offset                # of the value if it is a node, else of the node that holds it
+    cdef uint64_t offset                # of the value if it is a node, else of the node that contains it
 
 
 cdef Value value_of(PickleTree tree, cell_t cell, uint64_t owner)

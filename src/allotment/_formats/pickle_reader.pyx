@@ -20,16 +20,16 @@ cdef enum:
     MAX_STRING = 1 << 24            # bytes of one text
     MAX_OPEN_MARKS = 256            # a snapshot opens nine
     MAX_DEPTH = 64                  # of a value that becomes Python objects
-    MAX_UNFOLDED = 1 << 20          # parts of such a value, shared ones counted wherever they are seen
-    STRING_OVERHEAD = 160           # about what a str and its places in a dict and a list take
-    FREE_ROWS = 1 << 20             # rows of a table that no size of file is asked for
+    MAX_UNFOLDED = 1 << 20          # parts of such a value; shared ones count each time they appear
+    STRING_OVERHEAD = 160           # estimate for a str and its entries in a dict and a list
+    FREE_ROWS = 1 << 20             # rows of a table that are allowed for a file of any size
     BYTES_PER_ROW = 8               # a trace entry takes forty bytes or more
 
 cdef enum:
     REFUSED = 255
     LENGTH = 128            # flag: the argument is the length of a text, which follows
 
-cdef uint8_t ARGUMENT_BYTES[256]   # bytes that follow each opcode, its text apart
+cdef uint8_t ARGUMENT_BYTES[256]   # argument bytes of each opcode, without its text
 
 
 cdef int fill_argument_bytes() except -1:
@@ -79,7 +79,7 @@ cdef inline uint64_t unsigned_at(const uint8_t* data, int length) noexcept nogil
 
 
 def error_at(offset: int, text: str) -> FormatError:
-    """The one form of every complaint about a pickle."""
+    """Return a complaint about a pickle; all have this form."""
     return FormatError(f"at byte {offset} of the pickle: {text}")
 
 
@@ -99,8 +99,8 @@ cdef class PickleTree:
     """PickleTree(*, max_memory, max_density, free_memory)\n--\n
     Reads a pickle of plain values, protocols 2 to 5, from pieces of any size; constructs nothing from it.
 
-    `max_memory` bounds what the tree holds. So does `free_memory` plus `max_density` for each byte read, so
-    that a small file stays small. Every complaint is a FormatError of one line that names the byte.
+    `max_memory` limits what the tree holds. So does `free_memory` plus `max_density` for each byte read, so that a
+    small file stays small. Every complaint is a FormatError of one line that names the byte.
     """
 
     def __cinit__(self, *, uint64_t max_memory, uint64_t max_density, uint64_t free_memory):
@@ -122,7 +122,7 @@ cdef class PickleTree:
         free(self.memo.data)
 
     def feed(self, bytes data not None) -> None:
-        """Read on. Raises FormatError at the first thing that is wrong; the tree is then of no more use."""
+        """Read the next piece. Raises FormatError at the first error; the tree cannot be used afterwards."""
         cdef uint64_t used = 0
         cdef const uint8_t[::1] view
         if not data:
@@ -141,14 +141,14 @@ cdef class PickleTree:
         self.waiting = [data[used:]] if self.waiting_bytes else []
 
     def finish(self) -> Value:
-        """The pickled value. Raises FormatError if the pickle is not complete. Nothing may be fed afterwards."""
+        """Return the pickled value. Raises FormatError if the pickle is incomplete. Nothing may be fed afterwards."""
         if not self.stopped:
             if self.waiting:
                 raise error_at(self.bytes_read, f"the file ends inside {opcode_name(self.waiting[0][0])}")
             if self.bytes_read == 0:
                 raise error_at(0, "the file is empty")
             raise error_at(self.bytes_read, "the file ends before the pickle does")
-        # The machine is done; only the tree is needed from here on.
+        # The machine is done; from here on only the tree is needed.
         free(self.memo.data)
         memset(&self.memo, 0, sizeof(Array))
         free(self.stack.data)
@@ -160,7 +160,7 @@ cdef class PickleTree:
     def row_budget(self) -> int:
         """Rows that a table in a file of this size can have.
 
-        A pickle names one dict as often as it likes for two bytes each; honest ones write every row out.
+        A pickle can refer to one dict any number of times, for two bytes each; honest ones write out every row.
         """
         return FREE_ROWS + self.bytes_read / BYTES_PER_ROW
 
@@ -267,7 +267,7 @@ cdef class PickleTree:
                     raise error_at(self.bytes_read, "the pickle ends with its values unfinished")
                 self.root = (<cell_t*> self.stack.data)[0]
                 self.stopped = True
-            # FRAME only tells how the file may be read in pieces, which is not how it is read here.
+            # FRAME only tells how to read the file in pieces, which is done differently here.
 
             position += 1 + fixed + text
             if self.stopped:
@@ -289,7 +289,7 @@ cdef class PickleTree:
             raise error_at(
                 self.bytes_read,
                 f"the values so far would take more than {allowed} bytes; "
-                f"a higher {'max_memory' if allowed == self.max_memory else 'max_density'} would let them pass",
+                f"a higher {'max_memory' if allowed == self.max_memory else 'max_density'} would allow them",
             )
         return 0
 
@@ -311,7 +311,7 @@ cdef class PickleTree:
     # The stack.
 
     cdef uint64_t _above_mark(self) noexcept:
-        """Values that may be used now: those since the last MARK."""
+        """Return the number of usable values: those since the last MARK."""
         cdef uint64_t bottom = 0
         if self.marks.count:
             bottom = (<uint64_t*> self.marks.data)[self.marks.count - 1]
@@ -337,7 +337,7 @@ cdef class PickleTree:
         return 0
 
     cdef int _push_long(self, const uint8_t* data, uint64_t length) except -1:
-        """A little-endian integer in two's complement."""
+        """Push a little-endian integer in two's complement."""
         cdef uint64_t bits
         if length == 9 and data[8] == 0 and data[7] >= 0x80:
             return self._push_wide(WIDE_POSITIVE, unsigned_at(data, 8))
@@ -356,7 +356,7 @@ cdef class PickleTree:
             raise error_at(self.bytes_read, "a text that is not UTF-8") from None
         index = self.string_index.get(text)
         if index is None:
-            # A text of one wide character makes all of a str wide: four bytes each at the worst.
+            # One wide character makes the whole str wide: at worst four bytes per character.
             self._charge(STRING_OVERHEAD + (length if text.isascii() else 4 * length))
             index = len(self.strings)
             self.string_index[text] = index
@@ -371,7 +371,7 @@ cdef class PickleTree:
     # Lists, tuples and dicts.
 
     cdef int _push_node(self, Tag tag, uint64_t last) except -1:
-        """A new node of the last `last` values of the stack, which it replaces there."""
+        """Replace the last `last` values of the stack by a new node of them."""
         cdef Node* node
         if self._above_mark() < last:
             raise error_at(self.bytes_read, "values are missing")
@@ -453,7 +453,7 @@ cdef class PickleTree:
         cdef uint64_t gap
         if self._above_mark() == 0:
             raise error_at(self.bytes_read, "values are missing")
-        # Writers count from zero, and giving a number takes a byte or more.
+        # Writers count from zero, and assigning a number takes at least a byte.
         if number >= self.bytes_read:
             raise error_at(self.bytes_read, f"memo number {number} is larger than the pickle so far")
         if number >= self.memo.count:
@@ -469,10 +469,10 @@ cdef class PickleTree:
     # Values as Python objects.
 
     cdef object plain(self, cell_t cell):
-        """`cell` as None, bool, int, float, str, bytes, list, tuple or dict.
+        """Return `cell` as None, bool, int, float, str, bytes, list, tuple or dict.
 
-        What the pickle shared is shared in the result too; a value that would be huge if it were written
-        out in full is refused, so that printing or copying one is always affordable.
+        What the pickle shares is shared in the result too. A value that would be huge if written out in full is
+        refused, so that printing or copying one is always affordable.
         """
         cdef uint64_t unfolded = 0
         return self._plain(cell, 0, &unfolded)
@@ -536,10 +536,10 @@ cdef class PickleTree:
         return known[0]
 
     cdef object _key(self, cell_t cell, uint32_t i):
-        """The key at `i` of a DICT, which is a scalar. A tuple of scalars, such as a pool's id, is shown as text.
+        """Return the key at `i` of a DICT, a scalar. A tuple of scalars, such as a pool's id, becomes text.
 
-        A tuple itself would be a trap: its hash visits everything below it however often it is shared, and
-        tuples with equal hashes are easily made, so that a small dict of them takes hours to build.
+        A real tuple would be dangerous: its hash visits everything below it however often it is shared, and tuples with
+        equal hashes are easy to make, so a small dict of them could take hours to build.
         """
         cdef cell_t key = self.items_of(cell)[i]
         cdef uint64_t unfolded = 0
@@ -554,7 +554,7 @@ cdef class PickleTree:
         return self._plain(key, 0, &unfolded)
 
     cdef str describe(self, cell_t cell):
-        """A short name of a value for an error message: one line, whatever the value holds."""
+        """Return a short name of a value for an error message: one line, whatever the value contains."""
         cdef Tag tag = tag_of(cell)
         if tag == STR:
             text = self.strings[payload_of(cell)]
@@ -578,18 +578,18 @@ cdef inline uint64_t big_endian_bits(const uint8_t* data) noexcept nogil:
 
 cdef class Value:
     """Value()\n--\n
-    One value of a tree, looked at without making it an object.
+    One value of a tree, without making it an object.
     """
 
     def __init__(self):
-        raise TypeError("values are made by PickleTree.finish")
+        raise TypeError("values are created by PickleTree.finish")
 
     @property
     def kind(self) -> Literal["none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict"]:
         return KINDS[<int> tag_of(self.cell)]
 
     def __len__(self) -> int:
-        """Items of a list or tuple, fields of a dict."""
+        """Return the number of items of a list or tuple, or of fields of a dict."""
         cdef Tag tag = tag_of(self.cell)
         if tag == DICT:
             return self.tree.node_of(self.cell).count // 2
@@ -598,7 +598,7 @@ cdef class Value:
         raise TypeError(f"{self.describe()} has no length")
 
     def __iter__(self) -> Iterator[Value]:
-        """The items of a list or tuple."""
+        """Yield the items of a list or tuple."""
         cdef uint32_t i
         if tag_of(self.cell) not in (LIST, TUPLE):
             raise TypeError(f"{self.describe()} has no items")
@@ -606,7 +606,7 @@ cdef class Value:
             yield value_of(self.tree, self.tree.items_of(self.cell)[i], self.offset)
 
     def fields(self) -> dict[str, Value]:
-        """The fields of a dict. Raises FormatError if one is not named by a string."""
+        """Return the fields of a dict. Raises FormatError if one is not named by a string."""
         cdef cell_t* items
         cdef uint32_t i
         if tag_of(self.cell) != DICT:
@@ -620,19 +620,19 @@ cdef class Value:
         return found
 
     def plain(self) -> Plain:
-        """The value as Python objects; what the pickle shared is shared here too.
+        """Return the value as Python objects; what the pickle shares is shared here too.
 
-        Raises FormatError for a value that contains itself, is nested deeper than 64 levels, or would have more than
-        a million parts if it were written out.
+        Raises FormatError for a value that contains itself, is nested deeper than 64 levels, or would have more than a
+        million parts if written out.
         """
         return self.tree.plain(self.cell)
 
     def describe(self) -> str:
-        """A short name of the value for an error message."""
+        """Return a short name of the value for an error message."""
         return self.tree.describe(self.cell)
 
     def error(self, text: str) -> FormatError:
-        """A complaint about this value; names the byte where it begins, or where the list or dict around it does."""
+        """Return a complaint about this value, with the byte where it, or the list or dict around it, begins."""
         return error_at(self.offset, text)
 
 

@@ -1,4 +1,4 @@
-"""The types of values that carry no code: what is left of a pickle when nothing in it may become an object."""
+"""The types of plain values, which carry no code: what a pickle yields if nothing in it may become an object."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a PyTorch memory snapshot means, as typed columns.
+"""Interprets a PyTorch memory snapshot as typed columns.
 
 A snapshot is a dict of `segments`, `device_traces`, `allocator_settings` and `external_annotations`, pickled and
-perhaps gzipped; from old versions just the list of segments. Which fields a trace entry, segment or block has differs
-from version to version: what is missing gets a neutral value, what is unknown is kept in `extra`. The file comes
-from somewhere else, so nothing in it is trusted: no object of the pickle is ever built, and `Limits` bounds the cost.
+perhaps gzipped; old versions wrote only the list of segments. The fields of a trace entry, segment or block differ from
+version to version: missing ones get a neutral value, unknown ones are kept in `extra`. The file is untrusted: no object
+of the pickle is ever built, and `Limits` bounds the cost.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class Trace:
 
     @property
     def has_pools(self) -> bool:
-        """Whether entries tell their pool; if not, (0, 0) means nothing."""
+        """Whether entries name their pool; if not, (0, 0) means nothing."""
         return "pool_first" in self.present
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Memory obtained from the devices, sorted as in the file (by device, then address)."""
+    """Memory allocated from the devices, sorted as in the file (by device, then address)."""
 
     device: NDArray[np.int32]
     address: NDArray[np.uint64]
@@ -116,7 +116,7 @@ class Blocks:
     """The blocks of all segments, in order of address within a segment."""
 
     segment: NDArray[np.int32]
-    """Index of the segment that holds the block."""
+    """Index of the segment that contains the block."""
     address: NDArray[np.uint64]
     """Where the file has none, the end of the block before."""
     size: NDArray[np.uint64]
@@ -137,11 +137,11 @@ class Snapshot:
     """A PyTorch memory snapshot."""
 
     traces: tuple[Trace, ...]
-    """One for each device that the file lists, which may be empty."""
+    """One for each device that the file lists, possibly empty."""
     segments: Segments
     blocks: Blocks
     stacks: tuple[Stack, ...]
-    """Innermost frame first, equal stacks once."""
+    """Innermost frame first; equal stacks appear once."""
     compile_contexts: tuple[str, ...]
     user_metadata: tuple[str, ...]
     allocator_settings: dict[str, Plain]
@@ -153,7 +153,7 @@ class Snapshot:
     extra: dict[str, Plain]
     """Unknown fields of the snapshot itself."""
     first_blocks: Blocks | None = None
-    """The blocks before the first entry, where that is known: of a history file. Their segments are not kept."""
+    """The blocks before the first entry, if known: for a history file. Their segments are not kept."""
 
 
 def read_snapshot(
@@ -163,7 +163,7 @@ def read_snapshot(
 ) -> Snapshot:
     """Read a snapshot from a path, from bytes or from a binary file; gzipped or not.
 
-    Raises FormatError, in one line that says which file, where and what, if the content is damaged, is not a snapshot,
+    Raises FormatError, one line that says which file, where and what, if the content is damaged, is not a snapshot,
     tries to build objects, or exceeds `limits`; OSError if the file cannot be read.
     """
     if isinstance(source, bytes):
@@ -176,7 +176,7 @@ def read_snapshot(
 
 @contextmanager
 def naming(source: object) -> Iterator[None]:
-    """Lets a FormatError say which file it is about, if `source` is a path."""
+    """Add the file name to a FormatError, if `source` is a path."""
     try:
         yield
     except FormatError as error:
@@ -189,7 +189,7 @@ def _read(stream: BinaryIO, limits: Limits) -> Snapshot:
     pieces = unpacked(stream, limits)
     first = next(pieces, b"")
     if first.startswith(HISTORY_MAGIC):
-        from allotment._formats.history_file import read_history  # made of what is here
+        from allotment._formats.history_file import read_history  # imports this module
 
         return read_history(chain([first], pieces), limits)
     tree = PickleTree(max_memory=limits.max_memory, max_density=limits.max_density, free_memory=limits.free_memory)
@@ -199,7 +199,7 @@ def _read(stream: BinaryIO, limits: Limits) -> Snapshot:
 
 
 class _Interpreter:
-    """Knows the names that a snapshot gives to things."""
+    """Knows the field names of a snapshot."""
 
     def __init__(self, tree: PickleTree, root: Value) -> None:
         self.tree = tree
@@ -300,7 +300,7 @@ class _Interpreter:
         return Blocks(segment=segment, present=present, extra=rows.extra, **rows.columns)
 
     def _unfold_history(self, rows: Rows) -> set[str]:
-        """Old versions had requested size and frames in the first item of `history`. Return the columns found there."""
+        """Read requested size and frames from `history`, as in old versions. Return the columns found there."""
         found = set()
         for row, history in rows.extra.get("history", {}).items():
             latest = history[0] if isinstance(history, list) and history else None
@@ -342,7 +342,7 @@ def _expect(value: Value, kind: str, what: str) -> None:
 
 
 def _fill_in_addresses(rows: Rows, segment: NDArray[np.int32], segments: Segments) -> None:
-    """Old versions gave blocks no address: they tile their segment."""
+    """Compute the addresses that old versions do not give: blocks tile their segment."""
     address, size = rows.columns["address"], rows.columns["size"]
     start = np.cumsum(size) - size
     offset = start - start[segments.first_block[segment]]
@@ -350,7 +350,7 @@ def _fill_in_addresses(rows: Rows, segment: NDArray[np.int32], segments: Segment
 
 
 def _frames_of(value: Plain) -> Stack:
-    """The frames of an old block's history; none if they look different."""
+    """Return the frames of an old block's history; none if their form is different."""
     if not isinstance(value, list):
         return ()
     frames = []

@@ -1,4 +1,4 @@
-"""The bytes of a file that may be gzipped, piece by piece, and never more of them than the limits allow."""
+"""Yields the bytes of a file, gzipped or not, piece by piece, within the limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 GZIP_HEADER_AND_TRAILER = 31  # zlib's window bits for "a gzip stream with its checksum"
 PIECE = 1 << 18
 
-# A member costs far more time than its twenty bytes; block-wise packers make one for every 64 KiB at the least.
+# A member costs far more time than its twenty bytes; block-wise compressors write one per 64 KiB or more.
 MAX_MEMBERS = 1 << 16
 
 
@@ -25,7 +25,7 @@ def unpacked(stream: BinaryIO, limits: Limits) -> Iterator[bytes]:
     Raises FormatError for a damaged or truncated gzip file and for content beyond the limits.
     """
     first = stream.read(PIECE)
-    if len(first) == 1:  # a pipe may give less than one asks for
+    if len(first) == 1:  # a pipe may return less than requested
         first += stream.read(PIECE)
     pieces = _gunzipped(stream, first, limits) if first[:2] == GZIP_MAGIC else _plain(stream, first)
     total = 0
@@ -33,7 +33,7 @@ def unpacked(stream: BinaryIO, limits: Limits) -> Iterator[bytes]:
         total += len(piece)
         if total > limits.max_bytes:
             raise FormatError(
-                f"at byte {limits.max_bytes} of the content: it goes on; a higher max_bytes would let it pass"
+                f"at byte {limits.max_bytes} of the content: it goes on; a higher max_bytes would allow it"
             )
         yield piece
 
@@ -67,7 +67,7 @@ def _gunzipped(stream: BinaryIO, packed: bytes, limits: Limits) -> Iterator[byte
             if produced > limits.free_bytes + limits.max_ratio * consumed:
                 raise FormatError(
                     f"at byte {consumed} of the gzip file: it unpacks to more than {limits.max_ratio} times "
-                    "its size; a higher max_ratio would let it pass"
+                    "its size; a higher max_ratio would allow it"
                 )
             if piece:
                 yield piece

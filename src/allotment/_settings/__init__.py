@@ -12,7 +12,12 @@
 | `environment` | settings from environment variables |
 """
 
-from allotment._settings.environment import from_environment, pytorch_caching_disabled, pytorch_environment
+from allotment._settings.environment import (
+    from_environment,
+    monitor_requested,
+    pytorch_caching_disabled,
+    pytorch_environment,
+)
 from allotment._settings.record import (
     DEFAULTS,
     KEYS,
@@ -31,6 +36,7 @@ __all__ = [
     "UNLIMITED",
     "Settings",
     "from_environment",
+    "monitor_requested",
     "parse_leniently",
     "parse_size",
     "pytorch_caching_disabled",

@@ -1,4 +1,4 @@
-"""Settings from environment variables. Below this nothing asks the environment."""
+"""Settings from environment variables. No other module below reads the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allotment.errors import SettingsError
 
 
 def from_environment(environ: Mapping[str, str] = os.environ, *, compat: str = NEWEST) -> Settings:
-    """The settings that ALLOTMENT_CONF asks for, else the defaults. Raises SettingsError."""
+    """Return the settings in ALLOTMENT_CONF, else the defaults. Raises SettingsError."""
     try:
         return Settings.parse(environ.get("ALLOTMENT_CONF", ""), compat=compat)
     except SettingsError as error:
@@ -23,7 +23,7 @@ def from_environment(environ: Mapping[str, str] = os.environ, *, compat: str = N
 def pytorch_environment(
     environ: Mapping[str, str] = os.environ, *, compat: str = NEWEST
 ) -> tuple[Settings, SettingsError | None]:
-    """The settings that PyTorch's variables ask for; the first one that exists counts, alone."""
+    """Return the settings in PyTorch's variables; only the first one that exists counts."""
     for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if variable in environ:
             return parse_leniently(environ[variable], compat=compat)
@@ -31,5 +31,10 @@ def pytorch_environment(
 
 
 def pytorch_caching_disabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether PyTorch's variables ask for every request to go straight to the device."""
+    """Whether PyTorch's variables ask that every request goes directly to the device."""
     return "1" in (environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"), environ.get("PYTORCH_NO_HIP_MEMORY_CACHING"))
+
+
+def monitor_requested(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether every allocator of this process shall announce itself to `allotment top`."""
+    return environ.get("ALLOTMENT_MONITOR") == "1"

@@ -1,7 +1,7 @@
 """The form of a settings string: `key:value,key:value,...`, where a value is a word or a list in brackets.
 
-PyTorch looks only whether a token is there, drops blanks even inside words and does not check separators. The strict
-mode checks all of it.
+PyTorch only checks that a token exists; it drops blanks even inside words and does not check separators. The strict
+mode checks everything.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _OUT_OF_BOUNDS = "Index out of bounds in ConfigTokenizer"
 
 
 class Refusal(Exception):
-    """Why an entry is not taken. `complaint` is what PyTorch says of it."""
+    """Why an entry is refused. `complaint` is PyTorch's text."""
 
     def __init__(self, complaint: str = "", so_far: object = None) -> None:
         super().__init__(complaint)
         self.complaint = complaint
         self.so_far = so_far
-        """What the value was before its fault, where PyTorch keeps that."""
+        """The value before its fault, where PyTorch keeps that."""
 
 
 class Malformed(Refusal):
-    """An entry, or what should be one, without the form of one. `mistake` says it in our words."""
+    """An entry that does not have the form of one. `mistake` is our text."""
 
     def __init__(self, complaint: str, mistake: str, *, key: str | None = None, value: str | None = None) -> None:
         super().__init__(complaint)
@@ -45,7 +45,7 @@ class Entry:
     key: str
     tokens: tuple[str, ...]
     index: int
-    """Where the value starts among all tokens: PyTorch's messages count them."""
+    """Position of the value among all tokens: PyTorch's messages count them."""
     strict: bool
 
     @property
@@ -57,7 +57,7 @@ class Entry:
         return "".join(self.tokens)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """What a list holds: `a:b,c:d,...`."""
+        """Yield the pairs of a list: `a:b,c:d,...`."""
         tokens = list(self.tokens[1:-1])
         position = 0
         while position < len(tokens):
@@ -69,16 +69,16 @@ class Entry:
 
 
 def entries(text: str, *, strict: bool) -> Iterator[Entry]:
-    """The entries of a settings string, from left to right. Raises Malformed."""
+    """Yield the entries of a settings string, from left to right. Raises Malformed."""
     tokens = _tokens(text, strict=strict)
     named = set()
     position = 0
     while position < len(tokens):
         key = tokens[position]
         if strict and key in ",:[]":
-            _refuse(f"a key should stand where {key!r} is", value=key)
+            _refuse(f"expected a key instead of {key!r}", value=key)
         if strict and key in named:
-            _refuse(f"{key} is named twice", key=key)
+            _refuse(f"{key} occurs twice", key=key)
         named.add(key)
         _pass_separator(":", tokens, position + 1, key, strict=strict)
         start = position + 2
@@ -92,7 +92,7 @@ def entries(text: str, *, strict: bool) -> Iterator[Entry]:
 def _tokens(text: str, *, strict: bool) -> list[str]:
     if strict:
         return [token for token in (found.strip(_BLANKS) for found in _TOKEN.findall(text)) if token]
-    # Also inside words: PyTorch drops every blank before it looks at anything.
+    # Also inside words: PyTorch drops every blank before it reads anything.
     return _TOKEN.findall(text.translate(dict.fromkeys(map(ord, _BLANKS))))
 
 
@@ -111,7 +111,7 @@ def _pass_separator(separator: str, tokens: list[str], position: int, key: str, 
     found = _token(tokens, position, key)
     if strict and found != separator:
         before = tokens[position - 1]
-        _refuse(f"{separator!r} should stand after {before!r}, not {found!r}", key=key, value=found)
+        _refuse(f"expected {separator!r} after {before!r}, not {found!r}", key=key, value=found)
 
 
 def _token(tokens: list[str], position: int, key: str) -> str:

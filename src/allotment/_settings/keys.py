@@ -1,4 +1,4 @@
-"""What is known about a key of a settings string: one `Key` for each, declared at the field that it sets."""
+"""The description of a settings key: one `Key` for each, declared at the field that it sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allotment._settings.values import Kind
 
 
 class Change(Enum):
-    """What naming a key in a later string does."""
+    """When a later string may change a key."""
 
     LIVE = "at once"
     ONCE = "when its part is made"
@@ -21,7 +21,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold of a value, and PyTorch's complaint if it does not."""
+    """A condition on a value, and PyTorch's complaint if it does not hold."""
 
     holds: Callable[[Any], bool]
     complaint: str = ""
@@ -30,24 +30,24 @@ class Rule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     names: tuple[str, ...]
-    """The key; other names of it follow."""
+    """The key, followed by its other names."""
     kind: Kind
     values: str
-    """What may stand there, for people. `{at_least_mb}` is the size in MiB of the setting `at_least` names."""
+    """The allowed values, for people. `{at_least_mb}` is the size in MiB of the setting that `at_least` names."""
     does: str
     rules: tuple[Rule, ...] = ()
     at_least: str = ""
-    """The setting whose value is the least one of this, if there is one."""
+    """The setting whose value is the minimum of this one, if any."""
     devices: str = "all"
-    """The devices that heed it, for people."""
+    """The devices that use it, for people."""
     placements: tuple[str, ...] = ()
-    """The placements that it means something to; none named is all of them."""
+    """The placements that use it; none named means all of them."""
     torch: str | None = "2.11"
-    """The first PyTorch version with this key among those that Allotment follows; None for a key of ours."""
+    """The first PyTorch version with this key among those that Allotment follows; None for our own keys."""
     family: bool = False
-    """PyTorch reads it apart from the keys of all devices, after them and only if they were right."""
+    """PyTorch reads it separately from the keys of all devices, after them and only if they were valid."""
     sticky: bool = True
-    """Stays until named again; else every string that does not name it sets the default."""
+    """Keeps its value until named again; otherwise every string that does not name it sets the default."""
     change: Change = Change.LIVE
     fixed_complaint: str = ""
     """PyTorch's complaint about another value later, if `change` is FIXED."""

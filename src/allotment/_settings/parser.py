@@ -1,10 +1,10 @@
 """One parser, two modes.
 
-- strict, for everything a user of Allotment writes: whatever is not plainly right is refused, and the error names the
-  key, the value and what is allowed; nothing is half applied.
-- lenient, for strings that were written for PyTorch: read exactly as PyTorch reads them, which means unchecked
-  separators, numbers by their leading digits, negative numbers that wrap, and, when the string is wrong, everything
-  that stood before the fault. Keys of ours are unknown to it.
+- strict, for everything that a user of Allotment writes: anything not clearly valid is refused, and the error names the
+  key, the value and what is allowed; nothing is applied in part.
+- lenient, for strings that were written for PyTorch: read exactly as PyTorch reads them, that is with unchecked
+  separators, numbers by their leading digits, negative numbers that wrap, and, if the string is invalid, everything
+  before the fault. It does not know our own keys.
 
 In both modes some settings return to their default with every string and others stay until named again; `Key.sticky`
 says which.
@@ -23,14 +23,14 @@ from allotment._settings.sizes import MIB
 from allotment.errors import SettingsError
 
 _FIRST = ("compat", "large_segment_size_mb")
-"""What counts wherever it stands: which keys there are, and what bounds the values of others."""
+"""Keys that count wherever they appear: they decide which keys exist, and limit the values of others."""
 
 
 class Parser:
     """Reads one settings string; `values` holds what has been applied so far, by setting.
 
-    Three passes: `compat` and `large_segment_size_mb`, on which others depend; the other common
-    keys; the keys of one device family, as PyTorch calls them, and ours.
+    Three passes: `compat` and `large_segment_size_mb`, on which others depend; the other common keys; the keys of one
+    device family, as PyTorch calls them, and our own.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Parser:
         *,
         strict: bool,
     ) -> None:
-        """`keys` and `defaults` are by setting; `in_force` are the values so far, None for the first string."""
+        """`keys` and `defaults` are by setting; `in_force` are the current values, None for the first string."""
         self.values = dict(in_force or defaults)
         self._in_force = in_force
         self._defaults = defaults
@@ -109,7 +109,7 @@ class Parser:
             self.values[setting] = refusal.so_far
 
     def _has_version(self, key: Key) -> bool:
-        """Whether the PyTorch whose rules hold has this key."""
+        """Whether the PyTorch version whose rules apply has this key."""
         return key.torch is not None and has(self.values["compat"], key.torch)
 
     def _check_version(self, entry: Entry) -> None:
@@ -120,14 +120,14 @@ class Parser:
             raise SettingsError(f"{entry.key} must be {allowed}", key=entry.key, value=entry.shown, allowed=allowed)
 
     def _check_placement(self, entry: Entry) -> None:
-        """A key that the chosen placement gives no meaning is a mistake; one that stays from before is not."""
+        """Refuse a key that the chosen placement does not use; a value kept from before is fine."""
         placements = self._keys[entry.key][1].placements
         chosen = self.values.get("placement")
         if self._strict and placements and chosen is not None and chosen not in placements:
-            allowed = f"left out: it has no meaning to placement:{chosen}"
+            allowed = f"left out: placement:{chosen} does not use it"
             raise SettingsError(f"{entry.key} must be {allowed}", key=entry.key, value=entry.shown, allowed=allowed)
 
-    # Complaints: PyTorch's words in the lenient mode; in the strict one what is wrong, and what is allowed.
+    # Complaints: PyTorch's text in lenient mode; in strict mode what is wrong, and what is allowed.
 
     def _refuse(self, entry: Entry, complaint: str) -> NoReturn:
         _, key = self._keys[entry.key]
@@ -141,7 +141,7 @@ class Parser:
         message = f"Unrecognized key '{entry.key}' in Accelerator allocator config."
         if self._strict:
             nearest = get_close_matches(entry.key, self._keys, n=1, cutoff=0.5)
-            hint = f"the nearest is {nearest[0]}" if nearest else f"there are {allowed}"
+            hint = f"did you mean {nearest[0]}?" if nearest else f"known: {allowed}"
             message = f"unknown setting {entry.key!r}; {hint}"
         raise SettingsError(message, key=entry.key, value=entry.shown, allowed=allowed)
 

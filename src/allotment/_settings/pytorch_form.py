@@ -20,7 +20,7 @@ _NAMES = {
     "pinned_use_cuda_host_register": "pinned_use_host_register",
     "graph_capture_record_stream_reuse": "graph_capture_record_stream_reuse",
 }
-"""What PyTorch states as it is: its name, and the setting."""
+"""What PyTorch states unchanged: its name, and the setting."""
 _SIGNED_NAMES = {"max_split_size": "max_split_size"}
 """What it states as a signed number of 64 bits, so that "no limit" is -1."""
 _SIGNED_NAMES_NEWER = {
@@ -31,7 +31,7 @@ _INTERVAL_NAMES = [str(1 << interval) for interval in range(INTERVALS)]
 
 
 def stated_by(settings: Settings, text: str) -> dict[str, Any]:
-    """What PyTorch would state of `settings`, whose string is `text`."""
+    """Return what PyTorch would state for `settings`, whose string is `text`."""
     signed = _SIGNED_NAMES
     if rules_of(settings.compat).states_pinned_bounds:
         signed = {**_SIGNED_NAMES, **_SIGNED_NAMES_NEWER}
@@ -48,7 +48,7 @@ def _signed(size: int) -> int:
 
 
 def values_stated(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of settings that `stated` names one by one, whatever they are; its string is left aside."""
+    """Return the settings that `stated` names one by one, unchecked; ignores its string."""
     values = {setting: stated[name] for name, setting in _NAMES.items() if name in stated}
     for name, setting in {**_SIGNED_NAMES, **_SIGNED_NAMES_NEWER}.items():
         if name in stated:

@@ -1,7 +1,7 @@
 """The settings: one frozen record. Each field declares the key that sets it, so this is the table of all keys.
 
-A new key is a new field here and nothing else: the parser, the gate, the error texts and the test of `docs/settings.md`
-follow from its `Key`.
+A new key is only a new field here: the parser, the checks, the error texts and the test of `docs/settings.md` follow
+from its `Key`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def _key(**columns: Any) -> Mapping[str, Key]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every setting with its value in force. Sizes are in bytes. Raises SettingsError for a value out of range.
+    """Every setting with its current value. Sizes are in bytes. Raises SettingsError for a value out of range.
 
     `docs/settings.md` lists all of them, with the key that sets each in a settings string. `text` is the last such
-    string, verbatim. A record cannot change, so threads may share it.
+    string, verbatim. A record is immutable, so threads may share it.
     """
 
     large_segment_size: int = field(
@@ -82,7 +82,7 @@ class Settings:
             names=("max_non_split_rounding_mb",),
             kind=Mebibytes(),
             values="a whole number of MiB, at least large_segment_size_mb, which is {at_least_mb}",
-            does="How much larger than the request a block that is not split may be. "
+            does="How much larger than the request a block may be that is not split. "
             "A string that does not name it sets it to large_segment_size_mb.",
             at_least="large_segment_size",
             placements=("torch",),
@@ -107,8 +107,8 @@ class Settings:
             kind=Divisions(),
             values="a power of two, or a list of size in MiB (a power of two, or `>` for all above) and divisions"
             " (a power of two, or 0) such as [256:1,512:2,>:4]",
-            does="Steps between two powers of two that sizes are rounded to. Entry i of the record is for sizes"
-            " from `2**i` MiB; 0 and 1 are none.",
+            does="Steps between two powers of two that sizes are rounded up to. Entry i of the record is for sizes"
+            " from `2**i` MiB; 0 and 1 mean none.",
             sticky=False,
         ),
     )
@@ -129,7 +129,7 @@ class Settings:
             names=("pinned_use_background_threads",),
             kind=Switch(),
             values=_TRUE_OR_FALSE,
-            does="Wait for pinned memory on threads of its own.",
+            does="Wait for pinned memory on separate threads.",
             devices=_PINNED,
         ),
     )
@@ -142,8 +142,8 @@ class Settings:
                 "Unknown allocator backend, options are native and cudaMallocAsync",
             ),
             values="native or cudaMallocAsync, and the same as at the start",
-            does="Who keeps the cache: Allotment, or the device in a pool of its own.",
-            devices="those with a pool of their own; others have native alone",
+            does="Which cache serves requests: Allotment's own, or the device's own pool.",
+            devices="those with their own pool; others only have native",
             family=True,
             change=Change.FIXED,
             fixed_complaint="Allocator backend parsed at runtime != allocator backend parsed at load time,"
@@ -156,7 +156,7 @@ class Settings:
             names=("release_lock_on_cudamalloc", "release_lock_on_hipmalloc"),
             kind=Switch(),
             values=_TRUE_OR_FALSE,
-            does="Let other threads in while the device allocates a segment.",
+            does="Release the lock, so that other threads can enter, while the device allocates a segment.",
             family=True,
         ),
     )
@@ -166,7 +166,7 @@ class Settings:
             names=("pinned_use_cuda_host_register", "pinned_use_hip_host_register"),
             kind=Switch(),
             values=_TRUE_OR_FALSE,
-            does="Take ordinary memory and pin it, instead of allocating pinned memory.",
+            does="Allocate ordinary memory and pin it, instead of allocating pinned memory.",
             devices=_PINNED,
             family=True,
         ),
@@ -195,7 +195,7 @@ class Settings:
             names=("pinned_reserve_segment_size_mb",),
             kind=Mebibytes(),
             values="a whole number of MiB above 0",
-            does="Pinned memory set aside at the first pinned request; 0, the default, is none.",
+            does="Pinned memory allocated ahead at the first pinned request; 0, the default, is none.",
             rules=(Rule(lambda size: size > 0, "Pinned reserve segment size has to be greater than 0"),),
             devices=_PINNED,
             family=True,
@@ -208,7 +208,7 @@ class Settings:
             names=("graph_capture_record_stream_reuse",),
             kind=Switch(),
             values=_TRUE_OR_FALSE,
-            does="During a graph capture, reuse blocks once the captured work itself orders their use.",
+            does="During a graph capture, reuse blocks once the captured work itself orders their uses.",
             devices="those that can capture",
             family=True,
         ),
@@ -223,7 +223,7 @@ class Settings:
             rules=(
                 Rule(lambda share: 0 <= share <= 1, "per_process_memory_fraction is invalid, set it in [0.0, 1.0]"),
             ),
-            devices="those that tell how much memory they have",
+            devices="those that report their memory size",
             family=True,
             change=Change.ONCE,
         ),
@@ -233,10 +233,10 @@ class Settings:
         metadata=_key(
             names=("placement",),
             kind=Name(),
-            values="torch, dense, or the name of another placement that is registered, and the same as at the start",
-            does="How memory is divided, of pools that do not say: torch decides as PyTorch does, dense has one arena"
-            " that puts free memory side by side before it grows (`docs/dense.md`).",
-            devices="dense: those with virtual memory that tell how much memory they have; others refuse it",
+            values="torch, dense, or the name of another registered placement, and the same as at the start",
+            does="How memory is divided, for pools that name no placement: torch decides as PyTorch does, dense has one"
+            " arena that makes free memory contiguous before it grows (`docs/dense.md`).",
+            devices="dense: those with virtual memory that report their memory size; others refuse it",
             torch=None,
             change=Change.FIXED,
         ),
@@ -247,7 +247,7 @@ class Settings:
             names=("dense_grain",),
             kind=WholeNumber(),
             values="a whole number from 12 to 256",
-            does="Chunks are about this fraction of what is held: more of them waste less and cost more driver time.",
+            does="Chunks are about this fraction of the memory held: more chunks waste less and cost more driver time.",
             rules=(Rule(lambda grain: 12 <= grain <= 256),),
             placements=("dense",),
             torch=None,
@@ -259,8 +259,8 @@ class Settings:
             names=("dense_slack",),
             kind=RealNumber(),
             values="a number from 0 to 1",
-            does="How far reserved memory may exceed the most ever in use before free memory is put together instead"
-            " of growing, as a share of the latter.",
+            does="How far reserved memory may exceed peak use, as a share of it, before free memory is made contiguous"
+            " instead of growing.",
             rules=(Rule(lambda share: 0 <= share <= 1),),
             placements=("dense",),
             torch=None,
@@ -285,7 +285,7 @@ class Settings:
             names=("dense_share_streams",),
             kind=Switch(),
             values=_TRUE_OR_FALSE,
-            does="Let a stream wait for another, on the device, to have memory that the other freed.",
+            does="Let a stream wait for another, on the device, to reuse memory that the other freed.",
             placements=("dense",),
             torch=None,
         ),
@@ -296,8 +296,8 @@ class Settings:
             names=("dense_start",),
             kind=ByteSize(),
             values="a size, such as 20GiB, or a whole number of bytes",
-            does="Memory that is obtained at the first request, in 64 chunks; 0 is none. A known peak less a few"
-            " percent saves driver time.",
+            does="Memory allocated at the first request, in 64 chunks; 0 is none. A known peak less a few percent saves"
+            " driver time.",
             placements=("dense",),
             torch=None,
             change=Change.ONCE,
@@ -309,8 +309,8 @@ class Settings:
             names=("dense_views",),
             kind=WholeNumber(),
             values="a whole number from 1 to 1024",
-            does="With 1 a chunk is mapped once, and nothing is put side by side. Other values allow it; mappings are"
-            " kept as long as their chunk.",
+            does="Mappings per chunk before the least recently used one is dropped. With 1 a chunk is mapped once, and"
+            " free memory is never made contiguous.",
             rules=(Rule(lambda views: 1 <= views <= 1024),),
             placements=("dense",),
             torch=None,
@@ -323,8 +323,8 @@ class Settings:
             kind=Switch(),
             values=_TRUE_OR_FALSE,
             does="A request that would take more than per_process_memory_fraction of the device fails before the device"
-            " is asked: nothing is released for it and it is no `num_ooms`, but a `num_oom_rejections`.",
-            devices="those that tell how much memory they have",
+            " is asked: nothing is released for it, and it counts in `num_oom_rejections`, not in `num_ooms`.",
+            devices="those that report their memory size",
             torch="2.12",
             family=True,
         ),
@@ -335,7 +335,7 @@ class Settings:
             names=("pinned_free_catch_all",),
             kind=Switch(),
             values=_TRUE_OR_FALSE,
-            does="Take errors of the device while pinned memory is freed for its end.",
+            does="Treat pinned memory as freed even if the device reports an error for the free.",
             devices=_PINNED,
             torch="2.12",
             family=True,
@@ -358,7 +358,7 @@ class Settings:
             names=("pinned_max_cached_size_mb",),
             kind=Mebibytes(),
             values="a whole number of MiB",
-            does="Pinned blocks above this are not kept when they are freed.",
+            does="Pinned blocks above this are not cached when they are freed.",
             devices=_PINNED,
             torch="2.13",
         ),
@@ -369,8 +369,8 @@ class Settings:
             names=("expandable_segments_reserve",),
             kind=ReserveSize(),
             values="a share of the device's memory such as 0.5, or a number of GiB such as 40G",
-            does="Addresses that a new expandable segment reserves: no request larger than that can be served from it."
-            " The default, and the most, is nine eighths of the device's memory.",
+            does="Addresses that a new expandable segment reserves: it cannot serve a larger request. The default, and"
+            " the maximum, is nine eighths of the device's memory.",
             devices="those with virtual memory",
             placements=("torch",),
             torch="2.15",
@@ -383,7 +383,7 @@ class Settings:
             names=("expandable_segments_reserve_by_class",),
             kind=ReserveSizes(),
             values="a list of names and such values, [serving:0.25,side:8G]",
-            does="The same for streams of a class, which `Allocator.set_reserve_class` puts them in.",
+            does="The same for streams of a class, which `Allocator.set_reserve_class` assigns.",
             devices="those with virtual memory",
             placements=("torch",),
             torch="2.15",
@@ -396,8 +396,8 @@ class Settings:
             names=("shareable",),
             kind=Switch(),
             values=f"{_TRUE_OR_FALSE}, and the same as at the start",
-            does="Give each segment, and each page of an expandable one, a memory file of its own, so that blocks can"
-            " be shared with other processes (`docs/sharing.md`). Costs a descriptor each.",
+            does="Give each segment, and each page of an expandable one, its own memory file, so that other processes"
+            " can open blocks (`docs/sharing.md`). Costs a descriptor each.",
             devices="host memory; other devices share without it",
             torch=None,
             change=Change.FIXED,
@@ -409,10 +409,22 @@ class Settings:
             names=("nvtx",),
             kind=Switch(),
             values=f"{_TRUE_OR_FALSE}, and the same as at the start",
-            does="Tell a profiler such as Nsight Systems of each call of the device that takes long, as ranges of NVTX,"
-            " and of bytes reserved and allocated, as counters (`docs/watching.md`). Nothing happens where none"
-            " listens.",
-            devices="all, through the package `nvtx`; the pool of a driver (backend:cudaMallocAsync) has no such calls",
+            does="Report each slow device call to a profiler such as Nsight Systems, as NVTX ranges, and the bytes"
+            " reserved and allocated, as counters (`docs/watching.md`). Does nothing if no profiler listens.",
+            devices="all, through the package `nvtx`; a driver's pool (backend:cudaMallocAsync) has no such calls",
+            torch=None,
+            change=Change.FIXED,
+        ),
+    )
+    monitor: bool = field(
+        default=False,
+        metadata=_key(
+            names=("monitor",),
+            kind=Switch(),
+            values=f"{_TRUE_OR_FALSE}, and the same as at the start",
+            does="Let other processes of this user ask for the allocator's figures: `allotment top` shows it"
+            " (`docs/watching.md`). `ALLOTMENT_MONITOR=1` in the environment does it for every allocator.",
+            devices="all, on Linux",
             torch=None,
             change=Change.FIXED,
         ),
@@ -423,9 +435,9 @@ class Settings:
             names=("compat",),
             kind=Version(),
             values=f"{', '.join(VERSIONS)} or newest",
-            does="The version of PyTorch whose rules decide, and whose form statistics, histories and snapshots have."
-            " The shared allocators (`allotment.current`) and the PyTorch adapter begin with that of the installed"
-            " PyTorch.",
+            does="The PyTorch version whose rules decide, and whose format statistics, histories and snapshots use."
+            " The shared allocators (`allotment.current`) and the PyTorch adapter begin with the version of the"
+            " installed PyTorch.",
             torch=None,
             change=Change.EMPTY,
         ),
@@ -447,11 +459,11 @@ class Settings:
 
     @classmethod
     def parse(cls, text: str, previous: Settings | None = None, *, compat: str = NEWEST) -> Settings:
-        """The settings after the settings string `text`, read strictly.
+        """Return the settings after the settings string `text`, read strictly.
 
-        `previous` are the settings in force: what `text` leaves alone is kept from them, and what is fixed when an
-        allocator is made cannot change any more. Without them this is the first string, on top of the defaults.
-        `compat` is the version of a first string that does not name one.
+        `previous` are the current settings: what `text` does not name is kept from them, and what is fixed when an
+        allocator is created cannot change any more. Without them this is the first string, on top of the defaults.
+        `compat` is the version for a first string that does not name one.
 
         Raises SettingsError, which names the key, the value and what is allowed.
         """
@@ -461,34 +473,34 @@ class Settings:
         return settings
 
     def as_pytorch_dict(self) -> dict[str, Any]:
-        """The `allocator_settings` of a PyTorch snapshot."""
+        """Return the `allocator_settings` of a PyTorch snapshot."""
         return pytorch_form.stated_by(self, text_in_force(self))
 
 
 def parse_leniently(
     text: str, previous: Settings | None = None, *, compat: str = NEWEST
 ) -> tuple[Settings, SettingsError | None]:
-    """The settings after `text` as PyTorch reads it, and what it complains about, if anything.
+    """Return the settings after `text` as PyTorch reads it, and its complaint, if any.
 
-    After a complaint the settings hold what stood before the fault. `previous` and `compat` are as in `Settings.parse`.
+    After a complaint the settings hold what came before the fault. `previous` and `compat` are as in `Settings.parse`.
     """
     return _read(text, previous, compat, strict=False)
 
 
 def settings_of(given: str | Settings, previous: Settings | None = None, *, compat: str = NEWEST) -> Settings:
-    """A record, checked once more, or a text as `Settings.parse` reads it. Raises TypeError for anything else."""
+    """Return a record, checked again, or a text read by `Settings.parse`. Raises TypeError for anything else."""
     if not isinstance(given, Settings):
         return Settings.parse(given, previous, compat=compat)
     try:
-        return replace(given)  # one that was unpickled or put together otherwise has passed no gate
+        return replace(given)  # an unpickled record, or one built in another way, was not checked
     except AttributeError as error:
         raise SettingsError(f"the Settings lack a value: {error}; make them with Settings(...)") from None
 
 
 def text_in_force(settings: Settings) -> str:
-    """The last settings string; of another placement than PyTorch's, one that says what it leaves out of that.
+    """Return the last settings string; for a placement other than PyTorch's, with what that string lacks.
 
-    The last string may be one of PyTorch's, which cannot name a placement, or name what means nothing to it.
+    The last string may be PyTorch's, which cannot name a placement, and may name keys that the placement does not use.
     """
     if settings.placement == DEFAULTS["placement"]:
         return settings.text
@@ -507,14 +519,14 @@ def text_in_force(settings: Settings) -> str:
             and value != DEFAULTS[setting]
             and named.keys().isdisjoint(key.names)
         ):
-            missing[key.names[0]] = key.kind.word(value) if isinstance(key.kind, CountOrOff) else str(value)
+            missing[key.names[0]] = key.kind.word(value) if isinstance(key.kind, CountOrOff | ByteSize) else str(value)
     return ",".join(f"{key}:{value}" for key, value in {**missing, **named}.items())
 
 
 def settings_stated(stated: Mapping[str, Any], *, compat: str = NEWEST) -> Settings:
-    """The settings that a PyTorch snapshot states: its last string, corrected by the values that it names one by one.
+    """Return the settings that a PyTorch snapshot states: its last string, corrected by the values that it names.
 
-    Raises SettingsError for a value that no settings can have.
+    Raises SettingsError for an impossible value.
     """
     settings, _ = parse_leniently(str(stated.get(pytorch_form.STRING) or ""), compat=compat)
     return replace(settings, **pytorch_form.values_stated(stated))
@@ -538,10 +550,10 @@ KEYS: Final[Mapping[str, Key]] = MappingProxyType(
 )
 """The table: the key of each setting."""
 
-# `help(Settings)` shows what the table says of each.
+# `help(Settings)` shows the table's description of each.
 Settings.__doc__ = f"{Settings.__doc__}\n" + "".join(f"    `{setting}`: {key.does}\n" for setting, key in KEYS.items())
 
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({field.name: field.default for field in fields(Settings)})
 
 RUNTIME_CHANGEABLE: Final = frozenset(setting for setting, key in KEYS.items() if key.change is Change.LIVE)
-"""The settings whose change takes effect at run time; the others count when their part is made."""
+"""The settings whose change takes effect at run time; the others take effect when their part is created."""

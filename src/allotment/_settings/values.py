@@ -1,8 +1,8 @@
 """The kinds of values that settings have.
 
-A kind reads a value from an entry of a settings string (`read`, which is told the value in force and raises Refusal
-with PyTorch's words) and says whether a Python object can be such a value (`admits`): the gate for records that are
-made without a string.
+A kind reads a value from an entry of a settings string (`read`, which gets the current value and raises Refusal with
+PyTorch's text). It also says whether a Python object is such a value (`admits`), for records that are created without a
+string.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
 from allotment._rules import NEWEST, VERSIONS
 from allotment._settings.grammar import Entry, Refusal
-from allotment._settings.sizes import MIB, UNLIMITED, parse_size
+from allotment._settings.sizes import MIB, UNLIMITED, parse_size, shortest_size
 from allotment.errors import SettingsError
 
 INTERVALS = 16
-"""Powers of two that have divisions of their own: from 1 MiB to 32 GiB, the last for all above."""
+"""Powers of two with their own divisions: from 1 MiB to 32 GiB, the last for everything above."""
 
 _MOST_MIB = UNLIMITED // MIB
 
@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name of something that is looked up later, where all of them are known."""
+    """A name that is looked up later, where all names are known."""
 
     def read(self, entry: Entry, current: object) -> str:
         if not self.admits(entry.word):
@@ -75,7 +75,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One of PyTorch's versions, or the newest that is known."""
+    """A PyTorch version, or the newest known one."""
 
     def read(self, entry: Entry, current: object) -> str:
         version = NEWEST if entry.word == "newest" else entry.word
@@ -88,19 +88,19 @@ class Version:
 
 
 class Reserve(NamedTuple):
-    """How much an expandable segment reserves: a share of the device's memory, or a number of GiB."""
+    """Size of an expandable segment's addresses: a share of the device's memory, or a number of GiB."""
 
     amount: float
     unit: Literal["share", "GiB"]
 
     def bytes_of(self, total: int) -> int:
-        """In bytes, on a device with `total` bytes of memory."""
+        """Return the size in bytes, on a device with `total` bytes of memory."""
         return int(min(self.amount * (total if self.unit == "share" else 1 << 30), UNLIMITED))
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveSize:
-    """A `Reserve`. What PyTorch cannot read it ignores, with a warning, and so does a lenient reading."""
+    """A `Reserve`. PyTorch ignores what it cannot read, with a warning, and so does the lenient mode."""
 
     def read(self, entry: Entry, current: Reserve | None) -> Reserve | None:
         found = _reserve(entry, entry.word)
@@ -114,7 +114,7 @@ class ReserveSize:
 
 @dataclass(frozen=True, slots=True)
 class ReserveSizes:
-    """A list of a `Reserve` for each of some classes of streams."""
+    """A list with a `Reserve` for each of some classes of streams."""
 
     def read(self, entry: Entry, current: object) -> tuple[tuple[str, Reserve], ...]:
         if entry.word != "[":
@@ -138,7 +138,7 @@ class ReserveSizes:
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
-    """A whole number of 64 bits without a sign."""
+    """An unsigned whole number of 64 bits."""
 
     def read(self, entry: Entry, current: object) -> int:
         return _whole_number(entry, entry.word)
@@ -187,6 +187,9 @@ class ByteSize:
 
     def admits(self, value: object) -> bool:
         return is_whole_number(value)
+
+    def word(self, value: int) -> str:
+        return shortest_size(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,7 @@ def _is_amount(amount: object) -> bool:
 
 
 def _reserve(entry: Entry, word: str) -> Reserve | None:
-    """None for what a lenient reading ignores."""
+    """Return None for what the lenient mode ignores."""
     number = word[:-1] if word[-1] in "Gg" else word
     if _AMOUNT.fullmatch(number) and _is_amount(float(number)):
         return Reserve(float(number), "share" if number == word else "GiB")
@@ -278,7 +281,7 @@ def is_power_of_two(number: int) -> bool:
 def _whole_number(entry: Entry, token: str) -> int:
     digits = _leading("[0-9]+" if entry.strict else "[+-]?[0-9]+", entry, token, "stoull")
     magnitude = digits.lstrip("+-").lstrip("0") or "0"
-    # Twenty digits are enough for 64 bits, and Python refuses to read thousands of them.
+    # Twenty digits suffice for 64 bits, and Python refuses to read thousands of them.
     if len(magnitude) > 20 or int(magnitude) > UNLIMITED:
         raise Refusal("stoull")
     return -int(magnitude) % 2**64 if digits[0] == "-" else int(magnitude)

@@ -1,13 +1,13 @@
 """Blocks in more than one process.
 
 handle        a block's name for other processes: bytes, checked
-identity      this process, user and boot; which device is meant
-device_calls  the contract's operations that sharing takes
-ordering      work that was given to a stream before a block was shared is waited for by who opens it
+identity      identifies this process, user, boot and device
+device_calls  the contract's operations that sharing needs
+ordering      orders an importer's work after what the owner submitted before it shared
 wire          messages and descriptors over a Unix socket
-owner         leases: who has which block open, until they close it or die
-mapping       other processes' memory in this one: one mapping for all that lies in it
+owner         leases: which processes have which block open, until they close it or die
+mapping       other processes' memory in this one: one mapping for everything in it
 importer      opening and closing
-pickling      whether a buffer that is pickled travels as the same memory
+pickling      whether pickling a buffer shares its memory
 torch_form    PyTorch's bytes for the same
 """

@@ -1,11 +1,11 @@
-"""The contract's operations that sharing takes, callable from Python. Each runs without the interpreter lock."""
+"""The contract's operations that sharing needs, callable from Python. Each runs without the interpreter lock."""
 
 from libc.stddef cimport size_t
 
 from allotment._core.contract.raising cimport check_status, device_error, require
 from allotment._core.contract.table cimport (
     INVALID, NOT_READY, OK, SHARE_DESCRIPTOR, SHARE_FABRIC, UNSUPPORTED, Device, DeviceTable, share_t, status_t)
-from allotment._core.contract.types cimport address_t, bytes_t, capture_t, chunk_t, event_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, chunk_t, device_t, event_t, stream_t
 
 cdef enum:
     HANDLE_MOST = 64
@@ -17,7 +17,7 @@ FABRIC: int = SHARE_FABRIC
 # --- what is exported --------------------------------------------------------------------------------------
 
 def export_segment(Device device not None, address_t base) -> bytes:
-    """What another process needs of a plain segment: 4 bytes are a descriptor, which is the device's."""
+    """Return what another process needs to open a plain segment: 4 bytes are a descriptor, which the device owns."""
     cdef DeviceTable* table = &device.table
     cdef unsigned char[HANDLE_MOST] handle
     cdef size_t length = 0
@@ -30,7 +30,7 @@ def export_segment(Device device not None, address_t base) -> bytes:
 
 
 def export_chunk(Device device not None, chunk_t chunk, bint by_descriptor=False) -> tuple[int, bytes]:
-    """(way, handle) of a chunk: over the fabric where the device has one, else a descriptor, which is the device's."""
+    """Return (way, handle) of a chunk: over the fabric if possible, else a descriptor, which the device owns."""
     cdef DeviceTable* table = &device.table
     cdef unsigned char[HANDLE_MOST] handle
     cdef size_t length = 0
@@ -50,7 +50,7 @@ def export_chunk(Device device not None, chunk_t chunk, bint by_descriptor=False
 # --- what is imported --------------------------------------------------------------------------------------
 
 def import_segment(Device device not None, bytes handle not None) -> int:
-    """Where another process's segment lies in this one."""
+    """Map another process's segment; return its address here."""
     cdef DeviceTable* table = &device.table
     cdef const unsigned char* given = handle
     cdef size_t length = len(handle)
@@ -64,7 +64,7 @@ def import_segment(Device device not None, bytes handle not None) -> int:
 
 
 def close_segment(Device device not None, address_t base) -> None:
-    """Be done with another process's segment."""
+    """Close another process's segment."""
     cdef DeviceTable* table = &device.table
     cdef status_t status
     with nogil:
@@ -72,16 +72,19 @@ def close_segment(Device device not None, address_t base) -> None:
     check_status(device, status, "segment_close")
 
 
-def map_chunks(Device device not None, list pieces not None) -> int:
-    """Where other processes' chunks, (way, size, handle) each, lie side by side: in a range of just their size.
+def map_chunks(Device device not None, list pieces not None, list peers not None) -> int:
+    """Map other processes' chunks, (way, size, handle) each, side by side in a range of just their size; return its
+    address.
 
-    A chunk's handle is released at once: it stays as long as it is mapped. On failure nothing is left.
+    The device itself gets access, and the devices of the indices `peers`. A chunk's handle is released at once: the
+    chunk lives as long as it is mapped. On failure nothing is left.
     """
     cdef DeviceTable* table = &device.table
     cdef bytes_t total = sum([size for _, size, _ in pieces])
     cdef bytes_t done = 0
     cdef bytes_t size
     cdef address_t base = 0
+    cdef device_t reaching
     cdef status_t status
     cdef str operation = "range_reserve"
     require(device, table.chunk_import != NULL and table.range_reserve != NULL, "chunk_import")
@@ -93,10 +96,12 @@ def map_chunks(Device device not None, list pieces not None) -> int:
         if status != OK:
             break
         done += size
-    if status == OK:
+    for reaching in [table.device, *peers]:
+        if status != OK:
+            break
         operation = "set_access"
         with nogil:
-            status = table.set_access(table.self, base, total, table.device)
+            status = table.set_access(table.self, base, total, reaching)
     if status == OK:
         return base
     error = device_error(device, status, operation)
@@ -104,8 +109,17 @@ def map_chunks(Device device not None, list pieces not None) -> int:
     raise error
 
 
+def open_to_peer(Device device not None, address_t base, bytes_t size, device_t peer) -> None:
+    """Give another device access to what `map_chunks` mapped."""
+    cdef DeviceTable* table = &device.table
+    cdef status_t status
+    with nogil:
+        status = table.set_access(table.self, base, size, peer)
+    check_status(device, status, "set_access")
+
+
 cdef str map_one(Device device, address_t address, share_t kind, bytes_t size, bytes handle, status_t* status):
-    """Which operation was the last; `status` is what it returned."""
+    """Return the last operation; `status` is what it returned."""
     cdef DeviceTable* table = &device.table
     cdef const unsigned char* given = handle
     cdef size_t length = len(handle)
@@ -121,7 +135,7 @@ cdef str map_one(Device device, address_t address, share_t kind, bytes_t size, b
 
 
 cdef status_t leave_range(Device device, address_t base, bytes_t mapped, bytes_t total, list sizes):
-    """Unmap what is mapped, and give the addresses back; the first failure."""
+    """Unmap what is mapped, and release the addresses; return the first failure."""
     cdef DeviceTable* table = &device.table
     cdef bytes_t done = 0
     cdef bytes_t size
@@ -148,7 +162,7 @@ def unmap_chunks(Device device not None, address_t base, list sizes not None) ->
 # --- order -------------------------------------------------------------------------------------------------
 
 def has_events(Device device not None) -> bool:
-    """Whether streams run on their own, so that there is something to wait for."""
+    """Whether streams run asynchronously, so that there is something to wait for."""
     return device.table.event_record != NULL
 
 
@@ -158,7 +172,7 @@ def has_shared_events(Device device not None) -> bool:
 
 
 def is_idle(Device device not None, stream_t stream) -> bool:
-    """Whether a stream has nothing to do; False if it is destroyed, and may have."""
+    """Whether a stream has no work; False if it is destroyed, and may have."""
     cdef DeviceTable* table = &device.table
     cdef status_t status
     if table.stream_query == NULL:
@@ -172,7 +186,7 @@ def is_idle(Device device not None, stream_t stream) -> bool:
 
 
 def is_captured(Device device not None, stream_t stream) -> bool:
-    """Whether work given to a stream is kept instead of done."""
+    """Whether work given to a stream is recorded instead of run."""
     cdef DeviceTable* table = &device.table
     cdef capture_t capture = 0
     cdef status_t status
@@ -187,7 +201,7 @@ def is_captured(Device device not None, stream_t stream) -> bool:
 
 
 def create_event(Device device not None, bint shared=False) -> int:
-    """A new event, which another process can wait for if it is `shared`."""
+    """Create an event, which another process can wait for if it is `shared`."""
     cdef DeviceTable* table = &device.table
     cdef event_t event = 0
     cdef status_t status
@@ -199,7 +213,7 @@ def create_event(Device device not None, bint shared=False) -> int:
 
 
 def record_event(Device device not None, event_t event, stream_t stream) -> None:
-    """Let an event stand for what a stream was given so far."""
+    """Record the stream's work so far in an event."""
     cdef DeviceTable* table = &device.table
     cdef status_t status
     with nogil:
@@ -229,7 +243,7 @@ def wait_for_event(Device device not None, event_t event) -> None:
 
 
 def destroy_event(Device device not None, event_t event) -> None:
-    """Give an event up."""
+    """Destroy an event."""
     cdef DeviceTable* table = &device.table
     cdef status_t status
     with nogil:
@@ -238,7 +252,7 @@ def destroy_event(Device device not None, event_t event) -> None:
 
 
 def export_event(Device device not None, event_t event) -> bytes:
-    """What another process needs to wait for an event."""
+    """Return what another process needs to wait for an event."""
     cdef DeviceTable* table = &device.table
     cdef unsigned char[HANDLE_MOST] handle
     cdef size_t length = 0
@@ -249,8 +263,17 @@ def export_event(Device device not None, event_t event) -> bytes:
     return handle[:length]
 
 
+def let_stream_wait_here(Device device not None, stream_t stream, event_t event) -> None:
+    """Make a stream wait, on the device, for an event of this process."""
+    cdef DeviceTable* table = &device.table
+    cdef status_t status
+    with nogil:
+        status = table.stream_wait(table.self, stream, event)
+    check_status(device, status, "stream_wait")
+
+
 def let_stream_wait(Device device not None, stream_t stream, bytes handle not None) -> None:
-    """Let a stream wait, on the device, for another process's event."""
+    """Make a stream wait, on the device, for another process's event."""
     cdef DeviceTable* table = &device.table
     cdef const unsigned char* given = handle
     cdef size_t length = len(handle)

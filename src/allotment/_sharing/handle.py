@@ -1,22 +1,22 @@
-"""A block's name for other processes: bytes that say whose it is, checked before anything is done with them.
+"""A block's name for other processes: bytes that identify it, checked before they are used.
 
     magic     4   b"ALSH"
     version   1   1
     family    1   host, cuda, simulated, other
-    length    2   of all of it
-    checksum  8   of all that follows
-    user      4   of the owner, as the system numbers users
+    length    2   of the whole handle
+    checksum  8   of everything below
+    user      4   of the owner: the system's user id
     process   4   of the owner
     boot     16   of the machine that it runs on
-    token    16   drawn by the owner: no other process has it
+    token    16   drawn at random by the owner: no other process has it
     identity 16   of the device
-    allocator 4   of the owner, as it numbers them
+    allocator 4   the owner's number for it
     block     8   its address there
-    generation 8  which of the blocks that were ever shared
+    generation 8  distinguishes all blocks that were ever shared
     size      8   in bytes
     name     ...  of the device, as the owner calls it
 
-All numbers have their lowest byte first. There is no secret in it: the owner's socket asks the system who calls.
+All numbers are little-endian. The handle holds no secret: the owner's socket asks the system who is calling.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allotment._sharing.identity import FAMILIES
+from allotment._texts import printable
 from allotment.errors import SharingError
 
 __all__ = ["SharedHandle"]
@@ -40,7 +41,7 @@ _NAME_MOST = 200
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a handle says."""
+    """The content of a handle."""
 
     family: str
     user: int
@@ -60,8 +61,8 @@ class SharedHandle:
 
     A block of another process, by name: `Allocator.share` makes one, `allotment.open_shared` opens it.
 
-    Equal and hashable: handles of one block are one. Can be pickled, sent in any way, and kept: it holds no memory by
-    itself; its owner keeps the block as long as `hold` said. Cannot change, so threads may share it.
+    Equal and hashable: handles of one block are equal. It can be pickled, sent in any way, and kept. It holds no memory
+    itself; its owner keeps the block for the time given by `hold`. Immutable, so threads may share it.
     """
 
     __slots__ = ("_bytes", "_facts")
@@ -72,32 +73,33 @@ class SharedHandle:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SharedHandle:
-        """The handle that `to_bytes` gave. Raises SharingError, whose `reason` says what is wrong with the bytes."""
+        """Return the handle that `to_bytes` wrote. Raises SharingError, whose `reason` says what is wrong."""
         return cls(data)
 
     def to_bytes(self) -> bytes:
-        """The handle as bytes, the same for one block each time."""
+        """Return the handle as bytes, the same each time for one block."""
         return self._bytes
 
     @property
     def size(self) -> int:
-        """How many bytes the block has."""
+        """Number of bytes of the block."""
         return self._facts.size
 
     @property
     def device(self) -> str:
-        """The device that the block is on, as its owner calls it."""
+        """Device that the block is on, as its owner calls it."""
         return self._facts.name
 
     @property
     def owner(self) -> int:
-        """The number of the process whose block it is."""
+        """Process id of the block's owner."""
         return self._facts.process
 
     def close(self) -> None:
-        """Let the block go, unless somebody has it open: in its owner, nobody can open this handle any more.
+        """In the block's owner, end the time in which processes can open this handle.
 
-        In other processes it does nothing: there a handle is only a name.
+        Processes that have the block open keep it, and buffers that are on their way through a queue still arrive. In
+        other processes it does nothing: there a handle is only a name.
         """
         from allotment._sharing import owner
 
@@ -140,7 +142,7 @@ def _opening(family: int, length: int, body: bytes) -> bytes:
 
 
 def _read(data: bytes) -> Facts:
-    """What the bytes say. Raises SharingError unless they are a handle, all of it, and unchanged."""
+    """Return the content. Raises SharingError unless the bytes are a complete and unchanged handle."""
     if data[: len(_MAGIC)] != _MAGIC[: len(data)] or not data:
         raise SharingError("these bytes are not a handle of Allotment's", reason="foreign")
     if len(data) > len(_MAGIC) and data[len(_MAGIC)] > _VERSION:
@@ -158,5 +160,5 @@ def _read(data: bytes) -> Facts:
     if _opening(family, length, body) != data[: _OPENING.size] or len(data) != length or family >= len(FAMILIES):
         raise SharingError(f"the handle was changed on its way: its checksum is not {checksum.hex()}", reason="altered")
     user, process, boot, token, identity, allocator, block, generation, size = _BODY.unpack_from(body)
-    name = body[_BODY.size :].decode("utf-8", "replace")
+    name = printable(body[_BODY.size :].decode("utf-8", "replace"))
     return Facts(FAMILIES[family], user, process, boot, token, identity, allocator, block, generation, size, name)

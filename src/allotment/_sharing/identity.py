@@ -1,4 +1,4 @@
-"""Who this process is, and which device is meant: what a handle is held against."""
+"""Identifies this process and its devices; handles are compared with it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FAMILIES = ("host", "cuda", "simulated", "other")
 
 
 class _Process:
-    """What is drawn anew in a child of fork."""
+    """Values that are drawn again in a child of fork."""
 
     token = secrets.token_bytes(_TOKEN_BYTES)
 
 
 def process_token() -> bytes:
-    """Random bytes that tell this process from every other, also from one with its number later."""
+    """Return random bytes that distinguish this process from every other, also from a later one with its number."""
     return _Process.token
 
 
@@ -39,15 +39,18 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def boot_id() -> bytes:
-    """16 bytes that are others after the machine was started anew; zeros where the system does not tell."""
+    """Return 16 bytes that change when the machine boots; zeros if the system does not tell.
+
+    Raises OSError if the system cannot tell right now, for instance without a free descriptor.
+    """
     try:
         return bytes.fromhex(_BOOT.read_text().strip().replace("-", ""))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
         return bytes(16)
 
 
 def user_id() -> int:
-    """The user that this process acts for."""
+    """Return the user that this process acts for."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
@@ -56,7 +59,7 @@ def family_of(device: Device) -> str:
 
 
 def identity_of(device: Device) -> bytes:
-    """16 bytes that two devices have in common if they are the same memory: a GPU has an identity of its own."""
+    """Return 16 bytes that are equal for two devices with the same memory: a GPU has its own identity."""
     if device.family == "host":
         return bytes(16)
     text = getattr(device, "uuid", None) if device.family == "cuda" else device.name

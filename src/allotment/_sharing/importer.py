@@ -1,13 +1,13 @@
-"""Opening other processes' blocks, and closing them.
+"""Opens other processes' blocks, and closes them.
 
     open_block ──> link to the owner ──> mapping ──> Opened, which a Buffer has for its allocator
-                     one an owner         one for all blocks in a segment
+                     one per owner        one for all blocks in a segment
 
-A block counts as open once, however often this process has opened it; when the last of it is closed, what the streams
-that used it have to do is waited for, on a thread, then its memory is unmapped, and then the owner is told.
+A block counts as open once, however often this process has opened it. When its last buffer is closed, a thread waits
+for the streams that used it; then its memory is unmapped, and then the owner is told.
 
-Finalizers of buffers may run anywhere, also in the middle of this file, so they take no lock: everything is closed by
-a thread. A second thread waits for streams, so that one that is busy holds up no other.
+Finalizers of buffers may run anywhere, also in the middle of this file, so they take no lock: a thread closes
+everything. A second thread waits for streams, so that a busy one does not delay the others.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from allotment import _logs
 from allotment._devices import open_device
 from allotment._sharing import device_calls, ordering, owner, wire
 from allotment._sharing.handle import Facts, SharedHandle, facts_of
 from allotment._sharing.identity import boot_id, family_of, identity_of, process_token, user_id
-from allotment._sharing.mapping import Mapping, Mappings, fetch_all
+from allotment._sharing.mapping import Mapping, Mappings, fetch_all, place_of
+from allotment._sharing.pickling import checked_hold
 from allotment._sharing.torch_form import TorchHandle
 from allotment._sharing.wire import Answer, Ask, Reply, Request
 from allotment.errors import AddressError, AllotmentError, DeviceError, RequestError, SharingError, UnsupportedError
@@ -47,7 +50,7 @@ def gone(facts: Facts) -> SharingError:
 
 
 class Link:
-    """A connection to one owner, as long as this process has a block of it open."""
+    """A connection to one owner, for as long as this process has one of its blocks open."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -57,7 +60,7 @@ class Link:
         self.watch: int | None = None
 
     def connect(self) -> None:
-        """Raises SharingError: the owner is gone, or another user's."""
+        """Raises SharingError if the owner is gone, or another user's; OSError without a free descriptor."""
         if self.connection is not None:
             return
         connection = wire.packet_socket()
@@ -66,9 +69,11 @@ class Link:
             _, user = wire.peer_of(connection)
             if user != user_id():
                 raise other_user(user)
-            self.watch = wire.watch_process(self.facts.process)
+            self.watch = wire.watch_peer(connection)
         except OSError as error:
             connection.close()
+            if error.errno in wire.SHORTAGES:
+                raise
             raise gone(self.facts) from error
         except BaseException:
             connection.close()
@@ -76,13 +81,16 @@ class Link:
         self.connection = connection
 
     def ask(self, request: Request) -> Reply:
-        """What the owner says. Raises SharingError if it is gone, or talks nonsense."""
+        """Return the owner's reply. Raises SharingError if it is gone or replies nonsense; OSError without memory."""
         assert self.connection is not None
         try:
-            self.tell(request)
+            with contextlib.suppress(ConnectionError):  # it may have said why before it hung up
+                self.tell(request)
             self.wait(select.POLLIN)
             data, descriptors = wire.receive(self.connection)
         except OSError as error:
+            if error.errno in wire.SHORTAGES:
+                raise
             raise gone(self.facts) from error
         if not data:
             raise gone(self.facts)
@@ -90,10 +98,10 @@ class Link:
             return Reply.read(data, descriptors)
         except ValueError as error:
             wire.close_all(descriptors)
-            raise SharingError(f"the block's owner sent what is not a reply: {error}", reason="altered") from None
+            raise SharingError(f"the block's owner sent an invalid reply: {error}", reason="altered") from None
 
     def tell(self, request: Request) -> None:
-        """Send it, also if the owner is slow to read. Raises OSError, SharingError if it is gone."""
+        """Send a request, even if the owner is slow to read. Raises OSError, and SharingError if it is gone."""
         assert self.connection is not None
         while True:
             try:
@@ -102,9 +110,9 @@ class Link:
                 self.wait(select.POLLOUT)
 
     def wait(self, event: int) -> None:
-        """Until there is a reply, or room to send, or the owner is gone.
+        """Wait until there is a reply, or room to send, or the owner is gone.
 
-        It may take its time: its stream may have to come first.
+        There is no time limit: the owner may have to wait for its stream.
         """
         assert self.connection is not None
         poll = select.poll()
@@ -128,7 +136,7 @@ class Link:
 
 
 class Lease:
-    """A block of another process that is open here, by one or several buffers."""
+    """A block of another process that is open here, through one or several buffers."""
 
     __slots__ = ("address", "key", "link", "mapping", "users")
 
@@ -148,7 +156,7 @@ def other_user(user: int) -> SharingError:
 
 
 class Importer:
-    """What this process has open of others."""
+    """Everything of other processes that this process has open."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -160,7 +168,7 @@ class Importer:
         self.has_threads = False
 
     def device_for(self, facts: Facts, given: Device | None) -> Device:
-        """The device here that is the owner's. Raises SharingError if there is none."""
+        """Return the device here that is the owner's. Raises SharingError if there is none."""
         if given is not None:
             if family_of(given) != facts.family or identity_of(given) != facts.identity:
                 raise other_device(facts, given.name)
@@ -177,24 +185,28 @@ class Importer:
         with self.lock:
             return self.links.setdefault(facts.token, Link(facts))
 
-    def open(self, facts: Facts, device: Device) -> tuple[Lease, Reply]:
-        """A lease with one user more, and what the owner said of the order. The pipe's descriptor is the caller's."""
+    def open(self, facts: Facts, number: int, device: Device) -> tuple[Lease, Reply]:
+        """Return a lease with one more user, and the owner's reply about the order. The caller owns the pipe's
+        descriptor.
+
+        `number` is that of the send that this receives, or 0.
+        """
         key = (facts.allocator, facts.block, facts.generation)
         while True:
             link = self.link_to(facts)
             with link.lock:
                 if self.links.get(facts.token) is not link:
-                    continue  # it was given up just now
+                    continue  # it was closed just now
                 try:
-                    return self.open_on(link, key, device)
+                    return self.open_on(link, key, number, device)
                 finally:
                     self.leave(link)
 
-    def open_on(self, link: Link, key: BlockKey, device: Device) -> tuple[Lease, Reply]:
+    def open_on(self, link: Link, key: BlockKey, number: int, device: Device) -> tuple[Lease, Reply]:
         link.connect()
         lease = link.leases.get(key)
         allocator, block, generation = key
-        reply = link.ask(Request(Ask.OPEN if lease is None else Ask.OPEN_AGAIN, block, generation, allocator))
+        reply = link.ask(Request(Ask.OPEN if lease is None else Ask.OPEN_AGAIN, block, generation, allocator, number))
         if reply.answer is not Answer.OK:
             wire.close_all(reply.descriptors)
             raise refused(link.facts, reply)
@@ -229,18 +241,32 @@ class Importer:
             pieces, descriptors = fetch_all(reply.count, reply.plain, (reply.pieces, descriptors), fetch)
             try:
                 if reply.offset + reply.size > sum(piece.size for piece in pieces):
-                    raise SharingError("the block's owner told nonsense about its place", reason="altered")
+                    raise SharingError("the block's owner sent invalid facts about its place", reason="altered")
                 mapping = self.mappings.make(mapping_key, device, reply.plain, pieces, descriptors)
             finally:
                 wire.close_all(descriptors)
+            way = wire.way_of(pieces[0], reply.count, reply.plain)
         else:
             wire.close_all(descriptors)
-        return Lease(link, key, mapping, mapping.base + reply.offset)
+            way = "a mapping that is there already"
+        address = mapping.base + reply.offset
+        _logs.opened(device.name, address, reply.size, way, link.facts.process)
+        return Lease(link, key, mapping, address)
+
+    def send_on(self, lease: Lease, seconds: float) -> int:
+        """Make the owner hold a block that is open here for another process; return the number of that send."""
+        allocator, block, generation = lease.key
+        with lease.link.lock:
+            reply = lease.link.ask(Request(Ask.SEND_ON, block, generation, allocator, wire.milliseconds(seconds)))
+        wire.close_all(reply.descriptors)
+        if reply.answer is not Answer.OK:
+            raise refused(lease.link.facts, reply)
+        return reply.count
 
     # --- closing ---
 
     def close(self, lease: Lease) -> None:
-        """One buffer less."""
+        """Remove one buffer."""
         link = lease.link
         with link.lock:
             lease.users -= 1
@@ -260,7 +286,7 @@ class Importer:
                 link.tell(Request(Ask.CLOSE, block, generation, allocator))
 
     def leave(self, link: Link) -> None:
-        """Give a link up that nothing is open through. pre: its lock"""
+        """Close a link through which nothing is open. pre: its lock"""
         if not link.leases:
             link.disconnect()
             with self.lock:
@@ -289,7 +315,7 @@ class Importer:
 
 
 def _run(close: Callable[[], None]) -> None:
-    """What cannot be closed is reported: nobody waits for it."""
+    """Run a close; report its failure, since nobody waits for it."""
     try:
         close()
     except Exception as error:
@@ -301,9 +327,10 @@ _importer = Importer()
 
 
 def _in_child() -> None:
-    """In a child of fork: what its parent has open it has not."""
+    """In a child of fork: it has nothing open of what its parent has."""
     global _importer
     left, _importer = _importer, Importer()
+    _importer.mappings.peers = left.mappings.peers
     for link in left.links.values():
         link.disconnect()
 
@@ -312,17 +339,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
-def place_of(device: Device) -> tuple[object, ...]:
-    """Where something is mapped: objects of one device are the same place, where that can be known."""
-    return (id(device),) if family_of(device) == "other" else (device.family, identity_of(device))
-
-
 def other_device(facts: Facts, here: str) -> SharingError:
     return SharingError(f"the block is on {facts.name} of its owner, which is not {here}", reason="other_device")
 
 
 def find_device(facts: Facts) -> Device:
-    """A device of this process that is the owner's."""
+    """Return a device of this process that is the owner's."""
     if facts.family == "host":
         from allotment._devices.host.device import HostDevice
 
@@ -339,7 +361,7 @@ def find_device(facts: Facts) -> Device:
 
 
 def find_gpu(facts: Facts) -> Device:
-    """The GPU of that identity, whatever its number is here."""
+    """Return the GPU with that identity, whatever its number is here."""
     index = 0
     while True:
         try:
@@ -367,7 +389,7 @@ def refused(facts: Facts, reply: Reply) -> AllotmentError:
 
 
 class Opened:
-    """Another process's block, opened once: what stands in an allocator's place for a Buffer of it."""
+    """Another process's block, opened once: takes an allocator's place for a Buffer of it."""
 
     def __init__(
         self,
@@ -377,9 +399,11 @@ class Opened:
         stream: int,
         close: Callable[[], None],
         handle: SharedHandle | None = None,
+        send_on: Callable[[float], int] | None = None,
     ) -> None:
         self.device = device
         self._handle = handle
+        self._send_on = send_on
         self._address = address
         self._size = size
         self._streams = {stream}
@@ -388,13 +412,19 @@ class Opened:
         _importer.start()
 
     def share(self, block: object, *, hold: float = 0.0) -> SharedHandle:
-        """The handle that it was opened by: another process opens it at its owner's, while it is open here."""
+        """Return the handle it was opened by: other processes open it at its owner, while it is open here."""
         if self._handle is None:
             raise UnsupportedError(f"{self!r} was not opened by a handle of ours", operation="share")
         return self._handle
 
+    def _send_block(self, block: object, hold: float) -> tuple[SharedHandle, int]:
+        """Return the handle, and the number of a hold for one receiver, which may open it after it was closed here."""
+        handle = self.share(block)
+        assert self._send_on is not None
+        return handle, self._send_on(checked_hold(hold))
+
     def record_stream(self, block: int, stream: Any) -> None:
-        """Work on `stream` uses the block: its owner gets it back when that is done."""
+        """Record that work on `stream` uses the block: the owner gets it back when that work is done."""
         if self._close is None:
             raise AddressError(f"{block:#x} was closed", block)
         handle = getattr(stream, "handle", stream)
@@ -414,7 +444,7 @@ class Opened:
             self._importer.closing.put(close)
 
     def _events(self) -> list[int]:
-        """Of streams that are not done yet."""
+        """Return events of streams that are not done yet."""
         events: list[int] = []
         if not device_calls.has_events(self.device):
             return events
@@ -426,15 +456,23 @@ class Opened:
                 events.append(event)
                 device_calls.record_event(self.device, event, stream)
             except DeviceError:
-                continue  # a device that fails has nothing left to wait for
+                continue  # a failed device has nothing left to wait for
         return events
 
     def __repr__(self) -> str:
         return f"<shared block of {self._size} bytes at {self._address:#x} on {self.device.name}>"
 
 
-def open_block(handle: SharedHandle, stream: int, device: Device | None) -> tuple[Opened, int, int]:
-    """(what frees it, address, size) of another process's block. Raises SharingError, DeviceError."""
+def reach_peer(device: Device, peer: int) -> None:
+    """Give the device of index `peer` access to other processes' memory open on a device. Raises DeviceError."""
+    _importer.mappings.reach_peer(device, peer)
+
+
+def open_block(handle: SharedHandle, number: int, stream: int, device: Device | None) -> tuple[Opened, int, int]:
+    """Open another process's block; return (object that frees it, address, size).
+
+    `number` is that of the send that this receives, or 0. Raises SharingError, DeviceError.
+    """
     facts = facts_of(handle)
     wire.require_sockets()
     if facts.boot != boot_id():
@@ -442,54 +480,68 @@ def open_block(handle: SharedHandle, stream: int, device: Device | None) -> tupl
     if facts.user != user_id():
         raise other_user(facts.user)
     if facts.token == process_token():
-        return open_own(handle, stream, device)
+        return open_own(handle, number, stream, device)
     device = _importer.device_for(facts, device)
-    on_stream = stream != 0 or facts.family != "host"
-    lease, reply = _importer.open(facts, device)
     importer = _importer
+    lease, reply = importer.open(facts, number, device)
 
     def close() -> None:
         importer.close(lease)
 
-    opened = Opened(device, lease.address, reply.size, stream, close, handle)
+    send_on = partial(importer.send_on, lease)
+    opened = Opened(device, lease.address, reply.size, stream, close, handle, send_on)
     try:
-        ordering.wait(
-            device, stream, reply.events, reply.descriptors[0] if reply.descriptors else None, on_stream=on_stream
-        )
+        pipe = reply.descriptors[0] if reply.descriptors else None
+        ordering.wait(device, stream, reply.events, pipe, on_stream=is_on_stream(facts, stream))
     except BaseException:
         opened.free(lease.address)
         raise
     return opened, lease.address, reply.size
 
 
-def open_own(handle: SharedHandle, stream: int, device: Device | None) -> tuple[Opened, int, int]:
-    """A block of this process needs no mapping: it is where it is."""
+def is_on_stream(facts: Facts, stream: int) -> bool:
+    """Whether a stream waits for the owner's work. On host memory without a stream, the caller waits."""
+    return stream != 0 or facts.family != "host"
+
+
+def open_own(handle: SharedHandle, number: int, stream: int, device: Device | None) -> tuple[Opened, int, int]:
+    """Open a block of this process, which needs no mapping."""
     facts = facts_of(handle)
     try:
-        entry, shared, close = owner.lease_here(facts)
+        entry, shared, close, send_on = owner.lease_here(facts, number)
     except KeyError:
         raise refused(facts, Reply(Answer.EXPIRED)) from None
     here = entry.allocator.device
     address = shared.base + shared.offset
-    opened = Opened(here, address, shared.size, stream, close, handle)
-    if device is not None and device is not here:
+    opened = Opened(here, address, shared.size, stream, close, handle, send_on)
+    try:
+        if device is not None and device is not here:
+            raise other_device(facts, device.name)
+        _logs.opened(here.name, address, shared.size, "its own address", facts.process)
+        ordering.wait_here(entry.order, stream, on_stream=is_on_stream(facts, stream))
+    except BaseException:
         opened.free(address)
-        raise other_device(facts, device.name)
+        raise
     return opened, address, shared.size
 
 
 def open_foreign(
     data: bytes, handle: TorchHandle, descriptors: list[int], offset: int, size: int, device: Device
 ) -> tuple[Opened, int]:
-    """(what frees it, address) of memory that somebody else exported, and holds. The descriptors stay the caller's."""
+    """Map memory exported by other software, which holds it; return (object that frees it, address).
+
+    The caller keeps the descriptors.
+    """
     plain = handle.page == 0
     way = handle.way or (device_calls.DESCRIPTOR if len(handle.handles[0]) == 4 else device_calls.FABRIC)
     pieces = [wire.Piece(way, handle.page or 1, h if way != device_calls.DESCRIPTOR else b"") for h in handle.handles]
     importer = _importer
-    # A descriptor's number may be another file's tomorrow, but not while it is mapped here from the same process.
+    # A descriptor's number may be another file's later, but not while it is mapped here from the same process.
     key = ("foreign", data, *place_of(device))
     mapping = importer.mappings.find(key) or importer.mappings.make(key, device, plain, pieces, descriptors)
     address = mapping.base + offset
+    in_words = f"PyTorch's form: {wire.way_of(pieces[0], len(pieces), plain)}"
+    _logs.opened(device.name, address, size, in_words, handle.process)
 
     def close() -> None:
         importer.mappings.drop(mapping)

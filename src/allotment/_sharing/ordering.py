@@ -1,11 +1,11 @@
-"""Order between processes: what a stream was given before its block was shared is waited for by who opens the block.
+"""Order between processes: a process that opens a block waits for work submitted before the block was shared.
 
-    device   the device's own events travel, and the other process's stream waits on the device
-    pipe     the last of the streams closes one end of a pipe; who has the other end sees that, and also the owner's
-             death, after which no work is to come (a counter that nobody raises any more would be waited for for ever)
-    polled   devices with neither: the owner replies when the work is done, so that who opens the block waits
+    device   the device's own events are shared, and the other process's stream waits on the device
+    pipe     a process that opens the block before the work is done gets one end of a pipe, and the last of the
+             streams closes the other end. So does the owner's death, which a counter would not survive
+    polled   devices with neither: the owner replies when the work is done, so that the opening process waits
 
-Streams that have nothing to do cost nothing.
+Idle streams cost nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOKS_A_SECOND = 5
 
 
 class OrderKind(enum.IntEnum):
-    """How it is told that the work is done."""
+    """How another process learns that the work is done."""
 
     NOTHING = 0
     DEVICE = 1
@@ -37,84 +37,84 @@ class OrderKind(enum.IntEnum):
     POLLED = 3
 
 
-class Pipe:
-    """A pipe whose writing end is closed when the last of some streams has come so far."""
+class Marker:
+    """A point in the queues of some streams of this process. Costs no descriptor until somebody waits for it."""
 
-    _open: set[Pipe] = set()  # in a child of fork they must not stay open for the parent's sake
+    _waited_for: set[Marker] = set()  # a child of fork must not keep their pipes open
 
     def __init__(self, device: Device, streams: list[int]) -> None:
-        self.reader, self._writer = os.pipe2(os.O_CLOEXEC)
         self._left = len(streams)
+        self._writers: list[int] = []
         self._lock = threading.Lock()
-        Pipe._open.add(self)
         for stream in streams:
-            try:
-                device.submit(stream, self._done, ())  # type: ignore[attr-defined]
-            except BaseException:
-                self._done()
-                self.close()
-                raise
+            device.submit(stream, self._reached, ())  # type: ignore[attr-defined]
 
-    def _done(self) -> None:
+    def _reached(self) -> None:
+        """Runs on each stream; the last one closes the pipes."""
         with self._lock:
             self._left -= 1
-            if self._left > 0 or self._writer < 0:
+            if self._left > 0:
                 return
-            writer, self._writer = self._writer, -1
-        os.close(writer)
+            writers, self._writers = self._writers, []
+            Marker._waited_for.discard(self)
+        for writer in writers:
+            os.close(writer)
 
-    def close(self) -> None:
-        """Who has been given the reading end keeps theirs."""
-        Pipe._open.discard(self)
+    def waiting_end(self) -> int | None:
+        """Return the reading end of a new pipe that ends when all streams are past the marker, or when this process
+        dies.
+
+        The caller closes it. None if they are past it already. Raises OSError.
+        """
         with self._lock:
-            reader, self.reader = self.reader, -1
-        if reader >= 0:
-            os.close(reader)
+            if self._left == 0:
+                return None
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            self._writers.append(writer)
+            Marker._waited_for.add(self)
+            return reader
 
     def forget(self) -> None:
-        """In a child of fork."""
-        for descriptor in (self.reader, self._writer):
-            if descriptor >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-        self.reader = self._writer = -1
+        """In a child of fork, where no other thread runs: the lock may stay locked for ever."""
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            with contextlib.suppress(OSError):
+                os.close(writer)
 
 
 @dataclass
 class Order:
-    """What has to be waited for, of one block that was shared. `events` are kept until nobody has it open any more."""
+    """What to wait for, for one shared block. `events` are kept until nobody has the block open any more."""
 
     device: Device
     kind: OrderKind = OrderKind.NOTHING
     streams: tuple[int, ...] = ()
     events: dict[int, int] = field(default_factory=dict)
-    pipe: Pipe | None = None
+    marker: Marker | None = None
 
     def handles(self) -> list[bytes]:
-        """The events, for another process."""
+        """Return the events' handles, for another process."""
         if self.kind is not OrderKind.DEVICE:
             return []
         return [device_calls.export_event(self.device, self.events[stream]) for stream in self.streams]
 
     def is_over(self) -> bool:
-        """Whether all of it is done, for who polls."""
+        """Whether all of it is done; for polling."""
         if self.kind is not OrderKind.POLLED:
             return True
         return all(device_calls.is_event_done(self.device, self.events[stream]) for stream in self.streams)
 
     def end(self) -> None:
-        """Nobody needs it any more."""
-        if self.pipe is not None:
-            self.pipe.close()
+        """Destroy the events: nobody needs them any more."""
         for event in self.events.values():
             device_calls.destroy_event(self.device, event)
         self.events = {}
 
 
 def record(device: Device, streams: Iterable[int], before: Order | None) -> Order:
-    """What the streams have to do now, in place of what they had to do `before`, whose events are used again.
+    """Record the streams' current work, in place of the work `before`, whose events are reused.
 
-    Raises CaptureError for a stream that is being captured: what it was given is not done at all.
+    Raises CaptureError for a stream that is being captured: its work does not run.
     """
     busy = []
     for stream in dict.fromkeys(streams):
@@ -128,7 +128,7 @@ def record(device: Device, streams: Iterable[int], before: Order | None) -> Orde
     if not busy:
         return Order(device, events=events)
     if hasattr(device, "submit"):
-        return Order(device, OrderKind.PIPE, tuple(busy), events, Pipe(device, busy))
+        return Order(device, OrderKind.PIPE, tuple(busy), events, Marker(device, busy))
     shared = device_calls.has_shared_events(device)
     for stream in busy:
         if stream not in events:
@@ -138,9 +138,9 @@ def record(device: Device, streams: Iterable[int], before: Order | None) -> Orde
 
 
 def wait(device: Device, stream: int, handles: list[bytes], descriptor: int | None, *, on_stream: bool) -> None:
-    """Let a stream of this process wait for another's work; without `on_stream`, the caller waits for a pipe itself.
+    """Make a stream of this process wait for another's work; without `on_stream`, the caller itself waits for a pipe.
 
-    The descriptor is taken over.
+    Takes ownership of the descriptor.
     """
     for handle in handles:
         device_calls.let_stream_wait(device, stream, handle)
@@ -156,12 +156,21 @@ def wait(device: Device, stream: int, handles: list[bytes], descriptor: int | No
         _wait_for_end(descriptor)
 
 
+def wait_here(order: Order, stream: int, *, on_stream: bool) -> None:
+    """`wait` in the process that shared the block: its events need no export."""
+    for busy in order.streams:
+        if busy != stream and busy in order.events:
+            device_calls.let_stream_wait_here(order.device, stream, order.events[busy])
+    if order.marker is not None:
+        wait(order.device, stream, [], order.marker.waiting_end(), on_stream=on_stream)
+
+
 class _Exit:
     has_come = False
 
 
 def _wait_for_end(descriptor: int) -> None:
-    """Wait until the other end is closed; no longer than this process lives, whose streams are waited for at exit."""
+    """Wait until the other end is closed; only while this process lives, whose streams are waited for at exit."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     try:
@@ -172,12 +181,12 @@ def _wait_for_end(descriptor: int) -> None:
 
 
 def note_exit() -> None:
-    """The process is about to end: nothing is waited for any more."""
+    """The process is about to end: stop waiting."""
     _Exit.has_come = True
 
 
 def forget() -> None:
-    """In a child of fork: the parent's pipes are not its own."""
-    for pipe in list(Pipe._open):
-        pipe.forget()
-    Pipe._open.clear()
+    """In a child of fork: drop the parent's pipes."""
+    for marker in list(Marker._waited_for):
+        marker.forget()
+    Marker._waited_for.clear()

@@ -1,15 +1,18 @@
-"""Leases: which of this process's blocks others have open, until they close them or die.
+"""Leases: which of this process's blocks other processes have open, until they close them or die.
 
-    share ──> entry: a block, held for a while ──────────────────────────── nobody opened it: let go
-                └─ open ──> lease of a process ── close, or its end ──────> the last one: let go
+    share ──> hold of the handle, until its time ends or the handle is closed ──┐
+    send  ──> hold of that send, until it is opened or its time ends ───────────┼──> the last one ends: block released
+    open  ──> lease of a process, until it closes the block or dies ────────────┘
 
-One thread a process listens, started with the first share. A process that opens a block is connected to it, and
-watched: what it had open is let go when it is gone, however it went, and not before, since its device may still work.
-A connection that merely breaks proves nothing.
+All of them belong to an entry, one for each block. While its block has an entry, a handle can be opened by any number
+of processes. A buffer sent through a queue is received once, so its hold ends there.
 
-Entries are there while somebody has or may get the block; its allocator lives as long. The engine is never called with
-the lock held, and nothing is waited for on the thread, so an importer that does not read cannot hold anybody up: it is
-disconnected.
+One thread per process listens, started with the first share. A process that opens a block is connected to it and
+watched. Its leases end when it is gone, however it ended, and not before, since its device may still work. A broken
+connection proves nothing.
+
+An entry keeps the block's allocator alive. The engine is never called with the lock held, and the thread waits for
+nothing, so an importer that does not read cannot block others: it is disconnected.
 """
 
 from __future__ import annotations
@@ -25,12 +28,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from allotment import _logs
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._sharing import device_calls, ordering, wire
 from allotment._sharing.handle import Facts, SharedHandle, make_handle
@@ -45,10 +49,11 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.002
 _BACKLOG = 128
+_SHORTAGE_SECONDS = 0.1
 
 
 class SharedBlock(NamedTuple):
-    """What an allocator tells about a block: `pieces` are (chunk, size) each, and a plain segment's chunk is 0."""
+    """An allocator's facts about a block: `pieces` are (chunk, size) each, and a plain segment's chunk is 0."""
 
     generation: int
     size: int
@@ -73,14 +78,24 @@ Key = tuple[int, int, int]
 
 
 @dataclass(eq=False)
-class Entry:
-    """A block that somebody has or may get."""
+class Hold:
+    """A promise that a block can be opened until a deadline, for a handle or for one send."""
 
-    lender: Lender | None  # None: it is over
+    entry: Entry
+    number: int
+    deadline: float
+    is_lease: bool  # how the engine counts it
+
+
+@dataclass(eq=False)
+class Entry:
+    """A block that another process has open or may open."""
+
+    lender: Lender | None  # None: it has ended
     key: Key
     order: Order
-    keeps: int = 0
-    deadline: float = 0.0
+    holds: dict[int, Hold] = field(default_factory=dict)
+    of_handle: Hold | None = None  # the one that each `share` renews; the others are for sends
     leases: int = 0
 
     @property
@@ -116,64 +131,87 @@ class Owner:
         self.entries: dict[Key, Entry] = {}
         self.numbers: WeakKeyDictionary[Lender, int] = WeakKeyDictionary()
         self.numbered = itertools.count(1)
-        self.deadlines: list[tuple[float, int, Entry]] = []
-        self.drawn = itertools.count()
+        self.deadlines: list[tuple[float, int, Hold]] = []
+        self.drawn = itertools.count(1)
+        self.hold_count = 0
         self.thread: threading.Thread | None = None
         self.selector: selectors.BaseSelector | None = None
         self.listener: socket.socket | None = None
         self.waker = -1
+        self.spare = -1
+        self.listens_again = math.inf  # time, while the process is short of descriptors
         self.clients: set[Client] = set()
         self.closing: deque[Entry] = deque()
         self.is_stopping = False
 
     # --- sharing, on any thread ---
 
-    def share(self, lender: Lender, block: int, hold: float) -> SharedHandle:
+    def share(self, lender: Lender, block: int, seconds: float) -> SharedHandle:
+        """Return a handle that can be opened for that time, and at least as long as earlier shares have promised."""
+        hold, handle = self.send(lender, block, seconds)
+        with self.lock:
+            earlier, hold.entry.of_handle = hold.entry.of_handle, hold
+            if earlier is not None and earlier.deadline > hold.deadline:
+                hold.deadline = earlier.deadline
+                self.add_deadline(hold)
+        if earlier is not None:
+            self.settle(hold.entry, 0, [earlier])
+        return handle
+
+    def send(self, lender: Lender, block: int, seconds: float) -> tuple[Hold, SharedHandle]:
+        """Return a handle of a block, and its own hold."""
         wire.require_sockets()
         self.start()
         shared = lender._share_block(block, True)
         number = self.number_of(lender)
-        entry = self.keep(lender, (number, block, shared.generation), time.monotonic() + hold)
-        try:
-            order = ordering.record(lender.device, shared.streams, entry.order)
-        except BaseException:
-            with self.lock:
-                entry.keeps -= 1
-            self.settle(entry, 0, 1)
-            raise
-        with self.lock:
-            replaced, entry.order = entry.order, order
-            surplus = max(entry.keeps - 1, 0)  # those of earlier shares, which this one renews
-            entry.keeps -= surplus
-        if replaced.pipe is not None:
-            replaced.pipe.close()
-        self.settle(entry, 0, surplus)
-        return make_handle(Facts(
-            family_of(lender.device), user_id(), os.getpid(), boot_id(), process_token(), identity_of(lender.device),
-            number, block, shared.generation, shared.size, lender.device.name,
-        ))  # fmt: skip
-
-    def keep(self, lender: Lender, key: Key, deadline: float) -> Entry:
-        """The entry of a block, with one keep more."""
+        key = (number, block, shared.generation)
         with self.lock:
             entry = self.entries.get(key)
             if entry is None:
                 entry = self.entries[key] = Entry(lender, key, Order(lender.device))
-            entry.deadline = max(entry.deadline, deadline) if entry.keeps else deadline
-            entry.keeps += 1
-            if math.isfinite(entry.deadline):
-                self.forget_old_deadlines()
-                heapq.heappush(self.deadlines, (entry.deadline, next(self.drawn), entry))
-            is_first = bool(self.deadlines) and self.deadlines[0][2] is entry
-        if is_first:
-            self.wake()
-        return entry
+            hold = self.add_hold(entry, seconds, is_lease=False)
+        try:
+            handle = make_handle(Facts(
+                family_of(lender.device), user_id(), os.getpid(), boot_id(), process_token(),
+                identity_of(lender.device), number, block, shared.generation, shared.size, lender.device.name,
+            ))  # fmt: skip
+            order = ordering.record(lender.device, shared.streams, entry.order)
+        except BaseException:
+            self.settle(entry, 0, [hold])
+            raise
+        with self.lock:
+            entry.order = order
+        return hold, handle
 
-    def forget_old_deadlines(self) -> None:
-        """Those of entries that are over or were renewed, once they are most of all. pre: locked"""
-        if len(self.deadlines) > 2 * len(self.entries) + 64:
-            self.deadlines = [item for item in self.deadlines if item[2].lender and item[2].deadline == item[0]]
+    def send_on(self, key: Key, seconds: float) -> int:
+        """Return the number of a hold for a block that a process has open and sends on. Raises KeyError if it has
+        ended.
+
+        The owner may have freed the block already, so the engine counts this hold as a lease.
+        """
+        entry, _ = self.lease(key)
+        with self.lock:
+            entry.leases -= 1
+            return self.add_hold(entry, seconds, is_lease=True).number
+
+    def add_hold(self, entry: Entry, seconds: float, *, is_lease: bool) -> Hold:
+        """pre: locked"""
+        hold = Hold(entry, next(self.drawn), time.monotonic() + seconds, is_lease)
+        entry.holds[hold.number] = hold
+        self.hold_count += 1
+        self.add_deadline(hold)
+        return hold
+
+    def add_deadline(self, hold: Hold) -> None:
+        """Make the thread end the hold in time. pre: locked"""
+        if not math.isfinite(hold.deadline):
+            return
+        if len(self.deadlines) > 2 * self.hold_count + 64:  # most belong to holds that ended early
+            self.deadlines = [item for item in self.deadlines if item[2].number in item[2].entry.holds]
             heapq.heapify(self.deadlines)
+        heapq.heappush(self.deadlines, (hold.deadline, next(self.drawn), hold))
+        if self.deadlines[0][2] is hold:
+            self.wake()
 
     def number_of(self, lender: Lender) -> int:
         with self.lock:
@@ -182,46 +220,52 @@ class Owner:
             return self.numbers[lender]
 
     def end_hold(self, key: Key) -> None:
+        """End the handle's hold. Buffers on their way in a queue have their own."""
         with self.lock:
             entry = self.entries.get(key)
-            keeps = self.take_keeps(entry) if entry is not None else 0
-        if entry is not None:
-            self.settle(entry, 0, keeps)
+            hold = entry.of_handle if entry is not None else None
+        if hold is not None:
+            self.settle(hold.entry, 0, [hold])
 
-    def take_keeps(self, entry: Entry) -> int:
-        """pre: locked"""
-        keeps, entry.keeps = entry.keeps, 0
-        return keeps
+    def receive(self, entry: Entry, number: int) -> None:
+        """End the hold of a send that has arrived: the receiver has a lease. 0 is a handle that was not sent so."""
+        with self.lock:
+            hold = entry.holds.get(number)
+        if hold is not None and hold is not entry.of_handle:
+            self.settle(entry, 0, [hold])
 
     def lease(self, key: Key) -> tuple[Entry, SharedBlock]:
-        """One process more has a block open. Raises KeyError if it cannot be had any more."""
+        """Add a process that has a block open. Raises KeyError if the block is not available any more."""
         with self.lock:
             entry = self.entries[key]
-            if entry.keeps == 0 and entry.leases == 0:
-                raise KeyError(key)
             entry.leases += 1
         try:
             return entry, entry.allocator._lease_block(entry.block, entry.generation)
         except RequestError:
-            self.settle(entry, 1, 0, in_engine=False)
+            self.settle(entry, 1, in_engine=False)
             raise KeyError(key) from None
         except BaseException:
-            self.settle(entry, 1, 0, in_engine=False)
+            self.settle(entry, 1, in_engine=False)
             raise
 
-    def settle(self, entry: Entry, leases: int, keeps: int, *, in_engine: bool = True) -> None:
-        """Leases and keeps of a block are over. pre: the keeps were taken out of the entry"""
+    def settle(self, entry: Entry, leases: int, holds: Iterable[Hold] = (), *, in_engine: bool = True) -> None:
+        """End so many leases and these holds of a block; skips holds that have ended already."""
         with self.lock:
             entry.leases -= leases
+            ended = [hold for hold in holds if entry.holds.pop(hold.number, None) is not None]
+            self.hold_count -= len(ended)
+            if entry.of_handle in ended:
+                entry.of_handle = None
             lender = entry.lender
-            is_over = lender is not None and entry.leases == 0 and entry.keeps == 0
+            is_over = lender is not None and entry.leases == 0 and not entry.holds
             if is_over:
                 del self.entries[entry.key]
                 entry.lender = None
         if is_over:
             entry.order.end()
-        if lender is not None and in_engine and (leases or keeps):
-            lender._end_shares(entry.block, entry.generation, leases, keeps)
+        if lender is not None and in_engine and (leases or ended):
+            held_leases = sum(hold.is_lease for hold in ended)
+            lender._end_shares(entry.block, entry.generation, leases + held_leases, len(ended) - held_leases)
 
     # --- the thread ---
 
@@ -229,17 +273,18 @@ class Owner:
         with self.lock:
             if self.thread is not None:
                 return
-            listener = wire.packet_socket()
-            try:
+            with contextlib.ExitStack() as on_failure:
+                listener = on_failure.enter_context(wire.packet_socket())
                 listener.bind(wire.address_of(os.getpid(), process_token()))
                 listener.listen(_BACKLOG)
                 listener.setblocking(False)
                 waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            except BaseException:
-                listener.close()
-                raise
-            self.selector = selectors.DefaultSelector()
-            self.listener, self.waker = listener, waker
+                on_failure.callback(os.close, waker)
+                spare = os.dup(waker)
+                on_failure.callback(os.close, spare)
+                selector = selectors.DefaultSelector()
+                on_failure.pop_all()
+            self.selector, self.listener, self.waker, self.spare = selector, listener, waker, spare
             self.selector.register(listener, selectors.EVENT_READ, self.accept)
             self.selector.register(waker, selectors.EVENT_READ, lambda: os.eventfd_read(waker))
             self.thread = threading.Thread(target=self.serve, name="allotment sharing", daemon=True)
@@ -256,11 +301,12 @@ class Owner:
                 self.run(key.data)
             self.run(self.expire)
             self.run(self.close_ours)
+            self.run(self.listen_again)
             for client in [client for client in self.clients if client.waiting is not None]:
                 self.run(partial(self.open_when_over, client))
 
     def run(self, step: Callable[[], None]) -> None:
-        """A step that concerns one process or block: if it fails, the others are still served."""
+        """Run a step for one process or block: if it fails, the others are still served."""
         try:
             step()
         except OSError:
@@ -270,39 +316,45 @@ class Owner:
             threading.excepthook(threading.ExceptHookArgs(told))
 
     def close_ours(self) -> None:
-        """Let go what this very process had open. Finalizers cannot: they may run while the lock is held."""
+        """End what this very process had open. Finalizers cannot: they may run while the lock is held."""
         while self.closing:
-            self.settle(self.closing.popleft(), 1, 0)
+            self.settle(self.closing.popleft(), 1)
 
     def seconds_left(self) -> float | None:
         if any(client.waiting is not None for client in self.clients):
             return _POLL_SECONDS
         with self.lock:
-            return max(self.deadlines[0][0] - time.monotonic(), 0.0) if self.deadlines else None
+            first = min(self.deadlines[0][0] if self.deadlines else math.inf, self.listens_again)
+        return max(first - time.monotonic(), 0.0) if math.isfinite(first) else None
 
     def expire(self) -> None:
         now = time.monotonic()
         over = []
         with self.lock:
             while self.deadlines and self.deadlines[0][0] <= now:
-                entry = heapq.heappop(self.deadlines)[2]
-                if entry.keeps and entry.deadline <= now:
-                    over.append((entry, self.take_keeps(entry)))
-        for entry, keeps in over:
-            self.settle(entry, 0, keeps)
+                hold = heapq.heappop(self.deadlines)[2]
+                if hold.deadline <= now:
+                    over.append(hold)
+        for hold in over:
+            self.settle(hold.entry, 0, [hold])
 
     def accept(self) -> None:
         assert self.listener is not None and self.selector is not None
-        connection, _ = self.listener.accept()
-        process, user = wire.peer_of(connection)
-        if user != user_id():
-            with contextlib.suppress(OSError):
-                wire.send(connection, Reply(Answer.OTHER_USER).pack())
-            connection.close()
+        try:
+            connection, _ = self.listener.accept()
+        except OSError as error:
+            if error.errno in wire.SHORTAGES:
+                self.turn_away(error)
             return
         try:
-            client = Client(connection, wire.watch_process(process))
-        except ProcessLookupError:
+            if wire.peer_of(connection)[1] != user_id():
+                wire.send(connection, Reply(Answer.OTHER_USER).pack())
+                connection.close()
+                return
+            client = Client(connection, wire.watch_peer(connection))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                wire.send(connection, shortage(error).pack())
             connection.close()
             return
         connection.setblocking(False)
@@ -310,6 +362,38 @@ class Owner:
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.read(client))
         if client.watch is not None:
             self.selector.register(client.watch, selectors.EVENT_READ, lambda: self.forget(client))
+
+    def turn_away(self, error: OSError) -> None:
+        """Tell a process that waits to be accepted why it is not, using the descriptor that is kept for this.
+
+        If that is not enough, accept nobody for a moment: the system would refuse again at once.
+        """
+        assert self.listener is not None and self.selector is not None
+        if self.spare >= 0:
+            os.close(self.spare)
+            self.spare = -1
+        try:
+            connection, _ = self.listener.accept()
+            with contextlib.suppress(OSError):
+                wire.send(connection, shortage(error).pack())
+            connection.close()
+            self.spare = os.dup(self.waker)
+        except OSError:
+            self.selector.unregister(self.listener)
+            self.listens_again = time.monotonic() + _SHORTAGE_SECONDS
+
+    def listen_again(self) -> None:
+        if self.listens_again > time.monotonic():
+            return
+        assert self.listener is not None and self.selector is not None
+        try:
+            if self.spare < 0:
+                self.spare = os.dup(self.waker)
+        except OSError:
+            self.listens_again = time.monotonic() + _SHORTAGE_SECONDS
+            return
+        self.listens_again = math.inf
+        self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
 
     def read(self, client: Client) -> None:
         connection = client.connection
@@ -332,11 +416,15 @@ class Owner:
         if request.ask is Ask.CLOSE:
             held = client.leases.pop(request.key, None)
             if held is not None:
-                self.settle(held[0], 1, 0)
+                self.settle(held[0], 1)
             return
         try:
             if request.ask is Ask.MORE:
-                self.send(client, self.pieces(client.leases[request.key], request.first))
+                self.reply(client, self.pieces(client.leases[request.key], request.argument))
+                return
+            if request.ask is Ask.SEND_ON:
+                number = self.send_on(client.leases[request.key][0].key, request.seconds)
+                self.reply(client, Reply(Answer.OK, count=number))
                 return
             if request.key not in client.leases:
                 client.leases[request.key] = self.lease(request.key)
@@ -344,28 +432,29 @@ class Owner:
             client.waiting = request, entry
             self.open_when_over(client)
         except KeyError:
-            self.send(client, Reply(Answer.EXPIRED))
+            self.reply(client, Reply(Answer.EXPIRED))
         except Exception as error:  # a device's, or the host's without memory
             self.refuse(client, request, error)
 
     def refuse(self, client: Client, request: Request, error: Exception) -> None:
         client.waiting = None
-        held = client.leases.pop(request.key, None)
+        # A refused further request does not close the block that the process has open; it closes that itself.
+        held = client.leases.pop(request.key, None) if request.ask is Ask.OPEN else None
         if held is not None:
-            self.settle(held[0], 1, 0)
-        self.send(client, Reply(Answer.FAILED, text=f"{type(error).__name__}: {error}"))
+            self.settle(held[0], 1)
+        self.reply(client, Reply(Answer.FAILED, text=f"{type(error).__name__}: {error}"))
 
     def open_when_over(self, client: Client) -> None:
-        """Reply to who wants to open a block, unless the owner's work has to be waited for on this side."""
+        """Reply to a process that opens a block, unless the owner's work has to be waited for on this side."""
         assert client.waiting is not None
         request, entry = client.waiting
         try:
             with self.lock:
                 order = entry.order
-                pipe = os.dup(order.pipe.reader) if order.pipe is not None and order.pipe.reader >= 0 else None
             if not order.is_over():
                 return
             client.waiting = None
+            pipe = order.marker.waiting_end() if order.marker is not None else None
             try:
                 held = client.leases[request.key]
                 reply = Reply(Answer.OK) if request.ask is Ask.OPEN_AGAIN else self.pieces(held, 0)
@@ -376,7 +465,8 @@ class Owner:
                 reply.events = order.handles()
                 reply.order = order.kind if order.kind is not OrderKind.PIPE or pipe is not None else OrderKind.NOTHING
                 reply.descriptors = [*reply.descriptors, *([pipe] if pipe is not None else [])]
-                self.send(client, reply)
+                if self.reply(client, reply):
+                    self.receive(entry, request.argument)
             finally:
                 if pipe is not None:
                     os.close(pipe)
@@ -397,18 +487,24 @@ class Owner:
                 reply.descriptors.append(int.from_bytes(handle, "little"))
                 handle = b""
             reply.pieces.append(Piece(way, size, handle))
+        if first == 0:
+            way_in_words = wire.way_of(reply.pieces[0], len(shared.pieces), shared.pieces[0][0] == 0)
+            _logs.shared(device.name, entry.block, shared.size, way_in_words)
         return reply
 
-    def send(self, client: Client, reply: Reply) -> None:
+    def reply(self, client: Client, reply: Reply) -> bool:
+        """Return whether the process could be told."""
         if client.connection is None:
-            return
+            return False
         try:
             wire.send(client.connection, reply.pack(), reply.descriptors)
         except OSError:
             self.disconnect(client)
+            return False
+        return True
 
     def disconnect(self, client: Client) -> None:
-        """Talk to a process no more. What it has open it has until it is gone, where that can be seen."""
+        """Stop talking to a process. It keeps its leases until it is gone, where that can be detected."""
         if client.connection is not None:
             assert self.selector is not None
             self.selector.unregister(client.connection)
@@ -419,7 +515,7 @@ class Owner:
             self.forget(client)
 
     def forget(self, client: Client) -> None:
-        """A process is gone."""
+        """End everything of a process that is gone."""
         assert self.selector is not None
         if client.connection is not None:
             self.selector.unregister(client.connection)
@@ -433,12 +529,12 @@ class Owner:
         client.waiting = None
         leases, client.leases = client.leases, {}
         for entry, _ in leases.values():
-            self.settle(entry, 1, 0)
+            self.settle(entry, 1)
 
     # --- its end ---
 
     def stop(self) -> None:
-        """At exit: the thread does nothing any more."""
+        """At exit: stop the thread."""
         self.is_stopping = True
         if self.thread is not None and self.thread.is_alive():
             self.wake()
@@ -450,12 +546,16 @@ class Owner:
         for one in closing:
             if one is not None:
                 one.close()
-        for descriptor in [self.waker, *(client.watch for client in self.clients)]:
+        for descriptor in [self.waker, self.spare, *(client.watch for client in self.clients)]:
             if descriptor is not None and descriptor >= 0:
                 os.close(descriptor)
         for lender in {id(entry.lender): entry.lender for entry in self.entries.values()}.values():
             if lender is not None:
                 lender._end_all_shares()
+
+
+def shortage(error: OSError) -> Reply:
+    return Reply(Answer.FAILED, text=f"it is short of descriptors or memory ({error.strerror}; see ulimit -n)")
 
 
 _owner = Owner()
@@ -479,23 +579,40 @@ atexit.register(_at_exit)
 
 
 def share(lender: Lender, block: int, hold: float) -> SharedHandle:
-    """A handle of a block, which is held for so many seconds even if it is freed meanwhile."""
+    """Return a handle of a block, which is held for so many seconds even if it is freed meanwhile."""
     return _owner.share(lender, block, checked_hold(hold))
 
 
+def send(lender: Lender, block: int, hold: float) -> tuple[SharedHandle, int]:
+    """Return a handle of a block for one receiver, and the number of its hold, which opening with that number ends."""
+    made, handle = _owner.send(lender, block, checked_hold(hold))
+    return handle, made.number
+
+
 def end_hold(facts: Facts) -> None:
-    """Nobody can open a handle any more who has not; nothing if the block is another process's."""
+    """Stop further processes from opening a handle; does nothing if the block is another process's."""
     if facts.token == process_token():
         _owner.end_hold((facts.allocator, facts.block, facts.generation))
 
 
-def lease_here(facts: Facts) -> tuple[Entry, SharedBlock, Callable[[], None]]:
-    """A block of this very process, opened like another's; what to call when it is closed. Raises KeyError."""
+class Held(NamedTuple):
+    """A block of this very process, opened like another's."""
+
+    entry: Entry
+    shared: SharedBlock
+    close: Callable[[], None]
+    send_on: Callable[[float], int]
+
+
+def lease_here(facts: Facts, number: int) -> Held:
+    """Open a block of this process; `number` is that of its send, or 0. Raises KeyError if its holds have ended."""
     owner = _owner
-    entry, shared = owner.lease((facts.allocator, facts.block, facts.generation))
+    key = (facts.allocator, facts.block, facts.generation)
+    entry, shared = owner.lease(key)
+    owner.receive(entry, number)
 
     def close() -> None:
         owner.closing.append(entry)
         owner.wake()
 
-    return entry, shared, close
+    return Held(entry, shared, close, partial(owner.send_on, key))

@@ -6,19 +6,21 @@
                                      the handles are (8: 1 descriptor, 2 fabric), then a handle for each page that the
                                      block touches: 4 bytes, a descriptor of that process, or 64
 
-With them goes the offset of the block from the start of what is shared. 64 bytes alone are the form before version 1.
-Nobody holds the block for who opens it: PyTorch counts its receivers by itself.
+The offset of the block from the start of the shared memory goes with them. Only 64 bytes are the form before version 1.
+Nobody holds the block for the importer: PyTorch counts its receivers itself.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from dataclasses import dataclass
 
 from allotment._sharing.device_calls import DESCRIPTOR, FABRIC
-from allotment.errors import SharingError, UnsupportedError
+from allotment._sharing.wire import SHORTAGES
+from allotment.errors import DeviceError, SharingError, UnsupportedError
 
 _NEWEST = 3
 SEGMENT_LENGTH = 64
@@ -49,7 +51,7 @@ class TorchHandle:
 
 
 def read(data: bytes) -> TorchHandle:
-    """What PyTorch's bytes say. Raises SharingError unless they are that, all of it."""
+    """Return the content of PyTorch's bytes. Raises SharingError unless they are valid and complete."""
     data = bytes(data)
     if len(data) == SEGMENT_LENGTH:
         return TorchHandle(0, 0, 0, (data,))
@@ -67,7 +69,7 @@ def read(data: bytes) -> TorchHandle:
         if len(data) < 2 + SEGMENT_LENGTH:
             raise SharingError(f"PyTorch's handle ends after {len(data)} bytes", reason="truncated")
         if len(data) > 2 + SEGMENT_LENGTH:
-            raise SharingError("PyTorch's handle has bytes behind its end", reason="altered")
+            raise SharingError("PyTorch's handle has bytes after its end", reason="altered")
         return TorchHandle(0, 0, 0, (data[2:],))
     return read_pages(version, data[2:])
 
@@ -77,30 +79,32 @@ def read_pages(version: int, body: bytes) -> TorchHandle:
     if len(body) < opening:
         raise SharingError(f"PyTorch's handle ends after {len(body) + 2} bytes", reason="truncated")
     process, page, count = _HEADER.unpack_from(body)
-    process &= 0xFFFF_FFFF  # a number of 4 bytes, and 4 to fill up
+    process &= 0xFFFF_FFFF  # a number of 4 bytes, and 4 of padding
     way = _KIND.unpack_from(body, _HEADER.size)[0] & 0xFFFF_FFFF if version >= 3 else DESCRIPTOR
     if version < 3 and len(body) - opening == count * _LENGTHS[FABRIC]:
         way = FABRIC
-    if way not in _LENGTHS or not 0 < count <= _PAGES_MOST or page == 0 or page % (1 << 12):
-        raise SharingError("PyTorch's handle says nonsense about its pages", reason="altered")
+    is_process = 0 < process < 1 << 31
+    if way not in _LENGTHS or not is_process or not 0 < count <= _PAGES_MOST or page == 0 or page % (1 << 12):
+        raise SharingError("PyTorch's handle has invalid facts about its pages", reason="altered")
     length = _LENGTHS[way]
     if len(body) < opening + count * length:
         raise SharingError(f"PyTorch's handle ends after {len(body) + 2} bytes", reason="truncated")
     if len(body) > opening + count * length:
-        raise SharingError("PyTorch's handle has bytes behind its end", reason="altered")
+        raise SharingError("PyTorch's handle has bytes after its end", reason="altered")
     starts = range(opening, len(body), length)
     return TorchHandle(process, page, way, tuple(body[start : start + length] for start in starts))
 
 
 def fetch_descriptors(handle: TorchHandle) -> list[int]:
-    """Descriptors of this process for what the handle's are in its own. The caller closes them.
+    """Return descriptors of this process for those that the handle names in its own. The caller closes them.
 
-    Needs the right to trace that process, which containers often withhold. Raises SharingError, UnsupportedError.
+    Needs the right to trace that process, which containers often deny. Raises SharingError, UnsupportedError, and
+    OSError if this process is short of descriptors or memory.
     """
     try:
-        process = os.pidfd_open(handle.process)
-    except (OSError, AttributeError) as error:
-        raise SharingError(f"process {handle.process}, which has the block, is gone", reason="owner_gone") from error
+        process = _process_of(handle.process)
+    except OSError as error:
+        raise _refusal("pidfd_open", "5.3", error, handle.process) from error
     found: list[int] = []
     try:
         for wanted in handle.handles:
@@ -108,16 +112,42 @@ def fetch_descriptors(handle: TorchHandle) -> list[int]:
     except OSError as error:
         for descriptor in found:
             os.close(descriptor)
-        if error.errno in (1, 38):  # EPERM, ENOSYS
-            raise UnsupportedError(
-                "the descriptors of another process cannot be had here (pidfd_getfd: "
-                f"{error.strerror}); allow ptrace, or share with Allocator.share, which needs no such right",
-                operation="pidfd_getfd",
-            ) from error
-        raise SharingError(f"process {handle.process} has let go of the block", reason="expired") from error
+        raise _refusal("pidfd_getfd", "5.6", error, handle.process) from error
     finally:
         os.close(process)
     return found
+
+
+def _refusal(call: str, since: str, error: OSError, process: int) -> Exception:
+    """Return the exception for a call that the system refused. Each reason has its own remedy."""
+    instead = "share with Allocator.share, which does not need it"
+    if error.errno == errno.ESRCH:
+        return SharingError(
+            f"process {process}, which has the block, is gone, or in another PID namespace", reason="owner_gone"
+        )
+    if error.errno == errno.EBADF:
+        return SharingError(f"process {process} has let go of the block", reason="expired")
+    if error.errno == errno.ENOSYS:
+        return UnsupportedError(
+            f"this system has no {call}, by which PyTorch's processes fetch each other's descriptors: it needs Linux "
+            f"{since}, and a sandbox may hide it; {instead}",
+            operation=call,
+        )
+    if error.errno == errno.EPERM:
+        return UnsupportedError(
+            f"this process may not fetch descriptors of process {process} ({call}: {error.strerror}); allow ptrace, or "
+            f"{instead}",
+            operation=call,
+        )
+    if error.errno in SHORTAGES:
+        return OSError(error.errno, f"{error.strerror}, while fetching descriptors of process {process} ({call})")
+    return DeviceError(f"descriptors of process {process} cannot be fetched: {call}: {error.strerror}", operation=call)
+
+
+def _process_of(number: int) -> int:
+    if not hasattr(os, "pidfd_open"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return os.pidfd_open(number)
 
 
 def _descriptor_of(process: int, descriptor: int) -> int:

@@ -46,8 +46,18 @@ class Run:
             "blocks": int(np.count_nonzero(timeline.lives.size)),
             "first_time": int(timeline.times[0]),
             "last_time": int(timeline.times[-1]),
-            "peak_reserved": {"moment": peak_reserved[0], "bytes": peak_reserved[1]},
-            "peak_live": {"moment": peak_live[0], "bytes": peak_live[1]},
+            "last_entry": int(timeline.entries[-1]),
+            "peak_reserved": {
+                "moment": peak_reserved[0],
+                "entry": int(timeline.entries[peak_reserved[0]]),
+                "bytes": peak_reserved[1],
+                "bytes_there": timeline.reserved_at(peak_reserved[0]),
+            },
+            "peak_live": {
+                "moment": peak_live[0],
+                "entry": int(timeline.entries[peak_live[0]]),
+                "bytes": peak_live[1],
+            },
             "waste_at_peak": dict(zip(CAUSES, timeline.waste(peak_reserved[0]), strict=True)),
             "asker": {"stream": str(timeline.asker[0]), "pool": list(timeline.asker[1])},
             "groupings": {by: timeline.grouping(by).names for by in timeline.groupings},
@@ -55,13 +65,16 @@ class Run:
             "causes": CAUSES,
             "states": STATES,
             "addresses": timeline.axis.length,
-            "marks": [[mark.moment, mark.kind, mark.size, self._time(mark.moment)] for mark in timeline.marks],
+            "marks": [
+                [mark.moment, mark.kind, mark.size, self._time(mark.moment), int(timeline.entries[mark.moment])]
+                for mark in timeline.marks
+            ],
         }
 
     # --- over time ---------------------------------------------------------------------------------------------------
 
     def series(self, start: float, end: float, columns: int, by: str, axis: str = "event", query: str = "") -> bytes:
-        """Columns of the time from `start` to `end`, in events or in microseconds from the first."""
+        """Columns from `start` to `end`: entries of the history, or microseconds from the first one."""
         return pack(*self.series_parts(start, end, columns, by, axis, query))
 
     def series_parts(
@@ -74,10 +87,13 @@ class Run:
         arrays: dict[str, NDArray[Any]] = {
             "start": edges[:-1],
             "start_time": timeline.times[edges[:-1]] - timeline.times[0],
+            "start_entry": timeline.entries[edges[:-1]],
             "moment": found.moment,
+            "moment_entry": timeline.entries[found.moment],
             "reserved": found.reserved,
             "bands": found.bands.T,
             "waste_moment": found.waste_moment,
+            "waste_entry": timeline.entries[found.waste_moment],
             "waste": found.waste.T,
         }
         if query:
@@ -94,6 +110,11 @@ class Run:
                 steps = np.searchsorted(times, np.linspace(times[0] + start, times[0] + end, columns + 1))
                 return np.unique(np.clip(np.append(steps, [first, final + 1]), 0, last + 1)).astype(np.int32)
             start, end = first, final
+        else:
+            # From the moment before the first of these entries to the one after the last.
+            entries = self.timeline.entries
+            start = int(np.searchsorted(entries, start, "left")) - 1
+            end = int(np.searchsorted(entries, end, "right")) - 1
         low, high = int(np.clip(start, 0, last)), int(np.clip(np.ceil(end), 0, last)) + 1
         return np.unique(np.linspace(low, high, min(columns, high - low) + 1).astype(np.int32))
 
@@ -188,8 +209,11 @@ class Run:
             "stream": str(lives.stream[life]),  # a page's numbers have 53 bits
             "pool": list(timeline.pools[int(lives.pool[life])]),
             "begin": begin,
+            "begin_entry": int(timeline.entries[begin]),
             "freed": freed if freed <= timeline.last else None,
+            "freed_entry": int(timeline.entries[freed]) if freed <= timeline.last else None,
             "end": end if end <= timeline.last else None,
+            "end_entry": int(timeline.entries[min(end, timeline.last)]),
             "was_there": begin == 0,
             "lived_us": self._time(min(end, timeline.last)) - self._time(begin),
             "place": int(timeline.axis.places(lives.address[life : life + 1])[0]),
@@ -221,7 +245,9 @@ class Run:
                     "life": life,
                     "size": int(lives.size[life]),
                     "begin": int(lives.begin[life]),
+                    "begin_entry": int(timeline.entries[lives.begin[life]]),
                     "end": min(int(lives.end[life]), timeline.last),
+                    "end_entry": int(timeline.entries[min(int(lives.end[life]), timeline.last)]),
                     "is_live": bool(lives_now[i]),
                     "line": line_of(timeline.stacks[stack]) if stack >= 0 else "",
                 }

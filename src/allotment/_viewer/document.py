@@ -10,11 +10,12 @@ import base64
 import hashlib
 import json
 import zlib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["file_page", "served_page"]
+__all__ = ["file_page", "page_of", "served_page"]
 
 STYLES = ("uplot/uPlot.min.css", "style.css")
 SCRIPTS = (
@@ -25,6 +26,7 @@ SCRIPTS = (
     "map.js",
     "run.js",
     "panel.js",
+    "summary.js",
     "app.js",
 )
 
@@ -37,16 +39,28 @@ def served_page() -> tuple[bytes, str]:
 def file_page(about: dict[str, Any], packed: list[bytes]) -> bytes:
     """The page with its data in it: needs no server and no network."""
     data = {"about": about, "packed": [base64.b64encode(zlib.compress(part, 9)).decode() for part in packed]}
+    return page_of("page.html", STYLES, SCRIPTS, data)
+
+
+def page_of(name: str, styles: Sequence[str], scripts: Sequence[str], data: dict[str, Any]) -> bytes:
+    """A page with styles, scripts and data in it, all by their file names; the data is JSON."""
     # In a script of JSON, "<" is the one character that could end it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    page, policy = _page(f'<script type="application/json" id="data">{text}</script>', "'none'")
+    embedded = f'<script type="application/json" id="data">{text}</script>'
+    page, policy = _page(embedded, "'none'", name, styles, scripts)
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return page.replace(b"<!-- policy -->", meta.encode(), 1)
 
 
-def _page(data: str, connect: str) -> tuple[bytes, str]:
-    styles, scripts = [_text(name) for name in STYLES], [_text(name) for name in SCRIPTS]
-    page = _text("page.html")
+def _page(
+    data: str,
+    connect: str,
+    name: str = "page.html",
+    style_names: Sequence[str] = STYLES,
+    script_names: Sequence[str] = SCRIPTS,
+) -> tuple[bytes, str]:
+    styles, scripts = [_text(each) for each in style_names], [_text(each) for each in script_names]
+    page = _text(name)
     page = page.replace("<!-- styles -->", "".join(f"<style>{style}</style>" for style in styles))
     page = page.replace("<!-- scripts -->", data + "".join(f"<script>{script}</script>" for script in scripts))
     policy = (

@@ -51,7 +51,7 @@ def _events(run: Run, process: int) -> Iterator[dict[str, Any]]:
 def _counters(run: Run, process: int, clock: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
     timeline = run.timeline
     by = timeline.groupings[0]
-    _, arrays = run.series_parts(0, timeline.last, SAMPLES, by)
+    _, arrays = run.series_parts(0, float(timeline.entries[-1]), SAMPLES, by)
     tracks = {
         "in use": (arrays["moment"], {"bytes": arrays["bands"].sum(axis=0)}),
         "reserved": (arrays["start"], {"bytes": arrays["reserved"]}),

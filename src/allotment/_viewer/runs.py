@@ -66,6 +66,22 @@ class Runs:
                 raise RequestError(f"{MOST_RUNS} runs are shown already; start again to look at others")
             return self._add_replay(source, settings)
 
+    def open_at(self, at: str) -> None:
+        """Open the page at "explain", the moment that `allotment explain` speaks of, or at an entry by its number.
+
+        That moment is the first request that failed for want of memory, else the peak. Raises RequestError.
+        """
+        run = self.shown[0]
+        entries = run.timeline.entries
+        if at == "explain":
+            failures = [mark.moment for mark in run.timeline.marks if mark.kind == "oom"]
+            run.about["opens_at"] = min(failures, default=run.timeline.peak_reserved[0])
+            return
+        last = int(entries[-1])
+        if not at.isdecimal() or len(at) > len(str(last)) or int(at) > last:
+            raise RequestError(f'--at takes "explain", or the number of an entry up to {last:,}, not {at[:40]!r}')
+        run.about["opens_at"] = int(np.clip(np.searchsorted(entries, int(at), "right") - 1, 0, run.timeline.last))
+
     def _add_replay(self, source: int, settings: str | None) -> Run:
         name, recording = self._recordings[source]
         self._progress("replaying")

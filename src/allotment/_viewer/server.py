@@ -1,7 +1,12 @@
 """A page on this machine alone: loopback, a random token, nothing from elsewhere.
 
-The token is the first part of every path. Whoever does not have it gets an empty refusal, also for the page itself. The
-Host header has to be the address that was opened: a foreign page whose name was pointed at loopback is refused too.
+The token is the first part of every path. A client without it gets an empty refusal, also for the page itself, and the
+server reads no more of its request than the first line. The Host header has to be the address that was opened: a
+foreign page whose name was pointed at loopback is refused too.
+
+Each connection has a thread, so the number of connections is bounded: the server closes the oldest one that has not
+shown the token to make room for a new one. Programs of other users on this machine can therefore neither use up the
+threads nor keep the page out.
 """
 
 from __future__ import annotations
@@ -9,10 +14,13 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,6 +33,11 @@ __all__ = ["PageServer"]
 
 LOOPBACK = "127.0.0.1"
 MOST_POSTED = 4096
+MOST_CONNECTIONS = 32
+"""Connections at a time, each with a thread. A browser opens at most six to one server."""
+PATIENCE = 30.0
+"""Seconds that a client may take for the next part of a request, or stay silent between two."""
+MALFORMED = "malformed request"
 MOST_PLACE = float(1 << 62)
 JSON_TYPE, BINARY_TYPE = "application/json", "application/octet-stream"
 HEADERS = {
@@ -75,11 +88,49 @@ class PageServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
     owner: PageServer
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self._lock = Lock()
+        self._strangers: dict[int, socket.socket] = {}
+        """Connections that have not shown the token, the oldest first."""
+        self._known: set[int] = set()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._strangers) + len(self._known) >= MOST_CONNECTIONS:
+                if not self._strangers:
+                    super().shutdown_request(request)
+                    return
+                oldest = self._strangers.pop(next(iter(self._strangers)))
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end of the connection, and ends
+            self._strangers[id(request)] = request
+        super().process_request(request, client_address)
+
+    def has_shown_token(self, request: socket.socket) -> None:
+        """Keep this connection until it ends, whoever else connects."""
+        with self._lock:
+            if self._strangers.pop(id(request), None) is not None:
+                self._known.add(id(request))
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._strangers.pop(id(request), None)
+            self._known.discard(id(request))
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that has gone is no error
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = PATIENCE
+    raw_requestline: bytes
     server: _Server
 
     def version_string(self) -> str:
@@ -94,28 +145,50 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer("POST")
 
+    def parse_request(self) -> bool:
+        """Read the headers of a client that has the token; refuse another one before."""
+        words = self.raw_requestline.split()
+        if len(words) < 2 or self._path_of(words[1].decode("latin-1")) is None:
+            self.requestline = self.command = ""
+            self.request_version = self.protocol_version
+            self._refuse()
+            return False
+        self.server.has_shown_token(self.connection)
+        return super().parse_request()
+
+    def _refuse(self) -> None:
+        self.close_connection = True
+        self._send(HTTPStatus.FORBIDDEN, b"", JSON_TYPE)
+
     def _answer(self, method: str) -> None:
-        path = self._path()
-        if path is None:
-            self.close_connection = True
-            self._send(HTTPStatus.FORBIDDEN, b"", JSON_TYPE)
+        path = self._path_of(self.path)
+        hosts = (f"{LOOPBACK}:{self.server.owner.port}", f"localhost:{self.server.owner.port}")
+        if path is None or self.headers.get("Host") not in hosts:
+            self._refuse()
             return
         try:
             status, kind, body, extra = self._find(method, path)
         except AllotmentError as error:
             status, kind, extra = HTTPStatus.BAD_REQUEST, JSON_TYPE, {}
-            body = json.dumps({"error": str(error)}).encode()
-        except (KeyError, ValueError, IndexError, OverflowError):
-            status, kind, body, extra = HTTPStatus.BAD_REQUEST, JSON_TYPE, b'{"error": "malformed request"}', {}
+            body = _json({"error": str(error)})
+        except OSError:
+            raise  # the client has gone, or is too slow
+        except (KeyError, ValueError, IndexError, OverflowError, RecursionError):
+            status, kind, body, extra = HTTPStatus.BAD_REQUEST, JSON_TYPE, _json({"error": MALFORMED}), {}
+        except Exception as error:
+            status, kind, extra = HTTPStatus.INTERNAL_SERVER_ERROR, JSON_TYPE, {}
+            body = _json({"error": f"internal error: {type(error).__name__}: {error}"})
+        # The rest of a request that was refused may still be coming, and must not be read as the next one.
+        self.close_connection = self.close_connection or status != HTTPStatus.OK
         self._send(status, body, kind, extra)
 
-    def _path(self) -> str | None:
-        """What is asked for; None for someone who may not ask."""
-        owner = self.server.owner
-        if self.headers.get("Host") not in (f"{LOOPBACK}:{owner.port}", f"localhost:{owner.port}"):
+    def _path_of(self, target: str) -> str | None:
+        """The part of a request's target after the token; None without the token."""
+        try:
+            token, _, path = urlsplit(target).path.removeprefix("/").partition("/")
+        except ValueError:
             return None
-        token, _, path = urlsplit(self.path).path.removeprefix("/").partition("/")
-        return path if hmac.compare_digest(token.encode(), owner.token.encode()) else None
+        return path if hmac.compare_digest(token.encode(), self.server.owner.token.encode()) else None
 
     def _find(self, method: str, path: str) -> tuple[HTTPStatus, str, bytes, dict[str, str]]:
         runs = self.server.owner.runs
@@ -126,7 +199,10 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.OK, JSON_TYPE, _json([run.overview() for run in runs.shown]), {}
         if method == "POST" and path == "api/try":
             asked = self._posted()
-            runs.try_settings(str(asked["settings"]), int(asked["source"]))
+            settings, source = asked.get("settings"), asked.get("source")
+            if not isinstance(settings, str) or type(source) is not int:
+                raise RequestError(MALFORMED)
+            runs.try_settings(settings, source)
             return HTTPStatus.OK, JSON_TYPE, _json([run.overview() for run in runs.shown]), {}
         if method == "GET" and (found := ANSWERS.get(path)) is not None:
             fields = {key: values[-1] for key, values in parse_qs(urlsplit(self.path).query).items()}
@@ -140,10 +216,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _posted(self) -> dict[str, Any]:
         length = int(self.headers.get("Content-Length", 0))
         if not 0 < length <= MOST_POSTED:
-            raise RequestError("malformed request")
+            raise RequestError(MALFORMED)
         asked = json.loads(self.rfile.read(length))
         if not isinstance(asked, dict):
-            raise RequestError("malformed request")
+            raise RequestError(MALFORMED)
         return asked
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str, extra: dict[str, str] | None = None) -> None:
@@ -153,6 +229,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
         except ConnectionError:

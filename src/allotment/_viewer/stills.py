@@ -33,7 +33,7 @@ def stills(run: Run, pieces: int = MOST_PIECES) -> tuple[dict[str, Any], bytes]:
     first, last, place, size, state, life, segment, unit = kept
     arrays: dict[str, NDArray[Any]] = {}
     for by in timeline.groupings:
-        _, series = run.series_parts(0, timeline.last, COLUMNS, by)
+        _, series = run.series_parts(0, float(timeline.entries[-1]), COLUMNS, by)
         arrays |= {f"{by}.bands": series["bands"]} if arrays else {**series, f"{by}.bands": series["bands"]}
         arrays.pop("bands", None)
     lives, numbers = np.unique(life, return_inverse=True)
@@ -61,6 +61,9 @@ def stills(run: Run, pieces: int = MOST_PIECES) -> tuple[dict[str, Any], bytes]:
         "life_begin": columns.begin[lives],
         "life_freed": columns.freed[lives],
         "life_end": columns.end[lives],
+        "life_begin_entry": timeline.entries[columns.begin[lives]],
+        "life_freed_entry": timeline.entries[np.minimum(columns.freed[lives], timeline.last)],
+        "life_end_entry": timeline.entries[np.minimum(columns.end[lives], timeline.last)],
         "life_begin_time": timeline.times[columns.begin[lives]] - timeline.times[0],
         "life_end_time": timeline.times[np.minimum(columns.end[lives], timeline.last)] - timeline.times[0],
         "life_pool": columns.pool[lives],
@@ -87,11 +90,12 @@ def _gathered_stills(run: Run, most: int) -> tuple[NDArray[np.int32], list[NDArr
     timeline = run.timeline
     peaks = {timeline.peak_reserved[0], timeline.peak_live[0], 0, timeline.last}
     peaks |= {mark.moment for mark in timeline.marks if mark.kind == "oom"}
+    opens_at = run.about.get("opens_at", 0)
     wanted = min(MOST_STILLS, timeline.last + 1)
     while True:
         edges = np.unique(np.linspace(0, timeline.last + 1, wanted + 1).astype(np.int32))
         highest = timeline.stretch(edges, timeline.groupings[0]).moment.tolist()
-        moments = np.array(sorted({*highest, *sorted(peaks)[:MOST_STILLS]}), dtype=np.int32)
+        moments = np.array(sorted({*highest, *sorted(peaks)[:MOST_STILLS], opens_at}), dtype=np.int32)
         chained = _Chain()
         for number, moment in enumerate(moments.tolist()):
             chained.add(number, timeline.pieces(moment), timeline.axis)

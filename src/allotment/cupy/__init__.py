@@ -1,15 +1,15 @@
-"""CuPy on an allocator of ours: `install()`, and arrays made from then on come from it.
+"""CuPy on an Allotment allocator: after `install()`, new arrays come from it.
 
     import allotment.cupy
 
     allotment.cupy.install()                            # the shared allocator of each device
     allotment.cupy.install(allotment.Allocator("cuda:0", limit="20GiB"))
-    with allotment.cupy.using(allocator): ...           # this thread alone
-    allotment.cupy.record_stream(array, stream)         # before an array that another stream uses is let go
+    with allotment.cupy.using(allocator): ...           # only this thread
+    allotment.cupy.record_stream(array, stream)         # before deleting an array that another stream uses
     allotment.cupy.uninstall()
 
-Memory belongs to the stream that is CuPy's current one when it is asked for, as with CuPy's own pool, and is counted
-as the tenant "cupy".
+Memory belongs to CuPy's current stream at the time of the request, as with CuPy's own pool. It is counted for the
+tenant "cupy".
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _stream = import_framework("allotment.cupy", "cupy_backends.cuda.stream", "cupy-
 
 _NAME = "cupy"
 
-CupyAllocator = Callable[[int], Any]  # gives a cupy.cuda.MemoryPointer
+CupyAllocator = Callable[[int], Any]  # returns a cupy.cuda.MemoryPointer
 
 
 @dataclass
 class _Installed:
-    """What stood before the first `install`, and our pinned memory if CuPy uses it."""
+    """The allocator from before the first `install`, and our pinned memory if CuPy uses it."""
 
     before: CupyAllocator
     pinned: DeviceTenants | None = None
@@ -49,9 +49,9 @@ _installed: _Installed | None = None
 
 
 def install(allocator: Allocator | Tenant | None = None, pinned: bool = True) -> None:
-    """Let CuPy allocate here from now on, on all threads; what it has stays where it is.
+    """Let CuPy allocate here from now on, on all threads; existing arrays stay where they are.
 
-    `allocator` serves its own device, other devices have their shared allocator; None is shared ones alone. With
+    `allocator` serves its own device, and other devices use their shared allocator; None uses only shared ones. With
     `pinned`, pinned host memory is cached here too. A second call replaces the first.
 
     Raises RequestError for an allocator that is not on a CUDA device, and ValueError inside `using`.
@@ -70,10 +70,9 @@ def install(allocator: Allocator | Tenant | None = None, pinned: bool = True) ->
 
 
 def uninstall() -> None:
-    """Go back to the allocator that stood before `install`, and to CuPy's default pool of pinned memory.
+    """Restore the allocator from before `install`, and CuPy's default pool of pinned memory.
 
-    Memory that came from here stays valid, and comes back here when it is let go. Does nothing when nothing is
-    installed.
+    Memory that came from here stays valid, and returns here when it is freed. Does nothing if not installed.
     """
     global _installed
     if _installed is not None:
@@ -90,7 +89,7 @@ def using(allocator: Allocator | Tenant | None = None) -> Iterator[None]:
 
 
 def record_stream(array: Any, stream: Any) -> None:
-    """Declare that work on `stream` uses an array, so that its memory is reused only when that work is done.
+    """Record that work on `stream` uses an array, so that its memory is reused only when that work is done.
 
     `array` is a CuPy array or a view of one, or pinned memory: a `cupy.cuda.PinnedMemoryPointer` or a NumPy array in
     it. `stream` is a stream of any framework, or its handle. Raises AddressError for memory from elsewhere.
@@ -104,7 +103,7 @@ def record_stream(array: Any, stream: Any) -> None:
 
 
 def pinned_stats() -> dict[int, dict[str, int]]:
-    """The figures of pinned memory (see `PinnedAllocator.stats`), by device number; empty without it."""
+    """Return the statistics of pinned memory (see `PinnedAllocator.stats`), by device number; empty without it."""
     source = _installed and _installed.pinned
     return {device: pinned.stats() for device, pinned in source.pinned.items()} if source else {}
 
@@ -113,7 +112,7 @@ def pinned_stats() -> dict[int, dict[str, int]]:
 
 
 def _allocator_for(tenants: DeviceTenants) -> CupyAllocator:
-    """Through C functions, if this CuPy tells C the current stream and raises what a C function raises."""
+    """Use C functions, if this CuPy exports the current stream to C and raises what a C function raises."""
     try:
         capsule = _stream.__pyx_capi__["get_stream_ptr"]
         source = CupySource(tenants, capsule)
@@ -137,7 +136,7 @@ class _RefusingTenants:
 
 
 def _c_functions_can_raise(stream_of: Any) -> bool:
-    """Whether CuPy passes on an exception from a C function; if not, a failed request would look like memory."""
+    """Whether CuPy propagates an exception from a C function; if not, a failed request would look like memory."""
     source = CupySource(_RefusingTenants(), stream_of)
     try:
         _memory.CFunctionAllocatorMemory(1, source.address, ALLOCATE, RELEASE, 0)
@@ -149,7 +148,7 @@ def _c_functions_can_raise(stream_of: Any) -> bool:
 
 
 class _PythonSource:
-    """The same as Python functions, which CuPy calls in any version."""
+    """The same as Python functions, which every CuPy version calls."""
 
     def __init__(self, tenants: DeviceTenants) -> None:
         self._tenants = tenants
@@ -165,10 +164,10 @@ class _PythonSource:
 
 
 def _pinned_allocator(tenants: DeviceTenants) -> CupyAllocator:
-    """What CuPy asks for pinned memory: a pointer to a block that goes back when the pointer does.
+    """Return CuPy's pinned allocator: it returns a pointer to a block that is freed with the pointer.
 
-    Copies that CuPy itself makes in the background keep theirs until they are done; those of the user are waited for if
-    their stream was recorded.
+    Copies that CuPy itself makes in the background keep their block until they are done; the user's own copies are
+    waited for if their stream was recorded.
     """
     pinned_on, current_device, pointer = tenants.pinned_on, _cupy.cuda.runtime.getDevice, _cupy.cuda.PinnedMemoryPointer
 
@@ -186,7 +185,7 @@ def _pinned_memory_of(array: Any) -> PinnedBlock | None:
 
 
 def _restore_pinned(installed: _Installed) -> None:
-    # CuPy does not tell which allocator it has; at its start it is this one.
+    # CuPy does not tell which allocator it has; initially it is this one.
     if installed.pinned is not None:
         _cupy.cuda.set_pinned_memory_allocator(_cupy.get_default_pinned_memory_pool().malloc)
         installed.pinned = None

@@ -5,10 +5,10 @@ from typing import Any
 from allotment._allocators.pinned.allocator import PinnedAllocator
 
 class CupySource:
-    """What CuPy's memory comes from: the first argument of both functions is its `address`.
+    """The source of CuPy's memory; both functions get its `address` as first argument.
 
-    `stream_of` is CuPy's own function that tells the calling thread's current stream on a device, as a capsule;
-    ValueError if it is of another form. CuPy's memory knows the source by that address alone, so the source lives as
+    `stream_of` is a capsule with CuPy's own function that returns the calling thread's current stream on a device;
+    ValueError if its signature differs. CuPy's memory knows the source only by that address, so the source lives as
     long as memory from it.
     """
 
@@ -19,7 +19,7 @@ class CupySource:
     def address(self) -> int: ...
 
 class PinnedBlock:
-    """A block of pinned memory as CuPy's pointers hold one; it goes back when they are gone."""
+    """A block of pinned memory as CuPy's pointers hold one; it is freed with them."""
 
     @property
     def ptr(self) -> Any: ...
@@ -27,7 +27,7 @@ class PinnedBlock:
     def size(self) -> Any: ...
     def __init__(self, pinned: PinnedAllocator, size: int) -> None: ...
     def record_stream(self, stream: int) -> None:
-        """Wait for the work of a stream before the block is handed out again."""
+        """Wait for the work of a stream before the block is reused."""
 
 ALLOCATE: int
 """Address of `void* allocate(void* source, size_t size, int device)`. Raises as the allocator does."""

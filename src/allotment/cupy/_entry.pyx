@@ -1,7 +1,7 @@
-"""A pair of C functions through which CuPy allocates: see the stub, cupy_entry.pyi.
+"""The two C functions through which CuPy allocates.
 
 CuPy calls them with the interpreter lock held, so they go straight to the allocator, as Python would: a request that
-hits the cache needs no other lock, and its stack is there for the history.
+hits the cache needs no other lock, and the Python stack is available for the history.
 """
 
 cimport cython
@@ -28,15 +28,15 @@ cdef enum:
 
 cdef class CupySource:
     """CupySource(tenants, stream_of)\n--\n
-    What CuPy's memory comes from: the first argument of both functions is its `address`.
+    The source of CuPy's memory; both functions get its `address` as first argument.
 
-    `stream_of` is CuPy's own function that tells the calling thread's current stream on a device, as a capsule;
-    ValueError if it is of another form. CuPy's memory knows the source by that address alone, so the source lives as
+    `stream_of` is a capsule with CuPy's own function that returns the calling thread's current stream on a device;
+    ValueError if its signature differs. CuPy's memory knows the source only by that address, so the source lives as
     long as memory from it.
     """
 
     cdef readonly object tenants
-    cdef list found             # Tenant by device number, None where there was no request yet
+    cdef list found             # Tenant by device number, None before the first request
     cdef stream_of_t stream_of
 
     def __init__(self, tenants: Any, stream_of: Any):
@@ -65,7 +65,7 @@ cdef class CupySource:
 @cython.final
 cdef class PinnedBlock:
     """PinnedBlock(pinned, size)\n--\n
-    A block of pinned memory as CuPy's pointers hold one; it goes back when they are gone.
+    A block of pinned memory as CuPy's pointers hold one; it is freed with them.
     """
 
     cdef PinnedAllocator pinned
@@ -79,10 +79,10 @@ cdef class PinnedBlock:
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, pinned: PinnedAllocator, size: int):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read them, so that every object is complete
 
     def record_stream(self, stream: int) -> None:
-        """Wait for the work of a stream before the block is handed out again."""
+        """Wait for the work of a stream before the block is reused."""
         self.pinned.record_stream(self.ptr, stream)
 
     def __del__(self):
@@ -91,7 +91,7 @@ cdef class PinnedBlock:
 
 
 cdef intptr_t allocate(void* source, size_t size, int device) except? -1:
-    """Returns -1 with an exception set when there is no memory: what CuPy's own functions do, so that it raises it."""
+    """Return -1 with an exception set when there is no memory, as CuPy's own functions do; CuPy raises it."""
     cdef CupySource self = <CupySource> source
     cdef Tenant tenant = self.on(device)
     address = tenant.allocator.allocate(size, self.stream(device), 0, tenant.context)
@@ -102,11 +102,11 @@ cdef intptr_t allocate(void* source, size_t size, int device) except? -1:
 cdef void release(void* source, void* address, int device) noexcept:
     cdef CupySource self = <CupySource> source
     cdef Allocator allocator
-    if <intptr_t> address == -1:    # of a request that failed, from a CuPy that does not know it
+    if <intptr_t> address == -1:    # of a failed request, from a CuPy that does not know that value
         return
     try:
         allocator = (<Tenant> self.found[device]).allocator
-        # The current stream decides only where a graph may be captured; else it need not be asked for.
+        # The current stream matters only while a graph may be captured; otherwise it is not asked for.
         allocator.release_working_on(
             <address_t> address, self.stream(device) if allocator.engine.impure_routes != 0 else 0)
     finally:

@@ -72,7 +72,7 @@ class Trainer:
     """The network, its streams and its allocator."""
 
     def __init__(self, allocator: Allocator, seed: int = 7) -> None:
-        _require_memory(allocator)
+        require_memory(allocator)
         self.allocator = allocator
         self.random = np.random.default_rng(seed)
         self.compute = Stream(allocator)
@@ -131,7 +131,7 @@ class Trainer:
         self.reserved_bytes.append(stats["reserved_bytes"]["all"]["current"])
 
 
-def _require_memory(allocator: Allocator) -> None:
+def require_memory(allocator: Allocator) -> None:
     """Arrays are made of bare addresses, so ask once whether there is memory behind them that this process can read."""
     try:
         memoryview(allocator.empty(1))

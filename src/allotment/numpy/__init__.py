@@ -1,4 +1,4 @@
-"""NumPy's large arrays from an allocator on host memory, so that their pages are found once and not for each array.
+"""NumPy's large arrays from an allocator on host memory, so that pages are mapped once and not for each array.
 
     import allotment.numpy
 
@@ -9,8 +9,9 @@
     allotment.numpy.holders()                               # which line holds how much, if `record_history` is on
     allotment.numpy.uninstall()
 
-Arrays of less than `threshold` bytes are left to NumPy. Memory is counted as the tenant "numpy", and is private to the
-process: a forked child has its own copy.
+NumPy itself serves arrays of less than `threshold` bytes, and all arrays while the allocator's default stream has work:
+that work may still use memory that was freed on the stream. Memory is counted for the tenant "numpy". It is private to
+the process: a forked child has its own copy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from allotment.numpy import _idle, _refusals
 try:
     from allotment.numpy import _handler
 except ImportError as error:
-    raise UnsupportedError(f"allotment.numpy needs host memory as a device, which Linux alone has: {error}") from error
+    raise UnsupportedError(f"allotment.numpy needs host memory as a device, which only Linux has: {error}") from error
 
 __all__ = ["Holder", "caching", "holders", "install", "is_installed", "uninstall"]
 
@@ -42,10 +43,10 @@ _serving: _handler.NumpyCache | None = None  # the process
 
 
 class Holder(NamedTuple):
-    """Arrays made by one line of a program."""
+    """Arrays created by one line of a program."""
 
     where: str
-    """The file and line that asked for them; "" if no history was recorded then."""
+    """File and line that created them; "" if no history was recorded then."""
     bytes: int
     blocks: int
 
@@ -58,14 +59,14 @@ def caching(
     limit: int | str | None = None,
     idle_seconds: float | None = _IDLE_SECONDS,
 ) -> Iterator[Allocator]:
-    """Serve the large arrays that the calling thread, or asyncio task, makes inside the block; gives the allocator.
+    """Serve the large arrays that the calling thread, or asyncio task, creates inside the block; yields the allocator.
 
-    `allocator` is an Allocator on host memory, or a Tenant of one; None is the shared one, or with a `limit`
-    one of its own. `threshold` is the least size of an array that is served. Cached memory that was not in use within
-    the last `idle_seconds` goes back to the system; None keeps it until `empty_cache`.
+    `allocator` is an Allocator on host memory, or a Tenant of one; None is the shared one, or with a `limit` a new one.
+    `threshold` is the minimum size of an array that is served. Cached memory that was not used within the last
+    `idle_seconds` is released to the system; None keeps it until `empty_cache`.
 
-    Arrays that outlive the block are as good as any, and keep the allocator alive. Raises RequestError for an
-    allocator that is not on host memory or whose memory a forked child would share, SettingsError.
+    Arrays that outlive the block stay valid, and keep the allocator alive. Raises RequestError for an allocator that is
+    not on host memory or whose memory a forked child would share, and SettingsError.
     """
     cache = _cache(allocator, threshold, limit)
     _idle.watch(cache, idle_seconds)
@@ -87,10 +88,10 @@ def install(
     limit: int | str | None = None,
     idle_seconds: float | None = _IDLE_SECONDS,
 ) -> Allocator:
-    """Serve the large arrays of every thread from now on; the arguments are those of `caching`. Gives the allocator.
+    """Serve the large arrays of every thread from now on; arguments as for `caching`. Returns the allocator.
 
-    A second call replaces the first; an allocator that was installed lives as long as the process, because arrays of
-    it may. Inside `caching` that goes on.
+    A second call replaces the first; an installed allocator lives as long as the process, because its arrays may.
+    Inside `caching`, that one stays in effect.
     """
     global _serving
     cache = _cache(allocator, threshold, limit)
@@ -103,22 +104,22 @@ def install(
 
 
 def uninstall() -> None:
-    """Leave new arrays to NumPy; those that are there stay valid. Does nothing when nothing is installed."""
+    """Leave new arrays to NumPy; existing ones stay valid. Does nothing if not installed."""
     global _serving
     _handler.uninstall()
     _serving = None
 
 
 def is_installed() -> bool:
-    """Whether `install` is in force."""
+    """Whether `install` is in effect."""
     return _handler.is_installed()
 
 
 def holders(allocator: Allocator | Tenant | None = None) -> list[Holder]:
-    """Who holds NumPy's memory now, by line of code, the most first.
+    """Return which lines of code hold NumPy's memory now, the largest first.
 
-    `allocator` is the one whose arrays are meant; None is the installed one, else the shared one. Lines are known of
-    arrays made while `allocator.record_history()` was on.
+    `allocator` selects the arrays; None is the installed one, else the shared one. Lines are known for arrays created
+    while `allocator.record_history()` was on.
     """
     if allocator is None:
         allocator = _serving.tenant if _serving is not None else current_caching("host")
@@ -136,7 +137,7 @@ def holders(allocator: Allocator | Tenant | None = None) -> list[Holder]:
 
 
 def _first_line(frames: Any) -> str:
-    """The innermost line outside of NumPy itself."""
+    """Return the innermost line outside NumPy itself."""
     for frame in frames:
         if "/numpy/" not in frame["filename"].replace("/allotment/numpy/", "/"):
             return f"{frame['filename']}:{frame['line']}"
@@ -147,7 +148,7 @@ def _cache(allocator: Allocator | Tenant | None, threshold: int | str, limit: in
     if allocator is None:
         allocator = current_caching("host") if limit is None else Allocator("host", limit=limit)
     elif limit is not None:
-        raise RequestError("a limit is for an allocator that is made here; set that of yours: allocator.limit = ...")
+        raise RequestError("a limit is for an allocator that is created here; set that of yours: allocator.limit = ...")
     if isinstance(allocator, Allocator):
         allocator = allocator.tenant(_NAME)
     elif not isinstance(allocator, Tenant):
@@ -171,6 +172,6 @@ def _require_private_host_memory(allocator: Allocator) -> None:
     ]
     if shared:
         raise RequestError(
-            f"{shared[0]} makes host memory of a file, which a forked child shares with its parent: NumPy's arrays "
-            "must be private; hand over an Allocator without it"
+            f"{shared[0]} backs host memory with a file, which a forked child shares with its parent: NumPy's arrays "
+            "must be private; pass an Allocator without it"
         )

@@ -1,20 +1,20 @@
-"""NumPy's memory, as NumPy asks for it: four C functions and what they are for (NEP 49).
+"""NumPy's memory through its own interface: four C functions (NEP 49).
 
     malloc    from `threshold` bytes on from the allocator, less from NumPy's own functions
-    calloc    the same; zeros come from the system, page by page as they are touched, where that is cheaper than writing
-    realloc   a block stays where it is if it still fits, else moves; what came from the system stays with the system
-    free      back to whom it came from
+    calloc    the same; the system supplies zero pages as they are touched, where that is cheaper than writing zeros
+    realloc   a block stays if it still fits, else moves; memory from the system stays with the system
+    free      returns memory to its source
 
-Nothing is written in front of an array. Whose memory it is says the address: blocks begin at multiples of 512, which
-the system's hardly do, and the rest the engine knows.
+There is no header in front of an array. The address tells the source: blocks begin at multiples of 512, which the
+system's rarely do, and the engine knows the rest.
 
-A handler goes in one of two ways. In a *context* it is an object of its own, which NumPy keeps with each array made
-there; so it, and its allocator, live until the last of them is gone. For the *process* the functions of NumPy's default
-handler are replaced: that is the one that threads start with. Arrays do not tell then which of several allocators was
+A handler is used in one of two ways. In a *context* it is an object of its own, which NumPy keeps with each array
+created there; so the handler, and its allocator, live until the last of them is gone. For the *process* it replaces the
+functions of NumPy's default handler, which threads start with. Arrays then do not tell which of several allocators was
 theirs, so all that were ever installed are asked in turn, and live for ever.
 
-The lock story: NumPy may call from any thread, with or without the interpreter lock. The entry points take the engine's
-lock, and let go of the interpreter's before they wait. What is written here is a word each, atomically.
+Locks: NumPy may call from any thread, with or without the interpreter lock. The entry points take the engine's lock,
+and release the interpreter's before they wait. Everything written here is a single word, written atomically.
 """
 
 from libc.stddef cimport size_t
@@ -39,12 +39,12 @@ cdef struct Cache:
     EntryPoints* table
     size_t threshold
     uint64_t live               # atomic; bytes of blocks that arrays have
-    uint64_t peak               # atomic; the most of that since it was last asked for
+    uint64_t peak               # atomic; peak of `live` since it was last taken
     Cache* next                 # installed before this one
 
 
 cdef class NumpyCache:
     cdef object tenant
-    cdef object capsule         # of `cache`, which it owns
+    cdef object capsule         # owns `cache`
     cdef Cache* cache
     cdef object __weakref__

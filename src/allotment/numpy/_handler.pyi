@@ -3,29 +3,29 @@
 from typing import Any
 
 class NumpyCache:
-    """A memory handler that serves arrays of at least `threshold` bytes in the name of a tenant."""
+    """A memory handler that serves arrays of at least `threshold` bytes for a tenant."""
 
     def __init__(self, tenant: Any, threshold: int) -> None: ...
     @property
     def tenant(self) -> Any:
-        """In whose name it allocates."""
+        """Tenant that it allocates for."""
     @property
     def live_bytes(self) -> int:
         """Bytes of blocks that arrays have now."""
     def take_peak(self) -> int:
-        """The most that arrays had since this was last asked for."""
+        """Return the peak of `live_bytes` since the last call."""
     def enter(self) -> Any:
-        """Serve the calling context from now on; gives the handler that did before, for `leave`."""
+        """Serve the calling context from now on; return the previous handler, for `leave`."""
     def leave(self, before: Any) -> None:
-        """Let the calling context have the handler that it had before."""
+        """Restore the calling context's previous handler."""
     def install(self) -> None:
         """Serve every context that has no handler of its own."""
 
 def uninstall() -> None:
-    """Serve no new arrays of the process; those that are there come back here when they go."""
+    """Stop serving new arrays of the process; existing ones are freed here."""
 
 def is_installed() -> bool:
-    """Whether arrays of contexts without a handler of their own are served here."""
+    """Whether arrays of contexts without their own handler are served here."""
 
 def take_refusal() -> str | None:
-    """Why the calling thread's last request was refused, once; None if none was."""
+    """Return why the calling thread's last request was refused, once; None if none was."""

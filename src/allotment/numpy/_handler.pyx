@@ -6,7 +6,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strcpy
 
 from allotment._allocators.caching.entry_points cimport (
-    Lent, allocate_block, block_size, entry_points_drop, entry_points_of, free_block, last_exception)
+    Lent, allocate_block, block_size, default_stream_has_work, entry_points_drop, entry_points_of, free_block,
+    last_exception)
 from allotment._core.contract.types cimport bytes_t
 from allotment._devices.shared.posix cimport (
     ACQ_REL, RELAXED, atomic_add, atomic_load, atomic_store, atomic_subtract)
@@ -31,10 +32,10 @@ cdef extern from *:
 
 cdef enum:
     PAGE = 4096
-    ALIGNMENT = 512                 # of every block: see whereabouts in the header
-    # From here on zeros are left to the system. Below, memory that is warm is written faster than pages are found anew.
+    ALIGNMENT = 512                 # of every block: see the header
+    # From here on the system supplies zeros. Below, writing to warm memory is faster than mapping new pages.
     LAZY_ZEROS = 32 << 20
-    # Places in NumPy's table of C functions, which its versions keep.
+    # Indexes into NumPy's table of C functions, stable across its versions.
     SET_HANDLER = 304
     GET_HANDLER = 305
     DEFAULT_HANDLER = 306
@@ -45,13 +46,13 @@ ctypedef object (*get_handler_t)()
 cdef set_handler_t set_handler = NULL
 cdef get_handler_t get_handler = NULL
 cdef DataHandler* default_handler = NULL
-cdef DataAllocator system                       # the functions that the default handler had
-cdef Cache* installed = NULL                    # what serves the process; NULL: nothing does
-cdef Cache* known = NULL                        # all that ever did
+cdef DataAllocator system                       # the default handler's original functions
+cdef Cache* installed = NULL                    # the cache that serves the process, or NULL
+cdef Cache* known = NULL                        # all that ever served it
 
 
 cdef int find_numpy() except -1:
-    """NumPy's functions for handlers. Raises UnsupportedError if it has none that are known here."""
+    """Find NumPy's functions for handlers. Raises UnsupportedError for an unknown version."""
     global set_handler, get_handler, default_handler, system
     cdef void** functions
     cdef object capsule
@@ -79,7 +80,7 @@ cdef int find_numpy() except -1:
 # --- blocks ---
 
 cdef void* take(Cache* cache, size_t size, Lent* lent) noexcept nogil:
-    """A block for an array; NULL, and the cache is noted as having none."""
+    """Allocate a block for an array; on failure return NULL, and remember the cache as the one that refused."""
     global refused_by
     cdef void* address = allocate_block(cache.table, size, NULL, lent)
     if address == NULL:
@@ -90,7 +91,7 @@ cdef void* take(Cache* cache, size_t size, Lent* lent) noexcept nogil:
 
 
 cdef bint give_back(Cache* cache, void* address) noexcept nogil:
-    """False if it is not a block of this cache."""
+    """Free a block; return False if it is not this cache's."""
     cdef bytes_t size = free_block(cache.table, address)
     if size != 0:
         atomic_subtract(&cache.live, size, ACQ_REL)
@@ -102,7 +103,7 @@ cdef inline bint may_be_block(const void* address) noexcept nogil:
 
 
 cdef void clear(void* address, size_t size, const Lent* lent) noexcept nogil:
-    """Make a block zeros. Pages that no one has had are; of others, the system puts zeros there when touched."""
+    """Zero a block. New pages are zero already; for large blocks, let the system supply zero pages when touched."""
     cdef uintptr_t first = (<uintptr_t> address + PAGE - 1) & ~<uintptr_t> (PAGE - 1)
     cdef uintptr_t end = (<uintptr_t> address + size) & ~<uintptr_t> (PAGE - 1)
     if lent.is_fresh:
@@ -114,14 +115,28 @@ cdef void clear(void* address, size_t size, const Lent* lent) noexcept nogil:
     memset(<void*> end, 0, <uintptr_t> address + size - end)
 
 
+cdef bint is_ready(Cache* cache, void* address, const Lent* lent) noexcept nogil:
+    """Whether an array may use a block at once. If queued work may still use the block, frees it.
+
+    NumPy's caller may hold a lock that this work needs, so waiting could deadlock: use the system's memory instead.
+    """
+    if address == NULL or lent.is_fresh or not default_stream_has_work(cache.table):
+        return True
+    give_back(cache, address)
+    return False
+
+
 cdef void* cache_malloc(Cache* cache, size_t size) noexcept nogil:
     cdef Lent lent
-    return take(cache, size, &lent)
+    cdef void* address = take(cache, size, &lent)
+    return address if is_ready(cache, address, &lent) else system.malloc(system.context, size)
 
 
 cdef void* cache_calloc(Cache* cache, size_t size) noexcept nogil:
     cdef Lent lent
     cdef void* address = take(cache, size, &lent)
+    if not is_ready(cache, address, &lent):
+        return system.calloc(system.context, 1, size)
     if address != NULL:
         clear(address, size, &lent)
     return address
@@ -129,11 +144,10 @@ cdef void* cache_calloc(Cache* cache, size_t size) noexcept nogil:
 
 cdef void* cache_realloc(Cache* cache, void* address, bytes_t has, size_t size) noexcept nogil:
     """pre: a block of `has` bytes of this cache"""
-    cdef Lent lent
     cdef void* moved
     if size <= has and size >= has / 2:
         return address
-    moved = take(cache, size, &lent) if size >= cache.threshold else system.malloc(system.context, size)
+    moved = cache_malloc(cache, size) if size >= cache.threshold else system.malloc(system.context, size)
     if moved != NULL:
         memcpy(moved, address, min(<size_t> has, size))
         give_back(cache, address)
@@ -174,7 +188,7 @@ cdef void context_free(void* self, void* address, size_t size) noexcept nogil:
 # --- the handler of the process ---
 
 cdef inline Cache* owner_of(void* address, bytes_t* size) noexcept nogil:
-    """The cache whose block begins there, of all that were ever installed; NULL: it is the system's."""
+    """Return the cache whose block begins there, of all that were ever installed; NULL: it is the system's."""
     cdef Cache* cache = known if may_be_block(address) and address != NULL else NULL
     while cache != NULL:
         size[0] = block_size(cache.table, address)
@@ -228,7 +242,7 @@ cdef void drop_cache(object capsule) noexcept:
 
 cdef class NumpyCache:
     """NumpyCache(tenant, threshold)\n--\n
-    A memory handler that serves arrays of at least `threshold` bytes in the name of a tenant."""
+    A memory handler that serves arrays of at least `threshold` bytes for a tenant."""
 
     def __init__(self, tenant: Any, threshold: int):
         find_numpy()
@@ -249,7 +263,7 @@ cdef class NumpyCache:
 
     @property
     def tenant(self) -> Any:
-        """In whose name it allocates."""
+        """Tenant that it allocates for."""
         return self.tenant
 
     @property
@@ -258,17 +272,17 @@ cdef class NumpyCache:
         return atomic_load(&self.cache.live, RELAXED)
 
     def take_peak(self) -> int:
-        """The most that arrays had since this was last asked for."""
+        """Return the peak of `live_bytes` since the last call."""
         cdef uint64_t peak = max(atomic_load(&self.cache.peak, RELAXED), atomic_load(&self.cache.live, RELAXED))
         atomic_store(&self.cache.peak, atomic_load(&self.cache.live, RELAXED), RELAXED)
         return peak
 
     def enter(self) -> Any:
-        """Serve the calling context from now on; gives the handler that did before, for `leave`."""
+        """Serve the calling context from now on; return the previous handler, for `leave`."""
         return set_handler(self.capsule)
 
     def leave(self, before: Any) -> None:
-        """Let the calling context have the handler that it had before."""
+        """Restore the calling context's previous handler."""
         set_handler(before)
 
     def install(self) -> None:
@@ -277,7 +291,7 @@ cdef class NumpyCache:
         Py_INCREF(self.capsule)             # its arrays will not tell whose they are
         self.cache.next = known
         known = self.cache
-        # Who takes back first: an array may be made by the new functions as soon as one of them is there.
+        # Set free and realloc first: as soon as malloc is replaced, an array may come from it.
         default_handler.allocator.free = process_free
         default_handler.allocator.realloc = process_realloc
         installed = self.cache
@@ -286,18 +300,18 @@ cdef class NumpyCache:
 
 
 def uninstall() -> None:
-    """Serve no new arrays of the process; those that are there come back here when they go."""
+    """Stop serving new arrays of the process; existing ones are freed here."""
     global installed
     installed = NULL
 
 
 def is_installed() -> bool:
-    """Whether arrays of contexts without a handler of their own are served here."""
+    """Whether arrays of contexts without their own handler are served here."""
     return installed != NULL
 
 
 def take_refusal() -> str | None:
-    """Why the calling thread's last request was refused, once; None if none was."""
+    """Return why the calling thread's last request was refused, once; None if none was."""
     global refused_by
     cdef Cache* cache = <Cache*> refused_by
     if cache == NULL:

@@ -1,9 +1,8 @@
-"""Cached memory that arrays do not need goes back to the system after a while.
+"""Releases cached memory that arrays do not need to the system after a while.
 
-Each cache is looked at every so many seconds. What arrays had at most since the last look is kept, so that a loop keeps
-what it goes on using; what lies idle beyond that is given back. One thread looks after all caches, those too whose
-`caching` block has ended, until nothing of theirs is left. In a forked child, to which threads do not come along, it
-starts anew.
+Each cache is checked at its interval. The peak use since the last check is kept, so that a loop keeps what it uses;
+idle memory beyond that is released. One thread checks all caches, also those whose `caching` block has ended, until
+nothing of theirs is left. A forked child, which does not inherit threads, starts a new one.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _LEAST_SECONDS = 0.01
 
 
 class _Watched:
-    """A cache and its allocator, neither kept alive, and when to look at them next.
+    """A cache and its allocator, both weakly referenced, and when to check them next.
 
-    The cache ends with its `caching` block; then its arrays may still come back to the allocator.
+    The cache ends with its `caching` block; its arrays may still return memory to the allocator then.
     """
 
     def __init__(self, cache: NumpyCache, seconds: float) -> None:
@@ -34,7 +33,7 @@ class _Watched:
         self.due = time.monotonic() + seconds
 
     def look(self) -> bool:
-        """Give back what is idle; whether it has to be looked at again."""
+        """Release what is idle; return whether to check again."""
         self.due = time.monotonic() + self._seconds
         cache, allocator = self._cache(), self._allocator()
         if allocator is None or allocator.closed:
@@ -45,12 +44,12 @@ class _Watched:
         try:
             allocator.trim_to(max(keep, 0))
         except AllotmentError:
-            return True  # the device may refuse at a bad moment; there will be another look
+            return True  # the device may refuse at a bad moment; there will be another check
         return cache is not None or allocator.stats()["reserved_bytes.all.current"] > 0
 
 
 class _Keeper:
-    """The thread that looks at the caches."""
+    """The thread that checks the caches."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -81,7 +80,7 @@ class _Keeper:
             done = [watched for watched in due if not watched.look()]
             with self._changed:
                 self._watched = [watched for watched in self._watched if watched not in done]
-            del due, done  # what they held goes now, not when the next one is due
+            del due, done  # frees what they hold now, not when the next one is due
 
     def stop(self) -> None:
         with self._changed:
@@ -91,7 +90,7 @@ class _Keeper:
             thread.join()
 
     def start_anew(self) -> None:
-        """In a forked child: nothing of the parent's thread is here, and its locks may be held for ever."""
+        """In a forked child: the parent's thread is gone, and its locks may stay locked for ever."""
         self._changed, self._thread = threading.Condition(), None
         if self._watched:
             self._start()
@@ -103,7 +102,7 @@ os.register_at_fork(after_in_child=_keeper.start_anew)
 
 
 def watch(cache: NumpyCache, seconds: float | None) -> None:
-    """Give back what a cache has not used for so many seconds; None: never."""
+    """Release what a cache has not used for so many seconds; None: never."""
     if seconds is None:
         return
     if not isinstance(seconds, (int, float)) or not _LEAST_SECONDS <= seconds < threading.TIMEOUT_MAX:

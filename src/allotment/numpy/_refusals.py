@@ -1,7 +1,7 @@
-"""Why there was no memory, said with NumPy's own error.
+"""Adds the reason to NumPy's own out-of-memory error.
 
-NumPy makes the exception: it knows the array's shape, but not what the handler ran into. So the handler's reason is
-added to it as a note, when NumPy makes it or, where NumPy says no more than MemoryError, when it leaves `caching`.
+NumPy creates the exception: it knows the array's shape, but not why the handler failed. So the handler's reason is
+added to it as a note, when NumPy creates it or, where NumPy raises a bare MemoryError, when it leaves `caching`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def add_note(error: BaseException) -> None:
 
 
 def explain() -> None:
-    """Have every error of NumPy's about an array that could not be allocated carry the reason."""
+    """Make every NumPy error about an array that could not be allocated carry the reason."""
     global _explained
     if _explained:
         return

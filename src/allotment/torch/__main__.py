@@ -1,6 +1,6 @@
-"""python -m allotment.torch [--mode M] [--settings S] [--no-patch] script.py ARGUMENT...  or  -m module ARGUMENT...
+"""python -m allotment.torch [--mode M] [--settings S] [--dense] [--no-patch] script.py ARGUMENT...  or  -m module ...
 
-Runs an unchanged program with PyTorch's CUDA memory in Allotment's hands.
+Runs an unchanged program, and serves its CUDA memory of PyTorch from Allotment.
 """
 
 from __future__ import annotations
@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib.machinery import SourceFileLoader
-from runpy import _run_module_as_main  # type: ignore[attr-defined]
-from types import ModuleType
 
+from allotment._adapters.running import run_module, run_script
 from allotment.errors import AllotmentError
 from allotment.torch._install import install
 
@@ -23,7 +21,11 @@ def main() -> None:
         "--mode",
         choices=["auto", "hooks", "deep"],
         default="auto",
-        help="deep: as PyTorch's own allocator, compiled once; hooks: as a plug-in; auto: deep where it is proven",
+        help="deep: in the place of PyTorch's own allocator, compiled once; hooks: as a plug-in; auto: deep if it is"
+        " proven or a check passes, else hooks",
+    )
+    parser.add_argument(
+        "--dense", action="store_true", help="dense placement, which reserves 1.01 to 1.05 of what the program uses"
     )
     parser.add_argument(
         "--no-patch",
@@ -41,7 +43,7 @@ def main() -> None:
         parser.exit(2, f"allotment.torch: can't open file {os.path.abspath(program)!r}: there is none\n")
     try:
         patch = False if options.no_patch else True if options.mode == "hooks" else None
-        install(options.mode, settings=options.settings, patch=patch)
+        install(options.mode, settings=options.settings, patch=patch, dense=options.dense)
     except AllotmentError as error:
         parser.exit(2, f"allotment.torch: {error}\n")
     sys.argv = options.command
@@ -49,41 +51,6 @@ def main() -> None:
         run_module(program)
     else:
         run_script(program)
-
-
-# As Python itself runs a program: it is the `__main__` that pickles, threads and exit functions find, also when its
-# last line is done. The public functions of runpy put their caller back then.
-
-
-def run_module(name: str) -> None:
-    _put_first_on_path(os.getcwd())
-    _new_main()
-    _run_module_as_main(name)
-
-
-def run_script(path: str) -> None:
-    path = os.path.abspath(path)
-    module = _new_main()
-    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
-        _put_first_on_path(path)
-        _run_module_as_main("__main__", False)
-    else:
-        _put_first_on_path(os.path.dirname(path))
-        loader = SourceFileLoader("__main__", path)
-        vars(module).update(__file__=path, __loader__=loader, __cached__=None)
-        exec(loader.source_to_code(loader.get_data(path), path), vars(module))
-
-
-def _new_main() -> ModuleType:
-    module = ModuleType("__main__")
-    vars(module).update(__builtins__=sys.modules["builtins"])
-    sys.modules["__main__"] = module
-    return module
-
-
-def _put_first_on_path(folder: str) -> None:
-    if not sys.flags.safe_path:
-        sys.path[0] = folder
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""A capture that fails is over for the allocator too.
+"""Captures under a plug-in: one that fails ends for the allocator too, and a graph keeps the pools that it used.
 
-When a capture begins, PyTorch tells the allocator to serve it from the graph's pool; when the device has ended it, to
-stop, and when the graph is gone, to release the pool. But if the device cannot end it, because something synchronized
-in mid-capture or a stream did not join back, PyTorch 2.11 raises there and then: the allocator is never told to stop,
-keeps back what it would release, and the pool stays for the life of the process. So we watch for that.
+When a capture begins, PyTorch tells the allocator to serve it from the graph's pool. When the device has ended the
+capture, PyTorch tells it to stop, and when the graph is gone, to release the pool. But if the device cannot end the
+capture, because of a synchronization in the middle of it or a stream that did not join, PyTorch raises at once: the
+allocator is never told to stop, and the pool stays for the life of the process. So we watch for that.
+
+From 2.14 on, a graph also keeps the pools that `use_mem_pool` chose during its capture. PyTorch asks its own allocator
+for that and refuses it under a plug-in, so we keep them.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch  # type: ignore[import-not-found]
 
@@ -22,7 +25,7 @@ from allotment.torch._replacements import allocator_of
 
 @dataclass(frozen=True, slots=True)
 class _Capture:
-    """One that has begun: what the allocator was told, and where it can be seen whether it goes on."""
+    """A capture that has begun: what the allocator was told, and the stream that shows whether it goes on."""
 
     device: int
     pool: PoolId
@@ -37,7 +40,7 @@ class _Capture:
         try:
             allocator.end_allocate_to_pool(self.pool)
         except PoolError:
-            return  # it had not begun, or was told
+            return  # it had not begun, or has been told already
         allocator.release_pool(self.pool)
 
 
@@ -76,3 +79,51 @@ def end_failed_captures() -> None:
         _begun.pop(self, None)
 
     kind.capture_begin, kind.capture_end = capture_begin, capture_end
+
+
+@dataclass(slots=True)
+class _KeptPools:
+    """The pools that a graph keeps besides its own, each with its device."""
+
+    pools: list[tuple[int, PoolId]]
+
+    def release(self) -> None:
+        while self.pools:
+            device, pool = self.pools.pop()
+            allocator_of(device).release_pool(pool)
+
+
+_kept: WeakKeyDictionary[Any, _KeptPools] = WeakKeyDictionary()
+
+
+def keep_pools_of_captures() -> None:
+    """Replace the way in which PyTorch's graphs keep pools. Before 2.14 they keep only their own."""
+    kind = torch.cuda.CUDAGraph
+    if not hasattr(kind, "_retain_pool"):
+        return
+    reset, own_pools = kind.reset, kind.pools
+
+    def _retain_pool(self: Any, pool: Any) -> None:
+        found: PoolId = tuple(getattr(pool, "id", pool))
+        device = torch.cuda.current_device()
+        kept = _kept.get(self)
+        if kept is None:
+            kept = _kept[self] = _KeptPools([])
+            finalize(self, kept.release)
+        if (device, found) not in kept.pools:
+            allocator_of(device).create_or_incref_pool(found)
+            kept.pools.append((device, found))
+
+    @wraps(own_pools)
+    def pools(self: Any) -> list[Any]:
+        kept = _kept.get(self)
+        return [*own_pools(self), *(torch.cuda._POOL_HANDLE(pool) for _, pool in (kept.pools if kept else ()))]
+
+    @wraps(reset)
+    def reset_and_release(self: Any) -> None:
+        reset(self)
+        kept = _kept.get(self)
+        if kept is not None:
+            kept.release()
+
+    kind._retain_pool, kind.pools, kind.reset = _retain_pool, pools, reset_and_release

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,9 +16,10 @@ from allotment._allocators.current import current_caching
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._rules import nearest_version
 from allotment.errors import PoolError, RequestError, UnsupportedError
-from allotment.torch._captures import end_failed_captures
+from allotment.torch._captures import end_failed_captures, keep_pools_of_captures
 from allotment.torch._deep import deep
 from allotment.torch._deep.building import CannotBuild
+from allotment.torch._deep.self_check import RUNNING
 from allotment.torch._deep.settings import deep_settings
 from allotment.torch._process_state import process_state
 
@@ -38,28 +40,41 @@ _plug_in: Any = None  # PyTorch's object; kept, because PyTorch calls into it to
 _installed: Mode | None = None
 
 
-def install(mode: Mode = "auto", *, settings: str | config.Settings | None = None, patch: bool | None = None) -> None:
+def install(
+    mode: Mode = "auto",
+    *,
+    settings: str | config.Settings | None = None,
+    patch: bool | None = None,
+    dense: bool = False,
+) -> None:
     """Serve all CUDA memory of PyTorch from `allotment.current("cuda:N")`, for the rest of the process.
 
-    "deep" puts a class of ours in the place of PyTorch's own allocator: whatever PyTorch asks of that works. It is
-    compiled against the PyTorch found here the first time, which takes a C++ compiler and some twenty seconds, and can
-    also be installed later, as long as PyTorch has no CUDA memory. "hooks" goes by PyTorch's interface for plug-ins,
-    needs no compiler, and must come before PyTorch's first use of a GPU; PyTorch refuses a plug-in many things, and
-    `patch` puts `allotment.torch.memory_stats` and its like under PyTorch's names, which otherwise raise. "auto" is
-    deep where that is possible and has been tried on a GPU with the release found here, else hooks with the patch; then
-    a line on standard error says why. With `patch` given, it is hooks.
+    "deep" puts a class of ours in the place of PyTorch's own allocator, and everything that PyTorch asks of that
+    allocator works. The class is compiled against the installed PyTorch the first time, which takes a C++ compiler and
+    about twenty seconds. Deep mode can also be installed later, as long as PyTorch has no CUDA memory. "hooks" uses
+    PyTorch's interface for plug-ins. It needs no compiler, and must be installed before PyTorch first uses a GPU.
+    PyTorch refuses a plug-in many things; `patch` puts `allotment.torch.memory_stats` and similar functions under
+    PyTorch's names, where PyTorch's own would raise. "auto" is deep mode where that is possible: with a release that
+    deep mode was proven with on a GPU, and with another one if a short check against PyTorch's own allocator passes,
+    which runs once. Otherwise it is hooks with the patch, and a line on standard error gives the reason. If `patch` is
+    given, "auto" is hooks.
 
     `settings` is a settings string or record. By default PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...) are
-    read, in PyTorch's own way; in deep mode the keys that ALLOTMENT_CONF and then a string given here name come on top
-    of that. Called again, it only adds the patch of hooks.
+    read as PyTorch reads them. In deep mode the keys in ALLOTMENT_CONF, and then those of a string given here, are put
+    on top of them. `dense` chooses dense placement, in both modes on top of PyTorch's variables. A second call only
+    adds the patch of hooks.
 
-    Raises SettingsError; RequestError if it is too late, or something else is installed or set; UnsupportedError
-    without a PyTorch for CUDA, or if deep mode is asked for and not possible.
+    Raises SettingsError, also if the settings contradict `dense`; RequestError if it is too late, or something else is
+    installed or set; UnsupportedError without a PyTorch for CUDA, or if deep mode is asked for and not possible.
     """
     if mode not in ("auto", "hooks", "deep"):
         raise RequestError(f"mode must be 'auto', 'hooks' or 'deep', not {mode!r}; settings are given as settings=")
     if mode == "deep" and patch is not None:
         raise RequestError("patch is for hooks; in deep mode PyTorch's own functions work as they are")
+    if RUNNING in os.environ:
+        return
+    if dense:
+        settings = deep_settings(settings, _compat(), dense=True)
     with _lock:
         if _installed is None:
             _install_first(mode, settings, patch)
@@ -75,9 +90,9 @@ def _install_first(mode: Mode, settings: str | config.Settings | None, patch: bo
     global _installed
     if mode == "deep" or (mode == "auto" and patch is None):
         try:
-            _install_deep(settings, proven=mode == "auto")
+            _install_deep(settings, insist=mode == "deep")
             _installed = "deep"
-            logs.logger.info("PyTorch's memory is ours, in deep mode")
+            logs.logger.info("PyTorch's memory comes from our allocator, in deep mode")
             return
         except CannotBuild as error:
             if mode == "deep":
@@ -85,16 +100,16 @@ def _install_first(mode: Mode, settings: str | config.Settings | None, patch: bo
             reason = str(error)
     _install_hooks(settings)
     _installed = "hooks"
-    logs.logger.info("PyTorch's memory is ours, in hooks mode")
+    logs.logger.info("PyTorch's memory comes from our allocator, in hooks mode")
     if mode == "auto" and patch is None:
         print(f"allotment: hooks mode for PyTorch, not deep: {reason}", file=sys.stderr, flush=True)
         _patch()
 
 
-def _install_deep(settings: str | config.Settings | None, *, proven: bool) -> None:
+def _install_deep(settings: str | config.Settings | None, *, insist: bool) -> None:
     global _settings
     record = _as_record(settings, on_top=True)
-    deep.load(proven=proven)
+    deep.load(insist=insist)
     before = _settings, process_state.settings
     _settings = process_state.settings = record
     ids = leave_ids_to_others()
@@ -118,6 +133,7 @@ def _install_hooks(settings: str | config.Settings | None) -> None:
             " python -m allotment.torch"
         ) from error
     end_failed_captures()
+    keep_pools_of_captures()
 
 
 def _patch() -> None:
@@ -127,20 +143,20 @@ def _patch() -> None:
 
 
 def is_installed() -> bool:
-    """Whether PyTorch's memory is ours."""
+    """Whether PyTorch's memory comes from our allocator."""
     return _installed is not None
 
 
 def installed_mode() -> str | None:
-    """How PyTorch's memory is ours: "deep" or "hooks"; None if it is not."""
+    """The mode that is installed, "deep" or "hooks"; None if none is."""
     return _installed
 
 
 def raw_allocator(settings: str | config.Settings | None = None) -> Any:
     """For `torch.cuda.MemPool(raw_allocator())`: PyTorch's own allocator stays, and the pool's segments are ours.
 
-    `settings` as in `install`, for both: whoever comes first sets them. Raises SettingsError; RequestError if others
-    are set, or in deep mode; UnsupportedError without a PyTorch for CUDA.
+    `settings` are as in `install`. The first call of either function sets them for both. Raises SettingsError;
+    RequestError if other settings are in use, or in deep mode; UnsupportedError without a PyTorch for CUDA.
     """
     if _installed == "deep":
         raise RequestError("in deep mode a MemPool of PyTorch's is one of ours already; make it without an allocator")
@@ -186,7 +202,7 @@ def _refuse_other_settings(settings: str | config.Settings | None) -> None:
 
 
 def _as_record(settings: str | config.Settings | None, *, on_top: bool = False) -> config.Settings:
-    """With `on_top`, the keys that are named come on top of what PyTorch's variables say."""
+    """With `on_top`, the keys that a string names are put on top of PyTorch's variables."""
     if on_top:
         found = deep_settings(settings, _compat())
     elif settings is None:
@@ -214,7 +230,7 @@ def _current_stream(index: int) -> int:
 
 
 def _tenant_on(index: int) -> Tenant:
-    """PyTorch as a tenant of the allocator that everybody on the device shares."""
+    """PyTorch as a tenant of the device's shared allocator."""
     allocator = current_caching(f"cuda:{index}", settings=process_state.settings)
     _refuse_pools_of_before(allocator)
     if allocator.settings != process_state.settings:
@@ -230,7 +246,7 @@ def _tenant_on(index: int) -> Tenant:
 
 
 def _refuse_pools_of_before(allocator: Allocator) -> None:
-    """PyTorch numbers its pools as we do: those that were made before it was installed would be taken for its own."""
+    """PyTorch numbers its pools as we do, so a pool that we made before would be taken for one of PyTorch's."""
     for pool in _ids_before:
         try:
             allocator.pool_use_count(pool)

@@ -1,15 +1,16 @@
-"""The functions that PyTorch asks of its caching allocator, done by ours.
+"""The functions of PyTorch's caching allocator that a plug-in is not asked for, done by our allocator.
 
-A pluggable allocator is handed eight kinds of calls; whatever else PyTorch's own allocator can do, it refuses to do
-with another. The functions here stand for those refused: each has the arguments, the result and the errors of the
-`torch._C` function that `REPLACEMENTS` gives it for, so that it can be called instead of it, or take its place.
+PyTorch passes a few kinds of calls on to a pluggable allocator and refuses everything else. The functions here replace
+the refused ones: each has the arguments, the result and the errors of the `torch._C` function that `REPLACEMENTS` names
+for it.
 
-A device counts as used once it has a context. One that is not has no allocator, and asking about it must not make
-one, because a context takes hundreds of MiB of every process on every device.
+A device counts as used once it has a context. An unused device has no allocator, and a question about it must not make
+one, because a context takes hundreds of MiB in every process.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
@@ -22,7 +23,7 @@ from allotment._core.edge.snapshot import assembled
 from allotment._core.edge.words import BlockState, word_of
 from allotment._core.records.history import get_user_metadata, set_user_metadata
 from allotment._settings import parse_leniently, pytorch_caching_disabled
-from allotment.errors import OutOfMemoryFacts, PoolError, SettingsError
+from allotment.errors import AddressError, OutOfMemoryFacts, PoolError, SettingsError
 from allotment.torch._process_state import process_state
 
 BACKEND = "allotment"
@@ -74,6 +75,14 @@ def nested_stats(device: int) -> dict[str, Any]:
     if _is_used(_checked(device)):
         return allocator_of(device).nested_stats()
     return _fresh(allocator_of(torch.cuda.current_device()).nested_stats())
+
+
+def nested_accelerator_stats(device: int) -> dict[str, Any]:
+    """Without the counters that PyTorch shows under `torch.cuda` only."""
+    return {key: value for key, value in nested_stats(device).items() if key not in _OF_CUDA_ONLY}
+
+
+_OF_CUDA_ONLY = ("num_oom_rejections", "reserved_bytes_by_private_pools")
 
 
 def _fresh(stats: dict[str, Any]) -> dict[str, Any]:
@@ -168,6 +177,8 @@ def record_history(
     record_cuda: bool = True,
 ) -> None:
     """`stacks` makes no difference, frames are Python's; annotations are recorded by `Allocator.record_annotation`."""
+    if enabled is not None and record_pinned_host_memory:
+        _say_that_pinned_memory_is_not_recorded()
     if not record_cuda:
         return
     if enabled is not None:
@@ -187,10 +198,25 @@ def record_history_legacy(
     compile_context: bool,
     global_record_annotations: bool,
     skip_actions: Collection[str],
+    record_pinned_host_memory: bool = False,
+    record_cuda: bool = True,
 ) -> None:
+    if enabled and record_pinned_host_memory:
+        _say_that_pinned_memory_is_not_recorded()
+    if not record_cuda:
+        return
     context = "alloc" if trace_alloc_record_context else "state" if record_context else None
     state = "all" if enabled else None
     _record(state, context, trace_alloc_max_entries, clear_history, skip_actions)
+
+
+def _say_that_pinned_memory_is_not_recorded() -> None:
+    """PyTorch records it, and shows it only in a snapshot of its own allocator."""
+    warnings.warn(
+        "record_pinned_host_memory has no effect in hooks mode of allotment.torch: PyTorch does not show the history of"
+        " pinned memory while a plug-in is its allocator; deep mode has it",
+        stacklevel=4,
+    )
 
 
 def _expect(holds: bool, complaint: str) -> None:
@@ -221,13 +247,27 @@ def is_history_enabled() -> bool:
 
 
 def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
-    """The frames of whoever allocated a live block, by its start; None if there are none."""
+    """The frames of the call that allocated a live block, by the block's start; None if there are none."""
     for device in used_devices():
         for segment in allocator_of(device).segments():
             for block in segment["blocks"]:
                 if block["address"] == data_ptr and block["state"] == word_of(BlockState.ACTIVE_ALLOCATED):
                     return block["frames"] or None
     return None
+
+
+def annotate_memory(data_ptr: int, metadata: str) -> None:
+    """Add a note on a live block, by its start, to the history."""
+    for device in used_devices():
+        with suppress(AddressError):
+            allocator_of(device).annotate(data_ptr, metadata)
+            return
+    raise RuntimeError(f"annotateMemory: no live allocation found at pointer {data_ptr:#x}")
+
+
+def is_metadata_supported() -> bool:
+    """Whether `torch.cuda.memory._set_memory_metadata` has an effect."""
+    return True
 
 
 def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dict[str, Any]:
@@ -261,17 +301,18 @@ def check_pool_live_allocations(device: int, pool: PoolId, expected: Collection[
 
 
 def is_initialized() -> bool:
-    """PyTorch takes a plug-in for initialized from the start, and would ask about devices that it has not set up."""
+    """PyTorch assumes that a plug-in is initialized, and would ask about devices that are not set up yet."""
     return bool(torch.cuda.is_initialized())
 
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
-    "_accelerator_getDeviceStats": nested_stats,
+    "_accelerator_getDeviceStats": nested_accelerator_stats,
     "_accelerator_isAllocatorInitialized": is_initialized,
     "_accelerator_resetAccumulatedStats": reset_accumulated_stats,
     "_accelerator_resetPeakStats": reset_peak_stats,
     "_accelerator_setAllocatorSettings": set_allocator_settings,
     "_cuda_allocationTraceback": allocation_traceback,
+    "_cuda_annotateMemory": annotate_memory,
     "_cuda_attach_out_of_memory_observer": attach_out_of_memory_observer,
     "_cuda_checkPoolLiveAllocations": check_pool_live_allocations,
     "_cuda_cudaCachingAllocator_enable": enable_caching,
@@ -280,6 +321,7 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "_cuda_getMemoryFraction": memory_fraction,
     "_cuda_getMemoryMetadata": get_user_metadata,
     "_cuda_isHistoryEnabled": is_history_enabled,
+    "_cuda_memoryMetadataSupported": is_metadata_supported,
     "_cuda_memorySnapshot": memory_snapshot,
     "_cuda_memoryStats": nested_stats,
     "_cuda_record_memory_history": record_history,
@@ -289,4 +331,4 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "_cuda_setMemoryFraction": set_memory_fraction,
     "_cuda_setMemoryMetadata": set_user_metadata,
 }
-"""The functions of `torch._C` that refuse, or do nothing, and what does their work with our allocator."""
+"""The functions of `torch._C` that refuse or do nothing under a plug-in, and the functions that replace them."""

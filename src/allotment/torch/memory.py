@@ -253,7 +253,7 @@ def _record_memory_history(enabled: Any = "all", *args: Any, **kwargs: Any) -> N
     The parameters are PyTorch's: enabled, context, stacks, max_entries, device, clear_history, compile_context,
     global_record_annotations, skip_actions, record_pinned_host_memory, record_cuda. Frames are those of Python whatever
     `stacks` says, and what PyTorch itself would note of compilation, of annotated ranges and of pinned memory is not
-    kept. A bool as `enabled` means the former parameters, as in PyTorch.
+    kept; a warning says so of pinned memory. A bool as `enabled` means the former parameters, as in PyTorch.
     """
     record = _record_memory_history_legacy if isinstance(enabled, bool) else _record_memory_history_impl
     record(enabled, *args, **kwargs)
@@ -272,8 +272,6 @@ def _record_memory_history_impl(
     record_pinned_host_memory: bool = False,
     record_cuda: bool = True,
 ) -> None:
-    if not record_cuda:  # pinned memory alone is wanted, which is not ours
-        return
     replacements.record_history(
         enabled,
         context,
@@ -283,6 +281,8 @@ def _record_memory_history_impl(
         compile_context,
         global_record_annotations,
         skip_actions or (),
+        record_pinned_host_memory,
+        record_cuda,
     )
 
 
@@ -297,6 +297,8 @@ def _record_memory_history_legacy(
     compile_context: bool = False,
     global_record_annotations: bool = False,
     skip_actions: Collection[str] | None = None,
+    record_pinned_host_memory: bool = False,
+    record_cuda: bool = True,
 ) -> None:
     replacements.record_history_legacy(
         enabled,
@@ -308,6 +310,8 @@ def _record_memory_history_legacy(
         compile_context,
         global_record_annotations,
         skip_actions or (),
+        record_pinned_host_memory,
+        record_cuda,
     )
 
 
@@ -354,6 +358,18 @@ def _set_memory_metadata(metadata: str) -> None:
 def _get_memory_metadata() -> str:
     """What the calling thread attaches now."""
     return get_user_metadata()
+
+
+def _memory_metadata_supported() -> bool:
+    """Whether `_set_memory_metadata` has an effect: always, with our allocator."""
+    return replacements.is_metadata_supported()
+
+
+def _annotate_tensor(tensor: Any, metadata: str) -> None:
+    """Add a note on a tensor's memory to the history, beside what was attached when it was allocated."""
+    if not tensor.is_cuda:
+        raise ValueError(f"expected a CUDA tensor, got device {tensor.device}")
+    replacements.annotate_memory(tensor.untyped_storage().data_ptr(), metadata)
 
 
 def _save_segment_usage(filename: str | PathLike[str] = "output.svg", snapshot: dict[str, Any] | None = None) -> None:

@@ -27,7 +27,7 @@ sys.path[:0] = {places}
 from pathlib import Path
 from helpers.bare_packages import import_bare
 building = import_bare("allotment.torch._deep.building")
-print(building.library(building.TorchFacts("2.11.0", "13.0", Path({torch!r}))))
+print(building.library(building.TorchFacts("2.11.0", "13.0", Path({torch!r}))).path)
 """
 
 
@@ -84,38 +84,48 @@ def facts(building, machine):
     return building.TorchFacts("2.11.0", "13.0", machine.torch)
 
 
+def kept_by(building, facts, say=print):
+    """Where the library is kept."""
+    found = building.library(facts, say)
+    os.close(found.descriptor)
+    return found.path
+
+
 def test_it_is_compiled_once_and_kept(building, machine, facts):
     said = []
-    first = building.library(facts, said.append)
+    first = kept_by(building, facts, said.append)
     assert first.parent == machine.cache / "allotment"
     assert "compiling for PyTorch 2.11.0" in said[0] and "compiled in" in said[1]
-    assert building.library(facts, said.append) == first
+    assert kept_by(building, facts, said.append) == first
     assert (machine.runs(), len(said)) == (1, 2)
 
 
 def test_another_pytorch_has_another_one(building, machine, facts):
-    first = building.library(facts, print)
+    first = kept_by(building, facts)
     other = building.TorchFacts("2.12.0", "13.0", machine.torch)
-    assert building.library(other, print) != first
+    assert kept_by(building, other) != first
     assert machine.runs() == 2
 
 
 @pytest.mark.parametrize(
     ("version", "cuda", "words"),
-    [("2.99.0", "13.0", "is newer than"), ("2.6.0", "12.4", "is older than"), ("2.11.0", None, "without CUDA")],
+    [("2.6.0", "12.4", "is older than"), ("2.11.0", None, "without CUDA"), ("unknown", "13.0", "is older than")],
 )
-def test_a_pytorch_that_is_not_known_is_refused(building, machine, version, cuda, words):
+def test_a_pytorch_that_it_cannot_be_compiled_for_is_refused(building, machine, version, cuda, words):
     with pytest.raises(building.CannotBuild, match=words):
         building.library(building.TorchFacts(version, cuda, machine.torch), print)
     assert machine.runs() == 0
 
 
-def test_by_itself_it_is_taken_only_with_a_pytorch_that_it_was_tried_with(building, facts, monkeypatch):
-    monkeypatch.setattr(building, "PROVEN", ())
-    with pytest.raises(building.CannotBuild, match="mode='deep'"):
-        building.refuse_unproven(facts)
-    monkeypatch.setattr(building, "PROVEN", (".".join(map(str, facts.release)),))
-    building.refuse_unproven(facts)
+def test_a_pytorch_for_rocm_is_refused(building, machine):
+    with pytest.raises(building.CannotBuild, match="for ROCm"):
+        building.library(building.TorchFacts("2.15.0", None, machine.torch, hip="7.1"), print)
+
+
+def test_for_a_pytorch_that_nobody_has_seen_yet_it_is_compiled(building, machine):
+    newer = building.TorchFacts("2.99.0", "13.0", machine.torch)
+    assert "stand_in-2.99.0" in kept_by(building, newer).name
+    assert machine.runs() == 1 and not building.is_proven(newer)
 
 
 def test_without_a_compiler_it_says_what_to_install(building, machine, facts, monkeypatch):
@@ -156,19 +166,59 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(building, machine, f
 def test_a_home_that_cannot_be_written_leads_to_temporary_files(building, machine, facts, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
-    found = building.library(facts, print)
-    assert found.parent == tmp_path / "tmp" / f"allotment-{os.getuid()}"
-    assert building.library(facts, print) == found
+    found = kept_by(building, facts)
+    assert found.parent == tmp_path / "tmp" / f"allotment-{os.geteuid()}"
+    assert kept_by(building, facts) == found
     assert machine.runs() == 1
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(building, machine, facts, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    (tmp_path / "tmp" / f"allotment-{os.getuid()}").mkdir()
-    (tmp_path / "tmp" / f"allotment-{os.getuid()}").chmod(0o777)
-    with pytest.raises(building.CannotBuild, match="others can write to it"):
+    (tmp_path / "tmp" / f"allotment-{os.geteuid()}").mkdir()
+    (tmp_path / "tmp" / f"allotment-{os.geteuid()}").chmod(0o777)
+    with pytest.raises(building.CannotBuild, match=r"other users can write to .*/allotment-"):
         building.library(facts, print)
+
+
+def test_a_folder_that_is_a_link_is_not_used(building, machine, facts, tmp_path):
+    machine.cache.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (machine.cache / "allotment").symlink_to(tmp_path / "elsewhere")
+    assert kept_by(building, facts).parent == tmp_path / "tmp" / f"allotment-{os.geteuid()}"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["a link", "open to others"])
+def test_a_library_that_another_user_could_have_written_is_compiled_anew(building, machine, facts, tmp_path, how):
+    kept = kept_by(building, facts)
+    if how == "a link":
+        kept.rename(tmp_path / "library")
+        kept.symlink_to(tmp_path / "library")
+    else:
+        kept.chmod(0o777)
+    assert kept_by(building, facts) == kept and not kept.is_symlink()
+    assert machine.runs() == 2
+
+
+def test_a_library_that_was_compiled_under_a_lax_umask_is_kept(building, machine, facts):
+    before = os.umask(0)
+    try:
+        first = kept_by(building, facts)
+    finally:
+        os.umask(before)
+    assert kept_by(building, facts) == first
+    assert machine.runs() == 1
+
+
+def test_a_compiler_and_a_toolkit_can_be_named_relative_to_the_current_folder(
+    building, machine, facts, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "bin/c++ -Wall")
+    monkeypatch.setenv("CUDA_HOME", "cuda")
+    assert kept_by(building, facts).exists()
+    assert building.flags(facts).count(f"-isystem{tmp_path}/cuda/include") == 1
 
 
 def test_two_processes_at_once_compile_once(machine, tmp_path):
@@ -177,7 +227,7 @@ def test_two_processes_at_once_compile_once(machine, tmp_path):
     both = [machine.start(), machine.start()]
     with open(tmp_path / "gate", "w") as gate:  # opens when a compiler is there to read
         said = {0: [], 1: []}
-        while not any("another process is compiling" in line for lines in said.values() for line in lines):
+        while not any("another process does the same" in line for lines in said.values() for line in lines):
             for number, process in enumerate(both):
                 os.set_blocking(process.stderr.fileno(), False)
                 said[number] += process.stderr.readlines()
@@ -195,5 +245,5 @@ def test_an_interrupted_compilation_leaves_nothing_that_is_taken_for_it(building
     assert process.returncode != 0
     assert ".so" not in machine.kept()
     machine.compiler()
-    assert building.library(facts, print).exists()
+    assert kept_by(building, facts).exists()
     assert machine.kept() == [".so"]

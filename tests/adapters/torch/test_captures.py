@@ -110,3 +110,43 @@ def test_a_capture_takes_what_another_version_of_pytorch_takes(monkeypatch):
     kind().capture_begin(pool=(0, 6), capture_error_mode="thread_local")
     assert given == [((0, 5), "relaxed", True), ((0, 6), "thread_local", False)]
     assert list(inspect.signature(kind.capture_begin).parameters) == list(inspect.signature(capture_begin).parameters)
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """PyTorch 2.14, whose graphs keep pools, which PyTorch refuses under a plug-in."""
+    stand = adapter_on_stand_in(monkeypatch)
+    kind = stand.torch.cuda.CUDAGraph
+
+    def refused(self, pool):
+        raise RuntimeError("pluggable does not yet support createOrIncrefPool.")
+
+    monkeypatch.setattr(kind, "_retain_pool", refused, raising=False)
+    monkeypatch.setattr(kind, "pools", lambda self: [self.begun_with], raising=False)
+    monkeypatch.setattr(stand.torch.cuda, "_POOL_HANDLE", tuple, raising=False)
+    stand.captures.end_failed_captures()
+    stand.captures.keep_pools_of_captures()
+    return stand
+
+
+@pytest.mark.parametrize("end", ["reset", "dropped"])
+def test_a_graph_keeps_the_pools_that_were_used_in_its_capture_until_it_ends(newer, end):
+    allocator = newer.allocators[0]
+    pool = newer.pool.MemPool()
+    graph = capture(newer)
+    for _ in range(2):
+        graph._retain_pool(pool)
+    graph.capture_end()
+    assert allocator.pool_use_count(pool.id) == 2
+    assert graph.pools() == [graph.begun_with, pool.id]
+    if end == "reset":
+        graph.reset()
+        assert graph.pools() == [graph.begun_with]
+    else:
+        del graph
+    assert allocator.pool_use_count(pool.id) == 1
+
+
+def test_before_graphs_kept_pools_nothing_is_replaced(stand):
+    stand.captures.keep_pools_of_captures()
+    assert not hasattr(stand.torch.cuda.CUDAGraph, "_retain_pool")

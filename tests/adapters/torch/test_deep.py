@@ -67,6 +67,15 @@ print(text())
     assert told.split() == [ours, f"{ours},garbage_collection_threshold:0.9"]
 
 
+def test_dense_placement_is_one_switch_and_says_what_becomes_of_expandable_segments(deep):
+    told = deep("""
+torch.empty(1000, device="cuda")
+print(allotment.current("cuda:0").settings.placement, allotment.current("cuda:0").settings.expandable_segments)
+allotment.torch.install(dense=True)
+""", '"deep", dense=True', PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", PYTHONWARNINGS="ignore")  # fmt: skip
+    assert told.split() == ["dense", "False"]
+
+
 def test_a_history_has_the_contexts_that_pytorch_gathers(deep):
     told = deep("""
 torch.cuda.memory._record_memory_history(stacks="all")
@@ -88,7 +97,7 @@ from allotment.torch._deep import deep
 torch.cuda.memory._record_memory_history(stacks="python", max_entries=10)
 for _ in range(200_000):
     torch.empty(1000, device="cuda")
-contexts = deep.load(proven=False).allotment_stand_in_contexts()
+contexts = deep.load(insist=True).allotment_stand_in_contexts()
 print(contexts < 140_000, len(torch.cuda.memory._snapshot()["device_traces"][0]))
 """)  # fmt: skip
     assert told.split() == ["True", "10"]
@@ -194,3 +203,42 @@ if __name__ == "__main__":
 def test_a_tensor_goes_to_a_process_with_the_other_allocator(run, tmp_path, modes):
     (tmp_path / "sending.py").write_text(SENDING)
     assert run(tmp_path / "sending.py", *modes).strip() == "[1, 2, 3, 4, 5]"
+
+
+COUNTING = """
+from allotment import errors
+made = []
+before = errors.AddressError.__init__
+errors.AddressError.__init__ = lambda self, *facts: (made.append(facts), before(self, *facts))[1]
+"""
+
+
+def test_memory_of_any_device_is_freed_from_any_device_without_an_exception(deep):
+    told = deep(COUNTING + """
+for current in (0, 1):
+    torch.cuda.set_device(current)
+    for device in ("cuda:0", "cuda:1"):
+        for _ in range(10):
+            torch.empty(1000, device=device)
+print([torch.cuda.memory_allocated(device) for device in (0, 1)], len(made))
+""", FAKE_CUDA_DEVICES="2")  # fmt: skip
+    assert told.strip() == "[0, 0] 0"
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_an_address_that_no_device_knows_is_refused_as_by_pytorch(deep, devices):
+    told = deep(COUNTING + """
+last = torch.cuda.device_count() - 1
+blocks = [torch.empty(1000, device=f"cuda:{device}") for device in range(last + 1)]
+torch.cuda.set_device(last)
+address = torch.cuda.caching_allocator_alloc(1 << 20)
+torch.cuda.set_device(0)
+torch.cuda.caching_allocator_delete(address)
+print(torch.cuda.memory_allocated(last))
+for wrong in (address, 0x1234, blocks[last].data_ptr() + 512):
+    try:
+        torch.cuda.caching_allocator_delete(wrong)
+    except RuntimeError as error:
+        print(str(error) == f"invalid device pointer: {wrong:#x}", type(error).__name__, len(made))
+""", FAKE_CUDA_DEVICES=devices)  # fmt: skip
+    assert told.splitlines() == ["4096"] + 3 * ["True RuntimeError 0"]

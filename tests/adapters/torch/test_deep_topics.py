@@ -10,9 +10,10 @@ from helpers.torch_on_host_memory import HELPERS, NEEDED
 pytestmark = NEEDED
 MODES = ("native", "deep")
 TOPICS = (
-    "gauges", "questions", "trackers", "annotations", "compile_contexts", "user_metadata", "observers",
-    "recorder_modes", "kinds_of_history", "profiler", "gpu_trace", "free_memory_callbacks", "devices_not_used_yet",
-    "caching_switched_off", "a_tracker_that_throws",
+    "gauges", "questions", "trackers", "annotations", "compile_contexts", "user_metadata",
+    "annotated_blocks", "observers", "recorder_modes", "kinds_of_history", "profiler",
+    "gpu_trace", "free_memory_callbacks", "devices_not_used_yet",
+    "caching_switched_off", "a_tracker_that_throws", "reserve_classes",
 )  # fmt: skip
 
 FLAGS = """

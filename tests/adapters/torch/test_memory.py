@@ -296,11 +296,15 @@ def test_recording_has_pytorchs_parameters(stand):
     assert parameters["max_entries"].default == sys.maxsize
 
 
-def test_recording_pinned_memory_alone_leaves_the_history_as_it_is(stand):
-    stand.memory._record_memory_history(record_pinned_host_memory=True, record_cuda=False)
+def test_recording_pinned_memory_warns_that_it_is_not_recorded(stand):
+    with pytest.warns(UserWarning, match="record_pinned_host_memory has no effect in hooks mode"):
+        stand.memory._record_memory_history(record_pinned_host_memory=True, record_cuda=False)
     assert not stand.memory.is_history_enabled()
-    stand.memory._record_memory_history(record_pinned_host_memory=True)
+    with pytest.warns(UserWarning, match="record_pinned_host_memory"):
+        stand.memory._record_memory_history(record_pinned_host_memory=True)
     assert stand.memory.is_history_enabled()
+    with pytest.warns(UserWarning, match="record_pinned_host_memory"):
+        stand.memory._record_memory_history(True, record_pinned_host_memory=True)
 
 
 @pytest.mark.parametrize(
@@ -332,6 +336,16 @@ def test_a_bool_selects_the_former_parameters(stand):
     assert entries[-1]["frames"]
     stand.memory._record_memory_history(False)
     assert not stand.memory.is_history_enabled()
+
+
+def test_the_former_parameters_are_taken_in_the_form_of_every_release(stand):
+    stand.patching.patch()
+    until_2_13 = (True, True, 100, True, False, False, False, False, [])
+    stand.torch._C._cuda_record_memory_history_legacy(*until_2_13)
+    stand.torch._C._cuda_record_memory_history_legacy(*until_2_13, False, True)
+    assert stand.memory.is_history_enabled()
+    stand.torch._C._cuda_record_memory_history_legacy(False, *until_2_13[1:], False, False)
+    assert stand.memory.is_history_enabled(), "the history of CUDA memory was to be left as it is"
 
 
 def test_a_snapshot_joins_the_devices_in_use(stand):
@@ -379,6 +393,38 @@ def test_metadata_is_attached_to_what_the_thread_records(stand):
     stand.allocators[0].malloc(MIB)
     stand.memory._set_memory_metadata("")
     assert stand.memory._snapshot()["device_traces"][0][-1]["user_metadata"] == "layer 3"
+
+
+class Tensor:
+    is_cuda = True
+
+    def __init__(self, address):
+        self.address = address
+
+    def untyped_storage(self):
+        return self
+
+    def data_ptr(self):
+        return self.address
+
+
+def test_a_note_on_a_tensor_is_recorded_with_its_address(stand):
+    stand.patching.patch()
+    stand.memory.record_history(context=None)
+    address = stand.allocators[0].malloc(MIB)
+    stand.memory._annotate_tensor(Tensor(address), "kept by autograd")
+    entry = stand.memory._snapshot()["device_traces"][0][-1]
+    assert (entry["action"], entry["addr"], entry["user_metadata"]) == ("annotate", address, "kept by autograd")
+    assert stand.torch._C._cuda_memoryMetadataSupported() and stand.memory._memory_metadata_supported()
+    stand.allocators[0].free(address)
+    with pytest.raises(RuntimeError, match=f"no live allocation found at pointer {address:#x}"):
+        stand.torch._C._cuda_annotateMemory(address, "too late")
+
+
+def test_figures_of_the_accelerator_lack_what_pytorch_shows_of_cuda_only(stand):
+    stand.patching.patch()
+    of_cuda, of_accelerator = stand.torch._C._cuda_memoryStats(0), stand.torch._C._accelerator_getDeviceStats(0)
+    assert set(of_cuda) - set(of_accelerator) == {"num_oom_rejections", "reserved_bytes_by_private_pools"}
 
 
 # Pools.

@@ -1,6 +1,8 @@
 """`python -m allotment.torch`: a program runs as if Python itself had been asked to run it."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,20 @@ def folder(tmp_path):
 def run(*arguments, at, given=""):
     command = [sys.executable, "-c", RUNNER, *map(str, arguments)]
     return subprocess.run(command, cwd=at, input=given, capture_output=True, text=True, check=False)
+
+
+def test_without_pytorch_it_says_in_one_line_what_is_missing(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('there is no PyTorch')")
+    (tmp_path / "program.py").touch()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *PLACES])}
+    for program in ("-m allotment.torch program.py", "-m allotment.torch --help", "-c 'import allotment.torch'"):
+        command = [sys.executable, *shlex.split(program)]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        words = "allotment.torch needs torch: there is no PyTorch; install it with: pip install torch"
+        if "-m" in command:
+            assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", words + "\n")
+        else:
+            assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, f"ImportError: {words}")
 
 
 def told(ended):
@@ -157,3 +173,18 @@ def test_what_cannot_be_run_says_why(folder, arguments, complaint):
     ended = run(*arguments, at=folder)
     assert ended.returncode == 2
     assert complaint in ended.stderr
+
+
+def test_in_a_process_of_the_self_check_nothing_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLOTMENT_SELF_CHECK", "1")
+    code = f"{STAND_IN}\nimport allotment.torch\nallotment.torch.install()\nprint(allotment.torch.installed_mode())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+def test_dense_placement_is_one_switch_of_the_command(folder, monkeypatch):
+    monkeypatch.delenv("ALLOTMENT_CONF", raising=False)
+    refused = run("--dense", "--settings", "placement:torch", "program.py", at=folder)
+    assert refused.returncode == 2 and "dense placement is asked for" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert run("--dense", "--mode", "hooks", "program.py", at=folder).returncode == 0

@@ -85,10 +85,16 @@ def test_an_absurd_size(life, size):
     assert error.facts.requested == size
 
 
-@pytest.mark.parametrize("size", [1.0, 1e9, None, "512", b"512", [512], object(), numpy.float64(8)])
+@pytest.mark.parametrize("size", [1.0, 1e9, None, b"512", [512], object(), numpy.float64(8)])
 def test_a_size_that_is_no_whole_number(life, size):
     refused(life, TypeError, life.alloc.malloc, size)
     refused(life, TypeError, life.alloc.empty, size)
+
+
+@pytest.mark.parametrize("size", ["", "512", "much", "-1MiB", "1.5B", "20000PiB"])
+def test_a_text_that_is_no_size(life, size):
+    refused(life, SizeError, life.alloc.malloc, size)
+    refused(life, SizeError, life.alloc.empty, size)
 
 
 @pytest.mark.parametrize("size", [True, numpy.int32(1), numpy.uint64(1)])
@@ -382,7 +388,9 @@ def test_a_route_with_a_condition_that_is_none(life, condition, value):
 # --- devices ---
 
 
-@pytest.mark.parametrize("name", ["", "gpu", "cuda:x", "sim", "sim:", "sim:lots", "sim:-1GiB", "sim:0", "host:1"])
+@pytest.mark.parametrize(
+    "name", ["", "gpu", "cuda:x", "sim", "sim:", "sim:lots", "sim:-1GiB", "sim:0", "sim:80", "host:1"]
+)
 def test_a_device_name_that_names_none(name):
     with pytest.raises(AllotmentError):
         Allocator(name)

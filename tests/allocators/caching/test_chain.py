@@ -231,3 +231,25 @@ def test_c_code_has_a_say_too_and_its_requests_are_tried_again():
     assert table.remove_step(number) == 0
     assert table.allocate(20 * MIB) is None
     alloc.check_invariants()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_a_step_ends_the_request_and_the_steps_are_asked_the_next_time(kind):
+    alloc, _ = full()
+    asked = []
+
+    def interrupted(facts):
+        asked.append("first")
+        if len(asked) == 1:
+            raise kind
+        return False
+
+    alloc.on_out_of_memory(interrupted)
+    alloc.on_out_of_memory(lambda facts: asked.append("second") or False)
+    with pytest.raises(kind):
+        alloc.malloc(20 * MIB)
+    assert asked == ["first"]
+    with pytest.raises(OutOfMemoryError):
+        alloc.malloc(20 * MIB)
+    assert asked == ["first", "first", "second"]
+    alloc.check_invariants()

@@ -1,6 +1,8 @@
 """A history that goes to a file: complete, whatever ends the program, and never in the allocator's way."""
 
+import io
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allotment
-from allotment._core.edge.words import Action, word_of
+from allotment._core.edge.words import HISTORY_MAGIC, Action, word_of
 from allotment._core.records.history import set_user_metadata
-from allotment._formats.history_file import HISTORY_FIELD
+from allotment._formats.history_file import HISTORY_FIELD, HistoryFrames
+from allotment._formats.history_rows import FrameKind, checksum_of
 from allotment._formats.torch_snapshot import Snapshot, read_snapshot
 from allotment.errors import FormatError, RequestError
 from allotment.lab.replay.run import read_recording
@@ -153,6 +156,120 @@ def test_a_damaged_file_gives_what_is_before_the_damage_or_an_error(whole: bytes
     except FormatError:
         return
     assert len(read.traces[0]) <= len(entries(read_snapshot(whole)))
+
+
+def with_numbers_changed(content: bytes, draw: random.Random) -> bytes:
+    """The same content with some numbers as large as a row can have, some bytes others, some text other numbers."""
+    changed = bytearray(content)
+    for _ in range(draw.choice((0, 1, 1, 3, 30))):
+        new = draw.choice(
+            (b"\xff" * 8 + b"\x01", b"\xff" * 9 + b"\x7f", bytes([draw.randrange(256)]), b"9" * 30, b"-1")
+        )
+        place = draw.randrange(len(changed) + 1)
+        changed[place : place + len(new) * draw.choice((0, 1))] = new
+    return bytes(changed)
+
+
+def test_numbers_that_no_allocator_writes_give_an_error_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "run.history"
+    allocator = new_allocator(",expandable_segments:True")
+    kept = allocator.malloc(MIB)
+    allocator.record_history(file=path)
+    use(allocator)
+    allocator.record_annotation({"step": 1})
+    allocator.free(kept)
+    allocator.close()
+    whole = path.read_bytes()
+    frames = list(HistoryFrames(io.BytesIO(whole)))
+    draw = random.Random(29)
+    refused = 0
+    for _ in range(500):
+        damaged = whole[: len(HISTORY_MAGIC) + 1]
+        for kind, records, content in frames:
+            if kind is not FrameKind.SNAPSHOT:  # that has tests of its own
+                content = with_numbers_changed(content, draw)
+            head = (kind, len(content), draw.choice((records, records, 0, 2**32 - 1)), checksum_of(content))
+            damaged += b"".join(number.to_bytes(4, "little") for number in head) + content
+        try:
+            read_snapshot(damaged)
+        except FormatError:
+            refused += 1
+    assert refused
+
+
+def test_a_file_that_another_recorder_writes_is_refused_and_stays_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.history"
+    first, second = new_allocator(), new_allocator()
+    first.record_history(file=path)
+    use(first)
+    with pytest.raises(RequestError, match="being written by another recorder"):
+        second.record_history(file=path)
+    first.close()
+    assert entries(read_snapshot(path.read_bytes()))
+    second.record_history(file=path)  # the first has finished
+    second.free(second.malloc(100))
+    second.close()
+    read = read_snapshot(path.read_bytes())
+    assert read.extra[HISTORY_FIELD]["cut_at"] is None
+    assert len(entries(read)) < 10
+
+
+def test_a_recording_that_begins_anew_replaces_its_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.history"
+    allocator = new_allocator()
+    allocator.record_history(file=path)
+    use(allocator)
+    allocator.record_history(file=path)
+    allocator.free(allocator.malloc(100))
+    allocator.close()
+    read = read_snapshot(path.read_bytes())
+    assert read.extra[HISTORY_FIELD]["cut_at"] is None
+    assert len(entries(read)) < 10
+
+
+class Stalled(Exception):
+    pass
+
+
+@pytest.mark.threads
+def test_a_request_that_waits_for_a_stalled_disk_can_be_interrupted(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # nobody reads from it
+    allocator = new_allocator()
+    allocator.record_history(context=None, file=path)
+    requests = [0]
+    seen = [-1]
+
+    def tick(number: int, frame: object) -> None:
+        if seen[0] == requests[0]:
+            raise Stalled
+        seen[0] = requests[0]
+
+    def drain() -> None:
+        os.set_blocking(reader, True)
+        while os.read(reader, 1 << 20):
+            pass
+
+    rescue = threading.Timer(30, drain)  # or a fault would last for ever
+    rescue.start()
+    before = signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        with pytest.raises(Stalled):
+            while not rescue.finished.is_set():
+                allocator.free(allocator.malloc(1000))
+                requests[0] += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        rescue.cancel()
+    allocator.check_invariants()
+    draining = threading.Thread(target=drain)
+    draining.start()
+    allocator.close()
+    draining.join()
+    os.close(reader)
 
 
 def test_a_file_that_cannot_be_written_is_refused_and_nothing_changes(tmp_path: Path) -> None:

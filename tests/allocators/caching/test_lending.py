@@ -6,8 +6,7 @@ import warnings
 import pytest
 
 import allotment
-from allotment._allocators.caching.sanitizer.reports import SanitizerWarning
-from allotment.errors import PoolError
+from allotment.errors import PoolError, SanitizerWarning
 from helpers.engine import GIB, MIB, on_device, reserved
 
 pytestmark = pytest.mark.threads

@@ -123,7 +123,7 @@ def test_what_is_reserved_for_a_tag_is_left_to_it_by_others(settings):
     alloc.check_invariants()
     for address in (other, first, second):
         alloc.free(address)
-    alloc.set_limit("kv")
+    alloc.set_limit("kv", hard=None)
     assert alloc.malloc(150 * MIB)
 
 
@@ -212,3 +212,24 @@ def test_a_plan_knows_limits():
         alloc.set_limit("planned", hard=20 * MIB)
         assert not alloc.would_fit([30 * MIB])
     alloc.check_invariants()
+
+
+def test_what_is_neither_tag_nor_pool_nor_tenant_is_refused_by_its_type():
+    with allotment.Allocator("host") as alloc:
+        buffer = alloc.empty(100)
+        for call in (
+            lambda: alloc.set_limit(buffer, hard=1),
+            lambda: alloc.pause(buffer),
+            lambda: alloc.resume(buffer),
+            lambda: alloc.resume_in_background(buffer),
+        ):
+            with pytest.raises(TypeError, match=r"a tag's name, a Pool or a Tenant .* is meant, not Buffer"):
+                call()
+        buffer.close()
+
+
+def test_a_limit_that_is_not_given_is_asked_for_and_makes_no_tag():
+    alloc = on_device(GIB)
+    with pytest.raises(RequestError, match="give hard=, soft= or reserved="):
+        alloc.set_limit("32MiB")
+    assert alloc.tags() == {}

@@ -158,16 +158,22 @@ def test_a_buffer_dropped_by_a_tracker_in_the_middle_of_a_restore_frees_nothing_
 def test_what_a_tracker_frees_in_the_middle_of_a_restore_is_not_what_came_back(alloc):
     pool = alloc.pool()
     with pool:
-        address = alloc.malloc(MIB)
+        addresses = [alloc.malloc(MIB) for _ in range(2)]
     state = pool.checkpoint()
+    asked = []
 
     def tracker(action, where, *entry):
-        if action == "free_requested" and where == address:
-            alloc.free(address)  # late: the restore has freed it already
+        if action == "free_requested" and not asked:
+            asked.append(where)
+            with pytest.raises(AddressError):
+                alloc.free(where)  # the restore is freeing it
+            (other,) = set(addresses) - {where}
+            alloc.free(other)  # late, and the restore frees it before
 
     alloc.attach_trace_tracker(tracker)
-    assert pool.restore(state) == ([address], [address])
-    assert live(alloc) == 1
+    freed, created = pool.restore(state)
+    assert sorted(freed) == sorted(created) == addresses
+    assert len(asked) == 1 and live(alloc) == 2
     check(alloc)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import allotment
-from allotment._allocators.caching.sanitizer.reports import SanitizerWarning
-from allotment.errors import AddressError
+from allotment.errors import AddressError, SanitizerWarning
 from allotment.lab.demo import train
 from helpers.child import output_of
 from helpers.engine import MIB

@@ -6,6 +6,7 @@ from allotment import Allocator
 from allotment._devices.simulated.device import SimulatedDevice
 from allotment.errors import AddressError, CheckpointError, OutOfMemoryError, PoolError
 from helpers.engine import GIB, MIB, check, picture, reserved, segment_of, unchanged
+from helpers.entry_points import table_of
 
 
 @pytest.fixture
@@ -54,6 +55,46 @@ def test_an_address_belongs_to_its_device(devices):
     for call in (here.free, here.base_allocation, lambda address: here.record_stream(address, 1)):
         with unchanged(here), pytest.raises(AddressError):
             call(far[1])
+
+
+def from_a_callback_of(alloc, call):
+    """What `call` gives or raises when it is made inside of an allocator."""
+    told = []
+
+    def call_once(*entry):
+        if not told:
+            try:
+                told.append(call())
+            except AddressError as error:
+                told.append(error)
+
+    alloc.attach_trace_tracker(call_once)
+    alloc.free(alloc.malloc(1))
+    return told[0]
+
+
+def test_a_free_from_a_callback_of_one_device_frees_a_block_of_the_other(devices):
+    here, there = devices
+    near, far = here.malloc(MIB), there.malloc(2 * MIB)
+    block = there.malloc(3 * MIB)
+    assert isinstance(from_a_callback_of(here, lambda: here.free(block)), AddressError)
+    assert there.stats()["allocation.all.current"] == 2
+    assert from_a_callback_of(here, lambda: there.free(block)) is None
+    assert there.stats()["allocation.all.current"] == 1
+    assert from_a_callback_of(here, lambda: here.free(near)) is None
+    assert here.stats()["allocation.all.current"] == 0
+    there.free(far)
+
+
+def test_c_code_that_asks_one_device_after_the_other_from_a_callback_frees_the_block(devices):
+    """The way a framework looks for the owner of an address."""
+    tables = [table_of(alloc) for alloc in devices]
+    tables[0].allocate(MIB)
+    _, block = (tables[1].allocate(size) for size in (2 * MIB, 3 * MIB))
+    refused = from_a_callback_of(devices[0], lambda: (tables[0].free(block), tables[0].last_error()))
+    assert refused == (0, f"invalid device pointer: {block:#x}")
+    assert from_a_callback_of(devices[0], lambda: [table.free(block) for table in tables]) == [0, 1]
+    assert devices[1].stats()["allocation.all.current"] == 1
 
 
 def test_a_pool_serves_its_own_device_alone(devices):

@@ -152,7 +152,7 @@ def test_a_function_on_a_stream_is_refused_what_others_would_have_to_wait_for():
             try:
                 allocator.empty_cache()
             except allotment.DeviceError as error:
-                print("other streams have work" in str(error))
+                print("cannot release memory while work is queued" in str(error))
             allocator.check_invariants()
 
         other.submit(gate.wait)

@@ -495,7 +495,7 @@ def test_sizes_that_no_request_can_have_are_refused(cache, memory, allocate):
     for absurd in (1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 200):
         with pytest.raises(OutOfMemoryError, match="more than any device has"):
             request(absurd)
-    for wrong in ("100", 100.0, None):
+    for wrong in (b"100", 100.0, None):
         with pytest.raises(TypeError):
             request(wrong)
     assert memory.calls == []

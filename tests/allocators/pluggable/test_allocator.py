@@ -4,9 +4,9 @@ import copy
 import ctypes
 import gc
 import pickle
-import re
+import shutil
+import subprocess
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from allotment import AddressError, Allocator, DeviceError, OutOfMemoryError, Pl
 from allotment._allocators.unsupported import rows_of
 from allotment.errors import PoolError, SizeError, StreamError, UnsupportedError
 from helpers import plugged_memory
-from helpers.c_library import compiled
 from helpers.engine import MIB, counters_of
 from helpers.plugged_memory import Memory
 
@@ -253,7 +252,9 @@ def test_sizes_up_to_the_largest_are_passed_on(plug, memory):
 
 
 def test_things_that_are_no_numbers_are_refused(plug, memory):
-    for wrong in ("5", 1.5, None):
+    with pytest.raises(SizeError):
+        plug.malloc("5")
+    for wrong in (b"5", 1.5, None):
         with pytest.raises(TypeError):
             plug.malloc(wrong)
         with pytest.raises(TypeError):
@@ -428,6 +429,44 @@ def test_hooks_are_called_in_c(library):
     told = [library.last(kind) for kind in ("begin", "end", "release")]
     assert [(call.device, call.first, call.second) for call in told] == [(1, 3, 4), (2, 5, 6), (3, 7, 8)]
     assert told[0].filter == 0
+
+
+WRITTEN_FOR_PYTORCH = r"""
+#include <cstdlib>
+#include <functional>
+#include <utility>
+
+using PoolId = std::pair<unsigned long long, unsigned long long>;
+
+extern "C" {
+unsigned long long told[3][3];
+
+static void note(int which, int device, PoolId pool) {
+    told[which][0] = device; told[which][1] = pool.first; told[which][2] = pool.second;
+}
+
+void* my_alloc(size_t size, int device, void* stream) { return malloc(size); }
+void my_free(void* pointer, size_t size, int device, void* stream) { free(pointer); }
+void my_begin(int device, PoolId pool, std::function<bool(void*)> filter) { note(0, device, pool); }
+void my_end(int device, PoolId pool) { note(1, device, pool); }
+void my_release(int device, PoolId pool) { note(2, device, pool); }
+}
+"""
+
+
+def test_cpp_functions_with_the_signatures_of_pytorch_can_be_given_as_they_are(tmp_path):
+    compiler = shutil.which("c++") or pytest.skip("no C++ compiler on this machine")
+    (tmp_path / "my_memory.cc").write_text(WRITTEN_FOR_PYTORCH)
+    library = tmp_path / "my_memory.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", library, tmp_path / "my_memory.cc"], check=True)
+    hooks = {"begin_allocate_to_pool": "my_begin", "end_allocate_to_pool": "my_end", "release_pool": "my_release"}
+    plug = PluggableAllocator.from_library(library, "my_alloc", "my_free", **hooks)
+    plug.free(plug.malloc(1000))
+    plug.begin_allocate_to_pool((3, 4), accepts=bool, device=1)
+    plug.end_allocate_to_pool((5, 6), device=2)
+    plug.release_pool((7, 8), device=3)
+    told = (ctypes.c_uint64 * 9).in_dll(ctypes.CDLL(str(library)), "told")
+    assert list(told) == [1, 3, 4, 2, 5, 6, 3, 7, 8]
 
 
 def test_hooks_are_called_in_python(memory):
@@ -727,8 +766,9 @@ def test_streams_of_its_device_go_to_the_functions_by_their_handle(library, memo
 
 def test_peers_are_the_devices(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, device="sim:1GiB")
-    plug.enable_peer_access(1)
-    plug.enable_peer_access(1)
+    other = allotment.SimulatedDevice("1GiB", 1)
+    plug.enable_peer_access(other.index)
+    plug.enable_peer_access(other.index)
     for wrong, error in ((-1, RequestError), (1 << 40, RequestError), (None, TypeError), ("cuda:1", TypeError)):
         with pytest.raises(error):
             plug.enable_peer_access(wrong)
@@ -781,17 +821,3 @@ def test_an_allocator_in_a_cycle_is_collected():
     gone = make()
     gc.collect()
     assert gone() is None
-
-
-# --- the page about it ---
-
-
-def test_the_examples_of_the_page_print_what_they_say(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[3] / "docs" / "pluggable.md").read_text()
-    (source,) = re.findall(r"```c\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "my_memory.c").write_text(source)
-    monkeypatch.chdir(tmp_path)
-    compiled(tmp_path / "my_memory.so", "my_memory.c")
-    example = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    exec(compile(example, "pluggable.md", "exec"), {})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"# -> (.*)", example)

@@ -162,7 +162,7 @@ def test_more_than_any_device_has_is_refused_unseen(alloc):
     ("size", "stream", "error"),
     [
         (-1, 0, SizeError),
-        ("5", 0, TypeError),
+        ("5", 0, SizeError),  # text is a size with a unit
         (5.0, 0, TypeError),
         (5, -1, StreamError),
         (5, 2**64 - 1, StreamError),
@@ -488,8 +488,9 @@ def test_the_largest_block_is_within_the_limit(alloc):
 
 
 def test_other_devices_get_access_to_the_pool(alloc):
+    other = SimulatedDevice("1GiB", 1)
     with calls(alloc.device) as counted:
-        alloc.enable_peer_access(1)
+        alloc.enable_peer_access(other.index)
     assert counted == {"ordered_access": 1}
 
 
@@ -569,6 +570,23 @@ def test_there_is_one_capture_at_a_time_in_a_process(alloc):
         pass
     with pytest.raises(PoolError):
         alloc.end_allocate_to_pool((99, 0))
+
+
+def test_several_allocators_on_a_device_serve_one_capture(alloc):
+    other = make_allocator(alloc.device, settings=SETTINGS)
+    before = [(each, each.malloc(MIB)) for each in (alloc, other)]
+    with allotment.capture(Stream(alloc), allocator=alloc):
+        for each, block in before:
+            inside = each.malloc(KIB)
+            assert used(each) == 2 * MIB  # the device's books, where the graph's memory is not
+            each.free(inside)
+            with pytest.warns(UserWarning, match="capture"):
+                each.free(block)
+        with pytest.raises(CaptureError, match="Only one capture at a time"):
+            other.begin_allocate_to_pool((99, 0))
+        assert used(alloc) == 2 * MIB
+    other.empty_cache()  # it was the first to end, and could not free while `alloc` still served the capture
+    assert used(alloc) == 0
 
 
 def test_an_allocator_that_goes_ends_its_capture(alloc):

@@ -1,4 +1,4 @@
-"""The table of operations, and what was generated from it."""
+"""The table of operations, and the files generated from it."""
 
 import subprocess
 import sys

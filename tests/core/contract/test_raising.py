@@ -1,4 +1,4 @@
-"""How a status becomes an exception, and how what a Python device raised becomes its cause."""
+"""How a status becomes an exception, and how the exception of a Python device becomes its cause."""
 
 import copy
 import gc
@@ -27,7 +27,7 @@ from allotment.errors import (
 
 
 class Failing(Backend):
-    """Raises what it is told to."""
+    """A device that raises what the test tells it to."""
 
     allocate_raises: BaseException | None = None
     free_raises: BaseException | None = None

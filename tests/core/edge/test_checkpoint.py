@@ -1,4 +1,4 @@
-"""The arrangement of a private pool, saved and brought back."""
+"""The arrangement of a private pool, saved and restored."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ SETTINGS = ["", "expandable_segments:True"]
 
 
 def arrangement(pool):
-    """A pool's blocks, by segment; requests aside, which a state does not know."""
+    """A pool's blocks, by segment; without requested sizes, which a state does not store."""
     return {
         segment["address"]: [(block["address"], block["size"], block["state"]) for block in segment["blocks"]]
         for segment in pool.segments()
@@ -34,14 +34,14 @@ def pool(alloc):
 
 
 def gone(alloc, pool, blocks):
-    """With its blocks freed and the pool given up, nothing of it is left."""
+    """After its blocks are freed and the pool is closed, nothing of it is left."""
     for address in blocks:
         alloc.free(address)
     pool.close()
     empties(alloc)
 
 
-# --- straight back ---
+# --- restored at once ---
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_state_can_be_brought_back_again_and_again(alloc, pool):
     gone(alloc, pool, [blocks[0], blocks[2]])
 
 
-# --- after other things happened ---
+# --- restored after other calls ---
 
 
 def test_what_was_allocated_since_is_freed_and_new_segments_stay_free():
@@ -161,7 +161,7 @@ def test_other_pools_are_not_touched(alloc, pool):
     check(alloc)
 
 
-# --- what cannot be ---
+# --- refused ---
 
 
 def test_a_pool_without_users_has_no_state():
@@ -342,7 +342,7 @@ def test_a_block_that_a_capture_uses_is_not_restored_over(alloc, pool):
     with pytest.raises(CheckpointError, match="being captured"):
         pool.restore(state)
     assert (arrangement(pool), alloc.stats()) == before
-    device.end_capture(stream)  # still whole
+    device.end_capture(stream)  # the capture is still valid
     assert pool.restore(state) == (kept, kept)
     check(alloc)
 
@@ -387,7 +387,7 @@ def test_a_device_without_an_event_to_give_does_not_stop_a_restore(failing):
     freed, created = pool.restore(state)
     assert (set(freed), created) == (set(later), [first])
     check(alloc)
-    alloc.malloc(512)  # the second event is had now
+    alloc.malloc(512)  # processes the second event
     assert sorted(block for _, _, block in alloc.pending_events()) == later
     check(alloc)
     alloc.free(first)
@@ -395,7 +395,7 @@ def test_a_device_without_an_event_to_give_does_not_stop_a_restore(failing):
     pool.close()
 
 
-# --- states that were never taken ---
+# --- states that no pool was ever in ---
 
 
 def tampered(state, change):
@@ -413,7 +413,7 @@ def tampered(state, change):
         lambda blocks: tuple(reversed(blocks)),
         lambda blocks: (replace(blocks[0], size=blocks[0].size + 1), *blocks[1:]),
         lambda blocks: (replace(blocks[0], size=0), *blocks[1:]),
-        lambda blocks: (  # as long as before all together, but not in steps of 512
+        lambda blocks: (  # the same total size, but not in steps of 512
             replace(blocks[0], size=blocks[0].size - 256),
             replace(blocks[1], address=blocks[1].address - 256, size=blocks[1].size + 256),
             *blocks[2:],

@@ -1,6 +1,6 @@
-"""Any history of a private pool, with states taken and brought back anywhere in it.
+"""Any sequence of calls on a private pool, with states saved and restored anywhere in it.
 
-The model knows the blocks in use and, from each state, what they were. It says beforehand whether a restore must
+The model knows the blocks in use now and at each saved state. It predicts whether a restore must
 succeed: every recorded range is mapped where it was.
 """
 
@@ -136,7 +136,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.blocks = {address: Block(block.size, block.stream) for address, block in then.blocks.items()}
 
     def whole_pool(self) -> list[dict]:
-        """Every mapped run of the pool, also those that do not begin their range."""
+        """Every mapped run of the pool, even if it does not begin its range."""
         return [s for s in self.alloc.segments() if s["segment_pool_id"] == self.pool.id]
 
     def is_restorable(self, state: PoolState) -> bool:
@@ -150,7 +150,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         return True
 
     def check_counted(self, state: PoolState, freed: int, before: dict[str, int]) -> None:
-        """Every block of the state was handed out, and every free one of them freed again."""
+        """Every block of the state was allocated, and every free one of them freed again."""
         handed = [block for segment in state.segments for block in segment.blocks if block.mapped]
         moved = {key: value - before[key] for key, value in self.alloc.stats().items()}
         assert moved["allocation.all.allocated"] == len(handed)
@@ -170,7 +170,7 @@ class CheckpointMachine(RuleBasedStateMachine):
                     assert size == block.size or (is_last and not block.in_use and size > block.size)
         assert all(left != "active_allocated" for _, left in now.values()), "what came later is free"
 
-    # --- what must hold ---
+    # --- invariants ---
 
     @invariant()
     def blocks_are_those_in_use(self) -> None:
@@ -203,7 +203,7 @@ def mapped_runs(segment: SegmentState) -> list[tuple[int, int]]:
 
 
 def has_grown_at_its_end(segment: SegmentState, runs: list[tuple[int, int]]) -> bool:
-    """Whether what is mapped now is what was, and more behind the last of it."""
+    """Whether the recorded bytes are still mapped, with more mapped after the last of them."""
     then, tail = mapped_runs(segment), segment.blocks[-1]
     if tail.mapped or not then or len(runs) != len(then):
         return False

@@ -1,4 +1,4 @@
-"""Words and layouts that cross a border: between C and Python, between what is written and what is read."""
+"""Words and layouts that cross a border: between C and Python, between writer and reader."""
 
 import io
 import pickle
@@ -13,7 +13,7 @@ from allotment.lab.replay.records import CALL, LAYOUT, PIECE
 
 
 def eventful_allocator() -> allotment.Allocator:
-    """Blocks in every state, segments of both types, and every action in the history that an engine reports."""
+    """Blocks in every state, segments of both types, and every action that an engine reports in its history."""
     allocator = allotment.Allocator("sim:64MiB", settings="expandable_segments:True")
     allocator.record_history()
     stream = allotment.Stream(allocator)

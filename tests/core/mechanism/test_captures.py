@@ -1,4 +1,4 @@
-"""Graph capture as the allocator sees it: begin and end of a route, on a device that knows who captures what."""
+"""Graph capture as the allocator sees it: begin and end of a route, on a device that knows the captures."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class Capture:
         return capture
 
     def end(self):
-        """Routing ends also where the capture fails."""
+        """End the routing even if the capture fails."""
         try:
             self.alloc.device.end_capture(self.stream)
         finally:
@@ -42,7 +42,7 @@ class Capture:
             self.alloc.end_allocate_to_pool(self.pool)
 
     def leave(self):
-        """The caller works on another stream from now on."""
+        """Make another stream current."""
         if self.current is not None:
             self.current.__exit__(None, None, None)
             self.current = None
@@ -55,7 +55,7 @@ def pool_of(alloc, address):
     return segment_of(alloc, address)["segment_pool_id"]
 
 
-# --- whose memory ---
+# --- which pool serves ---
 
 
 def test_a_capturing_stream_is_served_by_its_pool_and_all_others_by_the_default_one():
@@ -135,11 +135,11 @@ def test_a_pool_goes_after_the_last_graph_that_shares_it():
     empties(alloc)
 
 
-# --- the table of results that outlive their graph ---
+# --- results that outlive their graph ---
 
 
 def five_steps(alloc, stream, size):
-    """x = clone(x) + 1, five times: a copy and a sum each time, of which the sum stays."""
+    """x = clone(x) + 1, five times: each step makes a copy and a sum, and only the sum stays."""
     x = alloc.malloc(size, stream)
     for _ in range(5):
         copy, total = alloc.malloc(size, stream), alloc.malloc(size, stream)
@@ -315,7 +315,7 @@ def test_routing_cannot_end_while_a_stream_that_was_served_captures_on():
 
 
 def test_a_pool_entered_inside_a_capture_can_be_left_inside_it():
-    """The capture's own memory stays filed under the capture, whatever else serves its stream."""
+    """The capture's memory stays in the capture's pool, whatever other pool serves its stream."""
     fork = Fork()
     fork.alloc.free(fork.block)
     pool = fork.alloc.pool()
@@ -378,7 +378,7 @@ def test_a_failed_capture_leaves_nothing_behind(spoil, settings):
     capture.reset()
     check(alloc)
     alloc.free(address)
-    # Nothing of the capture stands in the way of what comes after: events are seen, the cache is emptied.
+    # The failed capture does not affect later calls: events are processed, the cache is emptied.
     waits = alloc.malloc(MIB, 0)
     alloc.device.launch(SIDE)
     alloc.record_stream(waits, SIDE)
@@ -432,7 +432,7 @@ def test_a_stream_recorded_while_routing_is_forgotten_with_its_block():
     use(second)
     with pool:
         alloc.free(second)
-    assert alloc.malloc(30 * MIB) != second  # its reader is still at work
+    assert alloc.malloc(30 * MIB) != second  # its reader is not done
     device.finish()
     assert alloc.malloc(30 * MIB) == second
     check(alloc)
@@ -444,7 +444,7 @@ def test_a_capture_ends_though_a_stream_that_allocated_in_it_is_destroyed():
     fork.device.wait(side, on=fork.main)
     fork.device.launch(side)
     fork.alloc.free(fork.block)
-    fork.request(side)  # from now on the engine remembers what comes before this stream in the capture
+    fork.request(side)  # from now on the engine knows the predecessors of this stream in the capture
     fork.device.wait(fork.main, on=side)
     fork.device.destroy_stream(side)
     fork.join()
@@ -473,7 +473,7 @@ def test_pages_of_a_stream_in_a_capture_stay_until_it_ends():
     alloc.empty_cache()
     assert reserved(alloc) == held
     check(alloc)
-    capture.end()  # not spoilt
+    capture.end()  # still valid
     capture.reset()
     alloc.empty_cache()
     assert reserved(alloc) == 0

@@ -1,4 +1,4 @@
-"""Segments that grow in place: what is mapped, what is given back, and what a refusing device leaves behind."""
+"""Segments that grow in place: what is mapped, what is released, and the state after a refusal of the device."""
 
 import pytest
 
@@ -81,7 +81,7 @@ def test_a_closed_fit_is_preferred_to_the_growing_edge():
     closed = alloc.malloc(14 * MIB)
     alloc.malloc(14 * MIB)
     alloc.free(closed)
-    # The 12 MiB at the edge are the tighter fit, but with room to grow behind them.
+    # The 12 MiB at the end are the tighter fit, but they have room to grow behind them.
     assert alloc.malloc(11 * MIB) == closed
     check(alloc)
 
@@ -188,7 +188,7 @@ def test_pages_mapped_before_a_refusal_stay_and_are_free():
     alloc.free(first)
     alloc.free(second)
     alloc.empty_cache()
-    # Growing from the hole at the front takes two steps; the second is refused.
+    # Growing from the hole at the front takes two steps; the device refuses the second.
     assert alloc.malloc(PAGE - 512) == first
     alloc.device.refuse("chunk_create", times=5, after=1)
     with pytest.raises(OutOfMemoryError):
@@ -324,7 +324,7 @@ def test_a_private_pool_grows_in_ranges_of_its_own():
 
 
 def test_a_pool_whose_pages_went_in_several_pieces_still_goes():
-    """One growth, two pieces given back: the balance of a pool is then negative."""
+    """One growth, two releases: the pool's balance of growths and releases is then negative."""
     alloc = expandable()
     pool = alloc.pool()
     with pool:
@@ -338,5 +338,5 @@ def test_a_pool_whose_pages_went_in_several_pieces_still_goes():
     check(alloc)
     alloc.free(middle)
     empties(alloc)
-    alloc.create_or_incref_pool(pool.id)  # the id is free again: the pool is gone
+    alloc.create_or_incref_pool(pool.id)  # the id is free again: the pool is deleted
     assert alloc.pool_use_count(pool.id) == 1

@@ -1,4 +1,4 @@
-"""What a program makes and gives up in great numbers leaves nothing behind."""
+"""Objects that a program creates and destroys in great numbers leave nothing behind."""
 
 import allotment
 from helpers.child import output_of

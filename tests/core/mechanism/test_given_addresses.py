@@ -1,4 +1,4 @@
-"""Addresses that a device gives are looked at before anything goes by them."""
+"""The engine checks every address that a device returns before it uses it."""
 
 import pytest
 
@@ -38,7 +38,7 @@ TWO_TIMES = """
 
 
 class Giving(Backend):
-    """Gives the addresses it is told to."""
+    """Returns the addresses that the test tells it to."""
 
     def __init__(self, *addresses):
         super().__init__(name="giving")
@@ -55,7 +55,7 @@ class Giving(Backend):
 def test_an_address_given_twice_is_refused_and_the_first_block_stays():
     told = output_of(TWO_TIMES.format(address=1 << 30)).splitlines()
     assert told == [
-        "repeating: allocate returned 0x40000000 for 31457280 bytes, where memory is that it gave before",
+        "repeating: allocate returned 0x40000000 for 31457280 bytes, which overlaps memory that it returned before",
         "True",
     ]
 
@@ -63,8 +63,8 @@ def test_an_address_given_twice_is_refused_and_the_first_block_stays():
 @pytest.mark.parametrize(
     ("address", "words", "goes_back"),
     [
-        ((1 << 30) + MIB, "gave before", False),  # inside the first segment
-        ((1 << 30) - MIB, "gave before", False),  # its end reaches into it
+        ((1 << 30) + MIB, "returned before", False),  # inside the first segment
+        ((1 << 30) - MIB, "returned before", False),  # its end overlaps the first segment
         ((1 << 31) + 8, "not aligned", True),
         ((1 << 63) - MIB, "2\\*\\*63", True),
         (1 << 63, "2\\*\\*63", True),
@@ -91,7 +91,7 @@ def test_memory_past_the_cache_is_not_given_a_second_time():
     allocator = Allocator(Giving(1 << 30, 1 << 30))
     allocator.caching = False
     first = allocator.malloc(1000)
-    with pytest.raises(DeviceError, match="gave before"):
+    with pytest.raises(DeviceError, match="returned before"):
         allocator.malloc(1000)
     allocator.caching = True
     allocator.free(first)
@@ -106,7 +106,7 @@ class Scripted:
         return self.addresses.pop(0)
 
 
-@pytest.mark.parametrize(("base", "words"), [(1 << 40, "gave before"), ((1 << 50) + 4096, "not aligned")])
+@pytest.mark.parametrize(("base", "words"), [(1 << 40, "returned before"), ((1 << 50) + 4096, "not aligned")])
 def test_addresses_that_cannot_be_reserved_are_refused(base, words):
     from allotment._devices.simulated.device import SimulatedDevice
 
@@ -132,7 +132,7 @@ def test_memory_that_a_pools_allocator_gives_twice_is_refused():
     allocator = on_device()
     with allocator.pool(allocator=Lending()):
         allocator.malloc(1000)
-        with pytest.raises(DeviceError, match="gave before"):
+        with pytest.raises(DeviceError, match="returned before"):
             allocator.malloc(30 * MIB)
         check(allocator)
 

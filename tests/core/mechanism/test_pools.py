@@ -1,4 +1,4 @@
-"""Private pools: whose requests they serve, whose memory they hold, and when it goes."""
+"""Private pools: whose requests they serve, whose memory they hold, and when it is released."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ def pool_of(alloc, address):
 
 
 class Ledger:
-    """An allocator for a pool's segments that notes every call."""
+    """An allocator for a pool's segments that records every call."""
 
     def __init__(self):
         self.calls = []
@@ -37,12 +37,12 @@ class Ledger:
 
 
 def in_thread(function):
-    """The function's result, or its error, in another thread."""
+    """Call the function in another thread; its result, or its error."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
-# --- life of a pool ---
+# --- lifetime of a pool ---
 
 
 def test_ids_are_given_in_order_and_never_twice():
@@ -204,7 +204,7 @@ def test_a_pool_can_be_closed_inside_itself():
     empties(alloc)
 
 
-# --- who is served ---
+# --- which requests a pool serves ---
 
 
 def test_a_pool_serves_the_thread_that_entered_it_on_every_stream_and_no_other_thread():
@@ -220,7 +220,7 @@ def test_a_pool_serves_the_thread_that_entered_it_on_every_stream_and_no_other_t
 
 @pytest.mark.threads
 def test_threads_in_pools_of_their_own_do_not_disturb_each_other():
-    """Also where they leave in the order in which they came."""
+    """Also when they leave in the order in which they entered."""
     alloc = on_device()
     turn = {name: threading.Event() for name in ("first is in", "second is in", "first is out", "second is out")}
     served = {}
@@ -383,7 +383,7 @@ def test_the_newest_route_that_fits_wins():
     alloc.begin_allocate_to_pool(elsewhere.id, thread=threading.get_ident() + 1)
     assert pool_of(alloc, alloc.malloc(MIB, stream=5)) == by_stream.id
     assert pool_of(alloc, alloc.malloc(MIB, stream=6)) == everything.id
-    alloc.end_allocate_to_pool(by_stream.id)  # not the newest
+    alloc.end_allocate_to_pool(by_stream.id)  # not the newest route
     assert pool_of(alloc, alloc.malloc(MIB, stream=5)) == everything.id
     check(alloc)
 
@@ -469,7 +469,7 @@ def test_exactly_the_blocks_in_use_are_live():
         alloc.check_pool_live_allocations((0, 10**9), [])
 
 
-# --- memory of its own making ---
+# --- pools with their own allocator ---
 
 
 def test_a_pool_can_get_its_segments_from_an_allocator_of_its_own():
@@ -544,7 +544,7 @@ def test_a_pool_that_exists_cannot_be_given_an_allocator():
     assert pool.use_count == 1
 
 
-# --- whole segments ---
+# --- pools that do not split ---
 
 
 def test_a_pool_that_does_not_split_hands_out_whole_segments():

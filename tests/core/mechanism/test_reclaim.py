@@ -1,4 +1,4 @@
-"""What is given back to the device, when, and in which order."""
+"""Which memory is released to the device, when, and in which order."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def given_back(alloc):
 
 
 def cached(alloc, *sizes, stream=0):
-    """Segments of these sizes, free, the first one longest."""
+    """Free segments of these sizes, the oldest first."""
     blocks = [alloc.malloc(size, stream) for size in sizes]
     for address in blocks:
         alloc.free(address)
@@ -61,7 +61,7 @@ GC = "garbage_collection_threshold:0.5"
 def test_garbage_is_collected_above_the_threshold_and_oldest_first():
     alloc = on_device(settings=GC, limit=100 * MIB)
     old = cached(alloc, 20 * MIB)[0]
-    for _ in range(3):  # the clock ticks with each search of the pool
+    for _ in range(3):  # each search of the pool advances the clock
         cached(alloc, 12 * MIB, stream=1)
     young = cached(alloc, 22 * MIB)[0]
     assert reserved(alloc) == 54 * MIB
@@ -80,7 +80,7 @@ def test_a_pass_gives_up_everything_of_at_least_average_age():
     for address in same_age:
         alloc.free(address)
     alloc.record_history()
-    alloc.malloc(20 * MIB)  # 4 MiB above the threshold, yet all of them go
+    alloc.malloc(20 * MIB)  # 4 MiB above the threshold, yet all of them are released
     assert given_back(alloc) == same_age
     check(alloc)
 
@@ -174,7 +174,7 @@ def test_the_first_oversize_block_that_is_large_enough_goes_alone():
     alloc = on_device(140 * MIB, SPLIT)
     alloc.record_history()
     sixty, _sixty_four = cached(alloc, 60 * MIB, 64 * MIB)
-    alloc.malloc(40 * MIB)  # either would waste too much of itself
+    alloc.malloc(40 * MIB)  # either would waste too much
     assert given_back(alloc) == [sixty]
     assert alloc.stats()["num_alloc_retries"] == 0, "this way is no retry"
     check(alloc)
@@ -223,7 +223,7 @@ def test_a_limit_lowered_below_split_blocks_gives_back_none_that_is_in_use():
     empties(alloc)
 
 
-# --- while requests are routed, by the rules that take that for a capture ---
+# --- while requests are routed, by the rules that treat routing as a capture ---
 
 
 def test_while_routed_nothing_is_released_for_a_request():

@@ -1,4 +1,4 @@
-"""When a free becomes real: other streams, their events, and frees put off while requests are routed."""
+"""When a free completes: other streams, their events, and frees deferred while requests are routed."""
 
 import pytest
 
@@ -77,9 +77,9 @@ def test_an_event_that_is_not_ready_holds_back_those_behind_it_on_its_stream_and
     alloc = on_device()
     blocks = [alloc.malloc(MIB, MAIN) for _ in range(4)]
     read_while_busy(alloc, blocks[0], SIDE)
-    alloc.free(blocks[0])  # first in the queue of SIDE
+    alloc.free(blocks[0])  # first in SIDE's queue
     read_while_busy(alloc, blocks[1], SIDE)
-    alloc.free(blocks[1])  # behind it
+    alloc.free(blocks[1])  # after it
     read_while_busy(alloc, blocks[2], THIRD)
     alloc.free(blocks[2])
     queries = alloc.device.calls["event_query"]
@@ -93,7 +93,7 @@ def test_an_event_that_is_not_ready_holds_back_those_behind_it_on_its_stream_and
 
 
 class Unhurried:
-    """A device on which events finish when the test says so, in any order."""
+    """A device whose events finish when the test says so, in any order."""
 
     def __init__(self):
         self.finished = set()
@@ -284,7 +284,7 @@ def test_expandable_memory_of_a_destroyed_stream_is_given_back_without_waiting_f
     assert alloc.device.calls["device_synchronize"] == 0
 
 
-# --- while requests are routed, by the rules that take that for a capture ---
+# --- while requests are routed, by the rules that treat routing as a capture ---
 
 
 def test_while_requests_are_routed_no_event_is_touched():
@@ -335,7 +335,7 @@ def test_uses_declared_before_routing_are_waited_for_after_it():
 
 
 def test_a_use_declared_while_routed_and_freed_after_it_is_waited_for():
-    """And it is forgotten with the block: a later one in the same place owes nothing to it."""
+    """The use ends with the block: a later block at the same address does not wait for it."""
     alloc = on_device(settings=ROUTING_DEFERS)
     with alloc.pool() as pool:
         address = alloc.malloc(MIB, MAIN)

@@ -1,7 +1,7 @@
-"""Dense placement in plain Python: what the engine must decide, written for reading and not for speed.
+"""Dense placement in plain Python: what the engine must decide, written to be read, not to be fast.
 
-Lists instead of trees, everything recomputed instead of kept. Places are (region number, offset); a test compares them
-with the engine's addresses. The words are those of `src/allotment/_core/placement/dense/structures.pxd`.
+It uses lists instead of trees, and recomputes instead of storing. Places are (region number, offset); a test compares
+them with the engine's addresses. The terms are those of `src/allotment/_core/placement/dense/structures.pxd`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ MIB = 1 << 20
 GIB = 1 << 30
 PAGE = 2 * MIB
 LARGE = 4 * MIB  # from here on equal sizes are kept together
-PASSED_OVER = 64  # tiles that are looked at, at most, before a search gives up
-CLOCK_STREAMS = 4  # of a clock, before the rest is folded
+PASSED_OVER = 64  # the most tiles that a search looks at before it gives up
+CLOCK_STREAMS = 4  # streams of a clock, before the rest is folded
 CHUNK_MOST = 512 * MIB
 VIEW_US, CHUNK_US = 32.5, 47.0
-LEFT_OVER_US = 5.0  # a MiB
+LEFT_OVER_US = 5.0  # per MiB
 MICRO = 1_000_000
-SOON = 10_000  # requests: a view that comes back within so many was dropped too early
+SOON = 10_000  # requests: a view that is needed again within so many was removed too early
 
 
 def up(size: int, unit: int = PAGE) -> int:
@@ -54,7 +54,7 @@ class Options:
 
 
 class Clock:
-    """The last free of any byte of a free tile, by stream: {stream: tick}, and one tick for all that were folded."""
+    """The last free of any byte of a free tile, by stream: {stream: tick}, and one tick for all folded streams."""
 
     def __init__(self, ticks: dict[int, int] | None = None, everyone: int = 0) -> None:
         self.ticks = dict(ticks or {})
@@ -76,14 +76,22 @@ class Clock:
 
 
 class Streams:
-    """`synced[s, a]` is the tick up to which s is ordered after a; `done[a]` the tick up to which a has finished."""
+    """The order of work between streams.
+
+    Stream s is ordered after a up to tick `synced[s, a]`; a has finished up to tick `done[a]`.
+    Stream s is ordered after every stream up to tick `joined[s]`; `join` is that tick of the last stream that waited
+    for all streams. Every stream was seen finished up to tick `past`.
+    """
 
     def __init__(self) -> None:
         self.tick = 0
         self.synced: dict[tuple[int, int], int] = {}
         self.done: dict[int, int] = {}
-        self.latest: dict[int, int] = {}  # the last tick that a clock may hold of a stream
+        self.latest: dict[int, int] = {}  # the last tick that a clock may hold for a stream
         self.known: list[int] = []
+        self.joined: dict[int, int] = {}
+        self.join = 0
+        self.past = 0
 
     def meet(self, stream: int) -> None:
         if stream not in self.known:
@@ -95,20 +103,33 @@ class Streams:
         return self.tick
 
     def is_past(self, stream: int, other: int, tick: int) -> bool:
-        return stream == other or tick <= self.synced.get((stream, other), 0) or tick <= self.done.get(other, 0)
+        known = max(self.synced.get((stream, other), 0), self.joined.get(stream, 0), self.done.get(other, 0))
+        return stream == other or tick <= known
 
-    def uncovered(self, clock: Clock, stream: int) -> list[int]:
-        """The streams that `stream` must be ordered after before it can have memory with this clock."""
-        found = [other for other, tick in clock.ticks.items() if not self.is_past(stream, other, tick)]
-        if clock.everyone:
-            for other in self.known:
-                tick = min(clock.everyone, self.latest.get(other, 0))
-                if other not in found and not self.is_past(stream, other, tick):
-                    found.append(other)
-        return found
+    def is_past_all(self, stream: int, tick: int) -> bool:
+        return tick <= max(self.joined.get(stream, 0), self.past)
 
     def covers(self, clock: Clock, stream: int) -> bool:
-        return not self.uncovered(clock, stream)
+        past = all(self.is_past(stream, other, tick) for other, tick in clock.ticks.items())
+        return past and self.is_past_all(stream, clock.everyone)
+
+    def wait_for(self, clock: Clock, stream: int) -> None:
+        """Order `stream` after every free in a clock."""
+        if not self.is_past_all(stream, clock.everyone):
+            self.order_after_all(stream, clock.everyone)
+        for other, tick in clock.ticks.items():
+            if not self.is_past(stream, other, tick):
+                self.order_after(stream, other)
+
+    def order_after_all(self, stream: int, tick: int) -> None:
+        """By a wait for what the last such stream waited for, and for every stream that was active since."""
+        self.joined[stream] = max(self.joined.get(stream, 0), self.join)
+        if tick > self.joined[stream]:
+            for other in self.known:
+                latest = self.latest.get(other, 0)
+                if latest > self.join and not self.is_past(stream, other, latest):
+                    self.order_after(stream, other)
+            self.joined[stream] = self.join = self.tick
 
     def order_after(self, stream: int, other: int) -> None:
         self.synced[stream, other] = self.tick
@@ -119,13 +140,20 @@ class Streams:
     def is_done_with(self, stream: int, tick: int) -> bool:
         return min(tick, self.latest.get(stream, 0)) <= self.done.get(stream, 0)
 
+    def see_past(self) -> None:
+        behind = [
+            self.done.get(stream, 0) for stream in self.known if self.latest.get(stream, 0) > self.done.get(stream, 0)
+        ]
+        self.past = max(self.past, min(behind, default=self.tick))
+
     def all_are_past(self, tick: int) -> bool:
-        return all(self.is_done_with(stream, tick) for stream in self.known)
+        self.see_past()
+        return tick <= self.past
 
     def is_over(self, clock: Clock) -> bool:
         if any(tick > self.done.get(stream, 0) for stream, tick in clock.ticks.items()):
             return False
-        return not clock.everyone or self.all_are_past(clock.everyone)
+        return self.all_are_past(clock.everyone)
 
 
 # --- memory and addresses -------------------------------------------------------------------------------------------
@@ -138,7 +166,7 @@ class Chunk:
     view_limit: int
     live: int = 0
     views: list[View] = field(default_factory=list)  # the first is its home
-    dropped: int = 0  # when it last lost a view, by the arena's count of requests; 0: it does not count
+    dropped: int = 0  # when it last lost a view, in requests of the arena; 0: it does not count
 
     @property
     def last_use(self) -> int:
@@ -152,7 +180,7 @@ class View:
     offset: int
     live: int = 0
     last_use: int = 0
-    freed: int = 0  # when something used through it was last freed
+    freed: int = 0  # when a block in it was last freed
 
     @property
     def end(self) -> int:
@@ -166,8 +194,8 @@ class Tile:
     size: int
     state: str  # "free", "used", "shadow", "unmapped"
     clock: Clock = field(default_factory=Clock)
-    stream: int = 0  # used: its owner's
-    user: Tile | None = None  # shadow: of which tile
+    stream: int = 0  # used: its owner's stream
+    user: Tile | None = None  # shadow: the tile it shadows
     shadows: list[Tile] = field(default_factory=list)
     uses: list[int] = field(default_factory=list)
     events: dict[int, int] = field(default_factory=dict)  # pending: user stream -> tick of its event
@@ -186,10 +214,11 @@ class Tile:
 @dataclass(eq=False)
 class Region:
     number: int
-    base: int  # from the first address the arena has reserved
+    base: int  # relative to the first address that the arena reserved
     size: int
     tiles: list[Tile] = field(default_factory=list)  # up to `filled`
     views: list[View] = field(default_factory=list)  # by offset
+    is_main: bool = False  # new memory is mapped at the end of the last main region
 
     @property
     def filled(self) -> int:
@@ -218,8 +247,8 @@ class Plan:
     whole: list[Chunk] = field(default_factory=list)
     create: int = 0
     head_of: Chunk | None = None
-    added: int = 0  # addresses it fills
-    beyond: int = 0  # of what is created, above the room
+    added: int = 0  # addresses that it fills
+    beyond: int = 0  # bytes created beyond the room
     price: float = math.inf
 
 
@@ -237,8 +266,8 @@ class Arena:
         self.reserved = self.active = self.peak = self.freed = 0
         self.loading = True
         self.requests = 0
-        self.carved = 0  # addresses given to regions
-        self.freeable = False  # it has no user any more
+        self.carved = 0  # addresses assigned to regions
+        self.freeable = False  # it has no users any more
 
     # --- finding ----------------------------------------------------------------------------------------------
 
@@ -246,7 +275,7 @@ class Arena:
         return [tile for region in self.regions for tile in region.tiles if tile.state == "free"]
 
     def hit(self, size: int, stream: int) -> tuple[Tile, int] | None:
-        """A tile and the offset in its region at which the request gets its bytes."""
+        """A tile, and the offset in its region where the request is placed."""
         fitting = [tile for tile in self.free_tiles() if tile.size >= size]
         if size >= LARGE:
             exact = [tile for tile in fitting if tile.size == size][:PASSED_OVER]
@@ -292,13 +321,12 @@ class Arena:
         return found
 
     def wait_for(self, tile: Tile, stream: int) -> None:
-        for other in self.streams.uncovered(tile.clock, stream):
-            self.streams.order_after(stream, other)
+        self.streams.wait_for(tile.clock, stream)
 
-    # --- handing out and taking back ----------------------------------------------------------------------------
+    # --- allocating and freeing ---------------------------------------------------------------------------------
 
     def cut(self, region: Region, offset: int, size: int, state: str) -> Tile:
-        """Make one tile of bytes that are inside one free tile."""
+        """Make one tile of bytes that lie inside one free tile."""
         whole = region.at(offset)
         assert whole.state == "free" and offset + size <= whole.end
         i = region.tiles.index(whole)
@@ -331,7 +359,7 @@ class Arena:
         return tile
 
     def join(self, tile: Tile) -> None:
-        """Join a free tile with its free neighbours."""
+        """Merge a free tile with its free neighbours."""
         tiles = tile.region.tiles
         i = tiles.index(tile)
         if i + 1 < len(tiles) and tiles[i + 1].state == "free":
@@ -345,7 +373,7 @@ class Arena:
             tile.offset, tile.size = before.offset, before.size + tile.size
 
     def release(self, tile: Tile) -> None:
-        """The tile's bytes are free in every view."""
+        """Make the tile's bytes free in every view."""
         clock = Clock()
         for stream, tick in tile.events.items():
             clock.note(stream, tick)
@@ -368,11 +396,11 @@ class Arena:
     # --- growing ------------------------------------------------------------------------------------------------
 
     def is_pressed(self) -> bool:
-        """Whether more than a quarter of all that can be had is held."""
+        """Whether more than a quarter of the obtainable memory is reserved."""
         return self.memory.reserved > self.memory.obtainable // 4
 
     def limits(self, size: int) -> tuple[int, int, int]:
-        """P', the room for new memory, and what the device or the limit leaves at most."""
+        """P', the room for new memory, and the most that the device or the limit leaves."""
         peak = max(self.peak, self.memory.active + size)
         slack = max(int(self.options.slack * MICRO) * peak // MICRO, min(24 * MIB, peak // 4))
         if self.loading:
@@ -382,11 +410,11 @@ class Arena:
         return peak, room, left
 
     def grow(self, size: int, stream: int, last: bool = False) -> Region:
-        """Step 7: the region that has grown. Raises OutOfMemory before anything has changed."""
+        """Step 7: the region that has grown. Raises OutOfMemory before it changes anything."""
         peak, room, left = self.limits(size)
         if self.private:
             return self.grow_plainly(size, stream, left)
-        region = self.home_region()
+        region = self.home_region(size)
         tail = region.tail.size if region.tail else 0
         need = up(size - tail)
         pressed = self.is_pressed()
@@ -395,6 +423,8 @@ class Arena:
         if gap is not None and in_gap <= room and (in_gap <= need or need > region.left):
             self.create(gap.region, max(in_gap, min(ahead, gap.size)), gap)
             return gap.region
+        if need > region.left and up(size) <= room and not last:
+            region, need = self.new_region(up(size), is_main=True), up(size)
         if need <= room and need <= region.left and not last:
             self.create(region, max(need, min(ahead, region.left)))
             return region
@@ -406,7 +436,7 @@ class Arena:
             return self.grow_by_plan(size, peak, room, left, last, stitches=False)
 
     def cheapest_gap(self, size: int) -> tuple[int, Tile | None]:
-        """How much new memory the gap needs that needs least to give a place for a request, and which one it is."""
+        """The gap that needs the least new memory to fit a request, and how much it needs."""
         best: tuple[int, Tile | None] = (0, None)
         for region in self.regions:
             around = [None, *region.tiles, None]
@@ -437,7 +467,7 @@ class Arena:
         return self.carry_out(plan)
 
     def grow_plainly(self, size: int, stream: int, left: int) -> Region:
-        """New memory alone, behind a tail that `stream` may use, or in a region of its own."""
+        """Only new memory, after a tail that `stream` may use, or in a new region."""
         for region in self.regions:
             tail = region.tail
             usable = tail.size if tail and self.streams.covers(tail.clock, stream) else 0
@@ -449,11 +479,11 @@ class Arena:
             region = None
         if need > left:
             raise OutOfMemory
-        region = region or self.new_region(need)
+        region = region or self.new_region(need, is_main=not self.regions)
         self.create(region, need)
         return region
 
-    # --- views that go ------------------------------------------------------------------------------------------
+    # --- removing views -----------------------------------------------------------------------------------------
 
     def drop_old_views(self, chunk: Chunk, region: Region) -> None:
         if len(chunk.views) <= chunk.view_limit:
@@ -475,13 +505,13 @@ class Arena:
         candidates = [
             view
             for view in chunk.views
-            if not view.live and view.region.number and view.region is not region
+            if not view.live and not view.region.is_main and view.region is not region
             and self.streams.all_are_past(view.freed)
         ]  # fmt: skip
         return min(candidates, key=lambda view: view.last_use, default=None)
 
     def drop(self, view: View) -> None:
-        """The addresses of a view are a gap."""
+        """Turn the addresses of a view into a gap."""
         region = view.region
         for tile in [tile for tile in region.tiles if tile.offset < view.end and tile.end > view.offset]:
             low, high = max(tile.offset, view.offset), min(tile.end, view.end)
@@ -507,7 +537,8 @@ class Arena:
         return chunk.live == 0 and self.streams.is_over(home.region.at(home.offset).clock)
 
     def trim(self, keep: int = 0) -> None:
-        """Give back what is not used, what was used longest ago first, until no more than `keep` is held."""
+        """Release unused chunks, the least recently used first, until at most `keep` bytes are reserved."""
+        self.streams.see_past()
         for chunk in sorted(filter(self.is_unused, self.chunks), key=lambda c: (c.last_use, c.number)):
             if self.reserved <= keep:
                 break
@@ -523,7 +554,8 @@ class Arena:
         self.memory.reserved -= chunk.size
 
     def adopt(self, source: Arena) -> None:
-        """Have the regions of a pool without users, if they are wholly free."""
+        """Take the wholly free regions of a pool without users."""
+        self.streams.see_past()
         for old in source.regions:
             if len(old.tiles) != 1 or old.tiles[0].state != "free" or not self.streams.is_over(old.tiles[0].clock):
                 continue
@@ -535,22 +567,26 @@ class Arena:
             old.size, old.tiles, old.views = 0, [], []
             self.memory.adopted += 1
 
-    def home_region(self) -> Region:
-        return self.regions[0] if self.regions else self.new_region(0)
+    def home_region(self, size: int) -> Region:
+        """The region where new memory is mapped at the end."""
+        main = [region for region in self.regions if region.is_main]
+        return main[-1] if main else self.new_region(up(size), is_main=True)
 
-    def new_region(self, size: int) -> Region:
+    def new_region(self, size: int, is_main: bool = False) -> Region:
         total = self.memory.total
-        if not self.regions:
-            wanted = up(2 * total)
+        if not self.regions or self.private:
+            wanted = up(max(size, min(2 * total, max(total // 4, 16 * GIB))))
+        elif is_main:
+            wanted = up(max(size, 2 * total))
         else:
             wanted = up(max(8 * size, min(4 * GIB, total)))
-        region = Region(len(self.regions), self.carved, wanted)
+        region = Region(len(self.regions), self.carved, wanted, is_main=is_main)
         self.carved += wanted
         self.regions.append(region)
         return region
 
     def chunk_most(self, new: int, left: int) -> int:
-        """The largest chunk when `left` of `new` bytes are still to be made."""
+        """The largest chunk when `left` of `new` bytes are still to be created."""
         if self.is_pressed():
             return max(4 * MIB, up(self.memory.obtainable // 512))
         grain = self.options.grain
@@ -701,7 +737,7 @@ class Arena:
 
 
 class Memory:
-    """Everything: the arenas, what waits for streams, limit and device."""
+    """Everything: the arenas, pending blocks, limit and device."""
 
     def __init__(self, total: int, limit: int | None = None, options: Options | None = None) -> None:
         self.total = total
@@ -713,21 +749,21 @@ class Memory:
         self.private: list[Arena] = []
         self.pending: list[Tile] = []
         self.refusals: list[bool] = []  # whether the device refuses new memory, the next call last
-        self.refuses_map = False  # the next mapping
-        self.launched: dict[int, int] = {}  # work of a stream
-        self.worked: dict[int, int] = {}  # what of it is done
-        self.probes: dict[int, tuple[int, int]] = {}  # stream -> tick of an event that it was asked by, work before it
-        self.finished: dict[int, int] = {}  # what the device would say: events up to this tick are over
+        self.refuses_map = False  # refuse the next mapping
+        self.launched: dict[int, int] = {}  # work submitted to a stream
+        self.worked: dict[int, int] = {}  # the part of it that is done
+        self.probes: dict[int, tuple[int, int]] = {}  # stream -> tick of the event that polls it, work before it
+        self.finished: dict[int, int] = {}  # what the device would report: events up to this tick are done
         self.owner: dict[int, Arena] = {}
 
     @property
     def obtainable(self) -> int:
-        """What can be held at most: what is, and what the limit and the device leave."""
+        """The most that can be reserved: what is reserved, and what the limit and the device leave."""
         most = self.total if self.limit is None else min(self.limit, self.total)
         return max(most, self.reserved)
 
     def ask_device(self, creates: bool = True, stitched: bool = False) -> None:
-        """New memory and its mapping. Raises OutOfMemory or MappingRefused if the device was told to refuse it."""
+        """Create memory and map it. Raises OutOfMemory or MappingRefused if the test told the device to refuse."""
         if creates and self.refusals and self.refusals.pop():
             raise OutOfMemory
         if self.refuses_map:
@@ -760,7 +796,7 @@ class Memory:
         return used
 
     def reuse_waiting(self, arena: Arena, size: int, stream: int, kept: int) -> tuple[Tile, int] | None:
-        """Step 5: memory that still waits for other streams, oldest first."""
+        """Step 5: pending memory, the oldest free first."""
         while True:
             mine = [tile for tile in self.pending if self.owner[id(tile)] is arena]
             many = {tile.stream for tile in mine if sum(t.stream == tile.stream for t in mine) > kept}
@@ -862,19 +898,21 @@ class Memory:
         self.launched[stream] = self.launched.get(stream, 0) + 1
 
     def finish(self, stream: int) -> None:
-        """The device has done all work of a stream."""
+        """The device has finished all work of a stream."""
         self.finished[stream] = self.streams.tick
         self.worked[stream] = self.launched.get(stream, 0)
 
     def synchronize(self) -> None:
-        """Wait for every stream that may still use what it freed."""
+        """Wait for every stream that may still use memory that it freed."""
+        self.streams.see_past()
         for stream in self.streams.known:
             if not self.streams.is_done_with(stream, self.streams.tick):
                 self.finish(stream)
                 self.streams.see_done(stream, self.streams.tick)
+        self.streams.see_past()
 
     def ask_streams(self) -> None:
-        """See how far those have come that are not known to be finished."""
+        """Poll the streams that are not known to be finished."""
         for stream in self.streams.known:
             if self.streams.is_done_with(stream, self.streams.tick):
                 continue

@@ -30,7 +30,7 @@ def dense(capacity: int = GIB, more: str = "", **options: object) -> Allocator:
 
 @pytest.mark.parametrize("key", ["expandable_segments:True", "max_split_size_mb:64", "max_non_split_rounding_mb:64"])
 def test_keys_without_meaning_are_refused(key: str) -> None:
-    with pytest.raises(SettingsError, match="no meaning"):
+    with pytest.raises(SettingsError, match="does not use it"):
         dense(more=f",{key}")
 
 
@@ -41,7 +41,7 @@ def test_values_out_of_range_are_refused(key: str) -> None:
 
 
 def test_the_keys_of_dense_mean_nothing_to_the_placement_of_pytorch() -> None:
-    with pytest.raises(SettingsError, match="no meaning to placement:torch"):
+    with pytest.raises(SettingsError, match="placement:torch does not use it"):
         Allocator("sim:1GiB", settings="dense_grain:24")
 
 
@@ -221,7 +221,7 @@ def test_each_byte_is_shown_once_in_a_snapshot() -> None:
 
 
 def stitch(allocator: Allocator, rounds: int) -> None:
-    """Requests of ever other sizes over memory that is free in pieces: each round puts chunks together anew."""
+    """Make requests of changing sizes over fragmented free memory: each round stitches chunks anew."""
     for i in range(rounds):
         blocks = [allocator.malloc((20 + 2 * ((i + k) % 7)) * MIB) for k in range(12)]
         for block in blocks[::2]:
@@ -233,7 +233,7 @@ def stitch(allocator: Allocator, rounds: int) -> None:
 
 
 def test_a_request_is_put_together_from_as_many_pieces_as_it_takes() -> None:
-    """On a device that is nearly full chunks are small: a large request needs many of them."""
+    """On a nearly full device chunks are small: a large request needs many of them."""
     allocator = dense(2 * GIB)
     blocks = [allocator.malloc(4 * MIB) for _ in range(400)]
     for block in blocks[::2]:
@@ -241,7 +241,7 @@ def test_a_request_is_put_together_from_as_many_pieces_as_it_takes() -> None:
     reserved = allocator.stats()["reserved_bytes.all.current"]
     allocator.malloc(500 * MIB)
     allocator.check_invariants()
-    assert allocator.stats()["reserved_bytes.all.current"] <= reserved + 24 * MIB  # which it may always grow by
+    assert allocator.stats()["reserved_bytes.all.current"] <= reserved + 24 * MIB  # growth that is always allowed
     assert allocator.stats()["dense.views.current"] - allocator.stats()["dense.chunks"] > 64
 
 
@@ -332,7 +332,7 @@ def test_a_private_pool_gets_what_the_default_one_has_cached_when_memory_is_out(
     allocator.free(block)
 
 
-# --- when the device says no ----------------------------------------------------------------------------------------
+# --- when the device refuses ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operation", ["map", "set_access"])
@@ -422,7 +422,7 @@ def test_an_allocator_that_is_dropped_leaves_live_blocks_where_they_are() -> Non
 
 
 def mapped_after(history: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], set[tuple[int, int]]]]:
-    """Each entry of a history, and what is mapped after it, in units of 512 bytes as (first, behind the last)."""
+    """Each entry of a history, and what is mapped after it, in units of 512 bytes as (first, end)."""
     mapped: set[int] = set()
     for entry in history:
         units = range(entry["addr"] >> 9, (entry["addr"] + entry["size"]) >> 9) if "addr" in entry else range(0)
@@ -488,11 +488,11 @@ def test_tenants_hold_what_they_asked_for() -> None:
     allocator.free(block)
 
 
-# --- others' work -----------------------------------------------------------------------------------------------------
+# --- work that allocates ----------------------------------------------------------------------------------------------
 
 
 def test_work_that_allocates_is_waited_for_without_the_lock() -> None:
-    """Emptying the cache waits for the device; a function on a stream that asks the allocator must get on meanwhile."""
+    """Emptying the cache waits for the device; meanwhile a function on a stream must be able to call the allocator."""
     allocator = Allocator("host", settings="placement:dense")
     stream = Stream(allocator)
     begun, emptying = threading.Event(), threading.Event()
@@ -544,7 +544,7 @@ def test_whichever_call_to_the_device_fails_nothing_is_lost(name: str, times: in
 @TIMES
 @pytest.mark.parametrize("name", CROWDED)
 def test_whichever_operation_of_the_device_fails_nothing_is_lost(name: str, times: int, out_of_memory: bool) -> None:
-    """One kind of call alone: what undoes another may then succeed, or be the only thing that fails."""
+    """Only one kind of call fails: the call that undoes another may then succeed, or be the only one that fails."""
     expected, calls = undisturbed(name, "dense")
     for operation, number in calls.items():
         for after in sample(range(number)):

@@ -28,9 +28,9 @@ class Settings:
     options: model.Options
     streams: int
     pools: int
-    shares: float  # of blocks that another stream uses
-    refuses: float  # of calls before which the device is told to refuse the next chunk, or the next mapping
-    captures: bool  # requests routed to a pool count as captured ones, as they do by the older rules
+    shares: float  # the fraction of blocks that another stream uses
+    refuses: float  # the fraction of calls before which the device is told to refuse the next chunk or mapping
+    captures: bool  # requests routed to a pool count as captured ones, as by the older rules
 
 
 def drawn_settings(rng: random.Random) -> Settings:
@@ -57,7 +57,7 @@ def drawn_settings(rng: random.Random) -> Settings:
         limit=rng.choice((None, None, 500 * MIB, total // 2)),
         text=text,
         options=options,
-        streams=rng.choice((1, 2, 4)),
+        streams=rng.choice((1, 2, 4, 9)),
         pools=rng.choice((0, 0, 2, 4)),
         shares=rng.choice((0.0, 0.2, 0.6)),
         refuses=rng.choice((0.0, 0.0, 0.02, 0.1)),
@@ -66,7 +66,7 @@ def drawn_settings(rng: random.Random) -> Settings:
 
 
 class Pair:
-    """An allocator and its model, given the same calls."""
+    """An allocator and its model, which get the same calls."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -97,7 +97,7 @@ class Pair:
         if outcome != "served":
             return
         if not arena.private and not any(block.region in arena.regions for _, block in self.live):
-            # Everything was given back, addresses too: where the next ones are is the device's choice.
+            # Everything was released, addresses too: the device chooses the next ones.
             self.bases = {key: base for key, base in self.bases.items() if key[0] != id(arena)}
         base = self.bases.setdefault((id(arena), tile.region.number), address - tile.offset)
         assert address == base + tile.offset, f"region {tile.region.number}, offset {tile.offset}"
@@ -158,7 +158,7 @@ def run_sequence(seed: int, steps: int) -> None:
                 pair.device.refuse("map", out_of_memory=False)
                 pair.model.refuses_map = True
             pair.malloc(size, stream, pool)
-            pair.device.refuse("chunk_create", times=0)  # one that this call did not need is not kept for another
+            pair.device.refuse("chunk_create", times=0)  # a refusal that this call did not use must not affect the next
             pair.device.refuse("map", times=0)
             pair.model.refusals, pair.model.refuses_map = [], False
         elif draw < 0.94 and pair.live:

@@ -1,11 +1,11 @@
-"""A placement of the tests' own (tests/extensions/first_fit.pyx), under everything that PyTorch's must stand."""
+"""A placement written for the tests (tests/extensions/first_fit.pyx), under the same tests as PyTorch's."""
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from allotment import Allocator, PoolError, SettingsError
+from allotment import Allocator, PoolError, SettingsError, UnsupportedError
 from helpers.allocator_machine import SETTINGS, AllocatorMachine
 from helpers.effort import sample, some
 from helpers.engine import MIB, SEGMENT, check, empties, on_device, reserved, segment_of, states
@@ -97,9 +97,17 @@ def test_a_pool_that_hands_out_whole_segments_is_pytorchs(alloc):
     with alloc.pool(no_split=True):
         address = alloc.malloc(5 * MIB)
     assert [block["size"] for block in segment_of(alloc, address)["blocks"]] == [SEGMENT]
-    with pytest.raises(PoolError, match="cannot hand out whole segments"):
+    with pytest.raises(PoolError, match="does not support whole segments"):
         alloc.pool(no_split=True, placement="first_fit")
     check(alloc)
+
+
+def test_a_pause_that_is_refused_names_this_placement(alloc):
+    with alloc.pool() as pool:
+        alloc.malloc(MIB)
+    with pytest.raises(UnsupportedError, match="placement:first_fit") as refused:
+        alloc.pause(pool)
+    assert "dense" not in str(refused.value)
 
 
 def test_a_pool_lends_to_a_pool_of_another_placement():
@@ -136,7 +144,7 @@ def test_a_limit_holds(alloc):
 
 
 def test_an_unknown_placement_is_refused_with_the_names_of_all():
-    with pytest.raises(SettingsError, match="unknown placement 'best'; there are dense, first_fit, torch"):
+    with pytest.raises(SettingsError, match="unknown placement 'best'; known: dense, first_fit, torch"):
         on_device(settings="placement:best")
     alloc = on_device()
     with pytest.raises(SettingsError, match="unknown placement 'best'"):

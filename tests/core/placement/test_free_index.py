@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 MIB = 1 << 20
 BLOCK = 512
 
-# Equal sizes often, so that bins hold trees; both sides of the largest bin; ends of words and of the bitmap.
+# Sizes repeat often, so that bins hold trees; both sides of the largest bin; ends of words and of the bitmap.
 SIZES = st.sampled_from(
     [1, 2, 63, 64, 65, 128, 129, 4032, 4033, 4095, 4096, 4097, 5000, 20 * MIB // BLOCK]
 ) | st.integers(1, 4200)
@@ -38,7 +38,7 @@ class Model:
 
 
 def check(index, model, sizes):
-    """Every question gets the model's answer, and the bitmap shows the bins that hold something."""
+    """Every query gives the model's answer, and the bitmap shows the bins that are not empty."""
     assert index.first() == model.at(0)
     assert index.largest() == model.at(len(model.blocks) - 1)
     for size in sizes:
@@ -53,7 +53,7 @@ def run(index, model, steps, binned_up_to):
     used = 0
     for inserts, size, choice in steps:
         if inserts or not model.blocks:
-            # Addresses come in no order, and no two are equal.
+            # Addresses come in random order, and no two are equal.
             used += 1
             address = (choice * 1_000_003 + used) * BLOCK
             index.insert(size * BLOCK, address)
@@ -114,4 +114,4 @@ def test_a_tree_of_equally_spaced_addresses_is_not_deep(module, spacing):
     tree = module.AddressTree()
     for number in range(1, 20_001):
         tree.insert(MIB, number * spacing)
-    assert tree.depth() < 5 * 15  # about 2 log2(n) to be expected, and never a list
+    assert tree.depth() < 5 * 15  # about 2 log2(n) is expected, and never a list

@@ -1,4 +1,4 @@
-"""What a request gets: rounding, size classes, segments, splitting, limits and running out."""
+"""What a request gets: rounding, size classes, segments, splitting, limits and out of memory."""
 
 import random
 from bisect import insort
@@ -34,7 +34,7 @@ def block_size(alloc, address):
     ],
 )
 def test_requests_round_to_steps_between_powers_of_two(size, divisions, rounded):
-    # Of a plain large block a remainder up to 1 MiB stays with the request; expandable memory is cut exactly.
+    # In a plain large block a remainder of up to 1 MiB stays with the request; expandable memory is split exactly.
     alloc = on_device(160 * GIB, f"roundup_power2_divisions:{divisions},expandable_segments:True")
     assert block_size(alloc, alloc.malloc(size)) == rounded
     check(alloc)
@@ -237,7 +237,7 @@ def test_past_the_cache_no_counter_moves():
     alloc.caching = True
     other = alloc.malloc(1000)
     assert alloc.stats()["requested_bytes.all.allocated"] == 1000
-    # Each goes back to where it came from, whatever the switch says at that time.
+    # Each block returns to where it came from, whatever the switch says then.
     alloc.caching = False
     alloc.free(other)
     assert alloc.device.used == 1000 + BUFFER
@@ -257,7 +257,7 @@ def test_past_the_cache_a_refusal_is_out_of_memory_and_counts_nothing():
     check(alloc)
 
 
-# --- running out ---
+# --- out of memory ---
 
 
 def test_out_of_memory_tells_what_was_tried_and_what_there_is():

@@ -1,4 +1,4 @@
-"""What is remembered of what happened, how much of it, and with which stacks."""
+"""Which events are recorded, how many of them, and with which stacks."""
 
 import gc
 import pickle
@@ -25,18 +25,18 @@ def trace(alloc):
 
 
 def sizes(alloc):
-    """The sizes of the requests that the history remembers, oldest first."""
+    """The sizes of the requests in the history, oldest first."""
     return [entry["size"] for entry in trace(alloc) if entry["action"] == "alloc"]
 
 
 def request(alloc, *sizes):
-    """Requests that hit the cache, so that each is one entry."""
+    """Requests that hit the cache, so that each makes one entry."""
     return [alloc.malloc(size) for size in sizes]
 
 
 @pytest.fixture
 def alloc():
-    """An allocator with memory at hand and only requests in its history."""
+    """An allocator with cached memory and only requests in its history."""
     alloc = on_device()
     alloc.malloc(1)
     return alloc
@@ -102,7 +102,7 @@ def test_a_lowered_and_raised_bound_goes_on_from_there(alloc):
 def test_entries_stay_where_they_are_if_it_is_to_be_as_in_pytorch(alloc):
     alloc._resize_history_in_place()
     alloc.record_history(max_entries=3, **NO_SNAPSHOTS)
-    request(alloc, 1, 2, 3, 4)  # 4 stands where 1 stood: read from 2
+    request(alloc, 1, 2, 3, 4)  # 4 replaces 1: reading starts at 2
     alloc.record_history(max_entries=5, **NO_SNAPSHOTS)
     request(alloc, 5)
     assert sizes(alloc) == [2, 3, 5, 4]
@@ -165,7 +165,7 @@ def test_each_action_has_its_address_size_stream_and_pool():
 
 
 def wait_for_the_clock():
-    """Until it shows another microsecond."""
+    """Wait until the clock shows another microsecond."""
     begun = time.time_ns() // 1000
     while time.time_ns() // 1000 == begun:
         pass
@@ -357,7 +357,7 @@ def test_a_free_block_has_no_stack_and_a_split_segment_loses_its_own():
 
 
 def eventful(device="sim:24MiB"):
-    """An allocator whose history has an entry of every form, and the blocks and pools that gave rise to it."""
+    """An allocator whose history has an entry of every form, and the blocks and pools that caused them."""
     alloc = Allocator(device)
     alloc.record_history(**NO_SNAPSHOTS)
     alloc.record_annotation({"name": "step", "stage": "START", "shared": [(1, 2.5), None, "step"]})
@@ -385,7 +385,7 @@ def eventful(device="sim:24MiB"):
 def assert_the_file_is_the_snapshot(alloc, path):
     alloc.dump_snapshot(path)
     snapshot = alloc.snapshot()
-    for loads in (pickle.loads, pickle._loads):  # compiled, and in Python: stricter about frames
+    for loads in (pickle.loads, pickle._loads):  # compiled, and in Python, which is stricter about frames
         loaded = loads(path.read_bytes())
         assert loaded == snapshot
         assert list(loaded) == list(snapshot)
@@ -442,7 +442,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_no_trace(alloc, tmp_path):
     assert trace(alloc) == []
 
 
-# --- what threads say about themselves ---
+# --- metadata of threads ---
 
 
 @pytest.mark.threads

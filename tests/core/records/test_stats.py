@@ -1,4 +1,4 @@
-"""Peaks and totals, kept with shortcuts, are what a plain count of every step gives."""
+"""Peaks and totals, which the engine counts with shortcuts, equal a plain count of every step."""
 
 import random
 
@@ -12,7 +12,7 @@ SCOPES = ("all", "small_pool", "large_pool")
 
 
 class PlainCount:
-    """The figures of an allocator by looking at the current ones after each step, in which each moves once at most."""
+    """The statistics of an allocator, from the values after each step. Each value moves at most once in a step."""
 
     def __init__(self, alloc, metrics):
         self.alloc = alloc
@@ -81,7 +81,7 @@ def test_a_peak_over_all_is_seen_whichever_class_makes_it():
         before = [alloc.malloc(falling) for _ in range(3)]
         alloc.reset_peak_stats()
         alloc.free(before.pop())
-        first = alloc.malloc(rising)  # back to as many as there were: no new peak over all
+        first = alloc.malloc(rising)  # back to the earlier number: no new overall peak
         assert alloc.stats()["allocation.all.peak"] == alloc.stats()["allocation.all.current"]
         second = alloc.malloc(rising)
         stats = alloc.stats()

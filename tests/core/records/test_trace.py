@@ -19,7 +19,7 @@ def module(extension):
 
 
 class Model:
-    """The newest records, as many as there may be."""
+    """The newest records, at most as many as the ring holds."""
 
     def __init__(self):
         self.records, self.most = [], 1

@@ -1,4 +1,4 @@
-"""A lock of Python code is free in a forked child, whoever held it."""
+"""A lock of Python code is free in a forked child, whichever thread held it."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ def test_a_fork_waits_for_who_holds_the_lock():
         with lock:
             in_order.append("changing")
             taken.set()
-            while len(in_order) < 1000:  # many turns of the interpreter lock
+            while len(in_order) < 1000:  # many switches of the interpreter lock
                 in_order.append("changing")
             in_order.append("done")
 
@@ -55,7 +55,7 @@ def test_two_that_are_nested_either_way_do_not_lock_up_a_fork():
     first, second = fork_safe_lock(), fork_safe_lock()
     over = threading.Event()
 
-    gate = threading.Lock()  # the two threads would lock each other up without it
+    gate = threading.Lock()  # without it the two threads would deadlock
 
     def guarded(outer, inner):
         while not over.is_set():

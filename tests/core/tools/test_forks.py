@@ -1,4 +1,4 @@
-"""A fork while other threads are inside: the child, which has none of them, finds no lock held."""
+"""A fork while other threads are inside: the child has none of these threads, and finds no lock held."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class SlowDevice(Backend):
-    """Serves a request when told to. Somebody who waits for that is inside the allocator."""
+    """Serves a request when the test says so. A thread that waits for this is inside the allocator."""
 
     def __init__(self):
         super().__init__(name="slow")
@@ -40,7 +40,7 @@ class SlowDevice(Backend):
 
 @pytest.fixture
 def alarm():
-    """A child that waits for ever is ended, and so fails."""
+    """A child that waits for ever is killed, and so fails."""
     return lambda: signal.alarm(60)
 
 
@@ -108,6 +108,43 @@ def test_threads_that_allocate_and_fork_leave_every_child_whole(alarm):
         stop.set()
         for thread in threads:
             thread.join()
+
+
+class LingeringDevice(Backend):
+    """Takes a segment back and hands its address out again, but does not return from `free` until the test says so."""
+
+    def __init__(self):
+        super().__init__(name="lingering")
+        self.taken_back, self.returns = threading.Event(), threading.Event()
+
+    def allocate(self, size, stream):
+        return 1 << 32
+
+    def free(self, address, size):
+        self.taken_back.set()
+        assert self.returns.wait(60)
+
+
+def test_a_child_gets_an_address_again_that_another_thread_of_the_parent_was_giving_back(alarm):
+    device = LingeringDevice()
+    allocator = Allocator(device)
+    allocator.free(allocator.malloc(30 * MIB))
+    gives_back = threading.Thread(target=allocator.empty_cache)
+    gives_back.start()
+    assert device.taken_back.wait(60)
+
+    def use():
+        alarm()
+        assert allocator.stats()["reserved_bytes.all.current"] == 0
+        address = allocator.malloc(30 * MIB)
+        allocator.check_invariants()
+        assert (address, allocator.stats()["reserved_bytes.all.current"]) == (1 << 32, 30 * MIB)
+
+    assert goes_well_in_child(use)
+    device.returns.set()
+    gives_back.join()
+    assert allocator.stats()["reserved_bytes.all.current"] == 0
+    allocator.check_invariants()
 
 
 def test_allocators_come_and_go_between_forks():
@@ -240,7 +277,7 @@ def test_who_waits_for_a_lock_that_a_fork_has_lets_the_interpreter_go(use):
 
 @pytest.mark.threads
 def test_a_device_that_another_thread_makes_in_the_middle_of_a_fork_is_there_after_it():
-    """Its lock would be missed by the fork, and could be held in it."""
+    """Otherwise the fork would miss its lock, and could happen while it is held."""
     assert (
         output_of("""
         import os, threading, time

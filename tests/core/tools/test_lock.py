@@ -1,4 +1,4 @@
-"""The engine's mutex: one holder at a time, who is known."""
+"""The engine's mutex: one holder at a time, and the holder is known."""
 
 import threading
 
@@ -38,7 +38,7 @@ def test_a_thread_that_waits_gets_the_lock_when_it_is_given_back(tools):
     lock.wait()
     thread = threading.Thread(target=lambda: (lock.wait(), got_it.set(), lock.give()))
     thread.start()
-    assert not got_it.is_set()  # it cannot: the lock is ours
+    assert not got_it.is_set()  # it cannot: this thread holds the lock
     lock.give()
     thread.join()
     assert got_it.is_set()

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 
 PUT, POP, GET = "put", "pop", "get"
 
-# Few different keys, so that most are met again; addresses as the engine has them; keys from everywhere.
+# Few different keys, so that most repeat; addresses like the engine's; arbitrary keys.
 KEYS = st.integers(1, 40) | st.integers(1, 200).map(lambda number: number * 512) | st.integers(1, (1 << 64) - 1)
 VALUES = st.integers(1, (1 << 64) - 1)
 STEPS = st.lists(st.tuples(st.sampled_from([PUT, PUT, POP, GET]), KEYS, VALUES), max_size=300)
 
 
 def check(table, model):
-    """Every key of the model is found, nothing else is there, and no search meets a hole before its key."""
+    """Every key of the model is found, no other key is there, and no search meets an empty slot before its key."""
     slots = table.slots()
     assert {key: value for key, value in slots if key} == model
     assert len(table) == len(model)
@@ -43,7 +43,7 @@ def test_a_map_holds_what_a_dict_holds(tools, steps):
 def test_keys_that_share_a_home_are_told_apart_in_whatever_order_they_go(tools, data):
     table = tools.Map()
     last = len(table.slots()) - 1
-    wanted = {last: 4, 0: 3}  # a run that goes past the end of the table
+    wanted = {last: 4, 0: 3}  # a run that wraps around the end of the table
     keys = []
     for key in range(1, 10_000):
         if wanted.get(table.home(key), 0) > 0:

@@ -1,4 +1,4 @@
-"""What we declare of the CUDA driver is what cuda.h declares: where a toolkit is installed, a compiler compares."""
+"""Our declarations of the CUDA driver equal those in cuda.h: where a toolkit is installed, a compiler compares them."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 CUDA = Path(__file__).parents[3] / "src" / "allotment" / "_devices" / "cuda"
 PLACES = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda", "/opt/cuda"]
 
-NO_COUNTERPART = {"CUmemAllocationFlags"}  # cuda.h gives this struct no name; its fields are compared where they stand
+NO_COUNTERPART = {"CUmemAllocationFlags"}  # cuda.h does not name this struct; its fields are compared in place
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def include() -> Path:
 
 
 def compile_with_header(include: Path, source: str) -> str:
-    """What the compiler has against `source`, which follows cuda.h with old and new functions declared."""
+    """The compiler's errors in `source`, which follows cuda.h with old and new functions declared."""
     compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
     opening = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n#include <stddef.h>\n"
     done = subprocess.run(
@@ -106,6 +106,6 @@ def test_every_constant_has_the_value_of_the_header(declarations, include):
 
 
 def test_the_list_of_functions_follows_the_table(declarations):
-    cuda_driver = pytest.importorskip("allotment._devices.cuda.driver", reason="built on Linux alone")
+    cuda_driver = pytest.importorskip("allotment._devices.cuda.driver", reason="built only on Linux")
 
     assert list(cuda_driver.FUNCTIONS) == [name for name, _ in functions_in(declarations)]

@@ -1,6 +1,6 @@
-"""The CUDA backend on a driver made of host memory, so that it is tested where there is no GPU.
+"""The CUDA backend on a driver made of host memory, to test it without a GPU.
 
-Each test runs in a process of its own: a process that has opened one libcuda cannot have another.
+Each test runs in a separate process: a process that has opened one libcuda cannot open another.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from helpers.c_library import compiled
 
-pytest.importorskip("allotment._devices.cuda.device", reason="the CUDA backend is built on Linux alone")
+pytest.importorskip("allotment._devices.cuda.device", reason="the CUDA backend is built only on Linux")
 
 TESTS = Path(__file__).parents[2]
 NAME = "libcuda.so.1"
@@ -23,7 +23,7 @@ CONSTRUCT = "from allotment._devices.cuda.device import CudaDevice; CudaDevice(0
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
-    """Builds a libcuda from source text or a file; the folder that it is in."""
+    """Build a libcuda from source text or a file; returns its folder."""
 
     def build(source, *options):
         library = tmp_path_factory.mktemp("driver") / NAME
@@ -44,7 +44,7 @@ def old_driver(build):
 
 @pytest.fixture(scope="session")
 def forgetful_driver(build):
-    """One that crashes wherever it is given a stream that was destroyed."""
+    """A driver that crashes on every destroyed stream."""
     return build(TESTS / "helpers" / "fake_libcuda.c", "-DFORGETFUL")
 
 
@@ -56,8 +56,8 @@ def run(folder, *arguments, **settings):
 
 
 def passed_and_skipped(folder, *leave_out, **settings):
-    """How many of the GPU's tests pass, and why the others are skipped."""
-    options = ["-o", "addopts=", "-rs", "-p", "no:cacheprovider", "--capture=no"]  # or a watchdog's words are lost
+    """How many of the GPU tests pass, and why the others are skipped."""
+    options = ["-o", "addopts=", "-rs", "-p", "no:cacheprovider", "--capture=no"]  # shows a watchdog's message
     done = run(folder, "-m", "pytest", *options, str(TESTS / "gpu"), *leave_out, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
@@ -72,7 +72,7 @@ def test_the_tests_of_the_gpu_pass(driver):
 
 def test_the_tests_of_the_gpu_pass_on_two_devices_with_an_older_driver(old_driver):
     settings = {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_VERSION": "12020"}
-    # What starts other processes takes long, and goes by no version of the driver.
+    # Tests that start other processes take long, and do not depend on the driver's version.
     passed, skipped = passed_and_skipped(old_driver, f"--ignore={TESTS / 'gpu' / 'test_sharing.py'}", **settings)
     assert passed > 74
     assert "there is only one CUDA device" not in skipped

@@ -1,4 +1,4 @@
-"""Capture of host streams: what becomes a node, what spoils a capture, what a graph does."""
+"""Capture of host streams: which calls become nodes, which invalidate a capture, what a graph does."""
 
 import ctypes
 import gc
@@ -114,7 +114,7 @@ def test_a_join_of_many_streams_is_a_node_with_many_predecessors(device, stream,
         each.wait(start)
         each.submit(int)
         stream.wait(each.record())
-        stream.wait(each.record())  # a second wait for the same adds nothing
+        stream.wait(each.record())  # a second wait for the same event adds nothing
     assert len(probe.capture_terminals(stream.handle)) == 41
     stream.submit(int)
     (last,) = probe.capture_terminals(stream.handle)
@@ -123,7 +123,7 @@ def test_a_join_of_many_streams_is_a_node_with_many_predecessors(device, stream,
 
 
 def test_a_stream_that_joined_and_did_not_come_back_fails_the_capture(device, stream, other, probe):
-    kept = threading.Event()  # something a weak reference can watch
+    kept = threading.Event()  # an object that a weak reference can watch
     watched = weakref.ref(kept)
     device.begin_capture(stream)
     stream.submit(kept.set)
@@ -347,7 +347,7 @@ def test_a_graph_dropped_after_replay_is_still_done_and_then_let_go(device, stre
     del graph
     assert watched() is not None
     gate.set()
-    stream.submit(int)  # a worker lets go of what it did before it goes on
+    stream.submit(int)  # a worker releases its last job before it takes the next
     stream.synchronize()
     assert calls == [1]
     assert watched() is None

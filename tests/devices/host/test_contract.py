@@ -1,4 +1,4 @@
-"""The host device keeps the contract."""
+"""The host device fulfils the contract."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Memory that a stream used which is no more: what it had to do is still done, and waited for."""
+"""Memory that a destroyed stream used: the stream's work is still done, and the memory waits for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def allocator() -> allotment.Allocator:
 
 
 def destroyed_reader(allocator: allotment.Allocator, address: int, gate: threading.Event) -> None:
-    """A stream that reads the block when the gate opens, and whose owner has given it up by then."""
+    """A stream that reads the block when the gate opens; its owner has destroyed it by then."""
     reader = allotment.Stream(allocator)
     reader.submit(gate.wait)
     allocator.record_stream(address, reader)

@@ -23,7 +23,7 @@ def array_at(address: int, size: int) -> np.ndarray:
 
 
 def resident_bytes() -> int:
-    """What this process holds, shared mappings counted by this process's part."""
+    """The resident memory of this process; of shared mappings only this process's share."""
     text = Path(f"/proc/{os.getpid()}/smaps_rollup").read_text()
     return int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) << 10  # type: ignore[index]
 

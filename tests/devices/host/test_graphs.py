@@ -10,6 +10,7 @@ import pytest
 
 import allotment
 from allotment._allocators.caching.pools import next_graph_pool_id
+from allotment._devices.graphs import DeviceGraph, begin_capture, end_capture
 from helpers.child import output_of
 
 pytestmark = pytest.mark.threads
@@ -25,21 +26,30 @@ def array_at(address: int, size: int = SIZE) -> np.ndarray:
 Live = list[tuple[int, int]]
 
 
-def capture_chain(
-    allocator: allotment.Allocator, stream: allotment.Stream, result: int, routed: allotment.Allocator
-) -> allotment.Graph:
-    """result = 1 + 2 + 3, step by step through temporaries that are freed inside the capture."""
-    with allotment.capture(stream, allocator=routed) as graph:
-        before = allocator.malloc(SIZE, stream)
-        stream.submit(array_at(before).fill, 1)
-        for addend in (2, 3):
-            after = allocator.malloc(SIZE, stream)
-            stream.submit(np.add, array_at(before), addend, array_at(after))
-            allocator.free(before)
-            before = after
-        stream.submit(np.copyto, array_at(result), array_at(before))
+def run_chain(allocator: allotment.Allocator, stream: allotment.Stream, result: int) -> None:
+    """result = 1 + 2 + 3, step by step through temporaries that are freed on the way."""
+    before = allocator.malloc(SIZE, stream)
+    stream.submit(array_at(before).fill, 1)
+    for addend in (2, 3):
+        after = allocator.malloc(SIZE, stream)
+        stream.submit(np.add, array_at(before), addend, array_at(after))
         allocator.free(before)
-    return graph
+        before = after
+    stream.submit(np.copyto, array_at(result), array_at(before))
+    allocator.free(before)
+
+
+def capture_chain(
+    allocator: allotment.Allocator, stream: allotment.Stream, result: int, with_pool: bool
+) -> allotment.Graph | DeviceGraph:
+    """The chain as a graph. Without a pool, only the device knows of the capture."""
+    if with_pool:
+        with allotment.capture(stream) as graph:
+            run_chain(allocator, stream, result)
+        return graph
+    begin_capture(stream.device, stream)
+    run_chain(allocator, stream, result)
+    return end_capture(stream.device, stream)
 
 
 def churn(allocator: allotment.Allocator, stream: allotment.Stream, live: Live, chance: random.Random) -> None:
@@ -55,11 +65,9 @@ def churn(allocator: allotment.Allocator, stream: allotment.Stream, live: Live, 
 def wrong_replays(with_pool: bool) -> int:
     """After how many replays the result, or anybody's block, is not what it should be."""
     allocator = allotment.Allocator("host")
-    # Without: another allocator of the device gets the routing, so that requests in the capture stay where they are.
-    routed = allocator if with_pool else allotment.Allocator(allocator.device)
     streams = [allotment.Stream(allocator) for _ in range(3)]
     result = allocator.malloc(SIZE)
-    graph = capture_chain(allocator, streams[0], result, routed)
+    graph = capture_chain(allocator, streams[0], result, with_pool)
     chance = random.Random(1)
     live: list[Live] = [[], [], []]
     wrong = 0
@@ -67,7 +75,7 @@ def wrong_replays(with_pool: bool) -> int:
         array_at(result).fill(0)
         for stream, blocks in zip(streams, live, strict=True):
             churn(allocator, stream, blocks, chance)
-        graph.replay()
+        graph.replay(streams[0])
         for stream in streams:
             stream.synchronize()
         wrong += not (array_at(result) == 6).all() or not all(

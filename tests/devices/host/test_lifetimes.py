@@ -1,4 +1,4 @@
-"""Host streams at the edges of a process's life: fork, exit, threads that come and go."""
+"""Host streams at the limits of a process's life: fork, exit, threads that start and end."""
 
 import ctypes
 import os
@@ -83,7 +83,7 @@ def test_streams_of_the_parent_are_dead_in_the_child(device):
                 call()
             assert caught.value.status == Status.INVALID
             assert "forked" in caught.value.text
-        probe.event_record(event, stream.handle)  # nothing in this process is left to be done on it
+        probe.event_record(event, stream.handle)  # this process has no work left on it
         assert probe.event_query(event)
         with pytest.raises(StreamError, match="forked"):
             stream.submit(int)
@@ -100,7 +100,7 @@ def test_streams_of_the_parent_are_dead_in_the_child(device):
 def test_new_streams_and_the_default_stream_work_in_the_child(device, fork):
     for stream in (Stream(device), Stream.default(device)):
         stream.submit(int)
-        stream.synchronize()  # a worker inside malloc or Python would leave the child locks that are not ours
+        stream.synchronize()  # a worker inside malloc or Python would leave the child locked locks of other libraries
 
     def use():
         done = []
@@ -175,7 +175,7 @@ def test_forks_in_the_middle_of_work_leave_every_lock_in_order(device):
             probe.segment_free(probe.segment_allocate(4096), 4096)
 
     def keep_giving_back(address):
-        # Giving back pages that were touched is where a lock is held longest.
+        # A release of touched pages holds the lock longest.
         while not stop.is_set():
             chunk = probe.chunk_create(TOUCHED)
             probe.map(address, TOUCHED, chunk)
@@ -185,7 +185,7 @@ def test_forks_in_the_middle_of_work_leave_every_lock_in_order(device):
             probe.chunk_release(chunk, TOUCHED)
 
     def use():
-        signal.alarm(30)  # a child that waits for ever is ended, and so fails
+        signal.alarm(30)  # a child that waits for ever is killed, and so fails
         stream = Stream(device)
         stream.submit(int)
         stream.synchronize()
@@ -271,7 +271,7 @@ def test_after_the_end_streams_take_no_more_work_but_can_be_asked():
     finished = run(
         "event = stream.record()\n",
         first="import atexit\n"
-        "@atexit.register\n"  # those registered first are called last
+        "@atexit.register\n"  # the first registered is called last
         "def late():\n"
         "    print(stream.query(), event.query())\n"
         "    for late_stream in (stream, Stream.default(HostDevice())):\n"
@@ -291,7 +291,7 @@ def test_an_exception_that_was_not_asked_for_is_shown_at_the_end():
 
 def test_ctrl_c_ends_the_wait_at_the_end():
     script = (
-        # A program that was started in the background is born deaf to it.
+        # A program that was started in the background ignores SIGINT.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "stream.submit(lambda: print('started', flush=True))\nstream.submit(threading.Event().wait)\n"
     )
@@ -350,7 +350,7 @@ def test_workers_of_a_collected_device_end():
 
 
 def worker_of(stream: Stream) -> int:
-    """The system's number of the thread that runs the stream's work."""
+    """The system's id of the thread that runs the stream's work."""
     numbers: list[int] = []
     stream.submit(lambda: numbers.append(threading.get_native_id()))
     stream.synchronize()

@@ -1,4 +1,4 @@
-"""At the system's limit of mappings some cannot be taken back: what cannot is still there."""
+"""At the system's limit of mappings, some mappings cannot be undone: those stay usable."""
 
 import pytest
 

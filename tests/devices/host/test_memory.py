@@ -1,4 +1,4 @@
-"""Plain memory of the host, and where its size is read."""
+"""Plain memory of the host, and where its total size comes from."""
 
 import ctypes
 import mmap

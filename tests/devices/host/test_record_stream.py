@@ -1,4 +1,4 @@
-"""Two host streams that really run at the same time: what `record_stream` is for."""
+"""Two host streams that really run at the same time: why `record_stream` is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def array_at(address: int, size: int = SIZE) -> np.ndarray:
 
 
 def reader_sees_what_was_written(allocator: allotment.Allocator, record: bool) -> bool:
-    """Free a block while another stream still reads it, ask for its size again and overwrite what comes."""
+    """Free a block while another stream still reads it, allocate its size again and overwrite the new block."""
     owner, reader = allotment.Stream(allocator), allotment.Stream(allocator)
     gate = threading.Event()
     seen: list[bool] = []

@@ -1,5 +1,6 @@
-"""Streams of the host: order, waiting, exceptions. What every device's streams do is in the contract tests."""
+"""Streams of the host: order, waiting, exceptions. The contract tests check what all devices' streams do."""
 
+import ctypes
 import gc
 import sys
 import threading
@@ -23,7 +24,7 @@ def device():
 
 @pytest.fixture
 def gate():
-    """Something to wait for, open at the end whatever happens."""
+    """An event to wait for; it is set at the end in any case."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -57,7 +58,7 @@ def test_a_stream_has_a_thread_of_its_own(device):
     meeting = threading.Barrier(len(streams) + 1)
     for stream in streams:
         stream.submit(meeting.wait)
-    meeting.wait()  # they are all there at once, or this never ends
+    meeting.wait()  # all of them are there at once, or this never returns
     for stream in streams:
         stream.synchronize()
 
@@ -236,7 +237,7 @@ def test_a_function_that_waits_for_its_own_stream_gets_an_error(device):
     event = stream.record()
 
     def wait_for_own():
-        event.synchronize()  # before this function: nothing to wait for
+        event.synchronize()  # recorded before this function: nothing to wait for
         stream.synchronize()
 
     stream.submit(wait_for_own)
@@ -265,7 +266,7 @@ def test_waiting_for_an_event_takes_no_thread_when_there_is_nothing_to_wait_for(
     other.wait(event)
     other.synchronize()
     assert event.query()
-    assert native_threads() <= before  # workers of other tests may be ending
+    assert native_threads() <= before  # workers of other tests may still be ending
 
 
 def test_many_streams_can_wait_for_one_event(device, gate):
@@ -332,3 +333,61 @@ def native_threads() -> int:
     with open("/proc/self/status") as status:
         (count,) = [int(line.split()[1]) for line in status if line.startswith("Threads")]
     return count
+
+
+def refusal_of(function):
+    """What the device says if it refuses, else None."""
+    try:
+        function()
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def test_two_functions_that_wait_for_each_others_streams_do_not_wait_forever(device):
+    first, second, refusals = Stream(device), Stream(device), []
+    meeting = threading.Barrier(2)
+
+    def wait_for(stream):
+        meeting.wait()
+        refusals.append(refusal_of(stream.synchronize))
+
+    first.submit(wait_for, second)
+    second.submit(wait_for, first)
+    first.synchronize()
+    second.synchronize()
+
+    assert sum(refusal is not None for refusal in refusals) == 1
+    assert any(refusal and "which waits for it" in refusal for refusal in refusals)
+
+
+def test_a_function_does_not_wait_for_a_stream_whose_queue_waits_for_the_function(device, gate):
+    first, second, middle, refusals = Stream(device), Stream(device), Stream(device), []
+    second.submit(gate.wait)
+    first.submit(lambda: (gate.wait(), refusals.append(refusal_of(second.synchronize))))
+    middle.wait(first.record())
+    second.wait(middle.record())
+    gate.set()
+    first.synchronize()
+
+    assert refusals[0] is not None and "which waits for it" in refusals[0]
+
+
+def test_memory_stays_while_work_behind_a_function_may_use_it(device, gate):
+    stream, probe, refusals = Stream(device), Probe(device), []
+    segment = probe.segment_allocate(1 << 20, 0)
+
+    def give_back():
+        gate.wait()
+        try:
+            probe.segment_free(segment, 1 << 20)
+        except StatusError as error:
+            refusals.append(error)
+
+    stream.submit(give_back)
+    stream.submit(ctypes.memset, segment, 1, 1 << 20)
+    gate.set()
+    stream.synchronize()
+
+    assert len(refusals) == 1
+    probe.segment_free(segment, 1 << 20)

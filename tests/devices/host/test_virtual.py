@@ -1,4 +1,4 @@
-"""Virtual memory of the host: what the system really holds behind ranges and chunks."""
+"""Virtual memory of the host: what the system really holds for ranges and chunks."""
 
 import ctypes
 import errno
@@ -20,6 +20,13 @@ PAGE = 2 * MIB
 @pytest.fixture
 def probe():
     return Probe(HostDevice())
+
+
+@pytest.fixture
+def arena_bytes(probe):
+    """Returns the bytes that the memory file of the probe's device holds; it opens one with its first chunk."""
+    others = memory_files().keys()
+    return lambda: sum(size for file, size in memory_files().items() if file not in others)
 
 
 def test_a_fresh_mapping_cannot_be_touched_before_access_is_set(probe):
@@ -44,7 +51,7 @@ def test_unmapped_addresses_stay_reserved(probe):
     probe.range_release(address, PAGE)
 
 
-def test_the_memory_of_a_released_chunk_goes_back_to_the_system(probe):
+def test_the_memory_of_a_released_chunk_goes_back_to_the_system(probe, arena_bytes):
     address = probe.range_reserve(8 * PAGE)
     before = shared_bytes()
     chunks = put_chunks(probe, address, 8)
@@ -61,7 +68,7 @@ def test_the_memory_of_a_released_chunk_goes_back_to_the_system(probe):
     probe.range_release(address, 8 * PAGE)
 
 
-def test_a_chunk_outlives_its_handle_while_it_is_mapped(probe):
+def test_a_chunk_outlives_its_handle_while_it_is_mapped(probe, arena_bytes):
     address = probe.range_reserve(2 * PAGE)
     chunk = probe.chunk_create(PAGE)
     for place in (address, address + PAGE):
@@ -94,7 +101,7 @@ def test_neighbours_are_one_mapping_of_the_system(probe, size):
     chunks = put_chunks(probe, address, 16, size)
     assert len(views_in(address, 32 * size)) == 1
 
-    # Given back in any order, the places are used again from the lowest up.
+    # Released in any order, the places are reused from the lowest up.
     random.Random(1).shuffle(chunks)
     probe.unmap(address, 16 * size)
     for chunk in chunks:
@@ -146,7 +153,7 @@ def test_a_chunk_is_mapped_only_where_it_fits(probe):
     chunk, other = probe.chunk_create(PAGE), probe.chunk_create(PAGE)
     granularity = probe.granularity()
     probe.map(address + granularity, PAGE, chunk)
-    assert refusal(probe.map, address, PAGE, other) == Status.INVALID  # reaches into the first
+    assert refusal(probe.map, address, PAGE, other) == Status.INVALID  # overlaps the first
     assert refusal(probe.map, address + PAGE, PAGE, other) == Status.INVALID
     assert refusal(probe.map, address + PAGE + granularity, PAGE, other) == Status.INVALID  # past the end
     assert refusal(probe.map, address - PAGE, PAGE, other) == Status.INVALID
@@ -237,7 +244,7 @@ def test_a_forked_child_has_chunks_of_its_own(probe):
 
 
 def test_the_memory_file_is_closed_with_the_device():
-    gc.collect()  # or what others left may be closed meanwhile
+    gc.collect()  # otherwise garbage of other tests may be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     probe = Probe(HostDevice())
     probe.chunk_create(PAGE)
@@ -279,7 +286,7 @@ def test_random_maps_and_unmaps_keep_every_chunk_intact(probe):
         assert probe.device.used == len(chunks) * MIB
 
 
-# Steps and looks at the system.
+# Helpers.
 
 
 def put_chunks(probe, address, count, size=PAGE, access=True):
@@ -305,7 +312,7 @@ def refusal(call, *arguments):
 
 
 def is_accessible(address) -> bool:
-    """Whether this process can read there, asked in a way that survives the answer no."""
+    """Whether this process can read there, without crashing if it cannot."""
     reading, writing = os.pipe()
     try:
         os.write(writing, (ctypes.c_char * 1).from_address(address))
@@ -335,14 +342,11 @@ def views_in(address, size):
     return [line for line in mappings() if address <= line.first < address + size and "memfd:allotment" in line.name]
 
 
-def arena_bytes() -> int:
-    """What the open memory files of this process hold."""
+def memory_files() -> dict[int, int]:
+    """The bytes that each open memory file of this process holds, by inode."""
     files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    return sum(
-        os.stat(file).st_blocks * 512
-        for file in files
-        if os.path.lexists(file) and "memfd:allotment" in os.readlink(file)
-    )
+    found = [os.stat(file) for file in files if os.path.lexists(file) and "memfd:allotment" in os.readlink(file)]
+    return {file.st_ino: file.st_blocks * 512 for file in found}
 
 
 def shared_bytes() -> int:

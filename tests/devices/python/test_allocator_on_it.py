@@ -19,7 +19,7 @@ from helpers.queue_device import QueueDevice
 from helpers.workload import Workload
 
 MIB = 1 << 20
-# Files on a disk take a millisecond for the first touch of a page.
+# In a file on a disk, the first touch of a page takes a millisecond.
 DIRECTORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 SETTINGS = {"plain": "", "expandable": "expandable_segments:True"}
 
@@ -104,11 +104,11 @@ def test_a_device_with_allocate_and_free_is_enough():
         allocator.free(address)
         allocator.empty_cache()
     """
-    # In a process of its own: what is missing from a contract table ends the process.
+    # In a separate process: an operation that is missing from a contract table ends the process.
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
 
 
-# Saying no.
+# Refusals.
 
 
 @needs_posix
@@ -281,7 +281,7 @@ def faulty_device(kind):
 
 
 def assert_survives(workload, faults, steps):
-    """Run a workload with faults and then without; every error tells its fault, and no memory is lost."""
+    """Run a workload with faults and then without; every error names its fault, and no memory is lost."""
     device, planted = workload.device, []
 
     def plant(number, method):
@@ -349,7 +349,7 @@ def test_a_free_put_off_and_then_refused_is_done_with_the_next_call():
         refusals = 0
 
         def allocate(self, size, stream):
-            dying.clear()  # a free from inside the engine, put off until it is left
+            dying.clear()  # a free from inside the engine, deferred until the engine is left
             return super().allocate(size, stream)
 
         def event_record(self, event, stream):

@@ -19,7 +19,7 @@ OPTIONAL = [operation.name for operation in OPERATIONS if operation.name not in 
 
 
 class Minimal(Backend):
-    """What the maker of a new accelerator writes first."""
+    """What the author of a new accelerator writes first."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ class TestFileDeviceContract(BackendContract):
         device.close()
 
 
-# An argument for each role, and what a method may return for each: the operation gives the same back.
+# An argument for each role, and what a method may return for each: the operation returns the same.
 ARGUMENT_OF = {
     "bytes": 4096, "address": 1 << 40, "stream": 12, "event": 13, "chunk": 11, "graph": 20, "node": 15, "device": 3,
     "share": Share.FABRIC, "flag": True, "data": b"\5\0\0\0",

@@ -1,4 +1,4 @@
-"""`allotment.capture` on a device written in Python: the contract's capture operations are all it takes."""
+"""`allotment.capture` on a device written in Python: it needs only the contract's capture operations."""
 
 import pytest
 
@@ -10,7 +10,7 @@ SIZE = 1 << 20
 
 
 class Tape(QueueDevice):
-    """Captured work is steps on a tape, which a graph runs again: `done` is what has run."""
+    """Captured work is steps on a tape, which a graph runs again: `done` lists the steps that have run."""
 
     def __init__(self):
         super().__init__()

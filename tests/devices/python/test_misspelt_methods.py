@@ -1,4 +1,4 @@
-"""A method of a device that looks like a misspelt operation is noticed when the class is written."""
+"""A device method that looks like a misspelt operation is reported when the class is defined."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""The contract, on the simulated device: all of it but what needs memory, or a second process."""
+"""The contract, on the simulated device, except what needs memory or a second process."""
 
 from contextlib import suppress
 
@@ -34,7 +34,7 @@ class TestSimulatedContract(BackendContract):
     def launch(self, device, stream):
         device.launch(stream)
 
-    # What it leaves out on purpose.
+    # Left out on purpose.
 
     def test_sharing_is_of_segments_or_of_chunks_or_of_both(self):
         pytest.skip("what it exports cannot be opened: there is nothing behind it")

@@ -1,4 +1,4 @@
-"""What a simulated stream waits for holds back frees in the device's own pool, however long the chain."""
+"""A wait of a simulated stream holds back frees in the device's own pool, however long the chain of waits."""
 
 import pytest
 

@@ -94,6 +94,6 @@ def test_a_run_under_dense_placement_is_explained_by_that_placement(tmp_path: Pa
 def test_what_dense_placement_would_waste_adds_up(path: Path) -> None:
     recording = read_recording(path)
     found = at_peak(recording, "placement:dense")
-    assert found.peak.reserved_bytes == recording.replay("placement:dense").peak_reserved_bytes
+    assert found.peak_reserved_bytes == recording.replay("placement:dense").peak_reserved_bytes
     assert found.waste.total == found.peak.reserved_bytes - found.peak.live_bytes
     assert found.live_peak.live_bytes == at_peak(recording).live_peak.live_bytes

@@ -341,7 +341,7 @@ def test_a_capacity_without_a_unit_is_not_taken_for_a_few_bytes(capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         main(["replay", "sample", "--capacity", "80"])
     assert ended.value.code == 2
-    assert "unit such as 80GiB" in capsys.readouterr().err
+    assert "write 80GiB or 80MiB, or 80B for bytes" in capsys.readouterr().err
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import pytest
 import allotment
 from allotment._cli import main
 from allotment._settings import Settings
-from allotment.errors import RequestError
+from allotment.errors import OutOfMemoryError, RequestError
+from allotment.lab.explain.report import explain
 from allotment.lab.replay.run import SAMPLE, read_recording
 from allotment.lab.tune.candidates import FEW, all_candidates, is_ours
-from allotment.lab.tune.search import Goal, try_settings, tune, with_paces
+from allotment.lab.tune.search import Candidate, Goal, as_recorded, ranked, try_settings, tune, worth_following
 
 TRACES = Path(__file__).parents[2] / "traces"
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +62,14 @@ def test_a_device_that_is_too_small_is_a_goal_that_is_missed(recording) -> None:
     assert tune(recording, Goal.parse(f"fit:{2 * live}"), budget=0.0).goal_met
 
 
+def advised(recording, candidate: Candidate) -> Candidate:
+    _, advice = worth_following(recording, Goal("balanced"), as_recorded(recording.replay()), [candidate], None)
+    return advice[0]
+
+
 def test_what_another_pace_of_streams_would_need_is_said_and_holds_the_real_run(recording) -> None:
     predicted = try_settings(recording, ["expandable_segments:True"], None)[0]
-    least, most = with_paces(recording, predicted, None).paced_bytes
+    least, most = advised(recording, predicted).paced_bytes
     real = read_recording(TRACES / "streams_prefetch.expandable.pickle.gz").replay().peak_reserved_bytes
     assert least <= predicted.peak_reserved_bytes <= most
     assert predicted.peak_reserved_bytes != real  # the GPU was done at other requests, which no replay can know
@@ -71,16 +79,70 @@ def test_what_another_pace_of_streams_would_need_is_said_and_holds_the_real_run(
 def test_the_pace_of_streams_plays_no_part_where_no_free_waited() -> None:
     recording = read_recording(TRACES / "gpt2_fixed.default.pickle.gz")
     predicted = try_settings(recording, ["expandable_segments:True"], None)[0]
-    assert with_paces(recording, predicted, None).paced_bytes is None
+    assert advised(recording, predicted).paced_bytes is None
 
 
-def test_settings_that_come_to_the_same_are_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_come_to_the_same_are_one_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
         main(["tune", SAMPLE])
     rows = [line.split("│")[3:5] for line in capsys.readouterr().out.splitlines() if " MiB │" in line]
     assert len(rows) > 5
     figures = [tuple(row) for row in rows[1:]]  # the first is as recorded
     assert len(set(figures)) == len(figures)
+
+
+def leaking(capacity: str = "200MiB") -> allotment.Allocator:
+    """Keeps 8 MiB of each step until it runs out of memory, at which its recording ends."""
+    allocator = allotment.Allocator("sim:1GiB", settings="compat:2.11", limit=capacity)
+    allocator.record_history()
+    kept = []
+    with pytest.raises(OutOfMemoryError):
+        while True:
+            allocator.free(allocator.malloc(3 * MIB))
+            kept.append(allocator.malloc(8 * MIB))
+    return allocator
+
+
+@pytest.mark.parametrize("goal", ["balanced", "min-memory", "fit:1GiB", "fit:100MiB"])
+def test_a_recording_that_ends_in_an_out_of_memory_does_not_count_as_one_that_fits(
+    goal: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    leaking().dump_snapshot(tmp_path / "leak.pickle")
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", str(tmp_path / "leak.pickle"), "--goal", goal])
+    out = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 1
+    assert "The recording ends in an out-of-memory" in out and "Nothing beyond it was tried" in out
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", str(tmp_path / "leak.pickle"), "--goal", goal, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 1
+    assert report["ends_in_failure"] is True and report["goal_met"] is False
+
+
+def test_settings_for_a_run_that_failed_are_tried_on_the_memory_that_it_had() -> None:
+    recording = read_recording(pickle.dumps(leaking().snapshot()))
+    tuned = tune(recording, Goal.parse("balanced"))
+    assert tuned.failure is not None and tuned.recorded.ooms == 1
+    assert all(each.peak_reserved_bytes <= tuned.failure.capacity for each in tuned.candidates)
+    assert {each.settings for each in tuned.advice} <= {each.settings for each in tuned.candidates if each.fits}
+    assert {each.settings for each in explain(recording).suggestions} <= {
+        each.settings for each in tuned.candidates if each.fits
+    }
+
+
+def test_a_recording_that_goes_on_after_an_out_of_memory_does_not_end_in_it() -> None:
+    allocator = allotment.Allocator("sim:1GiB", settings="compat:2.11", limit="100MiB")
+    allocator.record_history()
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(300 * MIB)
+    allocator.malloc(20 * MIB)
+    tuned = tune(read_recording(pickle.dumps(allocator.snapshot())), Goal.parse("fit:1GiB"))
+    assert tuned.failure is not None and not tuned.ends_in_failure
+    assert tuned.goal_met
 
 
 @pytest.mark.parametrize("text", ["", "fit", "fit:", "fit:nothing", "fit:0", "fit:80", "fit:9999PiB", "fast"])
@@ -94,7 +156,11 @@ def test_the_command_has_the_promised_keys_and_exit_codes(capsys: pytest.Capture
         main(["tune", SAMPLE, "--json", "--budget", "0"])
     report = json.loads(capsys.readouterr().out)
     assert ended.value.code == 0
-    assert set(report) == {"recorded", "best", "candidates", "tried", "seconds", "goal", "goal_met", "phases"}
+    assert set(report) == {"recorded", "best", "candidates", "tried", "seconds", "goal", "goal_met", "phases"} | {
+        "ends_in_failure",
+        "worth_changing",
+        "growth",
+    }
     assert set(report["best"]) >= {"settings", "peak_reserved_bytes", "driver_ms", "ooms", "fits"}
     with pytest.raises(SystemExit) as ended:
         main(["tune", SAMPLE, "--goal", "fit:10MiB", "--budget", "0"])
@@ -116,9 +182,11 @@ def test_figures_of_several_files(capsys: pytest.CaptureFixture[str]) -> None:
         "peak_requested_bytes",
         "peak_active_bytes",
         "peak_reserved_bytes",
+        "recorded_peak_active_bytes",
         "waste_ratio",
         "ooms",
         "devices",
+        "kinds",
     }
     with pytest.raises(SystemExit) as ended:
         main(["stats", SAMPLE])
@@ -212,3 +280,40 @@ def test_what_a_device_costs_is_measured_and_used(
         main(["tune", SAMPLE])
     assert ended.value.code == 2
     assert "none.json" in capsys.readouterr().err
+
+
+def test_a_balanced_choice_does_not_buy_a_little_memory_for_much_driver_time() -> None:
+    recorded = Candidate("", 8_694 * MIB, 5.0, 0)
+    dear, cheap = Candidate("placement:dense,dense_grain:96", 4_560 * MIB, 27.0, 0), Candidate("x", 4_600 * MIB, 9.0, 0)
+    halved = Candidate("expandable_segments:True", 4_680 * MIB, 4.0, 0)
+    balanced = ranked(Goal("balanced"), recorded, 7_000.0, [dear, cheap])
+    assert balanced == [cheap, dear]
+    assert ranked(Goal("min-memory"), recorded, 7_000.0, [cheap, dear]) == [dear, cheap]
+    # 3 % more is worth half of the driver time; more than that is not.
+    assert ranked(Goal("balanced"), recorded, 7_000.0, [dear, halved])[0] == halved
+    much = Candidate("", 5_000 * MIB, 1.0, 0)
+    assert ranked(Goal("balanced"), recorded, 7_000.0, [dear, much])[0] == dear
+
+
+def test_explain_and_tune_give_the_same_figures_for_the_same_settings(recording) -> None:
+    tuned = {each.settings: each for each in tune(recording, Goal.parse("balanced")).candidates}
+    suggested = explain(recording).suggestions
+    assert suggested
+    for each in suggested:
+        other = tuned[each.settings]
+        assert (each.peak_reserved_bytes, each.driver_ms, each.ooms, each.waits) == (
+            other.peak_reserved_bytes,
+            other.driver_ms,
+            other.ooms,
+            other.waits,
+        )
+
+
+def test_waits_of_dense_placement_are_shown_as_waits(recording, capsys: pytest.CaptureFixture[str]) -> None:
+    (dense,) = try_settings(recording, ["placement:dense"], None)
+    assert dense.waits == recording.replay("placement:dense").waits > 0
+    with pytest.raises(SystemExit):
+        main(["tune", SAMPLE, "--budget", "5"])
+    out = capsys.readouterr().out
+    assert "waits" in out and f"{dense.waits:,}" in out
+    assert any("more waits of one stream" in each.text for each in explain(recording).advice)

@@ -9,14 +9,19 @@ from allotment._core.model.model cimport Block, Request
 cdef class Allocator(SharingAllocator):
     cdef list callbacks         # free-memory callbacks, which the engine points at
     cdef list removed_callbacks     # that a thread may be in the middle of
+    cdef object calm            # a Stream that never has work: see `ready_for`; None until it is needed
     cdef object sanitizer       # a Sanitizer, or None. With one, requests never take the short way: the long one asks
 
     cdef int watch(self) except -1
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
+    cdef object ready_for(self, object size, object stream, uint32_t tenant)
+    cdef object ready_without_waiting(self, object size, stream_t handle, object stream, uint32_t tenant)
+    cdef int make_calm_stream(self) except -1
     cdef object allocate_at(self, object size, object address, object stream, thread_t thread)
     cdef object allocate_after_miss(self, Request* request)
     cdef object allocate_inside(self, Request* request)
     cdef address_t try_once(self, Request* request) except? 0
+    cdef address_t try_quietly(self, Request* request) except? 0
     cdef object allocate_watched(self, Request* request)
     cdef int release_watched(self, address_t address, uint32_t context) except -1
     cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1

@@ -27,8 +27,12 @@ class Allocator(SharingAllocator):
     class), RequestError for a name that is not a device's, DeviceError.
     """
 
-    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+    def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
         """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
+
+        `size` may also be text such as "1MiB". `stream` is by default the calling thread's current one (`with stream:`,
+        `capture`), else the default one, 0. The memory is handed out in the order of that stream: work submitted to it
+        earlier may still use it.
 
         A hit in the cache costs little more than the call; a miss asks the device, and before memory is
         out the cache is given back. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from
@@ -48,7 +52,7 @@ class Allocator(SharingAllocator):
         Costs an event at the free. Recording the stream that it was allocated on, or address 0, does nothing. Raises
         AddressError, StreamError. Safe to call from several threads.
         """
-    def malloc_at(self, size: int, address: int, stream: Stream | int = 0) -> int:
+    def malloc_at(self, size: int | str, address: int, stream: Stream | int | None = None) -> int:
         """Allocate `size` bytes at exactly this address, out of free memory of the request's pool and stream.
 
         Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
@@ -56,19 +60,19 @@ class Allocator(SharingAllocator):
         """
     def malloc_as(self, size: int, stream: int, thread: int, address: int | None = None) -> int:
         """`malloc`, or `malloc_at`, as though called by thread number `thread`: for replaying recordings."""
-    def plan(self, requests: Iterable[int | tuple[int, Stream | int]]) -> Plan:
+    def plan(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> Plan:
         """What these requests would come to if they were made now, one after the other, by the calling thread.
 
-        A request is a size, or a size and a stream. They are tried on a copy of all that the allocator keeps, by the
-        code that would serve them, so the result is exact, and nothing changes: no figure, no entry of the history, no
-        call that changes anything on the device. Rehearsed are the cache, limits, pools and routes, frees whose streams
-        are done, and everything that is tried when memory is short, except free-memory callbacks. Of the device it is
-        taken that it gives what it says is free.
+        A request is a size, or a size and a stream; without one it is for the current stream. They are tried on a copy
+        of all that the allocator keeps, by the code that would serve them, so the result is exact, and nothing changes:
+        no figure, no entry of the history, no call that changes anything on the device. Rehearsed are the cache,
+        limits, pools and routes, frees whose streams are done, and everything that is tried when memory is short,
+        except free-memory callbacks. Of the device it is taken that it gives what it says is free.
 
         Looks at every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where no copy can tell:
         placement:dense, a pool with an allocator of its own, a filter that is a function, or a capture.
         """
-    def would_fit(self, requests: Iterable[int | tuple[int, Stream | int]]) -> bool:
+    def would_fit(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> bool:
         """Whether these requests would all be served if they were made now. See `plan`."""
     def _empty_quarantine(self) -> bool:
         """Let go of all that the sanitizer has kept back; whether that was anything."""

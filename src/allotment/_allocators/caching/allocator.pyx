@@ -6,8 +6,9 @@ from libc.stdlib cimport free, malloc
 from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
 from allotment._allocators.caching.sharing_allocator cimport SharingAllocator
+from allotment._allocators.sizes cimport whole_size
 from allotment._allocators.upcalls cimport call_free_memory, identity_in
-from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
+from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave, stream_in_use
 from allotment._core.contract.raising cimport check_status
 from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
@@ -28,6 +29,7 @@ from allotment._core.tools.arguments cimport (
     SIZE_BITS, read_address, read_arguments, read_block, read_callable, read_place, read_size)
 from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._core.tools.numbers cimport int_value, is_plain_int
+from allotment._devices.streams cimport await_work, has_no_work, stream_of_caller
 
 from weakref import ref
 
@@ -35,6 +37,7 @@ from allotment._allocators.caching.plan import Plan
 from allotment import _logs as logs
 from allotment._allocators.current import note_allocator
 from allotment._allocators.caching.sanitizer.watch import REDZONE as REDZONE_BYTES, Sanitizer
+from allotment._devices.streams import Stream
 from allotment.errors import AddressError, OutOfMemoryError, RequestError, UnsupportedError
 
 cdef bytes_t REDZONE = REDZONE_BYTES
@@ -94,8 +97,12 @@ cdef class Allocator(SharingAllocator):
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+    def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
         """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
+
+        `size` may also be text such as "1MiB". `stream` is by default the calling thread's current one (`with stream:`,
+        `capture`), else the default one, 0. The memory is handed out in the order of that stream: work submitted to it
+        earlier may still use it.
 
         A hit in the cache costs little more than the call; a miss asks the device, and before memory is
         out the cache is given back. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from
@@ -161,7 +168,9 @@ cdef class Allocator(SharingAllocator):
             wanted = <long long> self.checked_size(size)
             if wanted == 0:
                 return 0
-        if not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
+        if stream is None:
+            handle = <long long> stream_in_use(engine.table.self)
+        elif not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
             handle = <long long> self.stream_handle(stream)
         request.size = wanted
         request.stream = <stream_t> handle
@@ -176,6 +185,45 @@ cdef class Allocator(SharingAllocator):
                 return self.allocate_after_miss(&request)
             return self.allocate_after_failure(&request)
         return self.allocate_inside(&request)
+
+    cdef object ready_buffer(self, object size, object stream):
+        return self.ready_for(size, stream, 0)
+
+    cdef object ready_for(self, object size, object stream, uint32_t tenant):
+        """`ready_buffer`, in a tenant's name."""
+        cdef stream_t handle = self.stream_asked(stream)
+        given = handle if stream is None else stream
+        buffer = self.owned(self.allocate(size, handle, 0, tenant), size, given)
+        if size == 0 or has_no_work(self.device, handle):
+            return buffer
+        own = stream_of_caller(self.device)
+        if own is None:
+            await_work(self.device, handle)
+        elif own != (handle, False) and self.sanitizer is None:     # that one watches the stream which was asked for
+            # The stream may wait for the very function that asks, so the function must not wait for the stream.
+            buffer.close()
+            return self.ready_without_waiting(size, handle, given, tenant)
+        return buffer
+
+    cdef object ready_without_waiting(self, object size, stream_t handle, object stream, uint32_t tenant):
+        """Memory of a stream that never has work, recorded for the stream that it is asked for."""
+        if self.calm is None:
+            self.make_calm_stream()
+        buffer = self.owned(self.allocate(size, self.calm, 0, tenant), size, stream)
+        self.record_stream(buffer, handle)
+        return buffer
+
+    cdef int make_calm_stream(self) except -1:
+        made = Stream(self.device)
+        cdef stream_t handle = made.handle
+        self.enter()
+        if self.calm is None:       # else another thread has made one meanwhile
+            self.engine.calm_stream = handle
+            self.calm = made
+        engine_leave(self.engine)
+        if self.calm is not made:
+            made.destroy()
+        return 0
 
     cdef object allocate_after_miss(self, Request* request):
         """Ask the device, without the interpreter. pre: begun under the interpreter lock alone"""
@@ -249,42 +297,56 @@ cdef class Allocator(SharingAllocator):
         if self.sanitizer is not None and not interpreter_ends():    # it is Python, whose modules may be gone then
             self._empty_quarantine()
             self.sanitizer.close()
+        if self.calm is not None and not interpreter_ends():
+            self.calm.destroy()
         return SharingAllocator.drain(self)
 
     cdef address_t try_once(self, Request* request) except? 0:
         """0 with the reason in request.failure."""
+        cdef address_t address = self.try_quietly(request)
+        self.log_retry(request, address != 0)
+        return address
+
+    cdef address_t try_quietly(self, Request* request) except? 0:
+        """Without a line in the log."""
         cdef Engine* engine = self.engine
         cdef address_t address
         self.enter()
         with nogil:
             address = engine_allocate(engine, request)
             engine_leave(engine)
-        self.log_retry(request, address != 0)
         return address
 
     cdef object allocate_after_failure(self, Request* request):
         """Ask those who have a say, and try again as long as they want to; then raise."""
         cdef address_t address = 0
+        cdef long long given_back = request.given_back
         error = self.failed(&request.failure)
         turn = self.chain.begin() if self.chain is not None and request.failure.reason == FAILED_OUT_OF_MEMORY else None
         if turn is None:
+            if given_back >= 0 and self.has_say():      # else it is logged already
+                logs.gave_back(self.device.name, given_back, False)
             self.raise_out_of_memory(error)
         try:
             while True:
                 # Also before the first step: what the release has waited for was free too late to be found.
-                address = self.try_once(request)
+                address = self.try_quietly(request)
                 if address != 0:
                     return address
+                given_back = max(given_back, <long long> request.given_back)
                 error = self.failed(&request.failure)
                 if not isinstance(error, OutOfMemoryError) or not turn.wants_another_try(error.facts):
                     break
         finally:
             self.chain.end()
+        if given_back >= 0:
+            logs.gave_back(self.device.name, given_back, False)
         self.raise_out_of_memory(error)
 
     cdef bytes_t checked_size(self, object given) except? 0:
-        """A size that is not an ordinary int: raises for one that no request can have."""
+        """The bytes of a size that is not an ordinary int. Raises for one that no request can have."""
         cdef bytes_t size = 0
+        given = whole_size(given)
         if not read_size(given, &size):
             raise OutOfMemoryError(self.too_large_facts(given))
         return size
@@ -349,8 +411,8 @@ cdef class Allocator(SharingAllocator):
             if engine_is_inside(engine):
                 if buffer != NULL and not self.owners.give_up(address, buffer):
                     return 0
-                if not free_later(engine, address):
-                    raise MemoryError("the host has no memory to remember a free")
+                if not free_later(engine, address, &failure):
+                    raise self.failed(&failure)
                 return 0
             self.wait_outside()
         if buffer != NULL and not self.owners.give_up(address, buffer):
@@ -366,7 +428,7 @@ cdef class Allocator(SharingAllocator):
             self.shut()         # what was in use when it was closed goes back as it is freed
         return 0
 
-    def malloc_at(self, size: int, address: int, stream: Stream | int = 0) -> int:
+    def malloc_at(self, size: int | str, address: int, stream: Stream | int | None = None) -> int:
         """Allocate `size` bytes at exactly this address, out of free memory of the request's pool and stream.
 
         Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
@@ -382,7 +444,7 @@ cdef class Allocator(SharingAllocator):
         if request.size == 0:
             return 0
         self.require_open()
-        request.stream = self.stream_handle(stream)
+        request.stream = self.stream_asked(stream)
         request.thread = thread
         request.context = self.stack_now() if self.level >= STATE else 0
         self.enter()
@@ -399,14 +461,14 @@ cdef class Allocator(SharingAllocator):
 
     # --- would it fit ---
 
-    def plan(self, requests: Iterable[int | tuple[int, Stream | int]]) -> Plan:
+    def plan(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> Plan:
         """What these requests would come to if they were made now, one after the other, by the calling thread.
 
-        A request is a size, or a size and a stream. They are tried on a copy of all that the allocator keeps, by the
-        code that would serve them, so the result is exact, and nothing changes: no figure, no entry of the history, no
-        call that changes anything on the device. Rehearsed are the cache, limits, pools and routes, frees whose streams
-        are done, and everything that is tried when memory is short, except free-memory callbacks. Of the device it is
-        taken that it gives what it says is free.
+        A request is a size, or a size and a stream; without one it is for the current stream. They are tried on a copy
+        of all that the allocator keeps, by the code that would serve them, so the result is exact, and nothing changes:
+        no figure, no entry of the history, no call that changes anything on the device. Rehearsed are the cache,
+        limits, pools and routes, frees whose streams are done, and everything that is tried when memory is short,
+        except free-memory callbacks. Of the device it is taken that it gives what it says is free.
 
         Looks at every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where no copy can tell:
         placement:dense, a pool with an allocator of its own, a filter that is a function, or a capture.
@@ -436,17 +498,19 @@ cdef class Allocator(SharingAllocator):
             raise self.failed(&found.failure)
         return Plan(found.fits, found.new_reserved, None if found.fits else kept[found.served])
 
-    def would_fit(self, requests: Iterable[int | tuple[int, Stream | int]]) -> bool:
+    def would_fit(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> bool:
         """Whether these requests would all be served if they were made now. See `plan`."""
         return self.plan(requests).fits
 
     cdef tuple read_wish(self, object request):
         """Size and stream of a request; one that no device can serve has the largest size there is."""
         cdef bytes_t size = 0
-        given, stream = request if isinstance(request, tuple) else (request, 0)
-        if not read_size(given, &size):
+        if isinstance(request, tuple) and len(request) != 2:
+            raise TypeError(f"a request is a size or (size, stream), not {request!r}")
+        given, stream = request if isinstance(request, tuple) else (request, None)
+        if not read_size(whole_size(given), &size):
             size = (<bytes_t> 1 << SIZE_BITS) - 1
-        return size, self.stream_handle(stream)
+        return size, self.stream_asked(stream)
 
     # --- races ---
 

@@ -7,17 +7,18 @@
 A step is called with the facts of the request, outside of all locks and on the thread that asked; it may free, pause,
 wait, and use the allocator like any other code. What it asks for itself goes without the chain, so that it ends. Each
 step has a number of tries for one request, and the next one has its turn when they are used up, when it returns False,
-or when it raises, which is told through `sys.unraisablehook`.
+or when it raises an Exception, which is reported through `sys.unraisablehook`. KeyboardInterrupt and SystemExit in a
+step propagate to the caller that asked for memory.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+from allotment._allocators.upcalls import report_unraisable
 
 if TYPE_CHECKING:
     from allotment.errors import OutOfMemoryFacts
@@ -37,6 +38,11 @@ class Chain:
     def __init__(self) -> None:
         self._links: tuple[_Link, ...] = ()
         self._inside: set[int] = set()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether there is any step now."""
+        return bool(self._links)
 
     def add(self, step: Step, tries: int) -> Callable[[], None]:
         link = _Link(step, tries)
@@ -83,14 +89,6 @@ class Turn:
 def _ask(step: Step, facts: OutOfMemoryFacts) -> bool:
     try:
         return bool(step(facts))
-    except BaseException as error:
-        sys.unraisablehook(
-            SimpleNamespace(
-                exc_type=type(error),
-                exc_value=error,
-                exc_traceback=error.__traceback__,
-                err_msg="Exception ignored in a step of on_out_of_memory",
-                object=step,
-            )
-        )
+    except Exception as error:  # KeyboardInterrupt and SystemExit end the request
+        report_unraisable(error, step)
         return False

@@ -43,7 +43,9 @@ cdef class EngineAllocator(AllocatorBase):
     cdef int leave(self, bint ok, const Failure* failure) except -1 nogil
     cdef object failed(self, const Failure* failure)
     cdef int close_forgotten_pools(self) except -1
-    cdef int log_retry(self, const Request* request, bint served) except -1     # if the cache was given back for it
+    # If the cache was given back for it, unless steps of `on_out_of_memory` are asked first.
+    cdef int log_retry(self, const Request* request, bint served) except -1
+    cdef bint has_say(self) except -1            # whether there are such steps
     cdef list reserves_of(self, object settings, dict classes)
     cdef int apply_reserves(self, list reserves) except -1
     cdef int warn_of_plain_segments(self, object settings) except -1

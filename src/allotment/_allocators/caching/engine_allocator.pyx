@@ -209,9 +209,12 @@ cdef class EngineAllocator(AllocatorBase):
         return 0
 
     cdef int log_retry(self, const Request* request, bint served) except -1:
-        if request.given_back >= 0:
+        if request.given_back >= 0 and (served or not self.has_say()):
             logs.gave_back(self.device.name, request.given_back, served)
         return 0
+
+    cdef bint has_say(self) except -1:
+        return False
 
     # --- limits and settings ---
 

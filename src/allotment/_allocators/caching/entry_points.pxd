@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._allocators.caching.c_steps cimport step_t
 from allotment._core.contract.types cimport bytes_t, stream_t
-from allotment._core.model.model cimport drop_t, filter_t
+from allotment._core.model.model cimport Failure, drop_t, filter_t
 
 cdef enum:
     ENTRY_VERSION = 1
@@ -54,10 +54,14 @@ cdef void* allocate_block(EntryPoints* table, size_t size, void* stream, Lent* l
 cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil
 cdef bytes_t block_size(EntryPoints* table, void* address) noexcept nogil
 
+# Whether the default stream has work, which may still use memory that was freed on it.
+cdef bint default_stream_has_work(EntryPoints* table) noexcept nogil
+
 # A framework's current stream of a device, in the calling thread. Asked for before the engine is entered, and only
 # while it decides something: while a graph may be captured.
 ctypedef stream_t (*current_t)(int device) noexcept nogil
 cdef void follow_current_stream(EntryPoints* table, current_t current) noexcept nogil
 
-# The calling thread's last failure as the exception that Python would have got.
+# The calling thread's last failure, of any table; and as the exception that Python would have got.
+cdef Failure* last_failure() noexcept nogil
 cdef object last_exception(const EntryPoints* table)

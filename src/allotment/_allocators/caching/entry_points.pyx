@@ -15,6 +15,7 @@ from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoin
 from allotment._allocators.caching.tenants cimport Tenant
 from allotment._allocators.upcalls cimport report
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave
+from allotment._core.contract.table cimport OK, DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
     allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_free, engine_is_inside, engine_leave,
@@ -62,7 +63,7 @@ cdef struct Context:
     current_t current       # the framework's current stream, if it has told us how to ask; else NULL
 
 
-cdef inline Failure* last_failure() noexcept nogil:
+cdef Failure* last_failure() noexcept nogil:
     return <Failure*> last_failure_words
 
 
@@ -84,7 +85,8 @@ cdef void pace(Context* context) noexcept nogil:
     """Wait for a history file that is behind. Once C code has entry points, its spool stays (see `end_file`)."""
     cdef Spool* spool = <Spool*> context.engine.trace.spool
     if spool != NULL and not engine_is_inside(context.engine):
-        spool_pace(spool)
+        while not spool_pace(spool):
+            pass
 
 
 cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept nogil:
@@ -214,7 +216,7 @@ cdef int release(void* self, void* address, size_t size, int device, void* strea
         engine_leave(engine)
         ok = ok or note(&failure)
     else:
-        ok = free_later(engine, <address_t> address)
+        ok = free_later(engine, <address_t> address, &failure) or note(&failure)
     if took_current:
         current_leave(&current)
     return ok
@@ -243,6 +245,11 @@ cdef bytes_t block_size(EntryPoints* table, void* address) noexcept nogil:
     return block_size_at((<Context*> table.context).engine, <address_t> address)
 
 
+cdef bint default_stream_has_work(EntryPoints* table) noexcept nogil:
+    cdef DeviceTable* device = (<Context*> table.context).engine.table
+    return device.stream_query != NULL and device.stream_query(device.self, 0) != OK
+
+
 cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil:
     cdef Context* context = <Context*> table.context
     cdef Engine* engine = context.engine
@@ -251,7 +258,7 @@ cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil:
     cdef bytes_t size
     if not enter(engine):
         size = size_at(engine, <address_t> address)
-        return size if size == 0 or free_later(engine, <address_t> address) else 0
+        return size if size == 0 or free_later(engine, <address_t> address, &failure) else 0
     size = size_at(engine, <address_t> address)
     if size != 0 and context.level[0] >= EVERYTHING:
         engine_leave(engine)            # a stack is gathered outside; whose the block is does not change meanwhile

@@ -22,6 +22,7 @@ cdef class HistoryFile:
     cdef bint finishing
 
     cdef int start(self, object allocator, bytes snapshot) except -1
+    cdef bint writes_to(self, object path) except -1
     cdef int finish(self) except -1
     cdef int drain(self) noexcept nogil
     cdef int put_frame(self, uint32_t kind, bytes content, size_t records) except -1

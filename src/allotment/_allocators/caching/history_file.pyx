@@ -17,6 +17,12 @@ import threading
 import weakref
 
 from allotment._core.edge.words import HISTORY_MAGIC
+from allotment.errors import RequestError
+
+try:
+    import fcntl
+except ImportError:     # Windows
+    fcntl = None
 
 cdef extern from *:
     """
@@ -62,9 +68,37 @@ cdef bint put(int file, const unsigned char* content, size_t count) noexcept nog
     return True
 
 
+def opened_as_it_is(path: str, flags: int) -> int:
+    """For `open`: what another recorder has written there stays."""
+    return os.open(path, flags & ~os.O_TRUNC, 0o666)
+
+
+cdef object opened_alone(object path):
+    """A file for writing, emptied, that no other recorder of this machine writes to."""
+    file = open(path, "wb", buffering=0, opener=opened_as_it_is)
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RequestError(
+                    f"record_history: {os.fspath(path)} is being written by another recorder; give each its own file"
+                ) from None
+            except OSError:
+                pass        # a file system without locks
+        if file.seekable():
+            file.truncate(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
 cdef class HistoryFile:
     """HistoryFile(path)\n--\n
-    A file that a history is written to, from when it is started until it is finished. Raises OSError.
+    A file that a history is written to, from when it is started until it is finished.
+
+    Raises OSError, and RequestError if another recorder writes to it.
     """
 
     def __cinit__(self, path: str | PathLike[str]):
@@ -75,7 +109,7 @@ cdef class HistoryFile:
             raise MemoryError("the host has no memory for a history")
         self.path = os.fspath(path)
         self.notes = []
-        self.file = open(path, "wb", buffering=0)
+        self.file = opened_alone(path)
         self.descriptor = self.file.fileno()
 
     def __dealloc__(self):
@@ -86,22 +120,25 @@ cdef class HistoryFile:
     cdef int start(self, object allocator, bytes snapshot) except -1:
         """Begin the file with the moment at which the recording begins, and write from now on."""
         self.allocator = weakref.ref(allocator)
-        try:
-            self.put_frame(SNAPSHOT, snapshot, 0)
-        except OSError as error:
-            error.filename = self.path
-            spool_close(&self.spool)
-            self.file.close()
-            raise
+        self.put_frame(SNAPSHOT, snapshot, 0)
         self.thread = threading.Thread(target=self._write, name="allotment-history", daemon=True)
         self.thread.start()
         open_files.add(self)
         return 0
 
+    cdef bint writes_to(self, object path) except -1:
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(path))
+        except (OSError, ValueError):       # there is no such file, or this one is closed
+            return False
+
     cdef int finish(self) except -1:
         """Write what is left and close. Raises what writing failed with. pre: the trace knows it no more"""
         self.finishing = True
-        if self.thread is not None and self.thread is not threading.current_thread():
+        if self.thread is None:         # it was never started
+            spool_close(&self.spool)
+            self.file.close()
+        elif self.thread is not threading.current_thread():
             spool_close(&self.spool)
             self.thread.join()
         open_files.discard(self)

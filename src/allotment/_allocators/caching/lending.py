@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from allotment._allocators.noted import noted
 from allotment.errors import PoolError
 
 if TYPE_CHECKING:
@@ -20,30 +21,29 @@ if TYPE_CHECKING:
 @contextmanager
 def lent(allocator: Any, pool: PoolId) -> Iterator[None]:
     """Lend the memory of a pool until the end of the block."""
-    owned = allocator._lend(pool)
     sanitizer = allocator._sanitizer
-    if sanitizer is not None:
-        sanitizer.lent(pool)
+    owned = frozenset(allocator._live_addresses(pool))
+    lending: list[PoolId] = []
+    kept: list[int] = []
     try:
+        noted(lending, pool, allocator._lend, pool)
+        if sanitizer is not None:
+            sanitizer.lent(pool)
         yield
-    except BaseException:
-        _take_back(allocator, pool, owned)
-        raise
-    kept = _take_back(allocator, pool, owned)
+    finally:
+        if lending:
+            try:
+                if sanitizer is not None:
+                    allocator._empty_quarantine()  # what was freed there must not lie in the way of the graphs
+            finally:
+                kept = allocator._take_back(pool, owned)
+            if sanitizer is not None:
+                sanitizer.taken_back(pool, kept)
     if kept and sanitizer is None:
         raise PoolError(
             f"pool {pool} on {allocator.device.name} was lent, and others still have {len(kept)} blocks of its memory,"
             f" the first at {kept[0]:#x}; free them before the end of lent()"
         )
-
-
-def _take_back(allocator: Any, pool: PoolId, owned: frozenset[int]) -> list[int]:
-    if allocator._sanitizer is not None:
-        allocator._empty_quarantine()  # what was freed there must not lie in the way of the graphs
-    kept: list[int] = allocator._take_back(pool, owned)
-    if allocator._sanitizer is not None:
-        allocator._sanitizer.taken_back(pool, kept)
-    return kept
 
 
 def launching(allocator: Any, pool: PoolId, stream: Any) -> None:

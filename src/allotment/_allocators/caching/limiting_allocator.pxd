@@ -12,7 +12,6 @@ from allotment._core.model.model cimport Limits
 cdef class LimitingAllocator(PoolingAllocator):
     cdef object chain                   # a Chain; None until it has a step
 
-    cdef bint has_say(self) noexcept
     cdef int read_limits(self, uint64_t first, uint64_t second, Limits* limits) except -1
     cdef int put_limits(self, uint64_t first, uint64_t second, const Limits* limits) except -1
     cdef int put_tenant_limit(self, object name, bytes_t most) except -1

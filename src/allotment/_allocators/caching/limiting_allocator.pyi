@@ -14,21 +14,23 @@ class LimitingAllocator(PoolingAllocator):
         self,
         tag: str | Pool | Tenant | None,
         *,
-        hard: int | str | None = None,
-        soft: int | str | None = None,
-        reserved: int | str | None = None,
+        hard: int | str | None = ...,
+        soft: int | str | None = ...,
+        reserved: int | str | None = ...,
     ) -> None:
         """Say how much memory a tag may have, or a pool, a tenant, or (None) the allocator as a whole.
 
-        Each is a number of bytes or a text such as "2GiB"; what is not given is no limit from now on.
+        Each is a number of bytes or a text such as "2GiB"; None, and what is not given, is no limit from now on. One of
+        them is given at least: `hard=None` removes all.
 
         `hard`: requests that need more raise OutOfMemoryError, whose `facts.limited_by` says whose limit it was. Of a
         tag or pool it counts memory that is reserved, of a tenant memory in use. `soft`: before more than this is
         reserved, cached memory goes back, which waits for other streams; it refuses nothing. `reserved`: others leave
         this much to be had, within the allocator's limit or the device's memory.
 
-        What is held already stays. Raises RequestError for a soft limit of, or memory reserved for, a tenant, which
-        shares its cache with others; PoolError for a pool that is gone. Safe to call from several threads.
+        What is held already stays. Raises RequestError without any limit, and for a soft limit of, or memory reserved
+        for, a tenant, which shares its cache with others; PoolError for a pool that is gone; TypeError for what is none
+        of these. Safe to call from several threads.
         """
     def on_out_of_memory(self, step: Callable[[OutOfMemoryFacts], bool], *, tries: int = 1) -> Callable[[], None]:
         """Ask `step(facts)` before a request fails for want of memory: whether it should be tried again.
@@ -49,6 +51,8 @@ class LimitingAllocator(PoolingAllocator):
         """The hard limit of a pool."""
     def _set_pool_limit(self, pool: PoolId, limit: int | str | None) -> None:
         """Another hard limit; the other limits stay."""
+    def _tag_limit(self, name: str) -> int | None:
+        """The hard limit of a tag. Raises PoolError if it is not there."""
     def _tenant_limit(self, name: str) -> int | None:
         """What a tenant may hold."""
     def _set_tenant_limit(self, name: str, limit: int | str | None) -> None:

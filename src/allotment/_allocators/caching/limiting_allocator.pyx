@@ -2,6 +2,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
+from allotment._allocators.caching.tags cimport tag as tag_object
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport engine_leave, pool_of_tag
@@ -37,24 +38,30 @@ cdef class LimitingAllocator(PoolingAllocator):
         self,
         tag: str | Pool | Tenant | None,
         *,
-        hard: int | str | None = None,
-        soft: int | str | None = None,
-        reserved: int | str | None = None,
+        hard: int | str | None = ...,
+        soft: int | str | None = ...,
+        reserved: int | str | None = ...,
     ) -> None:
         """Say how much memory a tag may have, or a pool, a tenant, or (None) the allocator as a whole.
 
-        Each is a number of bytes or a text such as "2GiB"; what is not given is no limit from now on.
+        Each is a number of bytes or a text such as "2GiB"; None, and what is not given, is no limit from now on. One of
+        them is given at least: `hard=None` removes all.
 
         `hard`: requests that need more raise OutOfMemoryError, whose `facts.limited_by` says whose limit it was. Of a
         tag or pool it counts memory that is reserved, of a tenant memory in use. `soft`: before more than this is
         reserved, cached memory goes back, which waits for other streams; it refuses nothing. `reserved`: others leave
         this much to be had, within the allocator's limit or the device's memory.
 
-        What is held already stays. Raises RequestError for a soft limit of, or memory reserved for, a tenant, which
-        shares its cache with others; PoolError for a pool that is gone. Safe to call from several threads.
+        What is held already stays. Raises RequestError without any limit, and for a soft limit of, or memory reserved
+        for, a tenant, which shares its cache with others; PoolError for a pool that is gone; TypeError for what is none
+        of these. Safe to call from several threads.
         """
         cdef Limits limits
         cdef uint64_t first = 0, second = 0
+        if hard is ... and soft is ... and reserved is ...:
+            raise RequestError(
+                f"set_limit({tag!r}) has no limit: give hard=, soft= or reserved=, where None removes it")
+        hard, soft, reserved = [None if limit is ... else limit for limit in (hard, soft, reserved)]
         limits.hard = read_limit(hard, no_limit())
         limits.soft = read_limit(soft, no_limit())
         limits.guaranteed = read_limit(reserved, 0)
@@ -79,10 +86,13 @@ cdef class LimitingAllocator(PoolingAllocator):
 
     cdef bint is_tenant(self, object whose) except -1:
         """Whether it is a tenant, and not a tag or a pool; refuses all else."""
+        from allotment._allocators.caching.tenants import Tenant     # late: it is made of allocators
         if isinstance(whose, (str, Pool)):
             return False
-        if getattr(whose, "allocator", None) is not self:
-            raise TypeError(f"a tag, a Pool or a Tenant of {self!r} is meant, not {type(whose).__name__}")
+        if not isinstance(whose, Tenant) or whose.allocator is not self:
+            raise TypeError(
+                f"a tag's name, a Pool or a Tenant of {self!r} is meant, not "
+                + (repr(whose) if isinstance(whose, Tenant) else type(whose).__name__))
         return True
 
     cdef int find_pool(self, object whose, uint64_t* first, uint64_t* second, bint make=False) except -1:
@@ -95,7 +105,11 @@ cdef class LimitingAllocator(PoolingAllocator):
             return read_pool_id(whose.id, first, second)
         if not isinstance(whose, str):
             raise TypeError(f"a tag is a text, not {type(whose).__name__}")
-        tag = tag_number(whose, make)
+        if make:
+            named = tag_object(whose)       # keeps the number until the pool has it
+            tag = (<tag_object> named).number
+        else:
+            tag = tag_number(whose, False)
         first[0] = 0
         second[0] = tag_pool_id(tag)
         self.enter()
@@ -178,14 +192,14 @@ cdef class LimitingAllocator(PoolingAllocator):
             self.chain = Chain()
         return self.chain.add(read_callable(step, "a step"), count)
 
-    cdef bint has_say(self) noexcept:
-        return self.chain is not None
+    cdef bint has_say(self) except -1:
+        return self.chain is not None and self.chain.has_steps
 
     def _frees_so_far(self) -> int:
         """A number that changes whenever a block is freed. Takes no lock."""
         return frees_so_far(&self.engine.stats)
 
-    # --- for `Pool` and `Tenant` ---
+    # --- for `Pool`, `Tenant` and metrics ---
 
     def _pool_limit(self, pool: PoolId) -> int | None:
         """The hard limit of a pool."""
@@ -204,6 +218,14 @@ cdef class LimitingAllocator(PoolingAllocator):
         self.read_limits(first, second, &limits)
         limits.hard = most
         self.put_limits(first, second, &limits)
+
+    def _tag_limit(self, name: str) -> int | None:
+        """The hard limit of a tag. Raises PoolError if it is not there."""
+        cdef Limits limits
+        cdef uint64_t first, second
+        self.find_pool(name, &first, &second)
+        self.read_limits(first, second, &limits)
+        return shown(limits.hard)
 
     def _tenant_limit(self, name: str) -> int | None:
         """What a tenant may hold."""

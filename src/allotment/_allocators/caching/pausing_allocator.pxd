@@ -17,7 +17,9 @@ cdef class PausingAllocator(LimitingAllocator):
 
     cdef list ranges_of(self, uint64_t first, uint64_t second)      # (base, size) each
     cdef EnginePool* found(self, uint64_t first, uint64_t second, Failure* failure) noexcept    # pre: inside
-    cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep) except? 0
+    cdef void enter_to_end(self) noexcept
+    # `owner` is the name of the tenant that it is paused for, or None.
+    cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep, object owner) except? 0
     # Ids of the pools that a tag, a Pool or a Tenant stands for; of the first two alone, and None for a Tenant.
     cdef list pools_named(self, object whose)
     cdef list pools_to_pause(self, object whose)
@@ -26,16 +28,17 @@ cdef class PausingAllocator(LimitingAllocator):
     cdef tuple pools_of_tenant(self, str name)
     # Memory under all of the pools that are asleep, or none: the ids of those whose contents are to be brought back.
     cdef list begin_resume(self, list pools)
-    cdef bint begin_resume_pool(self, uint64_t first, uint64_t second) except -1
-    cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error) except -1
+    cdef int begin_resume_pool(self, uint64_t first, uint64_t second, list begun) except -1
+    cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error, list begun) except -1
     cdef int finish_resume(self, list pools, object progress) except -1
     cdef int restore(self, Contents contents, uint64_t first, uint64_t second, object progress) except -1
-    cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress) except -1
-    cdef int sleep_on(self, uint64_t first, uint64_t second) except -1      # without memory again, as before `begin`
+    cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress, list left) except -1
+    cdef void sleep_on(self, list pools) noexcept       # without memory again, as before `begin_resume`
     # For those who write to memory by themselves: a pool that gets no requests any more is about to lose its memory,
     # and has it again, with its contents or without.
     cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1
     cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1
-    cdef int note_asleep(self, uint64_t first, uint64_t second) except -1
+    cdef int note_asleep(self, list ranges, str words) except -1
+    cdef int forget_asleep(self, list ranges) except -1
     cdef str words_of_pool(self, uint64_t first, uint64_t second)
     cdef object name_of_pool(self, uint64_t first, uint64_t second)

@@ -46,7 +46,7 @@ class PausingAllocator(LimitingAllocator):
         threads.
         """
     def _finish_resume(
-        self, pools: list[PoolId], progress: Callable[[int, int], None] | None, future: Future[None]
+        self, job: list[list[PoolId]], progress: Callable[[int, int], None] | None, future: Future[None]
     ) -> None:
         """What the thread of `resume_in_background` runs."""
     def paused(self) -> set[str | PoolId]:

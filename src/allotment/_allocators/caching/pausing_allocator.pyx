@@ -7,7 +7,7 @@ from allotment._allocators.caching.contents cimport Contents
 from allotment._allocators.caching.engine_allocator cimport EVERYTHING
 from allotment._allocators.caching.limiting_allocator cimport LimitingAllocator
 from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.engine cimport engine_leave
+from allotment._core.engine cimport engine_leave, engine_try_enter
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.mechanism.failure cimport pool_failed
 from allotment._core.mechanism.pausing cimport (
@@ -66,11 +66,10 @@ cdef class PausingAllocator(LimitingAllocator):
         """
         if keep not in ("host", "nothing"):
             raise RequestError(f'keep is "host" or "nothing", not {keep!r}')
+        owner = tag.name if self.is_tenant(tag) else None
         released = 0
         for first, second in self.pools_to_pause(tag):
-            released += self.pause_pool(first, second, keep == "host")
-            if self.is_tenant(tag):
-                self.paused_for[(first, second)] = tag.name
+            released += self.pause_pool(first, second, keep == "host", owner)
         return released
 
     def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
@@ -100,26 +99,32 @@ cdef class PausingAllocator(LimitingAllocator):
         from concurrent.futures import Future     # late: few programs need it
         if progress is not None:
             read_callable(progress, "progress")
-        pools = self.begin_resume(self.pools_to_resume(tag))
+        cdef list job = []      # the pools to wake, as one item: removed by the thread, or by the caller to undo it all
         future = Future()
         future.set_running_or_notify_cancel()
-        thread = threading.Thread(target=self._finish_resume, args=(pools, progress, future), name="allotment resume")
+        thread = threading.Thread(target=self._finish_resume, args=(job, progress, future), name="allotment resume")
+        pools = self.pools_to_resume(tag)
         self.waking.add(thread)
         try:
+            job.append(self.begin_resume(pools))
             thread.start()
         except BaseException:
-            self.waking.discard(thread)
-            for first, second in pools:
-                self.sleep_on(first, second)
+            # If the interrupt came late, the thread runs already, and completes what it was given.
+            if len(job) > 0:
+                self.sleep_on(job.pop())
+                self.waking.discard(thread)
+            elif thread.ident is None:
+                self.waking.discard(thread)
             raise
         return future
 
     def _finish_resume(
-        self, pools: list[PoolId], progress: Callable[[int, int], None] | None, future: Future[None]
+        self, job: list[list[PoolId]], progress: Callable[[int, int], None] | None, future: Future[None]
     ) -> None:
         """What the thread of `resume_in_background` runs."""
         try:
-            self.finish_resume(pools, progress)
+            if job:
+                self.finish_resume(job.pop(), progress)
         except BaseException as error:
             future.set_exception(error)
         else:
@@ -233,8 +238,18 @@ cdef class PausingAllocator(LimitingAllocator):
             pool_absent(self.engine, first, second, failure)
         return pool
 
-    cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep) except? 0:
+    # A pool that is neither awake nor asleep can be used by nobody. So no Python code runs between a `begin` and its
+    # `end` outside of a `try`, and what undoes a `begin` is C that neither fails nor can be interrupted.
+
+    cdef void enter_to_end(self) noexcept:
+        """`enter`, without anything that runs Python code. pre: not inside"""
+        if not engine_try_enter(self.engine):
+            self.wait_outside()
+
+    cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep, object owner) except? 0:
         cdef Contents contents = Contents.__new__(Contents)
+        cdef tuple key = (first, second)
+        cdef list ranges = []
         cdef ExtentList extents
         cdef EnginePool* pool
         cdef Failure failure
@@ -257,18 +272,23 @@ cdef class PausingAllocator(LimitingAllocator):
                     contents.plan(self.device, &extents)
                     contents.obtain()
                     contents.save()
+                ranges = self.ranges_of(first, second)
+                self.note_asleep(ranges, self.words_of_pool(first, second))
+                if owner is not None:
+                    self.paused_for[key] = owner
+                self.kept[key] = contents if keep else None
             except BaseException:
-                contents.drop()
-                self.has_woken(first, second, True)
-                self.enter()
+                self.enter_to_end()
                 pause_undo(self.engine, pool)
                 engine_leave(self.engine)
+                self.paused_for.pop(key, None)
+                contents.drop()
+                self.forget_asleep(ranges)
+                self.has_woken(first, second, True)
                 raise
             finally:
                 free(extents.extents)
-            self.kept[(first, second)] = contents if keep else None
-            self.note_asleep(first, second)
-        self.enter()
+        self.enter_to_end()
         pool = self.found(first, second, &failure)
         before = pool.reserved_bytes if pool != NULL else 0
         with nogil:
@@ -278,66 +298,64 @@ cdef class PausingAllocator(LimitingAllocator):
         return before
 
     cdef list begin_resume(self, list pools):
-        begun = []
+        cdef list begun = []
         try:
             for first, second in pools:
                 try:
-                    began = self.begin_resume_pool(first, second)
+                    self.begin_resume_pool(first, second, begun)
                 except OutOfMemoryError as error:
                     if not self.has_say():
                         raise
-                    began = self.begin_by_chain(first, second, error)
-                if began:
-                    begun.append((first, second))
+                    self.begin_by_chain(first, second, error, begun)
         except BaseException:
-            for first, second in begun:
-                self.sleep_on(first, second)
+            self.sleep_on(begun)
             raise
         return begun
 
-    cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error) except -1:
+    cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error, list begun) except -1:
         turn = self.chain.begin()
         if turn is None:
             raise error
         try:
             while turn.wants_another_try(error.facts):
                 try:
-                    return self.begin_resume_pool(first, second)
+                    return self.begin_resume_pool(first, second, begun)
                 except OutOfMemoryError as again:
                     error = again
         finally:
             self.chain.end()
         raise error
 
-    cdef bint begin_resume_pool(self, uint64_t first, uint64_t second) except -1:
-        """False if it is awake."""
+    cdef int begin_resume_pool(self, uint64_t first, uint64_t second, list begun) except -1:
+        """Append it to `begun`, unless it is awake."""
         cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
         cdef EnginePool* pool
         cdef Failure failure
-        cdef bint ok
+        cdef bint ok, awake
         self.enter()
         pool = self.found(first, second, &failure)
-        if pool != NULL and pool.sleep == AWAKE:
+        awake = pool != NULL and pool.sleep == AWAKE
+        if awake:
             engine_leave(self.engine)
-            return False
+            return 0
+        begun.append((first, second))       # first: it must be known before there is anything to undo
         with nogil:
             ok = pool != NULL and resume_begin(self.engine, pool, context, &failure)
-            self.leave(ok, &failure)
-        forget = getattr(self.device, "_forget_asleep", None)
-        if forget is not None:
-            forget(self.ranges_of(first, second))
-        return True
+            engine_leave(self.engine)
+        if not ok:
+            begun.pop()
+            raise self.failed(&failure)
+        return 0
 
     cdef int finish_resume(self, list pools, object progress) except -1:
         """Contents for pools that have memory again. Those that do not get theirs sleep on."""
-        cdef size_t done = 0
+        cdef list left = list(pools)
         try:
-            for first, second in pools:
-                self.finish_resume_pool(first, second, progress)
-                done += 1
+            while left:
+                first, second = left[0]
+                self.finish_resume_pool(first, second, progress, left)
         except BaseException:
-            for first, second in pools[done:]:
-                self.sleep_on(first, second)
+            self.sleep_on(left)
             raise
         return 0
 
@@ -358,33 +376,38 @@ cdef class PausingAllocator(LimitingAllocator):
             free(wanted.extents)
         return 0
 
-    cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress) except -1:
-        cdef Contents contents = self.kept[(first, second)]
+    cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress, list left) except -1:
+        """Remove it from `left` as soon as it is awake."""
+        cdef tuple key = (first, second)
+        cdef Contents contents = self.kept[key]
+        cdef list ranges = self.ranges_of(first, second)
         cdef EnginePool* pool
         cdef Failure failure
         if contents is not None:
             self.restore(contents, first, second, progress)
-        self.has_woken(first, second, contents is not None)
-        del self.kept[(first, second)]
-        self.paused_for.pop((first, second), None)
-        self.enter()
+        self.enter_to_end()
         pool = self.found(first, second, &failure)
         resume_end(self.engine, pool)
         engine_leave(self.engine)
+        left.pop(0)
+        self.kept.pop(key, None)
+        self.paused_for.pop(key, None)
+        self.has_woken(first, second, contents is not None)
+        self.forget_asleep(ranges)
         if contents is not None:
             contents.drop()
         return 0
 
-    cdef int sleep_on(self, uint64_t first, uint64_t second) except -1:
+    cdef void sleep_on(self, list pools) noexcept:
         cdef EnginePool* pool
         cdef Failure failure
-        self.enter()
-        pool = self.found(first, second, &failure)
-        with nogil:
-            pause_end(self.engine, pool, &failure)
-            engine_leave(self.engine)
-        self.note_asleep(first, second)
-        return 0
+        cdef uint64_t first, second
+        for first, second in pools:
+            self.enter_to_end()
+            pool = self.found(first, second, &failure)
+            with nogil:
+                pause_end(self.engine, pool, &failure)
+                engine_leave(self.engine)
 
     cdef list ranges_of(self, uint64_t first, uint64_t second):
         cdef list found = []
@@ -406,11 +429,17 @@ cdef class PausingAllocator(LimitingAllocator):
     cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1:
         return 0
 
-    cdef int note_asleep(self, uint64_t first, uint64_t second) except -1:
+    cdef int note_asleep(self, list ranges, str words) except -1:
         """Let a device that can tell who is touched know."""
         note = getattr(self.device, "_note_asleep", None)
         if note is not None:
-            note(self.ranges_of(first, second), self.words_of_pool(first, second))
+            note(ranges, words)
+        return 0
+
+    cdef int forget_asleep(self, list ranges) except -1:
+        forget = getattr(self.device, "_forget_asleep", None)
+        if forget is not None:
+            forget(ranges)
         return 0
 
     cdef str words_of_pool(self, uint64_t first, uint64_t second):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
+from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.pools import Pool, PoolId, PoolState
 from allotment._allocators.caching.recording_allocator import RecordingAllocator
 
@@ -23,7 +24,7 @@ class PoolingAllocator(RecordingAllocator):
         """Make the pool with this id, or add a use to one that is there; `release_pool` takes the use back.
 
         Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is
-        not there yet. Raises PoolError.
+        not there yet. Raises PoolError, TypeError for an `allocator` that lacks one of its methods.
         """
     def release_pool(self, pool: PoolId) -> None:
         """Take back one use of a pool. After the last, its memory goes as it becomes free and the cache is emptied.
@@ -39,9 +40,11 @@ class PoolingAllocator(RecordingAllocator):
     def _give_up_use(self, pool: PoolId) -> None:
         """`close_pool` for a user that has not made the pool: others may go on lending it."""
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Give unused cached memory back to the device: all of it, or that of one pool.
+        """Give unused cached memory back to the device: that of all pools, or of one.
 
-        Waits for events of blocks that other streams used, and calls the device for each segment. Blocks in use stay.
+        Blocks in use stay, and all memory of a private pool that is in use (`pool_use_count`), as in PyTorch:
+        `Pool.close` gives that back. Waits for events of blocks that other streams used, and calls the device for each
+        segment.
         Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
         """
     def trim_to(self, size: int | str) -> int:
@@ -58,8 +61,8 @@ class PoolingAllocator(RecordingAllocator):
         """Let the pool lend its free memory to others when memory is out, or not. Raises PoolError."""
     def set_no_split(self, pool: PoolId) -> None:
         """Let the pool hand out whole segments from now on. Raises PoolError."""
-    def _lend(self, pool: PoolId) -> frozenset[int]:
-        """Let others have the free memory of a pool; the addresses that are in use there already."""
+    def _lend(self, pool: PoolId) -> None:
+        """Let others have the free memory of a pool."""
     def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
         """End `_lend`; the addresses that others still have in use there."""
     def begin_allocate_to_pool(
@@ -83,8 +86,12 @@ class PoolingAllocator(RecordingAllocator):
 
         Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
         """
-    def check_pool_live_allocations(self, pool: PoolId, addresses: Collection[int]) -> bool:
-        """Whether exactly these addresses are in use in the pool. Looks at every block of it. Raises PoolError."""
+    def _live_addresses(self, pool: PoolId) -> list[int]: ...
+    def check_pool_live_allocations(self, pool: Pool | PoolId, addresses: Collection[Buffer | int]) -> bool:
+        """Whether exactly these blocks, given as addresses or buffers, are in use in the pool, a `Pool` or its id.
+
+        Looks at every block of it. Raises PoolError, TypeError for what is no block.
+        """
     def checkpoint_pool(self, pool: PoolId) -> PoolState:
         """The arrangement of a pool now, as a `PoolState`, for `restore_pool`.
 

@@ -26,7 +26,7 @@ from allotment._core.model.model cimport (
     Pool as EnginePool, RawAllocator)
 from allotment._core.placement.registry cimport placement_check, placement_named
 from allotment._core.records.stats cimport tally_now
-from allotment._core.tools.arguments cimport read_identity, read_pool_id
+from allotment._core.tools.arguments cimport read_block, read_callable, read_identity, read_pool_id
 
 from weakref import ref
 
@@ -77,7 +77,7 @@ cdef class PoolingAllocator(RecordingAllocator):
         """Make the pool with this id, or add a use to one that is there; `release_pool` takes the use back.
 
         Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is
-        not there yet. Raises PoolError.
+        not there yet. Raises PoolError, TypeError for an `allocator` that lacks one of its methods.
         """
         cdef const Placement* table = NULL
         cdef uint64_t first, second
@@ -93,6 +93,9 @@ cdef class PoolingAllocator(RecordingAllocator):
         if isinstance(allocator, PluggedMemory):
             raw = lend_segments(allocator, self.device.table.device)
         else:
+            if allocator is not None:
+                read_callable(getattr(allocator, "allocate", None), f"allocate of {type(allocator).__name__}")
+                read_callable(getattr(allocator, "free", None), f"free of {type(allocator).__name__}")
             raw.allocate = call_raw_alloc
             raw.free = call_raw_delete
             raw.drop = drop_reference
@@ -143,9 +146,11 @@ cdef class PoolingAllocator(RecordingAllocator):
         return 0
 
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Give unused cached memory back to the device: all of it, or that of one pool.
+        """Give unused cached memory back to the device: that of all pools, or of one.
 
-        Waits for events of blocks that other streams used, and calls the device for each segment. Blocks in use stay.
+        Blocks in use stay, and all memory of a private pool that is in use (`pool_use_count`), as in PyTorch:
+        `Pool.close` gives that back. Waits for events of blocks that other streams used, and calls the device for each
+        segment.
         Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
         """
         cdef uint64_t first, second
@@ -206,7 +211,7 @@ cdef class PoolingAllocator(RecordingAllocator):
             figures.reserved_bytes = found.reserved_bytes
         engine_leave(self.engine)
         if found == NULL:
-            raise PoolError(f"there is no pool {(first, second)} on {self.device.name}")
+            raise PoolError(f"there is no pool {(first, second)} on {self.device.name}", reason="unknown")
         return 0
 
     def pool_use_count(self, pool: PoolId) -> int:
@@ -260,20 +265,18 @@ cdef class PoolingAllocator(RecordingAllocator):
 
     # --- lending ---
 
-    def _lend(self, pool: PoolId) -> frozenset[int]:
-        """Let others have the free memory of a pool; the addresses that are in use there already."""
+    def _lend(self, pool: PoolId) -> None:
+        """Let others have the free memory of a pool."""
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
         read_pool_id(pool, &first, &second)
         if (first, second) in self.lent:
             raise PoolError(f"pool {(first, second)} on {self.device.name} is lent already")
-        owned = frozenset(self.live_addresses(pool))
         self.enter()
         ok = pool_set_lent(self.engine, first, second, True, &failure)
         self.leave(ok, &failure)
         self.lent.add((first, second))
-        return owned
 
     def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
         """End `_lend`; the addresses that others still have in use there."""
@@ -281,9 +284,9 @@ cdef class PoolingAllocator(RecordingAllocator):
         cdef Failure failure
         cdef bint ok
         read_pool_id(pool, &first, &second)
-        self.lent.discard((first, second))
         self.enter()
         ok = pool_set_lent(self.engine, first, second, False, &failure)
+        self.lent.discard((first, second))
         self.leave(ok, &failure)
         return sorted(set(self.live_addresses(pool)) - owned)
 
@@ -325,6 +328,7 @@ cdef class PoolingAllocator(RecordingAllocator):
             filter.kind = FILTER_CAPTURE
             filter.value = read_identity(capture, "capture")
         elif accepts is not None:
+            read_callable(accepts, "accepts")
             filter.kind = FILTER_FUNCTION
             filter.accepts = call_filter
             filter.drop = drop_reference
@@ -352,9 +356,15 @@ cdef class PoolingAllocator(RecordingAllocator):
 
     # --- states ---
 
-    def check_pool_live_allocations(self, pool: PoolId, addresses: Collection[int]) -> bool:
-        """Whether exactly these addresses are in use in the pool. Looks at every block of it. Raises PoolError."""
-        return set(self.live_addresses(pool)) == set(addresses)
+    def _live_addresses(self, pool: PoolId) -> list[int]:
+        return self.live_addresses(pool)
+
+    def check_pool_live_allocations(self, pool: Pool | PoolId, addresses: Collection[Buffer | int]) -> bool:
+        """Whether exactly these blocks, given as addresses or buffers, are in use in the pool, a `Pool` or its id.
+
+        Looks at every block of it. Raises PoolError, TypeError for what is no block.
+        """
+        return set(self.live_addresses(getattr(pool, "id", pool))) == {read_block(block) for block in addresses}
 
     def checkpoint_pool(self, pool: PoolId) -> PoolState:
         """The arrangement of a pool now, as a `PoolState`, for `restore_pool`.

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from allotment._allocators.caching.lending import lent
+from allotment._allocators.noted import noted
 from allotment.errors import PoolError
 
 if TYPE_CHECKING:
@@ -46,13 +47,14 @@ def next_user_pool_id() -> PoolId:
     return 0, next(_user_ids)
 
 
-def graph_pool_handle() -> PoolId:
+def graph_pool_handle(is_user_created: bool = True) -> PoolId:
     """An id for a pool that several captures are to share, as `capture(stream, pool=id)`.
 
-    Nothing is made by taking one: the first capture makes the pool, and it goes with the last graph. Safe to call from
-    several threads.
+    It is (0, n), the id of a pool that a user makes, or with False (n, 0), as a capture takes one for itself. Nothing
+    is made by taking one: the first capture makes the pool, and it goes with the last graph. Safe to call from several
+    threads.
     """
-    return next_user_pool_id()
+    return next_user_pool_id() if is_user_created else next_graph_pool_id()
 
 
 def next_graph_pool_id() -> PoolId:
@@ -125,14 +127,16 @@ class Pool:
         allocator: Any = None,
         placement: str | None = None,
     ) -> None:
+        self._closed = True
+        if not hasattr(allocator_of_device, "device"):
+            raise TypeError(f"a Pool is memory of an Allocator, not of {type(allocator_of_device).__name__}")
         self.allocator = allocator_of_device
         self.given_allocator = allocator
         self.id = next_user_pool_id()
-        self._closed = True
         if placement is None and no_split:
             placement = "torch"  # the one that knows whole segments
+        self._closed = False  # first: if an interrupt comes right after the pool was made, `__del__` closes it
         self.allocator.create_or_incref_pool(self.id, allocator, placement)
-        self._closed = False
         if use_on_oom:
             self.allocator.set_use_on_oom(self.id, True)
         if no_split:
@@ -174,8 +178,14 @@ class Pool:
     def __enter__(self) -> Pool:
         """Serve this thread's requests from the pool until the end of the block. Raises PoolError if it is closed."""
         self._check_open()
-        self.allocator.begin_allocate_to_pool(self.id, thread=threading.get_ident())
-        return self
+        begun: list[PoolId] = []
+        try:
+            noted(begun, self.id, self.allocator.begin_allocate_to_pool, self.id, thread=threading.get_ident())
+            return self
+        except BaseException:
+            if begun:
+                self.__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

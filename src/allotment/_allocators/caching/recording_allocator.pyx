@@ -1,4 +1,5 @@
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -222,6 +223,8 @@ cdef class RecordingAllocator(EngineAllocator):
         if file is not None and (enabled != "all" or max_entries is not None):
             raise RequestError(
                 "record_history: a file takes every event; leave out max_entries, and enabled other than 'all'")
+        if file is not None and self.file is not None and (<HistoryFile> self.file).writes_to(file):
+            self.end_file()
         streamed = None if file is None else HistoryFile(file)
         listens = enabled is not None
         forgets = not listens or clear_history or file is not None
@@ -249,7 +252,8 @@ cdef class RecordingAllocator(EngineAllocator):
         """What a request does first while something is recorded: wait for a file that is behind; its stack."""
         cdef HistoryFile file = self.file
         if file is not None and not engine_is_inside(self.engine):
-            spool_pace(&file.spool)
+            while not spool_pace(&file.spool):
+                PyErr_CheckSignals()
         return self.stack_now() if self.level >= STATE else 0
 
     cdef int start_file(self, HistoryFile file) except -1:
@@ -259,6 +263,7 @@ cdef class RecordingAllocator(EngineAllocator):
         cdef bint ok
         begins = io.BytesIO()
         self.enter()
+        self.file = file        # first: as long as the engine knows the spool, the file must stay
         with nogil:
             ok = walk_segments(self.engine, 0, 0, &arrangement)
             if ok:
@@ -277,14 +282,12 @@ cdef class RecordingAllocator(EngineAllocator):
             if (views := self.mappings()) is not None:
                 shown[VIEWS] = views
             write_snapshot(begins, shown, none, 0, self.rules)
-        finally:
-            arrangement_clear(&arrangement)
-        self.file = file
-        try:
             file.start(self, begins.getvalue())
         except BaseException:
             self.end_file()
             raise
+        finally:
+            arrangement_clear(&arrangement)
         return 0
 
     cdef int end_file(self) except -1:

@@ -4,14 +4,15 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
 from allotment._allocators.caching.pausing_allocator cimport PausingAllocator
-from allotment._core.contract.types cimport address_t
+from allotment._core.contract.types cimport address_t, device_t
 from allotment._core.edge.sharing cimport SharedBlock, end_shares, lease_block, share_block, shared_block_clear
 from allotment._core.engine cimport engine_leave
 from allotment._core.mechanism.holds cimport holds_end
 from allotment._core.model.model cimport Failure
 from allotment._core.tools.arguments cimport read_block
 
-from allotment._sharing import device_calls, owner, torch_form
+from allotment import _logs
+from allotment._sharing import device_calls, importer, owner, torch_form
 from allotment.errors import AddressError, UnsupportedError
 
 
@@ -31,10 +32,10 @@ cdef class SharingAllocator(PausingAllocator):
     def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:
         """A handle by which another process of this user opens the block: `allotment.open_shared(handle)`.
 
-        `block` is an address or a `Buffer`; of a slice, its whole block is shared. Handles of one block are equal. The
-        block is not reused while another process has it open, also if it is freed meanwhile, nor for `hold` seconds
-        in which nobody opens the handle; after those it cannot be opened any more, until the block is shared again.
-        What its streams have been given so far is waited for by who opens it.
+        `block` is an address or a `Buffer`; of a slice, its whole block is shared. Handles of one block are equal. For
+        `hold` seconds, or until `SharedHandle.close`, any number of processes can open the handle; after that nobody
+        can, until the block is shared again. So long, and while another process has it open, the block is not reused,
+        also if it is freed meanwhile. Whoever opens it waits for the work that its streams were given before.
 
         Raises AddressError for what is not a live block, UnsupportedError if the device does not share memory (host
         memory does with the settings key `shareable:True`), CaptureError while a stream of the block is being captured,
@@ -46,12 +47,22 @@ cdef class SharingAllocator(PausingAllocator):
         self.require_open()
         return owner.share(self, address, hold)
 
+    def _send_block(self, block: Buffer | int, hold: float) -> tuple[SharedHandle, int]:
+        """`share` for one receiver: (handle, number of the hold, which opening with that number ends)."""
+        cdef address_t address = read_block(block)
+        self.require_sharing("share")
+        self.require_open()
+        return owner.send(self, address, hold)
+
     def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
         """(offset, handle) in PyTorch's own form: the block lies `offset` bytes into what the handle opens.
 
-        Its version is that of the PyTorch whose rules are in force. Nothing holds the block for who opens the handle,
-        which must be in time. Raises AddressError, UnsupportedError for devices that do not share memory and for blocks
-        of `placement:dense`, whose pieces have no common size, DeviceError.
+        Its version is that of the PyTorch whose rules are in force. Pages always travel as descriptors, never as fabric
+        handles, so only processes of this machine can open them; `share` uses the fabric where there is one. Nothing
+        holds the block for the process that opens the handle: keep it until then.
+
+        Raises AddressError, UnsupportedError for devices that do not share memory and for blocks of
+        `placement:dense`, whose pieces have no common size, DeviceError.
         """
         cdef address_t address = read_block(block)
         cdef object shared
@@ -65,13 +76,21 @@ cdef class SharingAllocator(PausingAllocator):
                 raise UnsupportedError(
                     f"share_torch: plain memory of {self.device.name} has no form of PyTorch's; use share, or "
                     "expandable_segments:True", operation="share_torch")
+            _logs.shared(self.device.name, address, shared.size, "PyTorch's form: a handle of the device")
             return shared.offset, torch_form.write_segment(version, handle)
         if any([size != page for _, size in shared.pieces]):
             raise UnsupportedError(
                 f"share_torch: the block at {address:#x} lies in chunks of several sizes (placement:dense), which "
                 "PyTorch's form cannot say; use share, or a pool with placement torch", operation="share_torch")
         handles = [device_calls.export_chunk(self.device, chunk, True)[1] for chunk, _ in shared.pieces]
+        _logs.shared(
+            self.device.name, address, shared.size, f"PyTorch's form: descriptors of {len(handles)} chunks")
         return shared.offset, torch_form.write_pages(version, page, handles)
+
+    cdef int reach_peer(self, device_t peer) except -1:
+        PausingAllocator.reach_peer(self, peer)
+        importer.reach_peer(self.device, peer)
+        return 0
 
     cdef int require_sharing(self, str operation) except -1:
         if self.device.table.segment_export == NULL and self.device.table.chunk_export == NULL:

@@ -14,8 +14,8 @@ class tag:
     counts, and a private pool that requests are routed to comes first: a tag is no route. On devices without virtual
     memory a tag has plain memory, which can be limited and not paused.
 
-    Raises RequestError for an empty name, or when there are too many. One object is entered by one thread at a time;
-    names are the process's.
+    Raises RequestError for an empty name, or when there are too many: 65,535 with memory or a limit, or in use. One
+    object is entered by one thread at a time; names are the process's.
     """
 
     def __init__(self, name: str) -> None: ...

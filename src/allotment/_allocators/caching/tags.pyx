@@ -3,12 +3,41 @@
 cimport cython
 from libc.stdint cimport uint32_t
 
-from allotment._core.records.tags cimport TAGS_MOST, tag_enter, tag_name, tag_number, tag_pool_id
+from allotment._core.records.tags cimport TAGS_MOST, tag_enter, tag_forget, tag_name, tag_number, tag_pool_id
 
 from allotment._allocators.current import all_holders
 from allotment.errors import RequestError
 
 cdef bint noticed = False       # by the allocators that were there before the first tag: others look from the start
+cdef uint32_t[TAGS_MOST + 1] holders    # tag objects of each number, and threads inside
+cdef bint[TAGS_MOST + 1] wanted         # whether an object was made since `forget_unused` looked for pools
+
+
+cdef uint32_t number_for(str name) except 0:
+    """The number of a tag; if there is none left, that of one which nobody uses any more."""
+    cdef uint32_t number = tag_number(name, True)
+    if number == 0:
+        forget_unused()
+        number = tag_number(name, True)
+    if number == 0:
+        raise RequestError(f"too many tags: a process can use {TAGS_MOST} at once, and {name!r} is one more")
+    return number
+
+
+cdef int forget_unused() except -1:
+    """Forget the tags that have no pool on any allocator, no object, and no thread inside."""
+    cdef uint32_t number
+    for number in range(1, TAGS_MOST + 1):
+        wanted[number] = False
+    used = set()
+    for holder in all_holders():
+        tags = getattr(holder, "tags", None)
+        if tags is not None:
+            used.update(tags())
+    for number in range(1, TAGS_MOST + 1):
+        if holders[number] == 0 and not wanted[number] and tag_name(number) not in used:
+            tag_forget(number)
+    return 0
 
 
 @cython.final
@@ -21,17 +50,19 @@ cdef class tag:     # noqa: N801: entered like a function
     counts, and a private pool that requests are routed to comes first: a tag is no route. On devices without virtual
     memory a tag has plain memory, which can be limited and not paused.
 
-    Raises RequestError for an empty name, or when there are too many. One object is entered by one thread at a time;
-    names are the process's.
+    Raises RequestError for an empty name, or when there are too many: 65,535 with memory or a limit, or in use. One
+    object is entered by one thread at a time; names are the process's.
     """
-    cdef uint32_t number
-    cdef list before
 
     def __init__(self, name: str):
         global noticed
         if not isinstance(name, str):
             raise TypeError(f"the name of a tag must be a text, not {type(name).__name__}")
-        self.number = tag_number(name, True)
+        if self.number != 0:
+            raise TypeError(f"{self!r} is made already; make another tag")
+        self.number = number_for(name)
+        holders[self.number] += 1
+        wanted[self.number] = True
         self.before = []
         if not noticed:
             noticed = True
@@ -40,6 +71,10 @@ cdef class tag:     # noqa: N801: entered like a function
                 if notice is not None:
                     notice()
 
+    def __dealloc__(self):
+        if self.number != 0:
+            holders[self.number] -= 1
+
     @property
     def name(self) -> str:
         """The name of the tag."""
@@ -47,10 +82,12 @@ cdef class tag:     # noqa: N801: entered like a function
 
     def __enter__(self) -> Self:
         self.before.append(tag_enter(self.number))
+        holders[self.number] += 1
         return self
 
     def __exit__(self, kind, error, traceback):
         tag_enter(self.before.pop())
+        holders[self.number] -= 1
 
     def __repr__(self):
         return f"<tag {tag_name(self.number)!r}>"

@@ -28,7 +28,7 @@ class Tenant:
         """
     @limit.setter
     def limit(self, limit: int | str | None) -> None: ...
-    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+    def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
         """`Allocator.malloc`, in this tenant's name."""
     def free(self, address: Buffer | int, /) -> None:
         """`Allocator.free`; the block may be another tenant's."""
@@ -36,7 +36,7 @@ class Tenant:
         """`free` for an adapter that knows the caller's current stream, which decides where a graph is captured."""
     def _free_on(self, address: int, stream: int, /) -> None:
         """`free` for an adapter whose framework names the stream that the end of a block comes after."""
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
+    def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """`Allocator.record_stream`."""

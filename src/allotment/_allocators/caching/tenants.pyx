@@ -3,14 +3,13 @@
 cimport cython
 
 from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, stream_t
 from allotment._core.engine cimport is_guarded_already
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.model.model cimport Block
 from allotment._core.records.tenants cimport tenant_context
 from allotment._core.tools.arguments cimport read_arguments, read_block, refuse_pickling
-
-import operator
 
 
 @cython.final
@@ -68,7 +67,7 @@ cdef class Tenant:
 
     @cython.binding(False)      # as in Allocator
     @cython.embedsignature.format("clinic")
-    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+    def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
         """`Allocator.malloc`, in this tenant's name."""
         return self.allocator.allocate(size, stream, 0, self.context)
 
@@ -101,10 +100,13 @@ cdef class Tenant:
         self.allocator.record_stream(given, handle)
         self.allocator.release_working_on(given, handle)
 
-    def empty(self, size: int, stream: Stream | int = 0) -> Buffer:
+    def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""
-        count = operator.index(size)        # once: another time it might be another
-        return self.allocator.owned(self.malloc(count, stream), count, stream)
+        count = whole_size(size)
+        if stream is None and self.allocator.is_readable():
+            return self.allocator.ready_for(count, None, self.context)
+        given = self.allocator.stream_asked(None) if stream is None else stream
+        return self.allocator.owned(self.malloc(count, given), count, given)
 
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """`Allocator.record_stream`."""

@@ -1,8 +1,9 @@
 from allotment._allocators.host_cache.entry_points cimport CpuEntryPoints
 from allotment._allocators.host_cache.exact_cache cimport Cache
+from allotment._allocators.host_cache.host_memory cimport HostMemory
 from allotment._allocators.host_cache.python_memory cimport PythonMemory
 
-cdef class CachingAllocator:
+cdef class CachingAllocator(HostMemory):
     cdef Cache* cache
     cdef PythonMemory memory    # where new memory comes from; None is the system's own
     cdef CpuEntryPoints table   # filled when it is first asked for

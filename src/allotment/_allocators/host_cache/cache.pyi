@@ -1,11 +1,15 @@
 # Made from cache.pyx by `make stubs`: change it there.
 
 from types import TracebackType
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
+from numpy.typing import NDArray
+
+from allotment._allocators.buffer import Buffer
+from allotment._allocators.host_cache.host_memory import HostMemory
 from allotment._allocators.host_cache.system import System
 
-class CachingAllocator:
+class CachingAllocator(HostMemory):
     """Host memory that is kept under its exact size when freed, and handed out again, last in first out.
 
     `checked` makes a free of memory that is free already, or that was never allocated, an AddressError. Without
@@ -21,16 +25,18 @@ class CachingAllocator:
     """
 
     def __init__(self, *, checked: bool = False, system: System | None = None) -> None: ...
-    def allocate(self, size: SupportsIndex, /) -> int:
+    def allocate(self, size: SupportsIndex | str, /) -> int:
         """The address of `size` bytes, its contents undefined. Size 0 gives 0.
 
-        If the system has no memory, everything cached here is released and it is asked once more. Raises
-        SizeError, OutOfMemoryError, and DeviceError for a `system` that fails for another reason.
+        `size` may also be text such as "1MiB". If the system has no memory, everything cached here is released and it
+        is asked once more. Raises SizeError, OutOfMemoryError, and DeviceError for a `system` that fails for another
+        reason.
         """
-    def free(self, address: SupportsIndex, /) -> None:
+    def free(self, address: Buffer | SupportsIndex, /) -> None:
         """Keep memory for the next request of its size. Memory that no caching allocator gave out goes to the system.
 
-        It may have been allocated by another caching allocator; it is cached in this one. Freeing 0 does nothing.
+        It may have been allocated by another caching allocator; it is cached in this one. A `Buffer` of this one is
+        closed. Freeing 0 does nothing.
         """
     def empty_cache(self) -> None:
         """Give what is cached back to the system."""
@@ -62,19 +68,46 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-def caching(cache: CachingAllocator, /) -> Guard:
+def caching(cache: CachingAllocator | None, /) -> Guard:
     """Let the default allocator use `cache` on this thread, for the length of a `with`; None is no caching."""
 
 def current() -> CachingAllocator | None:
     """The allocator that this thread's innermost guard has installed."""
 
-def allocate(size: SupportsIndex, /) -> int:
+class DefaultAllocator(HostMemory):
+    """The default allocator as an object: the owner of buffers that `empty` makes outside of every guard.
+
+    It keeps no record of what it gave out, so only `empty` makes buffers of its memory.
+    """
+
+    def __init__(self) -> None: ...
+    def empty(self, size: SupportsIndex | str, /) -> Buffer:
+        """`allotment.cpu.empty`, outside of every guard."""
+    def allocate(self, size: SupportsIndex | str, /) -> int:
+        """`allotment.cpu.allocate`."""
+    def free(self, address: Buffer | SupportsIndex, /) -> None:
+        """`allotment.cpu.free`."""
+
+def empty(size: SupportsIndex | str, /) -> Buffer:
+    """A buffer of `size` bytes, contents undefined, from `current()`, or from the system if there is none.
+
+    It goes back with its last reference: to the allocator that it came from, or as `free` does.
+    """
+
+def array(shape: int | tuple[int, ...], dtype: Any = "float64") -> NDArray[Any]:
+    """A NumPy array of such memory, contents undefined; the array keeps its memory alive.
+
+    Raises TypeError for a dtype that holds Python objects.
+    """
+
+def allocate(size: SupportsIndex | str, /) -> int:
     """The default allocator: memory from `current()`, or from the system if there is none."""
 
-def free(address: SupportsIndex, /) -> None:
+def free(address: Buffer | SupportsIndex, /) -> None:
     """Free through `current()`. If there is none, the memory goes back to the system, cached once or not.
 
-    Raises AddressError for memory that lies on a free list.
+    A `Buffer` is closed, and its memory goes to the allocator that it came from. Raises AddressError for memory that
+    lies on a free list.
     """
 
 def record_free(address: SupportsIndex, /) -> None:

@@ -1,6 +1,6 @@
 """A caching allocator for host memory: exact sizes, one per program phase or per thread, switched on by a guard.
 
-The lock story. One lock serves the whole process (see core/allocation_map.pxd): under it is C data alone, no
+The lock story. One lock serves the whole process (see `allocation_map.pxd`): under it is C data alone, no
 system call and no Python, so it is held for nanoseconds and never while waiting for anything. A request that
 hits the cache, and a free that is cached, keep the interpreter lock and only *try* the other; if somebody has
 it, the interpreter is let go first and the whole step is done without it. No thread ever waits for the interpreter
@@ -17,6 +17,7 @@ from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
+from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.host_cache cimport default_cache
 from allotment._allocators.host_cache.allocation_map cimport (
     ALREADY_FREE, DONE, LEAVES, NOT_ALLOCATED, Allocation, Leaving, Outcome, find, registry, send_back)
@@ -24,18 +25,21 @@ from allotment._allocators.host_cache.entry_points cimport CpuEntryPoints, entry
 from allotment._allocators.host_cache.exact_cache cimport (
     Cache, Counters, allocate_new, cache_allocate, cache_broken_rule, cache_counters, cache_create,
     cache_destroy, cache_free, cache_release, keep, take_cached)
+from allotment._allocators.host_cache.host_memory cimport HostMemory
 from allotment._allocators.host_cache.python_memory cimport python_memory
 from allotment._allocators.host_cache.system_memory cimport NO_FILL, System, aligned_memory, fill
+from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_size, refuse_pickling
 from allotment._core.tools.lock cimport lock_give, lock_try, lock_wait
+from allotment._core.tools.numbers cimport is_plain_int
 from allotment._core.tools.weak_references cimport clear_weak_references
 
-import operator
 import os
 
+from allotment._allocators.buffer import Buffer
 from allotment.errors import (
-    AddressError, DeviceError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, RequestError)
+    AddressError, DeviceError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, RequestError, SizeError)
 
 cdef extern from *:
     """
@@ -53,9 +57,10 @@ cdef CpuEntryPoints default_entry_points = entry_points_of(NULL)
 # --- from Python numbers, to exceptions --------------------------------------------------------------------
 
 cdef bytes_t wanted_bytes(object size) except? 0xFFFFFFFFFFFFFFFF:
+    """pre: an int"""
     cdef bytes_t wanted = 0
     if not read_size(size, &wanted):
-        raise out_of_memory(operator.index(size), True)
+        raise out_of_memory(size, True)
     return wanted
 
 
@@ -91,7 +96,7 @@ cdef object refusal(Outcome outcome, address_t address):
 
 # --- the objects users hold --------------------------------------------------------------------------------
 
-cdef class CachingAllocator:
+cdef class CachingAllocator(HostMemory):
     """CachingAllocator(*, checked=False, system=None)\n--\n
     Host memory that is kept under its exact size when freed, and handed out again, last in first out.
 
@@ -123,9 +128,6 @@ cdef class CachingAllocator:
     def __init__(self, *, checked: bool = False, system: System | None = None):
         pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
-    def __reduce__(self):
-        return refuse_pickling(self, "its memory belongs to this process; make one in the other process")
-
     def __dealloc__(self):
         cdef Cache* cache = self.cache
         clear_weak_references(self)
@@ -137,25 +139,29 @@ cdef class CachingAllocator:
         checked = "checked, " if self.checked else ""
         return f"<CachingAllocator, {checked}{self.cached_bytes} bytes cached>"
 
-    def allocate(self, size: SupportsIndex, /) -> int:
+    def allocate(self, size: SupportsIndex | str, /) -> int:
         """The address of `size` bytes, its contents undefined. Size 0 gives 0.
 
-        If the system has no memory, everything cached here is released and it is asked once more. Raises
-        SizeError, OutOfMemoryError, and DeviceError for a `system` that fails for another reason.
+        `size` may also be text such as "1MiB". If the system has no memory, everything cached here is released and it
+        is asked once more. Raises SizeError, OutOfMemoryError, and DeviceError for a `system` that fails for another
+        reason.
         """
         return self.allocate_bytes(size)
 
-    def free(self, address: SupportsIndex, /) -> None:
+    def free(self, address: Buffer | SupportsIndex, /) -> None:
         """Keep memory for the next request of its size. Memory that no caching allocator gave out goes to the system.
 
-        It may have been allocated by another caching allocator; it is cached in this one. Freeing 0 does nothing.
+        It may have been allocated by another caching allocator; it is cached in this one. A `Buffer` of this one is
+        closed. Freeing 0 does nothing.
         """
         self.free_address(address)
 
     cdef object allocate_bytes(self, object size):
-        cdef bytes_t wanted = wanted_bytes(size)
+        cdef bytes_t wanted
         cdef address_t address = 0
         cdef Outcome outcome
+        size = whole_size(size)
+        wanted = wanted_bytes(size)
         if lock_try(&registry.lock):
             if take_cached(self.cache, wanted, &address):
                 lock_give(&registry.lock)
@@ -171,9 +177,12 @@ cdef class CachingAllocator:
         return address
 
     cdef int free_address(self, object given) except -1:
-        cdef address_t address = read_address(given)
+        cdef address_t address
         cdef Leaving leaving
         cdef Outcome outcome
+        if not is_plain_int(given) and free_buffer(given, self):
+            return 0
+        address = read_address(given)
         if lock_try(&registry.lock):
             outcome = keep(self.cache, address, &leaving)
             lock_give(&registry.lock)
@@ -193,6 +202,23 @@ cdef class CachingAllocator:
         if cause is None or isinstance(cause, MemoryError):
             raise out_of_memory(size, False) from cause
         raise DeviceError(f"cpu: allocate({size}) failed: {cause!r}", operation="allocate") from cause
+
+    cdef int require_in_use(self, address_t address, bytes_t size) except -1:
+        cdef Allocation* allocation
+        cdef Outcome outcome = NOT_ALLOCATED
+        cdef bytes_t found = 0
+        with nogil:
+            lock_wait(&registry.lock)
+            allocation = find(address)
+            if allocation != NULL:
+                found = allocation.size
+                outcome = DONE if allocation.times_cached == 0 else ALREADY_FREE
+            lock_give(&registry.lock)
+        if outcome != DONE:
+            raise refusal(outcome, address)
+        if size > found:
+            raise SizeError(f"{size} bytes at {address:#x} are more than the {found} bytes allocated there", size)
+        return 0
 
     def empty_cache(self) -> None:
         """Give what is cached back to the system."""
@@ -289,7 +315,7 @@ cdef class Guard:
         return 0
 
 
-def caching(CachingAllocator cache, /) -> Guard:
+def caching(cache: CachingAllocator | None, /) -> Guard:
     """Let the default allocator use `cache` on this thread, for the length of a `with`; None is no caching."""
     return Guard(cache)
 
@@ -299,7 +325,70 @@ def current() -> CachingAllocator | None:
     return (<Guard> innermost_guard).cache if innermost_guard != NULL else None
 
 
-def allocate(size: SupportsIndex, /) -> int:
+cdef class DefaultAllocator(HostMemory):
+    """DefaultAllocator()\n--\n
+    The default allocator as an object: the owner of buffers that `empty` makes outside of every guard.
+
+    It keeps no record of what it gave out, so only `empty` makes buffers of its memory."""
+
+    cdef set handing_out    # addresses that a call of `empty` is making a buffer of
+
+    def __cinit__(self):
+        self.handing_out = set()
+
+    cdef int adopt(self, address_t address, bytes_t size) except -1:
+        if address not in self.handing_out:
+            raise AddressError(
+                f"{address:#x} is not for a Buffer of the default allocator; allotment.cpu.empty makes one", address)
+        return 0
+
+    def empty(self, size: SupportsIndex | str, /) -> Buffer:
+        """`allotment.cpu.empty`, outside of every guard."""
+        count = whole_size(size)
+        address = allocate(count)
+        self.handing_out.add(address)
+        try:
+            return Buffer(self, address, count)
+        except BaseException:
+            free(address)
+            raise
+        finally:
+            self.handing_out.discard(address)
+
+    def __repr__(self):
+        return "<the default allocator of host memory>"
+
+    def allocate(self, size: SupportsIndex | str, /) -> int:
+        """`allotment.cpu.allocate`."""
+        return allocate(size)
+
+    def free(self, address: Buffer | SupportsIndex, /) -> None:
+        """`allotment.cpu.free`."""
+        free(address)
+
+
+cdef DefaultAllocator default_allocator = DefaultAllocator()
+
+
+def empty(size: SupportsIndex | str, /) -> Buffer:
+    """A buffer of `size` bytes, contents undefined, from `current()`, or from the system if there is none.
+
+    It goes back with its last reference: to the allocator that it came from, or as `free` does.
+    """
+    cdef CachingAllocator cache = current()
+    return (default_allocator if cache is None else cache).empty(size)
+
+
+def array(shape: int | tuple[int, ...], dtype: Any = "float64") -> NDArray[Any]:
+    """A NumPy array of such memory, contents undefined; the array keeps its memory alive.
+
+    Raises TypeError for a dtype that holds Python objects.
+    """
+    cdef CachingAllocator cache = current()
+    return (default_allocator if cache is None else cache).array(shape, dtype)
+
+
+def allocate(size: SupportsIndex | str, /) -> int:
     """The default allocator: memory from `current()`, or from the system if there is none."""
     cdef CachingAllocator cache = current()
     cdef bytes_t wanted
@@ -307,6 +396,7 @@ def allocate(size: SupportsIndex, /) -> int:
     cdef Outcome outcome
     if cache is not None:
         return cache.allocate_bytes(size)
+    size = whole_size(size)
     wanted = wanted_bytes(size)
     with nogil:
         outcome = default_cache.default_allocate(wanted, &address)
@@ -315,14 +405,18 @@ def allocate(size: SupportsIndex, /) -> int:
     return address
 
 
-def free(address: SupportsIndex, /) -> None:
+def free(address: Buffer | SupportsIndex, /) -> None:
     """Free through `current()`. If there is none, the memory goes back to the system, cached once or not.
 
-    Raises AddressError for memory that lies on a free list.
+    A `Buffer` is closed, and its memory goes to the allocator that it came from. Raises AddressError for memory that
+    lies on a free list.
     """
     cdef CachingAllocator cache = current()
     cdef address_t given
     cdef Outcome outcome
+    if isinstance(address, Buffer) and isinstance(address.allocator, HostMemory):
+        free_buffer(address, address.allocator)
+        return
     if cache is not None:
         cache.free_address(address)
         return
@@ -374,6 +468,8 @@ def set_fill(*, on_allocate: int | None = None, on_free: int | None = None) -> N
     chosen before other threads allocate.
     """
     for byte in (on_allocate, on_free):
+        if byte is not None and not isinstance(byte, int):
+            raise TypeError(f"a fill must be a byte, 0 to 255, or None, not {type(byte).__name__}")
         if byte is not None and not 0 <= byte <= 255:
             raise RequestError(f"invalid fill: {byte}; give a byte, 0 to 255, or None")
     fill.on_allocate = NO_FILL if on_allocate is None else on_allocate

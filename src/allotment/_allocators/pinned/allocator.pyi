@@ -34,7 +34,7 @@ class PinnedAllocator(AllocatorBase):
     @property
     def mode(self) -> str:
         """ "torch" or "tight"."""
-    def malloc(self, size: int) -> int:
+    def malloc(self, size: int | str) -> int:
         """Address of at least `size` bytes. Size 0 gives 0.
 
         A miss asks the device, which is slow for pinned memory. Raises SizeError, MemoryError, DeviceError.
@@ -45,7 +45,7 @@ class PinnedAllocator(AllocatorBase):
         Without streams, here or recorded, no event is needed and the block can be had again at once. A stream that is
         being captured is not waited for: what a graph copies must outlive the graph. Raises AddressError, StreamError.
         """
-    def empty(self, size: int, stream: Stream | int | None = None) -> Buffer:
+    def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
         """A buffer of `size` bytes that frees itself when the last reference to it goes.
 
         `stream`, if given, is recorded as one that uses it. Raises what `malloc` and `record_stream` raise.

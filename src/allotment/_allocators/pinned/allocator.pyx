@@ -5,12 +5,11 @@ from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.pinned.blocks cimport PinnedBlocks
 from allotment._allocators.pinned.memory cimport PinnedMemory, timing_dict
+from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_block, read_size, read_stream
 from allotment._core.tools.interpreter cimport interpreter_ends
-
-import operator
 
 from allotment import _settings as config
 from allotment._allocators.current import note_holder
@@ -102,7 +101,7 @@ cdef class PinnedAllocator(AllocatorBase):
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
-    def malloc(self, size: int) -> int:
+    def malloc(self, size: int | str) -> int:
         """Address of at least `size` bytes. Size 0 gives 0.
 
         A miss asks the device, which is slow for pinned memory. Raises SizeError, MemoryError, DeviceError.
@@ -111,6 +110,7 @@ cdef class PinnedAllocator(AllocatorBase):
 
     cdef address_t allocate(self, object size) except? 0:
         cdef bytes_t wanted = 0
+        size = whole_size(size)
         if not read_size(size, &wanted):
             raise MemoryError(f"out of pinned memory: {size} bytes were requested, more than any machine has")
         if wanted == 0:
@@ -148,16 +148,20 @@ cdef class PinnedAllocator(AllocatorBase):
         self.tight.record_stream(address, handle)
         return 0
 
-    def empty(self, size: int, stream: Stream | int | None = None) -> Buffer:
+    def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
         """A buffer of `size` bytes that frees itself when the last reference to it goes.
 
         `stream`, if given, is recorded as one that uses it. Raises what `malloc` and `record_stream` raise.
         """
-        count = operator.index(size)        # once: another time it might be another
+        count = whole_size(size)
         buffer = self.owned(self.allocate(count), count, 0 if stream is None else stream)
         if stream is not None:
             self.record_stream(buffer, stream)
         return buffer
+
+    cdef object ready_buffer(self, object size, object stream):
+        # A block is handed out again only when the streams that it was recorded for are done.
+        return self.empty(size, stream)
 
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, so that its free waits for that work.

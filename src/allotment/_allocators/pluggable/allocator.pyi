@@ -145,9 +145,10 @@ class PluggableAllocator(PluggedMemory):
 
         Raises RequestError for a number that no machine has, DeviceError if the function raises.
         """
-    def malloc(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> int:
+    def malloc(self, size: int | str, stream: Stream | int | None = None, *, device: int | None = None) -> int:
         """What the alloc function gives, which may be 0. Size 0 is passed on.
 
+        `stream` is by default the calling thread's current one, else the default one, 0.
         A pointer that is handed out twice is remembered as it was the first time. Raises SizeError, StreamError,
         OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
@@ -157,10 +158,12 @@ class PluggableAllocator(PluggedMemory):
         0 is a pointer like any other here. Raises AddressError for what is not out, DeviceError if the function raises
         (the pointer is forgotten all the same). Safe to call from several threads.
         """
-    def empty(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> Buffer:
+    def empty(self, size: int | str, stream: Stream | int | None = None, *, device: int | None = None) -> Buffer:
         """A buffer that frees itself, through this allocator.
 
-        Raises OutOfMemoryError if there is no memory for it, and what `malloc` raises.
+        Without a stream, memory of its own device that this process can read is ready for the calling thread: the call
+        waits until the work that is queued on the current stream, else the default one, is done. Raises
+        OutOfMemoryError if there is no memory for it, and what `malloc` raises.
         """
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Run `record_stream` for a block (an address or a `Buffer`); without it, nothing happens.

@@ -10,13 +10,13 @@ from allotment._allocators.pluggable.ledger cimport (
 from allotment._allocators.pluggable.plugged_memory cimport (
     PluggedMemory, base_alloc_t, begin_pool_t, end_pool_t, failed_function, init_t, memory_fraction_t, record_stream_t,
     reset_t, unknown_pointer)
+from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.records.stats cimport Stats, stats_flat, stats_nested
 from allotment._core.tools.arguments cimport (
     read_address, read_any_size, read_block, read_byte_count, read_device_count, read_fraction, read_pool_id)
 
 import ctypes
-import operator
 import os
 import pickle
 from functools import partial
@@ -243,17 +243,19 @@ cdef class PluggableAllocator(PluggedMemory):
 
     # --- allocating and freeing ---
 
-    def malloc(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> int:
+    def malloc(self, size: int | str, stream: Stream | int | None = None, *, device: int | None = None) -> int:
         """What the alloc function gives, which may be 0. Size 0 is passed on.
 
+        `stream` is by default the calling thread's current one, else the default one, 0.
         A pointer that is handed out twice is remembered as it was the first time. Raises SizeError, StreamError,
         OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
         cdef device_t index = self.device_index(device)
-        cdef stream_t handle = self.stream_handle(stream)
+        cdef stream_t handle = self.stream_asked(stream)
         cdef bytes_t wanted = 0
         cdef address_t address
         self.require_open()
+        size = whole_size(size)
         if not read_any_size(size, &wanted, 64):    # what no function can be told
             raise OutOfMemoryError(self.too_large_facts(size))
         try:
@@ -280,16 +282,21 @@ cdef class PluggableAllocator(PluggedMemory):
             raise unknown_pointer(pointer)
         self.hand_back(entry.address, entry.size, entry.device, entry.stream)
 
-    def empty(self, size: int, stream: Stream | int = 0, *, device: int | None = None) -> Buffer:
+    def empty(self, size: int | str, stream: Stream | int | None = None, *, device: int | None = None) -> Buffer:
         """A buffer that frees itself, through this allocator.
 
-        Raises OutOfMemoryError if there is no memory for it, and what `malloc` raises.
+        Without a stream, memory of its own device that this process can read is ready for the calling thread: the call
+        waits until the work that is queued on the current stream, else the default one, is done. Raises
+        OutOfMemoryError if there is no memory for it, and what `malloc` raises.
         """
-        count = operator.index(size)        # once: another time it might be another
-        address = self.malloc(count, stream, device=device)
+        count = whole_size(size)
+        if stream is None and device is None and self.is_readable():
+            return self.ready_buffer(count, None)
+        given = self.stream_asked(None) if stream is None else stream
+        address = self.malloc(count, given, device=device)
         if address == 0 and count != 0:
-            raise OutOfMemoryError(self.facts(count, self.device_index(device), self.stream_handle(stream)))
-        return self.owned(address, count, stream)
+            raise OutOfMemoryError(self.facts(count, self.device_index(device), self.stream_handle(given)))
+        return self.owned(address, count, given)
 
     # --- hooks ---
 

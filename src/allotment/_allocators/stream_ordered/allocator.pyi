@@ -78,11 +78,11 @@ class AsyncAllocator(AllocatorBase):
     @property
     def name(self) -> str:
         """ "cudaMallocAsync": what PyTorch calls this backend."""
-    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+    def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
         """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
 
-        Every request is a call to the device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to
-        call from several threads.
+        `stream` is by default the calling thread's current one, else the default one, 0. Every request is a call to the
+        device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
     def free(self, address: Buffer | int, /) -> None:
         """Give a block back, in stream order: after what its stream, and those recorded for it, have been given.
@@ -137,7 +137,8 @@ class AsyncAllocator(AllocatorBase):
     ) -> None:
         """A capture begins: from now on requests of streams that are being captured are the graph's.
 
-        Whose those are the device knows, so the other conditions are not looked at. Raises CaptureError if a capture
+        Whose those are the device knows, so the conditions are not looked at; by `capture`, the device's handle,
+        several allocators on one device are told of the same capture. Raises CaptureError if another one
         is under way in this process, UnsupportedError for memory kept apart for a thread, or without captures.
         """
     def join_capture(self, stream: Stream | int) -> None:
@@ -146,7 +147,10 @@ class AsyncAllocator(AllocatorBase):
         Raises StreamError, DeviceError.
         """
     def end_allocate_to_pool(self, pool: PoolId) -> None:
-        """The capture is over; frees that it postponed are done now. Raises PoolError if it was not begun."""
+        """The capture is over; frees that it postponed are done now, or with the next call if others still serve it.
+
+        Raises PoolError if it was not begun.
+        """
     def release_pool(self, pool: PoolId) -> None:
         """Nothing: a graph's memory goes with the graph. Raises PoolError for what is not a pool id."""
     def check_invariants(self) -> None:

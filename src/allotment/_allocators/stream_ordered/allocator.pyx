@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.buffer cimport free_buffer
+from allotment._allocators.sizes cimport whole_size
 from allotment._allocators.stream_ordered.device_pool cimport (
     POOL_DONE, POOL_DONE_LATE, POOL_FULL, POOL_NO_HOST_MEMORY, POOL_NO_SUCH_BLOCK, POOL_OWN_STREAM, POOL_POSTPONED,
     POOL_REFUSED, POOL_TAKEN, DevicePool, PoolOutcome, PoolRefusal, pool_adds_up, pool_catch_up, pool_clear, pool_find,
@@ -17,7 +18,7 @@ from allotment._allocators.stream_ordered.device_pool cimport (
 from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport (
     CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, DeviceTable, status_t)
-from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, device_t, stream_t
 from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
 from allotment._core.records.stats cimport Stats, stats_nested
 from allotment._core.tools.arguments cimport (
@@ -27,6 +28,7 @@ from allotment._core.tools.weak_references cimport clear_weak_references
 import warnings
 from functools import partial
 
+from allotment import _logs as logs
 from allotment import _settings as config
 from allotment._allocators.current import note_allocator
 from allotment._allocators.unsupported import Unsupported
@@ -201,20 +203,21 @@ cdef class AsyncAllocator(AllocatorBase):
 
     # --- allocating and freeing ---
 
-    def malloc(self, size: int, stream: Stream | int = 0) -> int:
+    def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
         """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
 
-        Every request is a call to the device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to
-        call from several threads.
+        `stream` is by default the calling thread's current one, else the default one, 0. Every request is a call to the
+        device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
         cdef bytes_t wanted = 0
         cdef stream_t handle
         cdef address_t address = 0
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome
+        size = whole_size(size)
         if not read_size(size, &wanted):
             raise OutOfMemoryError(self.too_large_facts(size))
-        handle = self.stream_handle(stream)
+        handle = self.stream_asked(stream)
         if wanted == 0:
             return 0
         self.require_open()
@@ -242,6 +245,7 @@ cdef class AsyncAllocator(AllocatorBase):
             device_free=free_bytes, device_total=total, limit=self.limit, allocated=self.blocks.used,
             reserved=reserved, private_free=0, largest_free=0, stream=stream, device_pool=True))
         error.__cause__ = cause
+        logs.out_of_memory(error.facts)
         return error
 
     def free(self, address: Buffer | int, /) -> None:
@@ -450,10 +454,12 @@ cdef class AsyncAllocator(AllocatorBase):
     ) -> None:
         """A capture begins: from now on requests of streams that are being captured are the graph's.
 
-        Whose those are the device knows, so the other conditions are not looked at. Raises CaptureError if a capture
+        Whose those are the device knows, so the conditions are not looked at; by `capture`, the device's handle,
+        several allocators on one device are told of the same capture. Raises CaptureError if another one
         is under way in this process, UnsupportedError for memory kept apart for a thread, or without captures.
         """
         cdef uint64_t first, second
+        cdef capture_t handle = capture or 0
         cdef bint begun
         read_pool_id(pool, &first, &second)
         if thread is not None:
@@ -462,7 +468,7 @@ cdef class AsyncAllocator(AllocatorBase):
             raise UnsupportedError(f"{self.device.name} does not support graph capture", operation="capture_begin")
         self.require_open()
         with nogil:
-            begun = routing_begin(&self.blocks, first, second)
+            begun = routing_begin(&self.blocks, first, second, handle)
         if not begun:
             raise CaptureError(
                 "Only one capture at a time is allowed in a process with backend:cudaMallocAsync; "
@@ -483,7 +489,10 @@ cdef class AsyncAllocator(AllocatorBase):
         self.check(outcome, &refusal)
 
     def end_allocate_to_pool(self, pool: PoolId) -> None:
-        """The capture is over; frees that it postponed are done now. Raises PoolError if it was not begun."""
+        """The capture is over; frees that it postponed are done now, or with the next call if others still serve it.
+
+        Raises PoolError if it was not begun.
+        """
         cdef uint64_t first, second
         cdef PoolRefusal unimportant
         cdef bint ended
@@ -495,7 +504,7 @@ cdef class AsyncAllocator(AllocatorBase):
         if not ended:
             raise PoolError(
                 f"no requests are being routed to pool ({first}, {second}) on {self.device.name} "
-                "(not currently recording to mempool_id)")
+                "(not currently recording to mempool_id)", reason="not_routed")
 
     def release_pool(self, pool: PoolId) -> None:
         """Nothing: a graph's memory goes with the graph. Raises PoolError for what is not a pool id."""

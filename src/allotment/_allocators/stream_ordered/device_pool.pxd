@@ -20,7 +20,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.table cimport DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, stream_t
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._core.tools.lock cimport Lock
 from allotment._core.tools.pointer_map cimport PointerMap
@@ -49,6 +49,7 @@ cdef struct DevicePool:
     stream_t unifying
     PoolBlock* postponed    # the last one first
     StreamList freed_on     # streams on which something was freed in the capture that is under way
+    bint routed             # the capture that is under way was announced to it
     ForkGuard fork_guard
 
 cdef enum PoolOutcome:
@@ -88,8 +89,9 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
 # Lets `stream`, whose capture is about to end, wait for every stream on which memory was freed in it.
 cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refusal) noexcept nogil
 
-# Announces a capture, and that it is over; False if there is one already, or not this one.
-cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil
+# Announces a capture, and that it is over; False if another one is under way, or not this one. Several pools of a
+# device may be told of one capture, if the device's handle of it is given: it is over when the last of them is told.
+cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second, capture_t capture) noexcept nogil
 cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil
 
 # Whether the sizes of all blocks, summed up anew, are what is used; less may be found while threads are at work.

@@ -17,7 +17,9 @@ cdef struct Routing:
     Lock lock
     uint64_t under_way      # number of the capture that is under way, 0 if none; read without the lock
     uint64_t count          # of captures so far
-    DevicePool* owner       # whose it is
+    size_t users            # pools that it was announced to
+    DeviceTable* device     # whose capture it is, by which handle; the handle is 0 if it was not told
+    capture_t handle
     uint64_t first, second  # the id it was announced with
 
 cdef Routing routing
@@ -378,17 +380,24 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
 
 # --- captures ------------------------------------------------------------------------------------------------
 
-cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil:
+cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second, capture_t capture) noexcept nogil:
     cdef bint begun
     enter(&routing.lock)
-    begun = routing.owner == NULL
-    if begun:
-        routing.owner = pool
+    if routing.users == 0:
+        begun = True
+        routing.device = pool.device
+        routing.handle = capture
         routing.first = first
         routing.second = second
         routing.count += 1
-        pool.freed_on.count = 0
         allotment_owner_set(&routing.under_way, routing.count)
+    else:
+        begun = (not pool.routed and capture != 0 and routing.handle == capture and routing.device == pool.device
+                 and routing.first == first and routing.second == second)
+    if begun:
+        routing.users += 1
+        pool.routed = True
+        pool.freed_on.count = 0
     lock_give(&routing.lock)
     return begun
 
@@ -396,10 +405,12 @@ cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second) noexc
 cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil:
     cdef bint ended
     enter(&routing.lock)
-    ended = routing.owner == pool and routing.first == first and routing.second == second
+    ended = pool.routed and routing.first == first and routing.second == second
     if ended:
-        routing.owner = NULL
-        allotment_owner_set(&routing.under_way, 0)
+        pool.routed = False
+        routing.users -= 1
+        if routing.users == 0:
+            allotment_owner_set(&routing.under_way, 0)
     lock_give(&routing.lock)
     return ended
 

@@ -1,8 +1,8 @@
 """The calling thread's current stream of a device.
 
-A request says for which stream it is; the current stream is the one that the caller works on while asking, and the two
-can differ. It is the thread's own, one for each device: what is entered last counts until it is left. Whoever does not
-say has none, and then the stream of the request counts, else the default one.
+A request that names no stream uses the current one. A request may also name a different stream from the one its caller
+works on. Each thread has one current stream per device: the one that it entered last and has not left. If a thread
+has entered none, the request's own stream counts as current, and without that the default stream.
 """
 
 from allotment._core.contract.types cimport stream_t
@@ -10,9 +10,33 @@ from allotment._core.contract.types cimport stream_t
 cdef struct CurrentStream:
     const void* device          # `self` of its table in the contract
     stream_t stream
-    CurrentStream* outer        # what was current before
+    CurrentStream* outer        # the previously current stream
 
 cdef void current_enter(CurrentStream* entered, const void* device, stream_t stream) noexcept nogil
 cdef bint current_leave(CurrentStream* entered) noexcept nogil
 cdef CurrentStream* current_find(const void* device, stream_t stream) noexcept nogil
 cdef stream_t current_stream(const void* device, stream_t otherwise) noexcept nogil
+
+cdef extern from *:
+    """
+    #ifndef ALLOTMENT_CURRENT
+    #define ALLOTMENT_CURRENT
+    #ifdef _MSC_VER
+    #define allotment_flag_load(flag) (*(volatile int*) (flag))
+    #define allotment_flag_set(flag) (*(volatile int*) (flag) = 1)
+    #else
+    #define allotment_flag_load(flag) __atomic_load_n(flag, __ATOMIC_RELAXED)
+    #define allotment_flag_set(flag) __atomic_store_n(flag, 1, __ATOMIC_RELAXED)
+    #endif
+    #endif
+    """
+    int flag_load "allotment_flag_load"(const int* flag) noexcept nogil
+    void flag_set "allotment_flag_set"(int* flag) noexcept nogil
+
+# Whether any thread has ever entered a stream. Programs that never do pay one branch for a request without a stream.
+cdef int any_entered
+
+
+cdef inline stream_t stream_in_use(const void* device) noexcept nogil:
+    """Stream of a request that names none."""
+    return current_stream(device, 0) if flag_load(&any_entered) else 0

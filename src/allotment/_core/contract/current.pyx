@@ -1,4 +1,4 @@
-from allotment._core.contract.current cimport CurrentStream
+from allotment._core.contract.current cimport CurrentStream, flag_set
 from allotment._core.contract.types cimport stream_t
 
 cdef extern from *:
@@ -11,18 +11,21 @@ cdef extern from *:
     """
     void* innermost "allotment_current_stream"
 
+cdef int any_entered = 0
+
 
 cdef void current_enter(CurrentStream* entered, const void* device, stream_t stream) noexcept nogil:
-    """pre: `entered` stays where it is until it is left"""
+    """pre: `entered` does not move until it is left"""
     global innermost
     entered.device = device
     entered.stream = stream
     entered.outer = <CurrentStream*> innermost
     innermost = entered
+    flag_set(&any_entered)
 
 
 cdef bint current_leave(CurrentStream* entered) noexcept nogil:
-    """False if this thread has not entered it. Contexts of coroutines are not always left in order."""
+    """Return False if this thread has not entered it. Coroutines do not always leave their contexts in order."""
     global innermost
     cdef CurrentStream* inner = <CurrentStream*> innermost
     if inner == entered:
@@ -37,7 +40,7 @@ cdef bint current_leave(CurrentStream* entered) noexcept nogil:
 
 
 cdef CurrentStream* current_find(const void* device, stream_t stream) noexcept nogil:
-    """Where this thread last entered a stream; NULL if it has not."""
+    """Return this thread's innermost entry for the stream, or NULL."""
     cdef CurrentStream* at = <CurrentStream*> innermost
     while at != NULL and (at.device != device or at.stream != stream):
         at = at.outer

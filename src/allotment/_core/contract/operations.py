@@ -1,16 +1,16 @@
-"""The contract as data: every operation of a device stands here, and only here.
+"""The contract as data: the only list of a device's operations.
 
-One more operation is one more entry below. From the entries follow, at run time,
+To add an operation, add an entry below. At run time the entries provide
 
-    the methods of the probe, what a class written in Python offers, the names that refusals and counts
-    of simulated devices go by, which failures are the fault of a stream
+    the methods of the probe, the methods that a class written in Python may define, the names that simulated devices
+    use to refuse and count calls, the set of failures that are the fault of a stream
 
-and, written into the sources by `make generate`,
+and `make generate` writes from them into the sources
 
     the table's struct and constants (table.pxd), the functions that call a Python method (trampolines.pyx),
     the methods of `allotment.Backend` (methods.py), the map of operations in docs/writing-a-backend.md
 
-What a device does when an operation is called is its own affair, and stays written by hand.
+The code behind each operation is written by hand, in each device.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# `make generate` copies the lines of these three, with what is said behind them.
+# `make generate` copies the lines of these three enumerations with their comments.
 
 
 class Status(enum.IntEnum):
-    """What a call of the contract returns."""
+    """Return value of a contract call."""
 
     OK = 0
     OUT_OF_MEMORY = 1  # the device has no room for this now
-    NOT_READY = 2  # an event or stream still has work; only event_query and stream_query say so
+    NOT_READY = 2  # an event or stream still has work; returned only by event_query and stream_query
     UNSUPPORTED = 3  # this device cannot do that
-    INVALID = 4  # a handle or address that is not, or no longer, one of this device's
-    DEVICE_ERROR = 5  # the driver said no; `describe` has its words
+    INVALID = 4  # a handle or address that is not, or no longer, valid on this device
+    DEVICE_ERROR = 5  # the driver failed; `describe` has its text
 
 
 class Capability(enum.IntFlag):
-    """What a device can say that it can do."""
+    """Capabilities that a device can claim."""
 
     VIRTUAL = 1  # reserve, create, map, unmap: expandable segments
-    EVENTS = 2  # streams run on their own; events tell when
-    CAPTURE = 4  # streams can be captured into graphs, and these run again
-    PEERS = 8  # other devices can be given access
-    SHARE = 16  # memory can be handed to another process
+    EVENTS = 2  # streams run asynchronously; events tell when they are done
+    CAPTURE = 4  # streams can be captured into graphs, which can be launched again
+    PEERS = 8  # other devices can get access
+    SHARE = 16  # another process can open the memory
     COPY = 32
     PINNED = 64
-    HOST = 128  # addresses can be read and written by this process
-    STREAM_ORDERED = 256  # has a pool of its own, which gives and takes memory in stream order
-    RECORDED = 512  # addresses are a recording's: ranges may overlap, since their lengths are not recorded
-    UNCHECKED = 1024  # naming a stream that others made, and have destroyed, may crash
+    HOST = 128  # this process can read and write the addresses
+    STREAM_ORDERED = 256  # has its own pool, which allocates and frees in stream order
+    RECORDED = 512  # addresses come from a recording: ranges may overlap, since their lengths are not recorded
+    UNCHECKED = 1024  # using a stream that other code created and destroyed may crash
 
 
 class Share(enum.IntEnum):
@@ -58,7 +58,7 @@ class Share(enum.IntEnum):
 
 
 class Role(NamedTuple):
-    """What a number means."""
+    """Meaning of a number."""
 
     c_type: str
     meaning: str
@@ -77,7 +77,7 @@ ROLES = {
     "device": Role("device_t", "the index of a device"),
     "share": Role("share_t", "a way of sharing"),
     "flag": Role("bint", "yes or no", "bool"),
-    # These are not one number each in C: see `make generate`.
+    # In C, these are more than one number each: see `make generate`.
     "data": Role("", "bytes", "bytes"),
     "nodes": Role("", "nodes", "Iterable[int]"),
     "ready": Role("", "True or False", "bool"),
@@ -96,8 +96,8 @@ class Value(NamedTuple):
 class Operation:
     """One function of the table.
 
-    `takes` and `gives` are lists of "role name"; a result whose role ends in "?" may be 0, which is else "none" and
-    refused. A result of several numbers is a tuple in Python.
+    `takes` and `gives` are lists of "role name". A role that ends in "?" marks a result that may be 0; elsewhere 0
+    means "none" and is refused. A result of several numbers is a tuple in Python.
     """
 
     name: str
@@ -105,11 +105,11 @@ class Operation:
     gives: str
     doc: str
     method: str = ""
-    """What it is called in a class written in Python, where that is not the same."""
+    """Method name in a class written in Python, where it differs."""
     finds_memory: bool = False
-    """Whether success means that there is room on the device after all."""
+    """Whether success shows that the device has room after all."""
     reader: str = ""
-    """What reads the result of a method, where the roles of the results do not say enough."""
+    """Function that reads a method's result, where the roles of the results do not say enough."""
     is_special: bool = False
     """Whether its C signature, probe and trampoline are written by hand."""
 
@@ -127,7 +127,7 @@ class Operation:
 
     @property
     def is_fault_of_stream(self) -> bool:
-        """Whether a stream is the only handle of a user's that it takes: events, chunks and graphs are our own."""
+        """Whether a stream is the only handle here that a user passed: events, chunks and graphs are our own."""
         roles = {value.role for value in self.parameters}
         return "stream" in roles and "address" not in roles
 
@@ -139,15 +139,15 @@ def read_values(text: str) -> tuple[Value, ...]:
 
 @dataclass(frozen=True)
 class Group:
-    """Operations that a device has all or none of, since half of them is of no use."""
+    """Operations that a device has all or none of, since half of them would be useless."""
 
     title: str
     contract: str
-    """What the functions mean to the device behind the table; a comment in it."""
+    """What the functions mean to the device behind the table; becomes a comment there."""
     does: str
-    """What an allocator does with them."""
+    """What an allocator uses them for."""
     without: str
-    """What is missing without them."""
+    """What an allocator does without them."""
     operations: tuple[Operation, ...]
     capability: Capability | None = None
     is_required: bool = False
@@ -156,21 +156,21 @@ class Group:
 GROUPS = (
     Group(
         "Plain memory: the only part every device has",
-        "`stream` is the stream of the request, for devices that care. segment_free waits for work that was submitted"
-        " before and may still touch the segment, as a driver's free does.",
+        "`stream` is the stream of the request, for devices that need it. segment_free waits for work that was"
+        " submitted before and may still touch the segment, as a driver's free does.",
         "everything",
         "no device",
         (
             Operation(
                 "segment_allocate", "bytes size, stream stream", "address address",
-                "Address of `size` new bytes. `stream` is where they are first wanted.\n\n"
-                "A multiple of 16 below 2**63. Blocks are cut from them at multiples of 512, so what you align these\n"
-                "to is what blocks get.",
+                "Return the address of `size` new bytes. `stream` is the stream that first uses them.\n\n"
+                "The address is a multiple of 16 below 2**63. The allocator cuts blocks at multiples of 512 from it,\n"
+                "so your alignment is the alignment that blocks get.",
                 method="allocate", finds_memory=True,
             ),
             Operation(
                 "segment_free", "address address, bytes size", "",
-                "Give back what `allocate` returned, whole. A second time, or for anything else, raise AddressError.",
+                "Free what `allocate` returned, whole. A second time, or for any other address, raise AddressError.",
                 method="free",
             ),
         ),
@@ -178,84 +178,83 @@ GROUPS = (
     ),
     Group(
         "Virtual memory: addresses (ranges) apart from physical memory (chunks)",
-        "One chunk may be mapped at several addresses at once. A fresh mapping is out of reach until access is set; the"
+        "One chunk may be mapped at several addresses at once. A new mapping is inaccessible until access is set; the"
         " device's own access is set with its own index.",
-        "`expandable_segments:True`: segments that grow and shrink in place, so that memory does not end in pieces",
+        "`expandable_segments:True`: segments that grow and shrink in place, which avoids fragmentation",
         "plain segments only",
         (
             Operation(
                 "range_reserve", "bytes size, stream stream", "address address",
-                "Address of `size` bytes of address space with nothing behind it.",
+                "Return the address of `size` bytes of address space, with no memory mapped.",
             ),
             Operation(
                 "range_release", "address address, bytes size", "",
-                "Give back a whole range; nothing is mapped in it any more.",
+                "Release a whole range. Nothing is mapped in it any more.",
             ),
             Operation(
                 "chunk_create", "bytes size", "chunk chunk",
-                "Handle of `size` bytes of physical memory that have no address yet.", finds_memory=True,
+                "Return a handle of `size` bytes of physical memory that have no address yet.", finds_memory=True,
             ),
             Operation(
                 "chunk_release", "chunk chunk, bytes size", "",
-                "Drop the handle; the memory goes when its last mapping does.",
+                "Release the handle. The memory is freed with its last mapping.",
             ),
             Operation(
                 "map", "address address, bytes size, chunk chunk", "",
-                "Put a whole chunk at an address inside a range. One chunk may be at several addresses at once.",
+                "Map a whole chunk at an address inside a range. One chunk may be mapped at several addresses.",
             ),
-            Operation("unmap", "address address, bytes size", "", "Take away whole mappings."),
+            Operation("unmap", "address address, bytes size", "", "Unmap whole mappings."),
             Operation(
                 "set_access", "address address, bytes size, device device", "",
-                "Let a device (this one, by its own index) touch what is mapped there.",
+                "Let a device (this one, by its own index) access the mappings there.",
             ),
             Operation(
-                "granularity", "", "bytes size", "Ranges, chunks and addresses of mappings are multiples of this.",
+                "granularity", "", "bytes size", "Return the unit of ranges, chunks and addresses of mappings.",
             ),
         ),
         Capability.VIRTUAL,
     ),
     Group(
-        "Making streams",
-        "stream_destroy makes the handle INVALID for every later call. event_record alone may still take it: the event "
-        "is then done when what the stream was given is. Memory that such a stream uses can so be freed without "
-        "waiting; with a device that refuses, the whole device is waited for.",
-        "streams made through the allocator",
-        "streams come from elsewhere, as numbers",
+        "Creating streams",
+        "stream_destroy makes the handle INVALID for every later call, except that event_record may still accept it:"
+        " the event is then done when the work submitted to the stream is done. That lets memory used by such a stream"
+        " be freed without waiting; if the device refuses the handle, the engine synchronizes the whole device.",
+        "streams created through the allocator",
+        "streams are created elsewhere and passed as numbers",
         (
-            Operation("stream_create", "", "stream stream", "Handle of a new stream."),
+            Operation("stream_create", "", "stream stream", "Return the handle of a new stream."),
             Operation(
                 "stream_destroy", "stream stream", "",
-                "From now on the handle gets StreamError from every method that takes it. `event_record` may still\n"
-                "take it, for an event that is done when what the stream was given is.",
+                "From now on every method that takes this handle raises StreamError. Only `event_record` may still\n"
+                "accept it, for an event that is done when the work submitted to the stream is done.",
             ),
         ),
     ),
     Group(
-        "Streams and events: without them all work counts as finished when it was submitted",
+        "Streams and events: without them all work counts as finished once it is submitted",
         "",
-        "a block that other streams use is reused when their work is done",
-        "**every stream is taken to be finished at any time**: see below",
+        "reuses a block that other streams use when their work is done",
+        "**every stream counts as finished at any time**: see below",
         (
             Operation(
                 "stream_query", "stream stream", "ready ready",
-                "Whether everything submitted to the stream is done. Does not wait.",
+                "Return whether all work submitted to the stream is done. Does not wait.",
             ),
-            Operation("stream_synchronize", "stream stream", "", "Wait for everything submitted to the stream."),
+            Operation("stream_synchronize", "stream stream", "", "Wait for all work submitted to the stream."),
             Operation(
                 "stream_wait", "stream stream, event event", "",
                 "Later work of the stream waits for the event; the caller does not.",
             ),
             Operation("device_synchronize", "", "", "Wait for all work of all streams."),
-            Operation("event_create", "", "event event", "Handle of a new event."),
-            Operation("event_destroy", "event event", "", "Give an event up."),
+            Operation("event_create", "", "event event", "Return the handle of a new event."),
+            Operation("event_destroy", "event event", "", "Destroy an event."),
             Operation(
                 "event_record", "event event, stream stream", "",
-                "The event stands for what the stream has been given so far. Recorded again, it forgets what it stood"
-                " for.",
+                "Record the work submitted to the stream so far in the event. This replaces an earlier recording.",
             ),
             Operation(
                 "event_query", "event event", "ready ready",
-                "Whether the event's work is done; also if it was never recorded. Does not wait.",
+                "Return whether the event's work is done; True if it was never recorded. Does not wait.",
             ),
             Operation("event_synchronize", "event event", "", "Wait for the event's work."),
         ),
@@ -263,83 +262,82 @@ GROUPS = (
     ),
     Group(
         "Events for other processes",
-        "An event made by shared_event_create is used like any other. Imported, it stands for what its owner has last"
-        " recorded in it.",
-        "a stream of another process waits, on the device, for what the owner's stream was given before it shared",
-        "the process that opens a block waits itself",
+        "An event from shared_event_create is used like any other. An imported event stands for what its owner recorded"
+        " in it last.",
+        "makes a stream of another process wait, on the device, for work that the owner submitted before it shared",
+        "the process that opens a block waits on the host",
         (
-            Operation("shared_event_create", "", "event event", "Handle of a new event that can be exported."),
+            Operation("shared_event_create", "", "event event", "Return the handle of a new event to export."),
             Operation(
                 "event_export", "event event", "data handle",
-                "What another process needs to wait for the event; at most 64 bytes.",
+                "Return what another process needs to wait for the event; at most 64 bytes.",
             ),
-            Operation("event_import", "data handle", "event event", "Handle of another process's event."),
+            Operation("event_import", "data handle", "event event", "Return a handle of another process's event."),
         ),
     ),
     Group(
         "Graph capture",
         "`capture` is 0 when the stream is not being captured. capture_terminals and node_predecessors write at most"
-        " `capacity` nodes and set `count` to how many there are. capture_relaxed swaps the calling thread's capture"
-        " strictness, so that a device malloc is allowed. A graph belongs to the caller from capture_end to"
-        " graph_destroy; one that is destroyed while it runs still runs to its end.",
+        " `capacity` nodes and set `count` to the number that exists. capture_relaxed sets whether the calling thread"
+        " may call device malloc during a capture. The caller owns a graph from capture_end to graph_destroy; a graph"
+        " that is destroyed while it runs still runs to its end.",
         "`allotment.capture`: graphs, and private pools for their memory",
         "no capture",
         (
             Operation(
                 "capture_begin", "stream stream", "capture capture",
-                "Identity of a new capture: work given to the stream becomes nodes of a graph instead of running.",
+                "Begin a capture; return its identity. Work given to the stream becomes graph nodes and does not run.",
             ),
             Operation(
                 "capture_end", "stream stream", "graph graph",
-                "Handle of the graph that the capture made. It has ended also if this fails.",
+                "End the capture and return the handle of its graph. The capture ends even if this fails.",
             ),
             Operation(
                 "capture_status", "stream stream", "capture? capture",
-                "Identity of the capture that the stream is in, 0 if none.",
+                "Return the identity of the capture that the stream is in, 0 if none.",
             ),
             Operation(
                 "capture_terminals", "stream stream", "nodes nodes",
-                "The nodes that the stream's next node would depend on.",
+                "Return the nodes that the stream's next node would depend on.",
             ),
-            Operation("node_predecessors", "node node", "nodes nodes", "The nodes that a node directly depends on."),
+            Operation("node_predecessors", "node node", "nodes nodes", "Return the nodes that a node depends on."),
             Operation(
                 "capture_relaxed", "flag relaxed", "",
-                "Whether the calling thread may allocate while a stream is being captured.",
+                "Set whether the calling thread may allocate while a stream is being captured.",
             ),
             Operation(
                 "graph_launch", "graph graph, stream stream", "",
-                "Give the work of a graph to a stream, as often as one likes"
-                " (a capture may refuse it).",
+                "Submit the work of a graph to a stream. May be called any number of times; a capture may refuse it.",
             ),
-            Operation("graph_destroy", "graph graph", "", "Give a graph up."),
+            Operation("graph_destroy", "graph graph", "", "Destroy a graph."),
         ),
         Capability.CAPTURE,
     ),
     Group(
-        "How much memory there is",
+        "Amount of memory",
         "",
-        "tells how much is free, in out-of-memory messages; fractions of the device's memory as a limit",
-        "the figures are missing",
+        "reports free memory in out-of-memory messages; accepts a fraction of the device's memory as a limit",
+        "no figures for the device's memory",
         (
             Operation(
-                "memory_info", "", "bytes? free, bytes? total", "(free, total) bytes of the device.",
+                "memory_info", "", "bytes? free, bytes? total", "Return the device's (free, total) bytes.",
                 reader="free_and_total",
             ),
         ),
     ),
     Group(
-        "Errors that stick",
+        "Sticky errors",
         "",
-        "called after a refused allocation, for devices that would report the refusal once more",
+        "called after a refused allocation, for devices that would report the refusal again",
         "nothing",
-        (Operation("clear_error", "", "", "Forget a failure that the device would otherwise report again."),),
+        (Operation("clear_error", "", "", "Clear a failure that the device would otherwise report again."),),
     ),
     Group(
-        "What a failure was",
-        "The text of the last failure that the calling thread saw: at most `capacity` bytes; returns how many.",
+        "Text of a failure",
+        "Writes the text of the last failure that the calling thread saw: at most `capacity` bytes; returns how many.",
         "",
         "",
-        (Operation("describe", "", "", "The device's words on this thread's last failure.", is_special=True),),
+        (Operation("describe", "", "", "Return the text of this thread's last failure.", is_special=True),),
     ),
     Group(
         "Copies",
@@ -358,49 +356,50 @@ GROUPS = (
     ),
     Group(
         "Other devices",
-        "Chunks are opened to another device by set_access.",
+        "set_access gives another device access to chunks.",
         "access for other devices",
         "none",
         (
             Operation(
-                "peer_enable", "device other", "", "Let device number `other` touch the plain memory of this one.",
+                "peer_enable", "device other", "", "Let device number `other` access the plain memory of this one.",
             ),
         ),
         Capability.PEERS,
     ),
     Group(
         "Sharing plain memory with another process",
-        "A handle of 4 bytes is a file descriptor, which the device keeps open as long as the segment; to import it,"
-        " the other process passes a descriptor of its own for the same file, and may close it afterwards. Any other"
-        " length is opaque. Exported again, a segment has the same handle.",
+        "A handle of 4 bytes is a file descriptor, which the device keeps open as long as the segment. To import it,"
+        " the other process passes a descriptor of its own for the same file, and may close it afterwards. A handle of"
+        " any other length is opaque. Exporting a segment again returns the same handle.",
         "plain memory shared with other processes",
         "none",
         (
             Operation(
                 "segment_export", "address base", "data handle",
-                "What another process needs to open the segment: the same each time, at most 64 bytes. 4 bytes are a\n"
-                "file descriptor, which stays yours and open until the segment is freed.",
+                "Return what another process needs to open the segment: the same each time, at most 64 bytes.\n"
+                "4 bytes are a file descriptor, which you own and keep open until the segment is freed.",
             ),
-            Operation("segment_import", "data handle", "address base", "Address of another process's segment."),
-            Operation("segment_close", "address base", "", "Done with an imported segment."),
+            Operation("segment_import", "data handle", "address base", "Open another process's segment: its address."),
+            Operation("segment_close", "address base", "", "Close an imported segment."),
         ),
         Capability.SHARE,
     ),
     Group(
         "Sharing chunks with another process",
-        "Exported again, a chunk has the same handle. A descriptor is the device's, and open until chunk_release; to"
-        " import it, the other process passes one of its own for the same file, and may close it afterwards.",
+        "Exporting a chunk again returns the same handle. The device owns a descriptor and keeps it open until"
+        " chunk_release. To import it, the other process passes one of its own for the same file, and may close it"
+        " afterwards.",
         "expandable memory shared with other processes",
         "none",
         (
             Operation(
                 "chunk_export", "chunk chunk, share kind", "data handle",
-                "What another process needs to open the chunk, the same each time; `kind` is 1 for a descriptor,\n"
-                "which stays yours and open until the chunk is released, 2 for a handle of 64 bytes.",
+                "Return what another process needs to open the chunk, the same each time. `kind` is 1 for a\n"
+                "descriptor, which you own and keep open until the chunk is released, 2 for a handle of 64 bytes.",
             ),
             Operation(
                 "chunk_import", "share kind, data handle, bytes size", "chunk chunk",
-                "Handle of another process's chunk.",
+                "Open another process's chunk: its handle here.",
             ),
         ),
         Capability.SHARE,
@@ -411,46 +410,46 @@ GROUPS = (
         "host memory that the device reaches quickly",
         "none",
         (
-            Operation("pinned_allocate", "bytes size", "address address", "Address of `size` bytes of such memory."),
-            Operation("pinned_free", "address address", "", "Give back what `pinned_allocate` returned."),
+            Operation("pinned_allocate", "bytes size", "address address", "Return the address of `size` such bytes."),
+            Operation("pinned_free", "address address", "", "Free what `pinned_allocate` returned."),
         ),
         Capability.PINNED,
     ),
     Group(
         "A stream-ordered pool that the device itself keeps",
-        "Set up by the first call. What is freed on a stream may be handed out again on that stream at once, and on"
-        " others once that stream has come so far. On a stream that is being captured both are nodes of the graph: what"
-        " was allocated inside may be freed there, or outside once the graph has run; what was allocated outside cannot"
-        " be freed inside. Usage is of the pool alone, not of graphs: what is in use, what the pool holds of the"
-        " device, and the most of either since ordered_reset_high.",
-        "`backend:cudaMallocAsync`: the device keeps a stream-ordered pool and"
-        " [the allocator stands aside](driver-pool.md); needs streams and events too",
+        "The first call creates the pool. Memory freed on a stream may be reused on that stream at once, and on others"
+        " once that stream has reached the free. On a stream that is being captured, both calls become nodes of the"
+        " graph: memory allocated inside may be freed there, or outside once the graph has run; memory allocated"
+        " outside cannot be freed inside. Usage counts the pool, not graphs: bytes in use, bytes that the pool holds,"
+        " and the peak of either since ordered_reset_high.",
+        "`backend:cudaMallocAsync`: [the device's own stream-ordered pool](driver-pool.md) replaces our cache;"
+        " needs streams and events too",
         "our own cache only",
         (
             Operation(
                 "ordered_allocate", "bytes size, stream stream", "address address",
-                "Address of `size` bytes that work on `stream` may use from now on.", finds_memory=True,
+                "Return the address of `size` bytes that later work on `stream` may use.", finds_memory=True,
             ),
             Operation(
                 "ordered_free", "address address, stream stream", "",
-                "Take back what `ordered_allocate` gave, once `stream` has done what it was given so far.",
+                "Free what `ordered_allocate` returned, once the work submitted to `stream` so far is done.",
             ),
             Operation(
                 "ordered_trim", "bytes keep", "",
-                "Give unused memory back to the device until at most `keep` bytes are held.",
+                "Release unused memory until the pool holds at most `keep` bytes.",
             ),
             Operation(
                 "ordered_usage", "", "bytes? used, bytes? used_high, bytes? reserved, bytes? reserved_high",
-                "(in use, the most in use, held, the most held), in bytes.",
+                "Return (bytes in use, their peak, bytes held, their peak).",
             ),
-            Operation("ordered_reset_high", "", "", "The two peaks start anew from what there is now."),
-            Operation("ordered_access", "device device", "", "Let the device of that index touch the pool's memory."),
+            Operation("ordered_reset_high", "", "", "Reset both peaks to the current values."),
+            Operation("ordered_access", "device device", "", "Let the device of that index access the pool's memory."),
         ),
         Capability.STREAM_ORDERED,
     ),
 )  # fmt: skip
 
 OPERATIONS = tuple(operation for group in GROUPS for operation in group.operations)
-"""In the order of the table, which can be walked as an array of functions."""
+"""Operations in the order of the table, whose functions form an array."""
 
 STREAM_OPERATIONS = frozenset(operation.name for operation in OPERATIONS if operation.is_fault_of_stream)

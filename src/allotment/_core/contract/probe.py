@@ -1,7 +1,7 @@
 """Calls each function of a device's contract table from Python: for contract tests and for tools.
 
-Arguments go through as they are given, so a test can also hand over what the engine never would. Each call
-runs without the interpreter lock, as the engine's own calls do.
+Arguments are passed on unchecked, so a test can also pass what the engine never would. Each call runs without the
+interpreter lock, as the engine's own calls do.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["Capability", "Probe", "Share", "Status", "StatusError"]
 _HANDLE_CAPACITY = 256
 _TEXT_CAPACITY = 1024
 _UNWRITTEN = 0xA110_CA7E_DEAD_BEEF
-"""What an out-parameter holds before a call; no device gives this."""
+"""Content of an out-parameter before a call; no device returns this value."""
 _NARROW = {"device": ctypes.c_int, "share": ctypes.c_int, "flag": ctypes.c_int}
 
 
 class StatusError(Exception):
-    """A call of the contract did not return OK: `status`, `operation`, and the device's own words in `text`."""
+    """A contract call did not return OK; has `status`, `operation`, and the device's own text in `text`."""
 
     def __init__(self, status: Status, operation: str, text: str) -> None:
         super().__init__(f"{operation}: {status.name}" + (f" ({text})" if text else ""))
@@ -37,9 +37,10 @@ class StatusError(Exception):
 class Probe:
     """One method for each operation of a device's contract table, with the operation's parameters.
 
-    A method returns what the operation gave, raises StatusError if it did not return OK, and UnsupportedError if the
-    device does not have it. The two queries return False for NOT_READY. An operation that fails and has yet written its
-    result raises AssertionError. A stream that comes last may be left out: it is then the default stream.
+    A method returns the operation's result. It raises StatusError if the operation did not return OK, and
+    UnsupportedError if the device lacks it. The two queries return False for NOT_READY. A method raises AssertionError
+    if a failed operation wrote its result nevertheless. A trailing stream argument may be omitted: it is then the
+    default stream.
     """
 
     def __init__(self, device: Device) -> None:
@@ -53,15 +54,16 @@ class Probe:
 
     @property
     def operations(self) -> frozenset[str]:
-        """The operations that this device has."""
+        """Operations that this device has."""
         return frozenset(name for name, address in self._addresses.items() if address)
 
     @property
     def capabilities(self) -> Capability:
+        """Capabilities that the device claims."""
         return Capability(self.device.capabilities)
 
     def describe(self) -> str:
-        """The device's words on this thread's last failure."""
+        """Return the device's text for this thread's last failure."""
         text = ctypes.create_string_buffer(_TEXT_CAPACITY)
         length = self._function("describe", ctypes.c_size_t, [ctypes.c_void_p, ctypes.c_size_t])(text, _TEXT_CAPACITY)
         return text.raw[: min(length, _TEXT_CAPACITY)].decode("utf-8", "replace")
@@ -101,14 +103,14 @@ class Probe:
                 raise AssertionError(f"{operation.name} returned {status.name} and yet wrote its result")
             raise StatusError(status, operation.name, self.describe() if self._addresses["describe"] else "")
         if any(result.lacks_room for result in results):
-            # That a device counts what it cannot write is part of the contract.
+            # By contract a device also counts the nodes that it had no room to write.
             return self._call(operation, given, results[0].number.value)
         values = tuple(result.value for result in results)
         return values if len(values) > 1 else values[0] if values else None
 
 
 def passed(value: Value, argument: Any) -> list[Any]:
-    """The C arguments that a Python one is."""
+    """C arguments for one Python argument."""
     if value.role == "data":
         return [ctypes.c_char_p(argument), ctypes.c_size_t(len(argument))]
     number = _NARROW.get(value.role, ctypes.c_uint64)(argument)
@@ -122,7 +124,7 @@ def type_of(argument: Any) -> Any:
 
 
 class Result:
-    """Room for one result of a call, and what is in it afterwards."""
+    """Space for one result of a call, and the value in it afterwards."""
 
     def __init__(self, value: Value, capacity: int) -> None:
         self.role = value.role

@@ -3,8 +3,8 @@
 from allotment._core.contract.table import Device
 
 def error_for(device: Device, status: int, operation: str) -> Exception:
-    """The exception, not yet raised, for a status other than OK that `operation` of a device answered.
+    """Return, without raising it, the exception for a status other than OK that `operation` of a device returned.
 
-    If the device is written in Python, it is chained to the exception that this thread's last failing
-    call of it raised.
+    If the device is written in Python, the exception is chained to the one that this thread's last failing call of the
+    device raised.
     """

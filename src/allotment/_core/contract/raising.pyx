@@ -1,5 +1,3 @@
-"""The one place that turns a status into an exception."""
-
 from cpython.object cimport PyObject, PyTypeObject, traverseproc, visitproc
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stddef cimport size_t
@@ -23,7 +21,7 @@ cdef dict STATUS_TEXTS = {
 
 cdef dict METHODS = {operation.name: operation.python_name for operation in OPERATIONS}
 
-# Where each device keeps its failures. The references are borrowed: see Failures.
+# The failures of each device. The references are borrowed: see Failures.
 cdef dict registry = {}         # address of a device -> address of its Failures
 
 
@@ -39,9 +37,9 @@ cdef class Failures:
         registry.pop(<size_t> self.device, None)
 
 
-# Of what is collected together, the collector first finalizes everything, then looks once more at what leads
-# where, and only then takes anything apart. A finalizer may well call the device, for instance to give memory back;
-# the second look is the moment after which none may, and no other is told to us.
+# The collector finalizes every object of a garbage cycle, then traverses the cycle once more, and only then clears it.
+# A finalizer may call the device, for instance to free memory. After the second traversal no call may happen, and the
+# collector gives no other sign of that moment.
 cdef traverseproc traverse_members = (<PyTypeObject*> Failures).tp_traverse
 
 cdef int traverse(PyObject* self, visitproc visit, void* argument) except -1:
@@ -116,7 +114,7 @@ cdef int keep_failure(void* device, status_t status, object exception) except -1
     replaced = failures.exceptions.get((thread, status))
     failures.exceptions[thread, status] = exception
     if is_interrupt(replaced):
-        # It was not raised yet, and a user's Ctrl-C must not vanish under the failure of a clean-up.
+        # Nobody has raised the interrupt yet. The failure of a clean-up must not hide a user's Ctrl-C.
         put_under(exception, replaced)
     return 0
 
@@ -164,9 +162,9 @@ cdef str described(DeviceTable* table):
 
 
 def error_for(Device device not None, status_t status, str operation not None) -> Exception:
-    """The exception, not yet raised, for a status other than OK that `operation` of a device answered.
+    """Return, without raising it, the exception for a status other than OK that `operation` of a device returned.
 
-    If the device is written in Python, it is chained to the exception that this thread's last failing
-    call of it raised.
+    If the device is written in Python, the exception is chained to the one that this thread's last failing call of the
+    device raised.
     """
     return device_error(device, status, operation)

@@ -1,23 +1,23 @@
 """The contract between the engine and a device: one table of C functions.
 
-The engine knows no driver. Whatever it wants of a device it asks through this table, and a device is
-whatever fills one in: the driver of a GPU, host memory, a simulation, or a class a user wrote in Python.
+The engine knows no driver. It reaches a device only through this table. Anything that fills in a table is a device:
+a GPU's driver, host memory, a simulation, or a class that a user wrote in Python.
 
 What callers guarantee
     - `self` is the table's own `self`, sizes are > 0, addresses and handles came from this table.
-    - Calls may come from any thread, several at once, without the interpreter lock. Those that may wait (segment_free
-      and what is called synchronize) are made without any lock of the engine's; the others must not wait for work, nor
-      for a thread that may be in the engine.
+    - Calls may come from any thread, several at once, without the interpreter lock. The engine holds none of its locks
+      when it calls a function that may block (segment_free and the synchronize functions). The other functions must not
+      block on device work, nor on a thread that may be inside the engine.
     - Ranges, chunks and pages are multiples of `granularity`; only whole chunks are mapped.
 
 What a device guarantees
     - Every function returns a status and never raises; out-parameters are written only on OK.
     - A call that does not return OK has changed nothing (a failed map has mapped nothing).
-    - OUT_OF_MEMORY means that freeing memory and asking again may help; anything else will not.
-    - `describe` gives the text of the last failure seen by the calling thread.
-    - A function that the device lacks is NULL, and the capability that stands for it is not set.
+    - OUT_OF_MEMORY means that freeing memory and retrying may help. With any other status a retry is pointless.
+    - `describe` returns the text of the last failure that the calling thread saw.
+    - A function that the device lacks is NULL, and the capability for it is not set.
 
-Exactly one place turns a status into an exception: `_core/contract/raising.pyx`.
+Only `_core/contract/raising.pyx` turns a status into an exception.
 """
 
 from libc.stddef cimport size_t
@@ -35,30 +35,30 @@ cdef enum:
 cdef enum:
     OK = 0
     OUT_OF_MEMORY = 1       # the device has no room for this now
-    NOT_READY = 2           # an event or stream still has work; only event_query and stream_query say so
+    NOT_READY = 2           # an event or stream still has work; returned only by event_query and stream_query
     UNSUPPORTED = 3         # this device cannot do that
-    INVALID = 4             # a handle or address that is not, or no longer, one of this device's
-    DEVICE_ERROR = 5        # the driver said no; `describe` has its words
+    INVALID = 4             # a handle or address that is not, or no longer, valid on this device
+    DEVICE_ERROR = 5        # the driver failed; `describe` has its text
 
 cdef enum:                  # capabilities
     CAN_VIRTUAL = 1         # reserve, create, map, unmap: expandable segments
-    CAN_EVENTS = 2          # streams run on their own; events tell when
-    CAN_CAPTURE = 4         # streams can be captured into graphs, and these run again
-    CAN_PEERS = 8           # other devices can be given access
-    CAN_SHARE = 16          # memory can be handed to another process
+    CAN_EVENTS = 2          # streams run asynchronously; events tell when they are done
+    CAN_CAPTURE = 4         # streams can be captured into graphs, which can be launched again
+    CAN_PEERS = 8           # other devices can get access
+    CAN_SHARE = 16          # another process can open the memory
     CAN_COPY = 32
     CAN_PINNED = 64
-    IS_HOST = 128           # addresses can be read and written by this process
-    CAN_STREAM_ORDERED = 256  # has a pool of its own, which gives and takes memory in stream order
-    IS_RECORDED = 512       # addresses are a recording's: ranges may overlap, since their lengths are not recorded
-    IS_UNCHECKED = 1024     # naming a stream that others made, and have destroyed, may crash
+    IS_HOST = 128           # this process can read and write the addresses
+    CAN_STREAM_ORDERED = 256  # has its own pool, which allocates and frees in stream order
+    IS_RECORDED = 512       # addresses come from a recording: ranges may overlap, since their lengths are not recorded
+    IS_UNCHECKED = 1024     # using a stream that other code created and destroyed may crash
 
-ctypedef enum share_t:      # how a piece of memory travels to another process
+ctypedef enum share_t:      # how memory is shared with another process
     SHARE_IPC = 0           # opaque 64 bytes, made from a plain segment
     SHARE_DESCRIPTOR = 1    # a file descriptor (4 bytes), made from a chunk
     SHARE_FABRIC = 2        # opaque 64 bytes, made from a chunk
 
-cdef enum Operation:        # the place of each in the table
+cdef enum Operation:        # index of each operation in the table
     SEGMENT_ALLOCATE, SEGMENT_FREE, RANGE_RESERVE, RANGE_RELEASE, CHUNK_CREATE, CHUNK_RELEASE, MAP, UNMAP, SET_ACCESS,
     GRANULARITY, STREAM_CREATE, STREAM_DESTROY, STREAM_QUERY, STREAM_SYNCHRONIZE, STREAM_WAIT, DEVICE_SYNCHRONIZE,
     EVENT_CREATE, EVENT_DESTROY, EVENT_RECORD, EVENT_QUERY, EVENT_SYNCHRONIZE, SHARED_EVENT_CREATE, EVENT_EXPORT,
@@ -74,13 +74,13 @@ cdef struct DeviceTable:
     device_t device         # index shown in reports and snapshots
     void* self
 
-    # Plain memory: the only part every device has. `stream` is the stream of the request, for devices that care.
+    # Plain memory: the only part every device has. `stream` is the stream of the request, for devices that need it.
     # segment_free waits for work that was submitted before and may still touch the segment, as a driver's free does.
     status_t (*segment_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
     status_t (*segment_free)(void* self, address_t address, bytes_t size) noexcept nogil
 
     # Virtual memory: addresses (ranges) apart from physical memory (chunks). One chunk may be mapped at several
-    # addresses at once. A fresh mapping is out of reach until access is set; the device's own access is set with its
+    # addresses at once. A new mapping is inaccessible until access is set; the device's own access is set with its
     # own index.
     status_t (*range_reserve)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
     status_t (*range_release)(void* self, address_t address, bytes_t size) noexcept nogil
@@ -91,13 +91,14 @@ cdef struct DeviceTable:
     status_t (*set_access)(void* self, address_t address, bytes_t size, device_t device) noexcept nogil
     status_t (*granularity)(void* self, bytes_t* size) noexcept nogil
 
-    # Making streams. stream_destroy makes the handle INVALID for every later call. event_record alone may still take
-    # it: the event is then done when what the stream was given is. Memory that such a stream uses can so be freed
-    # without waiting; with a device that refuses, the whole device is waited for.
+    # Creating streams. stream_destroy makes the handle INVALID for every later call, except that event_record may
+    # still accept it: the event is then done when the work submitted to the stream is done. That lets memory used by
+    # such a stream be freed without waiting; if the device refuses the handle, the engine synchronizes the whole
+    # device.
     status_t (*stream_create)(void* self, stream_t* stream) noexcept nogil
     status_t (*stream_destroy)(void* self, stream_t stream) noexcept nogil
 
-    # Streams and events: without them all work counts as finished when it was submitted.
+    # Streams and events: without them all work counts as finished once it is submitted.
     status_t (*stream_query)(void* self, stream_t stream) noexcept nogil
     status_t (*stream_synchronize)(void* self, stream_t stream) noexcept nogil
     status_t (*stream_wait)(void* self, stream_t stream, event_t event) noexcept nogil
@@ -108,17 +109,17 @@ cdef struct DeviceTable:
     status_t (*event_query)(void* self, event_t event) noexcept nogil
     status_t (*event_synchronize)(void* self, event_t event) noexcept nogil
 
-    # Events for other processes. An event made by shared_event_create is used like any other. Imported, it stands for
-    # what its owner has last recorded in it.
+    # Events for other processes. An event from shared_event_create is used like any other. An imported event stands
+    # for what its owner recorded in it last.
     status_t (*shared_event_create)(void* self, event_t* event) noexcept nogil
     status_t (*event_export)(void* self, event_t event, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil
     status_t (*event_import)(void* self, const unsigned char* handle, size_t length, event_t* event) noexcept nogil
 
     # Graph capture. `capture` is 0 when the stream is not being captured. capture_terminals and node_predecessors
-    # write at most `capacity` nodes and set `count` to how many there are. capture_relaxed swaps the calling thread's
-    # capture strictness, so that a device malloc is allowed. A graph belongs to the caller from capture_end to
-    # graph_destroy; one that is destroyed while it runs still runs to its end.
+    # write at most `capacity` nodes and set `count` to the number that exists. capture_relaxed sets whether the
+    # calling thread may call device malloc during a capture. The caller owns a graph from capture_end to
+    # graph_destroy; a graph that is destroyed while it runs still runs to its end.
     status_t (*capture_begin)(void* self, stream_t stream, capture_t* capture) noexcept nogil
     status_t (*capture_end)(void* self, stream_t stream, graph_t* graph) noexcept nogil
     status_t (*capture_status)(void* self, stream_t stream, capture_t* capture) noexcept nogil
@@ -130,34 +131,35 @@ cdef struct DeviceTable:
     status_t (*graph_launch)(void* self, graph_t graph, stream_t stream) noexcept nogil
     status_t (*graph_destroy)(void* self, graph_t graph) noexcept nogil
 
-    # How much memory there is.
+    # Amount of memory.
     status_t (*memory_info)(void* self, bytes_t* free, bytes_t* total) noexcept nogil
 
-    # Errors that stick.
+    # Sticky errors.
     status_t (*clear_error)(void* self) noexcept nogil
 
-    # What a failure was. The text of the last failure that the calling thread saw: at most `capacity` bytes; returns
-    # how many.
+    # Text of a failure. Writes the text of the last failure that the calling thread saw: at most `capacity` bytes;
+    # returns how many.
     size_t (*describe)(void* self, char* text, size_t capacity) noexcept nogil
 
     # Copies. In stream order; `destination_device` and `source_device` may differ from this one.
     status_t (*copy)(void* self, address_t destination, address_t source, bytes_t size, device_t destination_device,
                      device_t source_device, stream_t stream) noexcept nogil
 
-    # Other devices. Chunks are opened to another device by set_access.
+    # Other devices. set_access gives another device access to chunks.
     status_t (*peer_enable)(void* self, device_t other) noexcept nogil
 
     # Sharing plain memory with another process. A handle of 4 bytes is a file descriptor, which the device keeps open
-    # as long as the segment; to import it, the other process passes a descriptor of its own for the same file, and
-    # may close it afterwards. Any other length is opaque. Exported again, a segment has the same handle.
+    # as long as the segment. To import it, the other process passes a descriptor of its own for the same file, and
+    # may close it afterwards. A handle of any other length is opaque. Exporting a segment again returns the same
+    # handle.
     status_t (*segment_export)(void* self, address_t base, unsigned char* handle, size_t capacity,
                                size_t* length) noexcept nogil
     status_t (*segment_import)(void* self, const unsigned char* handle, size_t length, address_t* base) noexcept nogil
     status_t (*segment_close)(void* self, address_t base) noexcept nogil
 
-    # Sharing chunks with another process. Exported again, a chunk has the same handle. A descriptor is the device's,
-    # and open until chunk_release; to import it, the other process passes one of its own for the same file, and may
-    # close it afterwards.
+    # Sharing chunks with another process. Exporting a chunk again returns the same handle. The device owns a
+    # descriptor and keeps it open until chunk_release. To import it, the other process passes one of its own for the
+    # same file, and may close it afterwards.
     status_t (*chunk_export)(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil
     status_t (*chunk_import)(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,
@@ -167,11 +169,11 @@ cdef struct DeviceTable:
     status_t (*pinned_allocate)(void* self, bytes_t size, address_t* address) noexcept nogil
     status_t (*pinned_free)(void* self, address_t address) noexcept nogil
 
-    # A stream-ordered pool that the device itself keeps. Set up by the first call. What is freed on a stream may be
-    # handed out again on that stream at once, and on others once that stream has come so far. On a stream that is
-    # being captured both are nodes of the graph: what was allocated inside may be freed there, or outside once the
-    # graph has run; what was allocated outside cannot be freed inside. Usage is of the pool alone, not of graphs:
-    # what is in use, what the pool holds of the device, and the most of either since ordered_reset_high.
+    # A stream-ordered pool that the device itself keeps. The first call creates the pool. Memory freed on a stream
+    # may be reused on that stream at once, and on others once that stream has reached the free. On a stream that is
+    # being captured, both calls become nodes of the graph: memory allocated inside may be freed there, or outside
+    # once the graph has run; memory allocated outside cannot be freed inside. Usage counts the pool, not graphs:
+    # bytes in use, bytes that the pool holds, and the peak of either since ordered_reset_high.
     status_t (*ordered_allocate)(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil
     status_t (*ordered_free)(void* self, address_t address, stream_t stream) noexcept nogil
     status_t (*ordered_trim)(void* self, bytes_t keep) noexcept nogil
@@ -182,13 +184,13 @@ cdef struct DeviceTable:
 
 # --- end of what is generated ---
 
-# The functions of the table as an array: where the one at a place stands.
+# Where the table's function number `place` is stored: the functions form an array.
 cdef inline void** entry(const DeviceTable* table, int place) noexcept nogil:
     return <void**> &table.segment_allocate + place
 
 
 cdef class Device:
-    """What every device is to Python: the owner of one filled-in table.
+    """Base of every device in Python: owns one filled-in table.
 
     The table lives as long as this object; an allocator holds a reference to it. Subclasses fill in
     `table` in `__cinit__` and never change it afterwards.
@@ -196,4 +198,4 @@ cdef class Device:
     cdef DeviceTable table
     cdef object __weakref__
     cdef str name                   # which device: "cuda:1"
-    cdef str family                 # what kind of device: "cuda"; what others may conclude from is this, not the name
+    cdef str family                 # what kind of device: "cuda"; other code decides by this, never by the name

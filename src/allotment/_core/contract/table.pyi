@@ -1,24 +1,24 @@
 # Made from table.pyx by `make stubs`: change it there.
 
 class Device:
-    """What every device is to Python: the owner of one filled-in contract table.
+    """Base of every device: owns one filled-in contract table.
 
-    Devices are made as `HostDevice`, `CudaDevice`, `SimulatedDevice` or a `Backend` of your own, and given to an
-    `Allocator`, which keeps them alive. What they are does not change, so threads may share them.
+    Create devices as `HostDevice`, `CudaDevice`, `SimulatedDevice` or a `Backend` of your own, and pass them to an
+    `Allocator`, which keeps them alive. Devices are immutable, so threads may share them.
     """
 
     @property
     def name(self) -> str:
-        """Which device it is, as users name it: "host", "cuda:1", "sim:80GiB"."""
+        """Name of the device, as users write it: "host", "cuda:1", "sim:80GiB"."""
     @property
     def family(self) -> str:
-        """What kind of device it is: "cuda", "host", "simulated", or what a `Backend` of yours says it is."""
+        """Kind of device: "cuda", "host", "simulated", or the family that your `Backend` names."""
     @property
     def index(self) -> int:
-        """The device's index, as reports and snapshots show it."""
+        """Index of the device, as reports and snapshots show it."""
     @property
     def capabilities(self) -> int:
-        """What the device can do, as the bits of the contract."""
+        """Capabilities of the device, as the contract's bit flags."""
 
 def functions(device: Device) -> list[int]:
-    """The `self` of a device's table and then its functions, in the table's order; 0 for one that it does not have."""
+    """Return the `self` of a device's table, then its functions in the table's order; 0 where the device lacks one."""

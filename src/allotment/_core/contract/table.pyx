@@ -1,4 +1,4 @@
-"""The Python face of a device that the engine can run on."""
+"""The Python side of a device that the engine can run on."""
 
 from libc.stddef cimport size_t
 from libc.string cimport memset
@@ -7,10 +7,10 @@ from allotment._core.contract.table cimport OPERATION_COUNT, TABLE_VERSION, Devi
 
 
 cdef class Device:
-    """What every device is to Python: the owner of one filled-in contract table.
+    """Base of every device: owns one filled-in contract table.
 
-    Devices are made as `HostDevice`, `CudaDevice`, `SimulatedDevice` or a `Backend` of your own, and given to an
-    `Allocator`, which keeps them alive. What they are does not change, so threads may share them.
+    Create devices as `HostDevice`, `CudaDevice`, `SimulatedDevice` or a `Backend` of your own, and pass them to an
+    `Allocator`, which keeps them alive. Devices are immutable, so threads may share them.
     """
 
     def __cinit__(self, *args, **kwargs):
@@ -22,22 +22,22 @@ cdef class Device:
 
     @property
     def name(self) -> str:
-        """Which device it is, as users name it: "host", "cuda:1", "sim:80GiB"."""
+        """Name of the device, as users write it: "host", "cuda:1", "sim:80GiB"."""
         return self.name
 
     @property
     def family(self) -> str:
-        """What kind of device it is: "cuda", "host", "simulated", or what a `Backend` of yours says it is."""
+        """Kind of device: "cuda", "host", "simulated", or the family that your `Backend` names."""
         return self.family
 
     @property
     def index(self) -> int:
-        """The device's index, as reports and snapshots show it."""
+        """Index of the device, as reports and snapshots show it."""
         return self.table.device
 
     @property
     def capabilities(self) -> int:
-        """What the device can do, as the bits of the contract."""
+        """Capabilities of the device, as the contract's bit flags."""
         return self.table.capabilities
 
     def __reduce__(self):
@@ -48,5 +48,5 @@ cdef class Device:
 
 
 def functions(Device device not None) -> list[int]:
-    """The `self` of a device's table and then its functions, in the table's order; 0 for one that it does not have."""
+    """Return the `self` of a device's table, then its functions in the table's order; 0 where the device lacks one."""
     return [<size_t> device.table.self, *[<size_t> entry(&device.table, place)[0] for place in range(OPERATION_COUNT)]]

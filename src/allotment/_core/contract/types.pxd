@@ -1,8 +1,7 @@
 """Plain integers, given a role.
 
-Addresses, sizes and handles are all 64-bit numbers; a signature that says which one it takes cannot be
-called with another by accident of reading. Handles are opaque to the engine: only the device that
-made one can use it.
+Addresses, sizes and handles are all 64-bit numbers. A signature that names the role of each number makes it hard to
+pass the wrong one. Handles are opaque to the engine: only the device that created a handle can use it.
 """
 
 from libc.stdint cimport int64_t, uint64_t

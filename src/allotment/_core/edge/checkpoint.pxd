@@ -1,17 +1,16 @@
 """Save and restore the arrangement of a private pool.
 
-    take      the pool's ranges, block by block: address, size, in use or free, mapped or not
+    take      record the pool's ranges, block by block: address, size, in use or free, mapped or not
     restore   wait for the streams that use blocks of the recorded ranges;
-              free all that is in use, which leaves each range as maximal free runs;
-              then hand out every recorded block in order, which cuts the runs where they were cut;
+              free everything in use, which leaves each range as maximal free runs;
+              then allocate every recorded block in order, which splits the runs where they were split;
               then free those that were free
 
-A restore is checked against the pool before it changes anything: every recorded range must still be
-there with the same memory mapped. An expandable range may have grown at its end, as PyTorch allows: what was mapped
-there is free then, and part of the last recorded block if that is free. While streams are waited for others may come
-and go, so it is checked again after each wait. Ranges that came later stay, wholly free; what is freed in them may go
-on waiting. Statistics and trace see each step; request sizes are not part of a state, so a revived block's request is
-its size.
+Before a restore changes anything, it checks the state against the pool: every recorded range must still exist with the
+same memory mapped. An expandable range may have grown at its end, as PyTorch allows: the new memory is free then, and
+part of the last recorded block if that is free. Waiting for streams releases the lock, so the check is repeated after
+each wait. Ranges that came later stay, wholly free; blocks freed in them may go on waiting. Statistics and trace see
+each step. Request sizes are not part of a state, so a revived block's request is its size.
 """
 
 from libc.stddef cimport size_t

@@ -77,9 +77,9 @@ cdef bint ranges_by_base(Engine* engine, Pool* pool, PointerMap* by_base) noexce
 
 
 cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
-    """Whether recorded blocks could be those of a range: states pass through users' hands.
+    """Whether recorded blocks could be those of a range: states pass through user code, so check everything.
 
-    A range that grows at its end may have done so since.
+    An expandable range may have grown at its end since.
     """
     cdef address_t at = range_.base
     cdef bytes_t left = range_.size
@@ -102,19 +102,19 @@ cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end
 
 
 cdef inline bint is_tail(const BlockCopy* then, const BlockCopy* end) noexcept nogil:
-    """Whether a recorded block is the addresses behind all memory of an expandable range."""
+    """Whether a recorded block is the unmapped end of an expandable range."""
     return then + 1 == end and then.state == STATE_UNMAPPED
 
 
 cdef bint has_grown_at_its_end(const Block* now) noexcept nogil:
-    """Whether all that is mapped from a block on is side by side, with addresses left behind it."""
+    """Whether everything mapped from a block on is contiguous, with unmapped addresses after it."""
     while now != NULL and now.mapped:
         now = now.next
     return now != NULL and now.next == NULL
 
 
 cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
-    """Whether a range is mapped where it was, block boundaries aside, and perhaps behind that. pre: tiles"""
+    """Whether a range is mapped where it was, block boundaries aside, and perhaps beyond that. pre: tiles"""
     cdef const BlockCopy* first = then
     cdef Block* now = range_.head
     cdef address_t now_until, then_until
@@ -123,7 +123,7 @@ cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCop
         then_until = then.address + then.size
         if now.mapped != (then.state != STATE_UNMAPPED):
             return then > first and is_tail(then, end) and has_grown_at_its_end(now)
-        # Step over whichever ends first; over both where both end.
+        # Advance whichever ends first; both if they end together.
         if now_until <= then_until:
             now = now.next
         if then_until <= now_until:
@@ -132,7 +132,7 @@ cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCop
 
 
 cdef bint is_leaving_in(const Range* range_) noexcept nogil:
-    """Whether some of a range is on its way back to the device."""
+    """Whether some memory of a range is being returned to the device."""
     cdef Block* block = range_.head
     while block != NULL and block.deferred != LEAVING:
         block = block.next
@@ -140,14 +140,14 @@ cdef bint is_leaving_in(const Range* range_) noexcept nogil:
 
 
 cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ranges, Failure* failure) noexcept nogil:
-    """The range of each recorded segment, if all are there and can be arranged as recorded."""
+    """Find the range of each recorded segment, if all exist and can be arranged as recorded."""
     cdef const SegmentCopy* segment
     cdef const BlockCopy* blocks
     cdef size_t i
     for i in range(state.segment_count):
         segment = &state.segments[i]
         blocks = &state.blocks[segment.first_block]
-        # Out of the map, so that none is found twice.
+        # Removed from the map, so that none is found twice.
         ranges[i] = <Range*> map_pop(by_base, segment.address)
         failure.address = segment.address
         if ranges[i] == NULL or not (tiles(ranges[i], blocks, blocks + segment.block_count)
@@ -161,7 +161,7 @@ cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ran
 # --- waiting for the streams that use blocks ---------------------------------------------------------------
 
 cdef Block* find_pending(Engine* engine, Range** ranges, size_t count) noexcept nogil:
-    """A block of these ranges that was freed and still waits, or is open elsewhere; NULL if there is none."""
+    """Return a block of these ranges that was freed and still waits, or is open elsewhere; NULL if there is none."""
     cdef Block* block
     cdef size_t i
     for i in range(count):
@@ -175,7 +175,7 @@ cdef Block* find_pending(Engine* engine, Range** ranges, size_t count) noexcept 
 
 cdef StreamRecord* find_user(Engine* engine, Range** ranges, size_t count, PointerMap* waited_for,
                              Block** used) noexcept nogil:
-    """A stream that uses a block of these ranges and was not waited for yet; NULL if there is none."""
+    """Return a stream that uses a block of these ranges and was not waited for yet; NULL if there is none."""
     cdef StreamUse* use
     cdef size_t i
     for i in range(count):
@@ -192,7 +192,7 @@ cdef StreamRecord* find_user(Engine* engine, Range** ranges, size_t count, Point
 
 cdef bint wait_for_user(Engine* engine, StreamRecord* stream, const Block* used, PointerMap* waited_for,
                         Failure* failure) noexcept nogil:
-    """Steps out."""
+    """Has an unlocked section."""
     cdef stream_t handle = stream.handle
     cdef capture_t capture
     cdef address_t address = used.address
@@ -208,7 +208,7 @@ cdef bint wait_for_user(Engine* engine, StreamRecord* stream, const Block* used,
 
 
 cdef bint wait_for_frees(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
-    """Complete the pool's frees, unless the caller is inside a capture. Steps out."""
+    """Complete the pool's frees, unless the caller is inside a capture. Has an unlocked section."""
     cdef capture_t capture
     cdef bint ok
     if not capture_of(engine, current_stream(engine.table.self, 0), &capture, failure):
@@ -216,14 +216,14 @@ cdef bint wait_for_frees(Engine* engine, Pool* pool, uint32_t context, Failure* 
     if capture != 0:
         failure.reason = FAILED_CHECKPOINT_EVENTS
         return False
-    pool.asking += 1        # it stays while it is waited for
+    pool.asking += 1        # keeps the pool alive during the wait
     ok = wait_events(engine, pool, context, failure)
     pool.asking -= 1
     return ok
 
 
 cdef void end_uses(Engine* engine, Range** ranges, size_t count) noexcept nogil:
-    """pre: their streams were waited for"""
+    """pre: the streams were waited for"""
     cdef Block* block
     cdef size_t i
     for i in range(count):
@@ -235,16 +235,16 @@ cdef void end_uses(Engine* engine, Range** ranges, size_t count) noexcept nogil:
 
 
 cdef bint list_live(Engine* engine, Pool* pool, AddressList* live, Failure* failure) noexcept nogil:
-    """The blocks of a pool that are in use, in their own ranges' order, and host memory to free all of them."""
+    """List the blocks of a pool in use, in the order of their ranges, and reserve host memory to free them all."""
     if not pool_addresses(engine, pool.first, pool.second, live, failure):
         return False
     return slab_reserve(&engine.deferred_slab, live.count) or host_memory_failed(failure)
 
 
 cdef void free_all(Engine* engine, const AddressList* live, uint32_t context) noexcept nogil:
-    """Free what `list_live` has found.
+    """Free what `list_live` found.
 
-    A device that refuses must not leave half of them freed: what it has no event for is deferred instead.
+    A device that refuses must not leave half of them freed: frees it refuses events for are deferred instead.
     """
     cdef Failure unimportant
     cdef Block* block
@@ -260,7 +260,7 @@ cdef void free_all(Engine* engine, const AddressList* live, uint32_t context) no
 
 cdef void cut_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, const BlockCopy* end,
                           uint32_t context) noexcept nogil:
-    """Hand out every recorded block of a range, in order. pre: `reserve_records`"""
+    """Allocate every recorded block of a range, in order. pre: `reserve_records`"""
     cdef Block* block = range_.head
     cdef Pool* pool = range_.shelf.rack.pool
     cdef Shelf* shelf
@@ -276,12 +276,12 @@ cdef void cut_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, 
 
 cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, const BlockCopy* end,
                            uint32_t context, AddressList* created) noexcept nogil:
-    """Free what was free. pre: `created` has room for all that was in use"""
+    """Free what was free. pre: `created` has room for everything that was in use"""
     cdef Block* block = range_.head
     cdef Block* following
-    # Not of the addresses at the end: the block before them may have become part of what was mapped since.
+    # Not the unmapped end: the block before it may have become part of what was mapped since.
     while then < end and not is_tail(then, end):
-        following = block.next          # what is free may become part of another
+        following = block.next          # a freed block may be merged
         if then.state == STATE_ALLOCATED:
             created.addresses[created.count] = block.address
             created.count += 1
@@ -293,7 +293,7 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
 
 
 cdef bint reserve_records(Engine* engine, Pool* pool, const Arrangement* state) noexcept nogil:
-    """All that handing out the recorded blocks takes of host memory."""
+    """Reserve all host memory that allocating the recorded blocks takes."""
     cdef StreamRecord* stream
     cdef size_t i
     if pool.placement.reserve == NULL:
@@ -307,7 +307,7 @@ cdef bint reserve_records(Engine* engine, Pool* pool, const Arrangement* state) 
 
 cdef Pool* prepare(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state, Range** ranges,
                    Failure* failure) noexcept nogil:
-    """The pool, the range of each recorded segment, and host memory for what follows; NULL if that cannot be."""
+    """Find the pool and the range of each recorded segment, and reserve host memory; NULL on failure."""
     cdef Pool* pool = find_in_use(engine, first, second, failure)
     cdef PointerMap by_base
     cdef bint ok
@@ -323,7 +323,7 @@ cdef Pool* prepare(Engine* engine, uint64_t first, uint64_t second, const Arrang
 
 cdef Pool* prepare_unused(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state, Range** ranges,
                           uint32_t context, Failure* failure) noexcept nogil:
-    """`prepare`, when nothing in the ranges waits for a stream any more; what used them is waited for. Steps out."""
+    """`prepare` once nothing in the ranges waits for a stream; waits for their users. Has an unlocked section."""
     cdef PointerMap waited_for
     cdef StreamRecord* stream
     cdef Block* block = NULL
@@ -334,7 +334,7 @@ cdef Pool* prepare_unused(Engine* engine, uint64_t first, uint64_t second, const
         stream = find_user(engine, ranges, state.segment_count, &waited_for, &block)
         if find_pending(engine, ranges, state.segment_count) != NULL:
             if completed:
-                failure.reason = FAILED_CHECKPOINT_EVENTS       # a capture, or another thread, holds it up
+                failure.reason = FAILED_CHECKPOINT_EVENTS       # a capture, or another thread, delays it
                 pool = NULL
                 break
             completed = True
@@ -349,7 +349,7 @@ cdef Pool* prepare_unused(Engine* engine, uint64_t first, uint64_t second, const
 
 
 cdef void forget_late_frees(Engine* engine, const AddressList* freed) noexcept nogil:
-    """What was asked to be freed, and put off, is freed now: its address may lead to another block already."""
+    """Drop late frees of what is freed by now: their addresses may already belong to another block."""
     cdef size_t kept = 0
     cdef size_t i, j
     for i in range(engine.late_free_count):
@@ -365,7 +365,7 @@ cdef void forget_late_frees(Engine* engine, const AddressList* freed) noexcept n
 cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state,
                              uint32_t context, AddressList* freed, AddressList* created,
                              Failure* failure) noexcept nogil:
-    """Steps out."""
+    """Has an unlocked section."""
     cdef Range** ranges = <Range**> calloc(state.segment_count + 1, sizeof(Range*))
     cdef const SegmentCopy* segment
     cdef const BlockCopy* blocks
@@ -394,7 +394,7 @@ cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, co
 
 cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, AddressList* out,
                          Failure* failure) noexcept nogil:
-    """The addresses of a pool that are in use, range by range."""
+    """List the addresses of a pool in use, range by range."""
     cdef Pool* pool = pool_find(engine, first, second)
     cdef Range* range_
     cdef Block* block

@@ -1,7 +1,7 @@
-"""Do blocks, ranges, indexes, maps and counters agree, and if not, which rule broke?
+"""Checks that blocks, ranges, indexes, maps and counters agree, and names the invariant that is broken.
 
-Everything that is kept twice for speed is computed once more from the blocks themselves and compared.
-For tests and for `Allocator.check_invariants`; costs a walk over everything.
+Everything that is stored redundantly for speed is computed once more from the blocks themselves and compared. For tests
+and for `Allocator.check_invariants`; costs a walk over everything.
 """
 
 from allotment._core.model.model cimport Engine

@@ -41,7 +41,7 @@ cdef int check_tiling(Range* range_) except -1:
 
 
 cdef int check_views(Range* range_) except -1:
-    """Every page under a mapped block has memory, and `mapped` counts them."""
+    """Check that every page under a mapped block has memory, and that `mapped` counts them."""
     cdef Block* block = range_.head
     cdef bytes_t mapped = 0
     cdef uint64_t page
@@ -63,11 +63,11 @@ cdef struct Counting:
     Engine* engine
     Totals* totals
     bytes_t reserved
-    const Block* astray         # allocated, and not in the address map
+    const Block* astray         # allocated, but not in the address map
 
 
 cdef bint count_part(void* self, const Block* block, address_t address, bytes_t size, bint begins) noexcept nogil:
-    """Add memory to the totals: a part of a free block, or a whole one that is not."""
+    """Add memory to the totals: a part of a free block, or a whole allocated or pending one."""
     cdef Counting* counting = <Counting*> self
     cdef Totals* totals = counting.totals
     cdef int size_class = block.shelf.rack.size_class
@@ -103,7 +103,7 @@ cdef int check_counted(const Counting* counting) except -1:
 
 
 cdef int check_order(Engine* engine) except -1:
-    """Ranges in order of address, without an overlap, and all that have one; unless the addresses are a recording's."""
+    """Check that all ranges are in order of address without overlap; not if the addresses are a recording's."""
     cdef Range* range_ = engine.first_range
     cdef Range* before
     cdef size_t count = 0
@@ -164,14 +164,14 @@ cdef int check_counters(Engine* engine, const Totals* totals) except -1:
     check_tally("segment", &engine.stats.segment, totals.segment)
     check_tally("reserved_bytes", &engine.stats.reserved_bytes, totals.reserved_bytes)
     if <count_t> address_count(engine) != totals.allocation[SMALL] + totals.allocation[LARGE]:
-        broken("the address map holds allocated blocks alone", f"{address_count(engine)} addresses")
+        broken("the address map holds only allocated blocks", f"{address_count(engine)} addresses")
     return 0
 
 
 # --- pools ---------------------------------------------------------------------------------------------------
 
 cdef int check_away(Engine* engine, Pool* pool, Totals* totals) except -1:
-    """What a paused pool has given back is what its pages lack; it counts as reserved no more."""
+    """Check that a paused pool's released bytes are those that its pages lack; they do not count as reserved."""
     cdef Range* range_ = engine.first_range
     cdef bytes_t missing[2]
     missing[SMALL] = missing[LARGE] = 0
@@ -180,7 +180,7 @@ cdef int check_away(Engine* engine, Pool* pool, Totals* totals) except -1:
             missing[range_.shelf.rack.size_class] += missing_of(range_)
         range_ = range_.next
     if missing[SMALL] != pool.small.away or missing[LARGE] != pool.large.away:
-        broken("a paused pool knows what it has given back", f"({pool.first}, {pool.second}): "
+        broken("a paused pool knows what it has released", f"({pool.first}, {pool.second}): "
                f"{pool.small.away} and {pool.large.away} noted, {missing[SMALL]} and {missing[LARGE]} found")
     totals.reserved_bytes[SMALL] -= pool.small.away
     totals.reserved_bytes[LARGE] -= pool.large.away
@@ -188,7 +188,7 @@ cdef int check_away(Engine* engine, Pool* pool, Totals* totals) except -1:
 
 
 cdef int check_tenants(Engine* engine) except -1:
-    """What tenants hold is counted only while one of them has a limit, and then right."""
+    """Check that tenants' memory is counted exactly while one of them has a limit, and correctly."""
     cdef bytes_t[TENANTS_MOST][3] sums
     cdef int tenant
     if engine.trace.counting != (engine.accounts != NULL):
@@ -215,7 +215,7 @@ cdef int check_attention(Engine* engine) except -1:
         broken("the engine counts limits and tags", f"{limits} and {tags} found")
     if (engine.attention & FOR_ROUTES != 0) != (engine.routes != NULL) or (
             engine.attention & FOR_TENANTS != 0) != (engine.accounts != NULL):
-        broken("requests get a closer look where one is due", f"{engine.attention}")
+        broken("requests take the slow path where needed", f"{engine.attention}")
     return 0
 
 
@@ -269,7 +269,7 @@ cdef int check_pools(Engine* engine, Totals* totals) except -1:
 # --- waiting -----------------------------------------------------------------------------------------------
 
 cdef int check_waiting_in(Range* range_, dict events, set deferred, set held_free) except -1:
-    """A range and those that follow it."""
+    """Check a range and those that follow it."""
     cdef Block* block
     cdef bint put_off_now
     while range_ != NULL:
@@ -287,7 +287,7 @@ cdef int check_waiting_in(Range* range_, dict events, set deferred, set held_fre
 
 
 cdef set check_holds(Engine* engine):
-    """Each shared block has other processes among its users, or is freed and needed there; the addresses of those."""
+    """Check that each shared block has other processes as users, or is freed and needed there; return the latter."""
     cdef size_t i
     cdef Hold* hold
     cdef StreamUse* use
@@ -313,7 +313,7 @@ cdef set check_holds(Engine* engine):
 
 
 cdef int check_waiting(Engine* engine) except -1:
-    """Each pending block waits for as many events as it counts, or is deferred."""
+    """Check that each pending block waits for as many events as it counts, or is deferred."""
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
     cdef Deferred* put_off
@@ -354,5 +354,5 @@ cdef int check_engine(Engine* engine) except -1:
     check_tenants(engine)
     check_attention(engine)
     if engine.direct_leaving > <size_t> allotment_lock_out(&engine.lock.word):
-        broken("what is on its way back to the device has a thread that will be back", f"{engine.direct_leaving} are")
+        broken("memory being returned to the device has a thread that will come back", f"{engine.direct_leaving} are")
     return 0

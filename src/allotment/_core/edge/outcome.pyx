@@ -1,4 +1,4 @@
-"""From a failure's facts to the exception that carries them."""
+"""Makes the exception for a failure, from its facts."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -20,23 +20,27 @@ from allotment.errors import (
     AddressError, CaptureError, CheckpointError, DeviceError, OutOfMemoryError, OutOfMemoryFacts, PausedError,
     PoolError, UnsupportedError)
 
-cdef dict POOL_TEXTS = {
-    FAILED_POOL_UNKNOWN: "there is no {pool}; it was never made, or it is closed and its memory gone",
-    FAILED_POOL_FREEABLE:
-        "the last user of {pool} has released it; make another pool, or wait until the memory of this one is gone",
-    FAILED_POOL_IN_USE:
-        "{pool} exists already; its allocator and its placement are chosen when it is made: make another pool",
-    FAILED_POOL_ID: "invalid pool id of {pool}; an id is (0, n) or (n, 0) with n >= 1",
-    FAILED_POOL_PLACEMENT:
-        "{pool} cannot hand out whole segments (no_split); make it with placement='torch', which can",
-    FAILED_ALREADY_ROUTING:
-        "requests are being routed to {pool} already (already recording to mempool_id); end_allocate_to_pool first",
-    FAILED_NOT_ROUTING: "no requests are being routed to {pool} (not currently recording to mempool_id)",
+cdef dict POOL_FAILURES = {     # the reason that the exception names, and its text
+    FAILED_POOL_UNKNOWN: ("unknown", "there is no {pool}; it was never made, or it is closed and its memory gone"),
+    FAILED_POOL_FREEABLE: (
+        "released",
+        "the last user of {pool} has released it; make another pool, or wait until the memory of this one is gone"),
+    FAILED_POOL_IN_USE: (
+        "exists",
+        "{pool} exists already; its allocator and its placement are chosen when it is made: make another pool"),
+    FAILED_POOL_ID: ("no_id", "invalid pool id of {pool}; an id is (0, n) or (n, 0) with n >= 1"),
+    FAILED_POOL_PLACEMENT: (
+        "placement", "{pool} does not support whole segments (no_split); create it with placement='torch', which does"),
+    FAILED_ALREADY_ROUTING: (
+        "routed",
+        "requests are being routed to {pool} already (already recording to mempool_id); end_allocate_to_pool first"),
+    FAILED_NOT_ROUTING: (
+        "not_routed", "no requests are being routed to {pool} (not currently recording to mempool_id)"),
 }
 
 
 cdef tuple processes_on(Device device):
-    """Who holds memory there, where the device has a way to tell: a report does not fail because of a footnote."""
+    """Return the processes that hold memory there, if the device can tell; errors must not replace the report."""
     try:
         return tuple([(int(process), int(size)) for process, size in device.processes()])
     except Exception:
@@ -71,17 +75,20 @@ cdef object paused_error(Device device, const Failure* failure):
     tag = tag_of_pool(failure.pool_first, failure.pool_second)
     if failure.reason == FAILED_PAUSED:
         return PausedError(
-            f"{words} on {device.name} is paused, or is being paused or resumed: its addresses have no memory that "
-            "could be used; resume it first", tag=tag)
+            f"{words} on {device.name} is paused, or is being paused or resumed: its addresses have no usable memory; "
+            "resume it first", tag=tag)
     if failure.reason == FAILED_PAUSE_SHARED:
         return PausedError(
             f"{words} on {device.name} cannot be paused: another process may have its block at {failure.address:#x} "
             "open; close the handle first", tag=tag)
-    why = "its placement moves memory between addresses (placement:dense)"
-    if failure.reason == FAILED_PAUSE_PLAIN:
-        why = f"its segment at {failure.address:#x} is plain memory, which cannot go without its addresses"
+    if failure.reason == FAILED_PAUSE_PLACEMENT:
+        return UnsupportedError(
+            f"{words} on {device.name} cannot be paused: its memory is divided by "
+            f"placement:{(<bytes> failure.fault).decode()}, which does not give it up without its addresses; make the "
+            "pool with placement='torch'", operation="pause")
     return UnsupportedError(
-        f"{device.name} does not support pausing {words}: {why}; it needs virtual memory (range_reserve, map, ...), "
+        f"{device.name} does not support pausing {words}: its segment at {failure.address:#x} is plain memory, which "
+        "cannot go without its addresses; it needs virtual memory (range_reserve, map, ...), "
         "which the memory of a tag has where the device can", operation="pause")
 
 
@@ -104,6 +111,7 @@ cdef object out_of_memory(Device device, const Failure* failure):
         expandable=failure.expandable,
         range_bytes=failure.range_bytes or None,
         rejected=failure.reason == FAILED_REJECTED,
+        address_space=failure.no_addresses,
         limited_by=limiter_of(failure),
         pool=(failure.pool_first, failure.pool_second),
         tag=tag_of_pool(failure.pool_first, failure.pool_second),
@@ -117,7 +125,7 @@ cdef object out_of_memory(Device device, const Failure* failure):
 
 
 cdef object failure_error(Device device, const Failure* failure):
-    """The exception for why an operation failed; the caller raises it."""
+    """Return the exception for a failed operation; the caller raises it."""
     if failure.reason == FAILED_OUT_OF_MEMORY or failure.reason == FAILED_REJECTED:
         return out_of_memory(device, failure)
     if failure.reason in (FAILED_PAUSED, FAILED_PAUSE_PLAIN, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_SHARED):
@@ -125,7 +133,7 @@ cdef object failure_error(Device device, const Failure* failure):
     if failure.reason == FAILED_EXACT_ADDRESS:
         why = f"blocks begin at multiples of {MIN_BLOCK}"
         if failure.address % MIN_BLOCK == 0:
-            why = f"no free block of this pool and stream holds all of it on {device.name}"
+            why = f"no free block of this pool and stream contains all of it on {device.name}"
         return AddressError(f"cannot allocate at {failure.address:#x}: {why}", failure.address)
     if failure.reason == FAILED_DEVICE:
         return device_error(device, failure.status, (<bytes> failure.operation).decode())
@@ -145,9 +153,10 @@ cdef object failure_error(Device device, const Failure* failure):
         return UnsupportedError(
             f"{device.name}: a block of an expandable segment does not have a base allocation; "
             "set expandable_segments:False for memory that is shared by its base", operation="base_allocation")
-    if failure.reason in POOL_TEXTS:
+    if failure.reason in POOL_FAILURES:
         pool = f"{pool_words(failure.pool_first, failure.pool_second)} on {device.name}"
-        return PoolError(POOL_TEXTS[failure.reason].format(pool=pool))
+        reason, text = POOL_FAILURES[failure.reason]
+        return PoolError(text.format(pool=pool), reason=reason)
     if failure.reason == FAILED_STILL_CAPTURING:
         return CaptureError(
             f"a stream of {device.name} that allocated in this capture is still being captured; end the capture first")

@@ -1,14 +1,14 @@
-"""A rehearsal: what a list of requests would come to, tried on a copy of the engine.
+"""A rehearsal: the outcome of a list of requests, tried on a copy of the engine.
 
-    live engine ──(copied under its lock)──> twin engine over a device of paper ──> serve, serve, ... ──> discarded
+    live engine ──(copied under its lock)──> twin engine over a paper device ──> serve, serve, ... ──> discarded
 
-The twin has the pools, ranges, blocks, routes, limits and counters of the live one; its device has as much memory left
-as the live one's, and nothing else. So requests go through the very code that would serve them, and nothing of the live
-engine changes: not even frees are completed whose streams are done. They are completed in the twin.
+The twin has the pools, ranges, blocks, routes, limits and counters of the live engine. Its device only knows how much
+memory the live one has left. So requests run through the very code that would serve them, and the live engine does not
+change: even frees whose streams are done complete only in the twin.
 
-What a copy cannot know is refused by name (`Refusal`): memory that a placement keeps for itself, an allocator of the
-user's own, a filter that calls the user or asks for a capture, frees that a capture puts off. Not rehearsed are the
-free-memory callbacks, which would have to run.
+A `Refusal` names what a copy cannot know: memory that a placement keeps itself, a user's allocator, a filter that calls
+user code or asks for a capture, frees that a capture defers. Free-memory callbacks are not rehearsed, since they would
+have to run.
 """
 
 from libc.stddef cimport size_t
@@ -25,11 +25,11 @@ cdef enum Refusal:
     REFUSED_DEFERRED
 
 cdef struct Paper:
-    # A device that has so much memory, and addresses for all of it.
+    # A device that only counts memory, and has addresses for all of it.
     DeviceTable table
     bytes_t left, total, page
     address_t next              # free from here on
-    address_t placed            # where the next range is, while the copy is made; 0: at `next`
+    address_t placed            # address of the next range, while copying; 0: at `next`
 
 cdef struct Wish:
     bytes_t size
@@ -38,8 +38,8 @@ cdef struct Wish:
 cdef struct Rehearsal:
     Refusal refusal
     bint fits
-    size_t served               # requests, up to the first that failed
-    count_t new_reserved        # bytes at the end, less those now
+    size_t served               # number of requests served before the first that failed
+    count_t new_reserved        # change of reserved bytes
     Failure failure             # of the rehearsal itself, or of the request
 
 cdef bint rehearse(Engine* engine, const Wish* wishes, size_t count, Rehearsal* out) noexcept nogil

@@ -26,12 +26,12 @@ from allotment._core.records.stats cimport SMALL, PoolTally, tally_now
 from allotment._core.tools.pointer_map cimport PointerMap, map_clear, map_get, map_init, map_put, map_reserve
 from allotment._core.tools.slab cimport slab_reserve, slab_take
 
-cdef enum:                      # events of paper
+cdef enum:                      # events of the paper device
     EVENT_DONE = 1
     EVENT_AHEAD = 2
 
 
-# --- the device of paper -----------------------------------------------------------------------------------------
+# --- the paper device --------------------------------------------------------------------------------------------
 
 cdef address_t take_addresses(Paper* paper, bytes_t size) noexcept nogil:
     cdef address_t address = paper.placed
@@ -125,7 +125,7 @@ cdef void take_nothing(void* self, address_t address, bytes_t size, stream_t str
 
 
 cdef void fill_paper(Paper* paper, Engine* engine) noexcept nogil:
-    """As much memory as the live device has left; one that cannot tell is taken to have enough."""
+    """Give it as much memory as the live device has left; a device that cannot tell counts as having enough."""
     cdef DeviceTable* live = engine.table
     cdef DeviceTable* table = &paper.table
     cdef size_t i
@@ -212,7 +212,7 @@ cdef bint copy_pools(Engine* twin, const Engine* engine, Failure* failure) noexc
 
 
 cdef void settle_pools(Engine* twin, const Engine* engine) noexcept nogil:
-    """Their counts, once the routes are there, which are users too."""
+    """Copy the counts, once the routes exist, which are users too."""
     cdef const Pool* pool = &engine.defaults
     cdef Pool* made
     while pool != NULL:
@@ -235,7 +235,7 @@ cdef void settle_pools(Engine* twin, const Engine* engine) noexcept nogil:
 
 
 cdef bint copy_routes(Engine* twin, const Route* route, Failure* failure) noexcept nogil:
-    """The oldest first."""
+    """Copy the oldest first."""
     cdef Filter filter
     if route == NULL:
         return True
@@ -264,7 +264,7 @@ cdef bint copy_pages(Engine* twin, const Range* range_, Range* made) noexcept no
 
 
 cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap* twins) noexcept nogil:
-    """Blocks on a list of the live engine, or waiting, are noted in `twins`; other free ones go on their shelf."""
+    """Store in `twins` blocks that wait or are in a list of the live engine; other free ones go on their shelf."""
     cdef const Block* block = range_.head
     cdef Block* before = NULL
     cdef Block* copied
@@ -274,10 +274,10 @@ cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap
         copied = block_record(twin, made.shelf, made, block.address, block.size)
         copied.order = block.order
         copied.requested = block.requested
-        copied.allocated = block.allocated or block.uses != NULL    # in use, or not to be had in the rehearsal
+        copied.allocated = block.allocated or block.uses != NULL    # in use, or unavailable in the rehearsal
         copied.mapped = block.mapped
         copied.event_count = block.event_count
-        copied.deferred = block.deferred    # LEAVING, or nothing: others are refused
+        copied.deferred = block.deferred    # LEAVING, or nothing: deferred blocks are refused
         copied.prev = before
         if before != NULL:
             before.next = copied
@@ -290,7 +290,7 @@ cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap
         elif block.releasable or block.event_count > 0 or block == block.shelf.rack.at_hand:
             map_put(twins, <uint64_t> block, copied)
         block = block.next
-    # Only now: whether a block is all of its segment is seen by its neighbours.
+    # Only now: the neighbours show whether a block is all of its segment.
     block = range_.head
     copied = made.head
     while block != NULL:
@@ -307,7 +307,7 @@ cdef bint copy_ranges(Engine* twin, const Engine* engine, PointerMap* twins, Fai
     cdef Shelf* shelf
     cdef Range* made
     while range_ != NULL:
-        if range_.base == 0:        # a thread is asking for its memory right now
+        if range_.base == 0:        # a thread is allocating its memory right now
             range_ = range_.next
             continue
         stream = stream_for(twin, range_.shelf.stream.handle)
@@ -336,7 +336,7 @@ cdef bint copy_ranges(Engine* twin, const Engine* engine, PointerMap* twins, Fai
 
 
 cdef void shelve_by_age(Engine* twin, const Engine* engine, const Rack* rack, PointerMap* twins) noexcept nogil:
-    """What is all of a plain segment, oldest first, and what is at hand."""
+    """Shelve the blocks that are all of a plain segment, oldest first, and the block at hand."""
     cdef const Block* block = rack.oldest
     while block != NULL:
         put_on_shelf(<Block*> map_get(twins, <uint64_t> block))
@@ -346,7 +346,7 @@ cdef void shelve_by_age(Engine* twin, const Engine* engine, const Rack* rack, Po
 
 
 cdef bint copy_waiting(Engine* twin, Engine* engine, PointerMap* twins, Failure* failure) noexcept nogil:
-    """Events that blocks wait for, done or not, as the live device says now."""
+    """Copy the events that blocks wait for, done or not, as the live device reports now."""
     cdef StreamRecord* stream = engine.first_waiting
     cdef StreamRecord* made
     cdef PendingEvent* pending
@@ -356,7 +356,7 @@ cdef bint copy_waiting(Engine* twin, Engine* engine, PointerMap* twins, Failure*
         made = stream_for(twin, stream.handle)
         if made == NULL:
             return host_memory_failed(failure)
-        made.users += 1         # it is not forgotten while the rehearsal lasts
+        made.users += 1         # keeps the record for the whole rehearsal
         made.recorded = stream.recorded
         made.finished = stream.finished
         if twin.last_waiting != NULL:
@@ -387,7 +387,7 @@ cdef bint copy_waiting(Engine* twin, Engine* engine, PointerMap* twins, Failure*
 
 
 cdef bint reserve_events(Engine* twin, const Engine* engine) noexcept nogil:
-    """Places for events that are given back when they are done."""
+    """Make room for events that are returned when they are done."""
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
     cdef size_t count = 0
@@ -459,9 +459,9 @@ cdef bint try_request(Engine* twin, const Wish* wish, Failure* failure) noexcept
 
 
 cdef bint rehearse(Engine* engine, const Wish* wishes, size_t count, Rehearsal* out) noexcept nogil:
-    """False with the reason in out.failure if it could not be rehearsed, or with a refusal. pre: inside `engine`
+    """Return False with the reason in out.failure if it could not be rehearsed, or with a refusal. pre: inside `engine`
 
-    Leaves the live engine when the copy is made: the rehearsal itself holds up no one.
+    Leaves the live engine once the copy is made: the rehearsal itself blocks nobody.
     """
     cdef Paper paper
     cdef Tuning tuning = engine.tuning

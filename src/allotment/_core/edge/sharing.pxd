@@ -1,12 +1,12 @@
-"""What has to travel so that another process can see a block: the segment it lies in, or the chunks.
+"""What another process needs to open a block: the segment that contains it, or its chunks.
 
     plain         | segment .............................. |         one piece, by its base
                        offset ->| block |
 
     in chunks     | chunk | chunk | chunk |                          the chunks that the block touches, in order;
-                  offset ->| block    |                              whole ones, since a part of one cannot be mapped
+                  offset ->| block    |                              whole ones, since part of one cannot be mapped
 
-Pieces are numbers of the device's; making handles of them takes calls of the device and needs no engine.
+Pieces are handles of the device; exporting them needs device calls, but no engine.
 """
 
 from libc.stddef cimport size_t
@@ -21,12 +21,12 @@ cdef struct SharedPiece:
 
 cdef struct SharedBlock:
     uint64_t generation
-    bytes_t size                # as it was asked for
+    bytes_t size                # as requested
     bytes_t offset              # of the block in the first piece
     address_t base              # of the first piece
     SharedPiece* pieces
     size_t piece_count, piece_room
-    stream_t* streams           # whose work may have to do with it: its own, then the other users'
+    stream_t* streams           # streams whose work may use it: its own, then the other users'
     size_t stream_count, stream_room
 
 # The caller clears `out`, which begins as zeros, also after a failure.

@@ -6,10 +6,9 @@ from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t
 from allotment._core.edge.sharing cimport SharedBlock, SharedPiece
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.mechanism.block cimport is_plain
-from allotment._core.mechanism.failure cimport host_memory_failed, pool_failed
+from allotment._core.mechanism.failure cimport address_failed, host_memory_failed, pool_failed
 from allotment._core.mechanism.holds cimport hold_find, hold_make, hold_settle, is_needed_elsewhere
-from allotment._core.model.model cimport (
-    AWAKE, FAILED_ADDRESS, FAILED_PAUSED, Block, Engine, Failure, Hold, Range, StreamUse)
+from allotment._core.model.model cimport AWAKE, FAILED_PAUSED, Block, Engine, Failure, Hold, Range, StreamUse
 from allotment._core.tools.arrays cimport make_room
 
 
@@ -70,18 +69,12 @@ cdef bint describe(Engine* engine, Block* block, SharedBlock* out, Failure* fail
     return True
 
 
-cdef bint refuse_address(Failure* failure, address_t address) noexcept nogil:
-    failure.reason = FAILED_ADDRESS
-    failure.address = address
-    return False
-
-
 cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock* out, Failure* failure) noexcept nogil:
-    """Describe an allocated block. With `keep` it is held from now on, until `end_shares` takes that back."""
+    """Describe an allocated block. With `keep` it is held until `end_shares` ends that."""
     cdef Block* block = block_at(engine, address) if address != 0 else NULL
     cdef Hold* hold
     if block == NULL:
-        return refuse_address(failure, address)
+        return address_failed(failure, address)
     if block.shelf.rack.pool.sleep != AWAKE:
         return pool_failed(failure, FAILED_PAUSED, block.shelf.rack.pool.first, block.shelf.rack.pool.second)
     if not describe(engine, block, out, failure):
@@ -97,10 +90,10 @@ cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock*
 
 cdef bint lease_block(Engine* engine, address_t address, uint64_t generation, SharedBlock* out,
                       Failure* failure) noexcept nogil:
-    """Describe a block that was shared, and hold it for one process more."""
+    """Describe a shared block, and hold it for one more process."""
     cdef Hold* hold = hold_find(engine, address, generation)
     if not is_needed_elsewhere(hold):
-        return refuse_address(failure, address)
+        return address_failed(failure, address)
     if not describe(engine, hold.block, out, failure):
         return False
     hold.leases += 1
@@ -110,7 +103,7 @@ cdef bint lease_block(Engine* engine, address_t address, uint64_t generation, Sh
 
 cdef bint end_shares(Engine* engine, address_t address, uint64_t generation, uint64_t leases,
                      uint64_t keeps) noexcept nogil:
-    """Leases and keeps are over; False if the block has ended already."""
+    """End leases and keeps; False if the block is gone already."""
     cdef Hold* hold = hold_find(engine, address, generation)
     if hold == NULL:
         return False

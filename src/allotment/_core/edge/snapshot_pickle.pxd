@@ -1,8 +1,8 @@
-"""A snapshot as a pickle whose history comes straight from the ring's records.
+"""Writes a snapshot as a pickle, with the history straight from the ring's records.
 
-It loads as exactly what `snapshot` shows, but no dictionary is made for an entry on the way. Whatever can come again in
-a history is written once and then named by its memo number: the words of the form by fixed numbers that take a byte,
-what the program brought in (texts, stacks, pool ids) by the numbers behind those.
+It loads as exactly what `snapshot` returns, but without a dictionary per entry on the way. Repeated values are written
+once and then referred to by memo number: the words of the format by fixed one-byte numbers, the program's own values
+(texts, stacks, pool ids) by the numbers after those.
 """
 
 from libc.stddef cimport size_t

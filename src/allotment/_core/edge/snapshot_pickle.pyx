@@ -22,8 +22,8 @@ cdef extern from "Python.h":
     int PyBUF_READ
 
 cdef enum:
-    PIECE = 1 << 20             # bytes that go to the file at a time
-    SPARE = 512                 # always there: an entry, without what appears in it for the first time
+    PIECE = 1 << 20             # bytes written to the file at a time
+    SPARE = 512                 # always available: one entry, without values that appear for the first time
     FRAME_HEADER = 9
     PROTOCOL = 4
 
@@ -31,7 +31,7 @@ cdef enum:
 @cython.final
 cdef class PickleWriter:
     cdef object file
-    cdef uint8_t* data          # the frame being written, its header included
+    cdef uint8_t* data          # the current frame, with its header
     cdef size_t used, room
     cdef uint32_t words         # bit per word that was written
     cdef dict numbers           # text, pool id or number of a stack -> memo number
@@ -47,7 +47,7 @@ cdef class PickleWriter:
         free(self.data)
 
     cdef int make_room(self, size_t more) except -1:
-        """For so many bytes, beside what is always there."""
+        """Make room for so many bytes, besides SPARE."""
         cdef size_t room = self.used + more + SPARE
         cdef uint8_t* larger
         if room <= self.room:
@@ -61,7 +61,7 @@ cdef class PickleWriter:
         return 0
 
     cdef int flush(self) except -1:
-        """Give the file what was written so far, as one frame."""
+        """Write everything so far to the file, as one frame."""
         cdef size_t used = self.used
         self.used = 0
         self.byte(FRAME)
@@ -106,13 +106,13 @@ cdef class PickleWriter:
         return self.bytes_(encoded, 0, len(encoded))
 
     cdef int plain(self, object value) except -1:
-        """Anything. Its memo numbers are from 0 as ours are, so what was written before cannot be named any more."""
-        cdef bytes pickled = pickle.dumps(value, protocol=3)        # the last protocol without frames of its own
+        """Write any value. Its memo numbers start at 0 as ours do, so earlier values cannot be referred to any more."""
+        cdef bytes pickled = pickle.dumps(value, protocol=3)        # the last protocol without frames
         self.numbers.clear()
         self.words = 0
         return self.bytes_(pickled, 2, len(pickled) - 1)            # without PROTO and STOP
 
-    # What can come again. Each of these writes it, or its memo number.
+    # Repeated values. Each of these writes the value, or its memo number.
 
     cdef inline void get(self, uint32_t number) noexcept:
         if number < 0x100:
@@ -133,7 +133,7 @@ cdef class PickleWriter:
         return 0
 
     cdef uint32_t known(self, object key) except? 0:
-        """Write the number of something; 0 if it has none yet."""
+        """Write the memo number of a value; return 0 if it has none yet."""
         number = self.numbers.get(key)
         if number is None:
             return 0
@@ -141,7 +141,7 @@ cdef class PickleWriter:
         return number
 
     cdef uint32_t put(self, object key) except? 0:
-        """Give what was just written a number."""
+        """Assign a memo number to the value just written."""
         cdef uint32_t number = WORD_COUNT + <uint32_t> len(self.numbers)
         self.numbers[key] = number
         self.byte(LONG_BINPUT)
@@ -187,7 +187,7 @@ cdef class PickleWriter:
         return number
 
     cdef int trace(self, const TraceRecord* records, size_t count, object rules) except -1:
-        # What is like in the entry before is not even looked up: its number is still at hand.
+        # A value equal to the previous entry's needs no lookup: its number is in a local variable.
         cdef uint32_t compile_context = 0
         cdef uint32_t metadata = 0
         cdef uint32_t pool_id = 0
@@ -252,7 +252,7 @@ cdef class PickleWriter:
 
 
 cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, size_t count, object rules) except -1:
-    """The pickle of `snapshot`, in which the history of the last device is empty, with these records in it."""
+    """Write the pickle of `snapshot`, whose history of the last device is empty, with these records in it."""
     cdef PickleWriter writer = PickleWriter(file)
     writer.byte(EMPTY_DICT)
     for key, value in snapshot.items():

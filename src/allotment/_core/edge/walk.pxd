@@ -1,8 +1,8 @@
-"""The walk over segments that snapshots are made of: a copy of the arrangement, taken under the lock.
+"""The walk over segments behind snapshots: a copy of the arrangement, taken under the lock.
 
-A segment begins at every mapped block that has no neighbour before it, or an unmapped one; it runs on
-while blocks are mapped. So a plain segment is one, and an expandable one is as many as it has mapped runs.
-Copies hold numbers only; Python objects are made of them after the lock is given back.
+A segment begins at every mapped block that has no neighbour before it, or an unmapped one, and continues while blocks
+are mapped. So a plain segment is one, and an expandable one is as many as it has mapped runs. Copies hold only numbers;
+Python objects are made from them after the lock is released.
 """
 
 from libc.stddef cimport size_t
@@ -17,7 +17,7 @@ cdef enum BlockState:
     STATE_INACTIVE
     STATE_ALLOCATED
     STATE_PENDING_FREE
-    STATE_UNMAPPED      # in arrangements of whole ranges alone
+    STATE_UNMAPPED      # only in arrangements of whole ranges
 
 cdef struct BlockCopy:
     address_t address
@@ -25,7 +25,7 @@ cdef struct BlockCopy:
     bytes_t requested
     uint32_t context
     int state
-    stream_t stream             # its own, which may differ from its segment's where streams share those
+    stream_t stream             # its own; may differ from its segment's where streams share segments
 
 cdef struct SegmentCopy:
     address_t address
@@ -33,7 +33,7 @@ cdef struct SegmentCopy:
     stream_t stream
     uint64_t pool_first, pool_second
     uint32_t context
-    uint32_t number         # of those shown, in order of creation
+    uint32_t number         # in order of creation, among those shown
     bint is_small
     bint is_expandable
     size_t first_block, block_count
@@ -46,7 +46,7 @@ cdef struct Arrangement:
 
 cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
 cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
-# By tenant: blocks, bytes and bytes asked for, of what is allocated. Looks at every block
+# Allocated blocks, bytes and requested bytes by tenant. Visits every block
 cdef void tenants_sum(Engine* engine, bytes_t[TENANTS_MOST][3] sums) noexcept nogil
 cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil
 

@@ -69,7 +69,7 @@ cdef bint append_part(void* self, const Block* block, address_t address, bytes_t
 
 
 cdef bint append_pool(Engine* engine, Pool* pool, Arrangement* out) noexcept nogil:
-    """The memory of a pool that does not lie in its ranges as blocks of it do elsewhere."""
+    """Append the memory of a pool whose placement has its own walk."""
     return pool.placement.walk == NULL or pool.placement.walk(engine, pool, append_part, out)
 
 
@@ -85,9 +85,9 @@ cdef int by_address(const void* a, const void* b) noexcept nogil:
 
 
 cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil:
-    """The segments of everything, or of one private pool; sorted by address, and noted in the trace.
+    """Copy the segments of everything, or of one private pool; sorted by address, and recorded in the trace.
 
-    Of a private pool's expandable range only a run at its very start is listed: the original's rule.
+    Of a private pool's expandable range only a run at its very start is listed: PyTorch's rule.
     """
     cdef bint everything = first == 0 and second == 0
     cdef Range* range_ = engine.first_range
@@ -126,7 +126,7 @@ cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrange
 
 
 cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil:
-    """The whole ranges of one pool, unmapped blocks included: what a checkpoint remembers."""
+    """Copy the whole ranges of one pool, with unmapped blocks: what a checkpoint stores."""
     cdef Pool* pool = pool_find(engine, first, second)
     cdef Range* range_ = first_range_of(engine, pool) if pool != NULL else NULL
     cdef Block* block
@@ -145,7 +145,7 @@ cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangeme
 
 
 cdef void add_tenants(const Range* range_, bytes_t[TENANTS_MOST][3] sums) noexcept nogil:
-    """Those in a range and those that follow it."""
+    """Add the blocks of a range and of those that follow it."""
     cdef Block* block
     cdef uint32_t who
     while range_ != NULL:

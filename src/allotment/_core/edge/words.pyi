@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 class Action(IntEnum):
-    """What a trace entry reports."""
+    """The event that a trace entry reports."""
 
     ALLOC = ...
     FREE_REQUESTED = ...
@@ -19,7 +19,7 @@ class Action(IntEnum):
     UNKNOWN = ...
 
 class BlockState(IntEnum):
-    """What a block is doing."""
+    """State of a block in a snapshot."""
 
     INACTIVE = ...
     ACTIVE_ALLOCATED = ...
@@ -35,7 +35,7 @@ class SegmentType(IntEnum):
     UNKNOWN = ...
 
 def word_of(member: IntEnum) -> str:
-    """What an action, a state or a type is called in a snapshot."""
+    """Return the name of an action, a state or a type in a snapshot."""
 
 ACTIONS: tuple[str, ...]
 

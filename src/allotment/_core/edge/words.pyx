@@ -11,7 +11,7 @@ from allotment._core.records.trace cimport (
 
 
 class Action(IntEnum):
-    """What a trace entry reports."""
+    """The event that a trace entry reports."""
 
     ALLOC = ACTION_ALLOC
     FREE_REQUESTED = ACTION_FREE_REQUESTED
@@ -23,17 +23,17 @@ class Action(IntEnum):
     SNAPSHOT = ACTION_SNAPSHOT
     OOM = ACTION_OOM
     ANNOTATE = ACTION_ANNOTATE
-    USER_DEFINED = ACTION_COUNT             # from here on: in files of others, never reported by an engine
+    USER_DEFINED = ACTION_COUNT             # from here on: only in files of others, never reported by an engine
     UNKNOWN = ACTION_COUNT + 1
 
 
 class BlockState(IntEnum):
-    """What a block is doing."""
+    """State of a block in a snapshot."""
 
     INACTIVE = STATE_INACTIVE
     ACTIVE_ALLOCATED = STATE_ALLOCATED
     ACTIVE_PENDING_FREE = STATE_PENDING_FREE
-    UNMAPPED = STATE_UNMAPPED               # in arrangements of whole ranges alone
+    UNMAPPED = STATE_UNMAPPED               # only in arrangements of whole ranges
     UNKNOWN = STATE_UNMAPPED + 1
 
 
@@ -46,7 +46,7 @@ class SegmentType(IntEnum):
 
 
 def word_of(member: IntEnum) -> str:
-    """What an action, a state or a type is called in a snapshot."""
+    """Return the name of an action, a state or a type in a snapshot."""
     return member.name.lower()
 
 
@@ -59,7 +59,7 @@ ENTRY_FIELDS: tuple[str, ...] = (
 WORDS = (*ENTRY_FIELDS, *ACTIONS)
 STATES = tuple([word_of(BlockState(number)) for number in range(STATE_UNMAPPED)])
 NO_CONTEXT = "N/A"
-HISTORY_MAGIC: bytes = b"allotment history"  # what a history file begins with: see history_codes
+HISTORY_MAGIC: bytes = b"allotment history"  # first bytes of a history file: see history_codes
 assert len(ENTRY_FIELDS) == FIRST_ACTION and len(WORDS) == WORD_COUNT
 
 
@@ -68,5 +68,5 @@ cdef str action_name(int action):
 
 
 cdef int action_number(str name) except -2:
-    """-1 for a name that is none."""
+    """Return -1 for an unknown name."""
     return ACTIONS.index(name) if name in ACTIONS else -1

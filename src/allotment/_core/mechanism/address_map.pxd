@@ -1,7 +1,7 @@
-"""Where the user's addresses lead: to the blocks that are allocated.
+"""The map from user addresses to allocated blocks.
 
-The block handed out last is the likeliest to be freed next, so it stays out of the table until another one is
-handed out: the two calls of a short-lived block touch no slot, whatever the size of the table.
+The block allocated last is the likeliest to be freed next. It stays out of the table until another block is allocated,
+so allocating and freeing a short-lived block touches no slot, whatever the size of the table.
 """
 
 from libc.stddef cimport size_t
@@ -16,10 +16,15 @@ cdef inline bint is_latest(const Engine* engine, address_t address) noexcept nog
 
 
 cdef inline Block* block_at(const Engine* engine, address_t address) noexcept nogil:
-    """The allocated block that begins there, or NULL."""
+    """Return the allocated block that begins there, or NULL."""
     if is_latest(engine, address):
         return engine.latest
     return <Block*> map_get(&engine.blocks, address)
+
+
+cdef inline bint is_in_use(const Engine* engine, address_t address) noexcept nogil:
+    """Whether memory begins there that a user has: a block, or what was allocated past the cache."""
+    return block_at(engine, address) != NULL or map_get(&engine.direct, address) != NULL
 
 
 cdef inline size_t address_count(const Engine* engine) noexcept nogil:
@@ -27,19 +32,19 @@ cdef inline size_t address_count(const Engine* engine) noexcept nogil:
 
 
 cdef inline bint address_reserve(Engine* engine, size_t more) noexcept nogil:
-    """Make sure that the next `more` blocks can be put in; False if there is no host memory for that."""
+    """Make sure that the next `more` blocks can be added; False when host memory is short."""
     return (engine.latest == NULL and more == 1) or map_reserve(&engine.blocks, more)
 
 
 cdef inline void address_put(Engine* engine, Block* block) noexcept nogil:
-    """pre: a place is reserved, or the block was taken out just now"""
+    """pre: a slot is reserved, or the block was removed just now"""
     if engine.latest != NULL:
         map_put(&engine.blocks, engine.latest.address, engine.latest)
     engine.latest = block
 
 
 cdef inline Block* address_take(Engine* engine, address_t address) noexcept nogil:
-    """Take out the block that begins there; NULL if none does."""
+    """Remove and return the block that begins there; NULL if none does."""
     cdef Block* block
     if is_latest(engine, address):
         block = engine.latest

@@ -1,14 +1,14 @@
-"""One range of memory changing hands: cut and handed out, taken back and joined.
+"""Splitting, allocating, freeing and merging blocks.
 
     free      |----------------------------- A ----------------------------|
-    hand out  |---- new block: yours ----|------------ A: the rest --------|
-    free      |-------------------------- the one freed -------------------|   joined with its free neighbours
+    allocate  |---- new block: yours ----|------------ A: the rest --------|
+    free      |-------------------------- the one freed -------------------|   merged with its free neighbours
 
-On a cut the *front* is the new object and the rest keeps its identity: a segment's remembered context,
-and the stale request size of a free block, move with it. On a join the block being freed survives.
-Which blocks are cut and joined, and where free ones are kept, is for the placement of the pool to say.
+On a split the *front* becomes a new block and the rest keeps its identity: a segment's context and the stale request
+size of a free block stay with the rest. On a merge the block being freed survives. The pool's placement decides which
+blocks to split and merge, and where to keep free ones.
 
-Cost: O(1). This is the hot path, so it is all inline.
+Cost: O(1). This is the hot path, so all of it is inline.
 """
 
 from libc.stdint cimport uint32_t
@@ -24,24 +24,24 @@ from allotment._core.tools.slab cimport slab_give, slab_take
 
 
 cdef inline bint is_idle(const Block* block) noexcept nogil:
-    """Free or unmapped: not allocated, and nothing is waited for."""
+    """Whether the block is free or unmapped: not allocated, and waiting for nothing."""
     return not block.allocated and block.event_count == 0 and block.uses == NULL
 
 
 cdef inline bint is_within_reach(const Block* block) noexcept nogil:
-    """Idle, and not on its way back to the device."""
+    """Whether the block is idle, and its memory is not being returned to the device."""
     return is_idle(block) and block.deferred != LEAVING
 
 
 cdef inline void give_order(Engine* engine, Block* block) noexcept nogil:
-    """A new block's place among blocks of its size. By the rules either ranges have numbers, or blocks, or neither."""
+    """Set a new block's rank among blocks of its size. By the rules ranges have numbers, or blocks, or neither."""
     engine.blocks_numbered += engine.rules.numbers_blocks
     block.order = block.range.order + engine.blocks_numbered
 
 
 cdef inline Block* block_record(Engine* engine, Shelf* shelf, Range* range_, address_t address,
                                 bytes_t size) noexcept nogil:
-    """All of a new block but its order."""
+    """Create a block with everything but its order."""
     cdef Block* block = <Block*> slab_take(&engine.block_slab)
     block.address = address
     block.size = size
@@ -61,14 +61,14 @@ cdef inline Block* block_record(Engine* engine, Shelf* shelf, Range* range_, add
 
 cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address,
                              bytes_t size) noexcept nogil:
-    """A mapped block without neighbours. pre: a record is reserved"""
+    """Create a mapped block without neighbours. pre: a record is reserved"""
     cdef Block* block = block_record(engine, shelf, range_, address, size)
     give_order(engine, block)
     return block
 
 
 cdef inline Block* block_new_after(Engine* engine, const Block* other, address_t address, bytes_t size) noexcept nogil:
-    """`block_new` in the range of another block, whose order is at hand and mostly the same."""
+    """`block_new` in the range of another block, whose order is loaded already and mostly the same."""
     cdef Block* block = block_record(engine, other.shelf, other.range, address, size)
     block.order = other.order
     if engine.rules.numbers_blocks:
@@ -107,7 +107,7 @@ cdef inline bint is_split(const Block* block) noexcept nogil:
 
 
 cdef inline Block* cut_front(Engine* engine, Block* block, bytes_t size) noexcept nogil:
-    """The first `size` bytes of a block as a new one; the rest stays. pre: in no set; a record is reserved"""
+    """Split off the first `size` bytes as a new block. pre: in no set; a record is reserved"""
     cdef Block* front = block_new_after(engine, block, block.address, size)
     link_before(block, front)
     block.address += size
@@ -116,7 +116,7 @@ cdef inline Block* cut_front(Engine* engine, Block* block, bytes_t size) noexcep
 
 
 cdef inline bytes_t join(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
-    """Merge a neighbour into a block; bytes gained. pre: both in no set"""
+    """Merge a neighbour into a block; return the bytes gained. pre: both in no set"""
     cdef bytes_t gained = neighbour.size
     if block.prev == neighbour:
         block.address = neighbour.address
@@ -137,7 +137,7 @@ cdef inline bytes_t join(Engine* engine, Block* block, Block* neighbour) noexcep
 
 cdef inline void note_handed_out_of(Engine* engine, const Rack* rack, Block* block, bytes_t requested,
                                     uint32_t context) noexcept nogil:
-    """`note_handed_out` for who has read block.shelf.rack already, which the compiler would read again."""
+    """Variant of `note_handed_out` for callers that already loaded `block.shelf.rack`; avoids a second load."""
     cdef Stats* stats = &engine.stats
     cdef int size_class = rack.size_class
     block.allocated = True
@@ -159,12 +159,12 @@ cdef inline void note_handed_out_of(Engine* engine, const Rack* rack, Block* blo
 
 
 cdef inline void note_handed_out(Engine* engine, Block* block, bytes_t requested, uint32_t context) noexcept nogil:
-    """A block is the user's from now on. pre: a place in the address map is reserved"""
+    """Record that a block is now allocated. pre: a slot in the address map is reserved"""
     note_handed_out_of(engine, block.shelf.rack, block, requested, context)
 
 
 cdef inline void trace_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The first half of `note_free`."""
+    """Record the completed free in the trace: the first half of `note_free`."""
     cdef Rack* rack = block.shelf.rack
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
@@ -173,7 +173,7 @@ cdef inline void trace_free(Engine* engine, Block* block, uint32_t context) noex
 
 
 cdef inline void count_free(Engine* engine, int size_class, bytes_t size, bytes_t requested) noexcept nogil:
-    """The second half, which can wait until the block has changed."""
+    """Count a completed free: the second half, which may run after the block has changed."""
     cdef Stats* stats = &engine.stats
     tally_down(&stats.active, size_class, 1)
     tally_down(&stats.active_bytes, size_class, size)
@@ -181,13 +181,13 @@ cdef inline void count_free(Engine* engine, int size_class, bytes_t size, bytes_
 
 
 cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """A block is free for good, and about to be changed. pre: taken back, nothing waited for"""
+    """Record that a block is free for good; call before it changes. pre: taken back, waiting for nothing"""
     trace_free(engine, block, context)
     count_free(engine, block.shelf.rack.size_class, block.size, block.requested)
 
 
 cdef inline void take_back_untraced(Engine* engine, Block* block) noexcept nogil:
-    """`take_back` while nothing is traced."""
+    """Variant of `take_back` for when tracing is off."""
     cdef Stats* stats = &engine.stats
     cdef int size_class = block.shelf.rack.size_class
     block.allocated = False
@@ -198,7 +198,7 @@ cdef inline void take_back_untraced(Engine* engine, Block* block) noexcept nogil
 
 
 cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The user is done with a block; whether it is free yet is for its streams to say. pre: out of the address map"""
+    """Record that the user freed a block; its streams may still use it. pre: removed from the address map"""
     cdef Pool* pool = block.shelf.rack.pool
     take_back_untraced(engine, block)
     if engine.trace.on:
@@ -209,5 +209,5 @@ cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexc
 
 
 cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The block is free for good, and its placement's."""
+    """Give a block that is free for good to its placement."""
     block.shelf.rack.pool.placement.take_back(engine, block, context)

@@ -1,4 +1,4 @@
-"""A rule that does not hold, as an exception. For the checks of invariants, of the engine and of placements."""
+"""Invariant failures as exceptions, for the checks of the engine and of placements."""
 
 from allotment._core.model.model cimport Block
 

@@ -25,7 +25,7 @@ ctypedef status_t (*list_nodes_t)(void* self, uint64_t of, node_t* nodes, size_t
 
 cdef bint append_nodes(Engine* engine, list_nodes_t ask, uint64_t of, NodeList* list, const char* operation,
                        Failure* failure) noexcept nogil:
-    """Append the answer of capture_terminals or node_predecessors to a list."""
+    """Append the result of capture_terminals or node_predecessors to a list."""
     cdef status_t status
     cdef size_t count = 0
     while True:
@@ -40,7 +40,7 @@ cdef bint append_nodes(Engine* engine, list_nodes_t ask, uint64_t of, NodeList* 
 
 
 cdef bint markers_gather(Engine* engine, Deferred* deferred, Failure* failure) noexcept nogil:
-    """What the capture has reached on every stream that uses the block; nothing if not all are in one capture."""
+    """Gather the last captured nodes of every stream that uses the block; none if they are not all in one capture."""
     cdef NodeList list
     cdef StreamUse* use = deferred.block.uses
     cdef stream_t stream = deferred.block.shelf.stream.handle
@@ -67,7 +67,7 @@ cdef bint markers_gather(Engine* engine, Deferred* deferred, Failure* failure) n
 
 
 cdef Deferred* deferral_prepare(Engine* engine, Block* block, bint captured, Failure* failure) noexcept nogil:
-    """What can fail about deferring a block, before anything has changed; NULL if it did."""
+    """Do the part of deferring a block that can fail, before any change; NULL if it failed."""
     cdef Deferred* deferred
     if not slab_reserve(&engine.deferred_slab, 1):
         host_memory_failed(failure)
@@ -82,7 +82,7 @@ cdef Deferred* deferral_prepare(Engine* engine, Block* block, bint captured, Fai
 
 
 cdef VisitedNodes* visited_by(Engine* engine, capture_t capture, stream_t stream) noexcept nogil:
-    """The nodes known to come before `stream` in a capture; made at first sight."""
+    """Return the nodes known to come before `stream` in a capture; created at first sight."""
     cdef CaptureStore* store = engine.captures
     cdef VisitedNodes* visited
     while store != NULL and store.capture != capture:
@@ -109,7 +109,7 @@ cdef VisitedNodes* visited_by(Engine* engine, capture_t capture, stream_t stream
 
 
 cdef bint visit(Engine* engine, VisitedNodes* visited, NodeList* stack, Failure* failure) noexcept nogil:
-    """Mark everything that `stack` can be reached from, never a node twice."""
+    """Mark all predecessors of `stack`, each node once."""
     cdef node_t node
     while stack.count > 0:
         stack.count -= 1
@@ -133,7 +133,7 @@ cdef bint all_visited(const VisitedNodes* visited, const Deferred* deferred) noe
 
 
 cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Failure* failure) noexcept nogil:
-    """Free the deferred blocks of `stream` whose every use comes before what it captures next."""
+    """Free the deferred blocks of `stream` whose uses all come before what it captures next."""
     cdef VisitedNodes* visited
     cdef NodeList stack
     cdef Block* block
@@ -175,7 +175,7 @@ cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Fa
 
 
 cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) noexcept nogil:
-    """A capture has ended; refuse while a stream that allocated in it is still in it."""
+    """Drop the data of an ended capture; fail while a stream that allocated in it is still in it."""
     cdef CaptureStore** link = &engine.captures
     cdef CaptureStore* store
     cdef VisitedNodes* visited
@@ -187,7 +187,7 @@ cdef bint forget_capture(Engine* engine, capture_t capture, Failure* failure) no
         return True
     visited = store.streams
     while visited != NULL:
-        # A stream that cannot be asked any more has left the capture with its destruction.
+        # A stream whose status cannot be queried was destroyed, and so has left the capture.
         if capture_of(engine, visited.stream, &now, failure) and now == capture:
             failure.reason = FAILED_STILL_CAPTURING
             return False
@@ -216,9 +216,9 @@ cdef void captures_clear(Engine* engine) noexcept nogil:
 
 
 cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil:
-    """Let this thread obtain memory although the stream is in a capture, which a strict one forbids.
+    """Let this thread allocate device memory while the stream is in a capture, which a strict capture forbids.
 
-    Whether that was needed; `end_relaxed_capture` wants to know.
+    Returns whether that was needed; pass it to `end_relaxed_capture`.
     """
     cdef DeviceTable* table = engine.table
     cdef capture_t capture = 0

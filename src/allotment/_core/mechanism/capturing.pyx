@@ -6,19 +6,19 @@ from allotment._core.model.model cimport Block, Engine, Failure, StreamUse
 
 
 cdef bint capture_of(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:
-    """The capture that a stream is in; 0 if it is in none."""
+    """Return the capture that a stream is in; 0 if none."""
     cdef status_t status
     capture[0] = 0
     if engine.table.capture_status == NULL:
         return True
     status = engine.table.capture_status(engine.table.self, stream, capture)
     if status == INVALID:
-        return True         # destroyed, and out of any capture with that
+        return True         # a destroyed stream is in no capture
     return True if status == OK else device_failed(failure, status, b"capture_status")
 
 
 cdef bint inside_capture(Engine* engine, stream_t otherwise, bint* inside, Failure* failure) noexcept nogil:
-    """What `is_inside_capture` says where something is routed. pre: engine.routes != NULL"""
+    """Implement `is_inside_capture` while something is routed. pre: engine.routes != NULL"""
     cdef capture_t capture
     inside[0] = not engine.rules.only_captures_defer
     if inside[0] or engine.impure_routes == 0:
@@ -30,7 +30,7 @@ cdef bint inside_capture(Engine* engine, stream_t otherwise, bint* inside, Failu
 
 
 cdef bint is_used_in_capture(Engine* engine, const Block* block) noexcept nogil:
-    """Whether a stream that uses a block is in a capture: an event recorded there would tell nothing."""
+    """Whether a stream that uses a block is in a capture: an event recorded there would say nothing."""
     cdef StreamUse* use = block.uses
     cdef capture_t capture = 0
     cdef Failure failure

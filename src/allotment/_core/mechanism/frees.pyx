@@ -3,11 +3,11 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.mechanism.address_map cimport address_put, address_take
+from allotment._core.mechanism.address_map cimport address_put, address_take, is_in_use
 from allotment._core.mechanism.block cimport complete_free, take_back
 from allotment._core.mechanism.captures cimport deferral_prepare
 from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_capture
-from allotment._core.mechanism.failure cimport device_failed
+from allotment._core.mechanism.failure cimport address_failed, device_failed, host_memory_failed
 from allotment._core.mechanism.frees cimport is_freed_at_once
 from allotment._core.mechanism.holds cimport hold_of, hold_settle, use_drop, use_out
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
@@ -29,7 +29,7 @@ cdef bint free_address(Engine* engine, address_t address, uint32_t context, Fail
 
 
 cdef void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """The user is done with a block that no other stream uses. Both steps are one moment: the clock is asked once."""
+    """Free a block that no other stream uses. Both steps have the same time, so the clock is read once."""
     if engine.trace.on:
         trace_hold_time(&engine.trace)
     take_back(engine, block, context)
@@ -38,9 +38,9 @@ cdef void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept 
 
 
 cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Free a block that other streams used. What can fail comes first: on failure it is still allocated.
+    """Free a block that other streams used. What can fail comes first: after a failure it is still allocated.
 
-    pre: out of the address map, to which the caller returns it on failure
+    pre: removed from the address map; on failure the caller puts it back
     """
     cdef Deferred* deferred
     cdef bint captured
@@ -51,7 +51,7 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
             if not is_destroyed_stream(failure) or not slab_reserve(&engine.deferred_slab, 1):
                 return False
             take_back(engine, block, context)
-            defer_unprepared(engine, block)     # what is left of the stream's work is waited for later
+            defer_unprepared(engine, block)     # the stream's remaining work is waited for later
             return True
         take_back(engine, block, context)
         if block.event_count == 0:
@@ -66,7 +66,7 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
 
 
 cdef bint free_held(Engine* engine, Hold* hold, uint32_t context, Failure* failure) noexcept nogil:
-    """Free a block that was shared: the same pre and failure as `free_used_block`."""
+    """Free a shared block; precondition and failure as for `free_used_block`."""
     cdef Block* block = hold.block
     cdef StreamUse* use = use_out(engine, block)
     block.event_count += 1
@@ -84,7 +84,7 @@ cdef bint free_held(Engine* engine, Hold* hold, uint32_t context, Failure* failu
 
 
 cdef bint free_shared_or_used(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Free a block that other streams used or that was shared; the same as `free_used_block` otherwise."""
+    """Free a block that other streams used or that was shared; else as `free_used_block`."""
     cdef Hold* hold = hold_of(engine, block)
     if hold != NULL:
         return free_held(engine, hold, context, failure)
@@ -92,15 +92,13 @@ cdef bint free_shared_or_used(Engine* engine, Block* block, uint32_t context, Fa
 
 
 cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexcept nogil:
-    """Free what was allocated past the cache."""
+    """Free memory that was allocated without the cache."""
     cdef void* size = map_get(&engine.direct, address)
     cdef outing_t outing
     cdef status_t status
     if size == NULL:
-        failure.reason = FAILED_ADDRESS
-        failure.address = address
-        return False
-    map_pop(&engine.direct, address)    # before the device can give the address to somebody else
+        return address_failed(failure, address)
+    map_pop(&engine.direct, address)    # before the device can return the address to another caller
     engine.direct_leaving += 1
     outing = step_out(engine)
     status = engine.table.segment_free(engine.table.self, address, <bytes_t> <size_t> size)
@@ -114,7 +112,7 @@ cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexc
 
 cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t context,
                        Failure* failure) noexcept nogil:
-    """What was not a block of ours, or is one that other streams used. pre: a block is out of the address map"""
+    """Free an address without a block of ours, or a block that other streams used. pre: block not in the address map"""
     if block == NULL:
         return free_direct(engine, address, failure)
     if free_shared_or_used(engine, block, context, failure):
@@ -123,21 +121,26 @@ cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t
     return False
 
 
-cdef bint free_later(Engine* engine, address_t address) noexcept nogil:
-    """pre: called on the thread that is inside the engine. False without host memory to remember it."""
+cdef bint free_later(Engine* engine, address_t address, Failure* failure) noexcept nogil:
+    """pre: called on the thread that is inside the engine"""
+    if not is_in_use(engine, address):
+        return address_failed(failure, address)
     if not make_room(<void**> &engine.late_frees, &engine.late_free_room, engine.late_free_count, sizeof(address_t)):
-        return False
+        return host_memory_failed(failure)
     engine.late_frees[engine.late_free_count] = address
     engine.late_free_count += 1
     return True
 
 
 cdef void finish_late_frees(Engine* engine) noexcept nogil:
-    """Do what was put off, in order. What the device refuses stays on the list for the next time."""
+    """Drain the list in order. Frees that the device refuses stay on it for the next time.
+
+    Each block was in use when its free was deferred. A block that no longer is was deferred twice, and is free already.
+    """
     cdef size_t done = 0
     cdef size_t kept = 0
     cdef Failure failure
-    if engine.frees_late:       # a thread is at it, and a free of its has let go of the lock: it does them all
+    if engine.frees_late:       # another thread is already draining the list and will process new entries
         return
     engine.frees_late = True
     while done < engine.late_free_count:

@@ -1,11 +1,11 @@
-"""Blocks that were shared: not reused as long as another process has one open, or may yet open it.
+"""Shared blocks: not reused while another process has one open or may still open it.
 
-    share            a Hold, and among the block's users one more: other processes
-      lease, keep    counted by whoever talks to them; the engine knows numbers only
-    free             the user is done with it; with a lease or a keep it is pending, as though an event was to come
-    the last ends    free for good, unless streams are still waited for
+    share            creates a Hold, and adds "other processes" to the block's users
+      lease, keep    counted by the code that talks to those processes; the engine only knows the numbers
+    free             ends the user's use; with a lease or a keep the block is pending, as if an event were outstanding
+    the last ends    the block is free for good, unless it still waits for streams
 
-A block that was shared is freed by the way of blocks with users, so that the others pay nothing.
+Shared blocks are freed on the path of blocks with users, so that other blocks pay nothing.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -25,7 +25,7 @@ cdef void holds_clear(Engine* engine) noexcept nogil
 
 
 cdef inline Hold* hold_of(const Engine* engine, const Block* block) noexcept nogil:
-    """NULL if the block was not shared."""
+    """Return NULL if the block was not shared."""
     return <Hold*> map_get(&engine.holds, block.address) if engine.holds.count > 0 else NULL
 
 

@@ -13,7 +13,7 @@ from allotment._core.tools.slab cimport slab_give
 
 
 cdef Hold* hold_make(Engine* engine, Block* block, Failure* failure) noexcept nogil:
-    """The hold of an allocated block, made at its first share; NULL without host memory for it."""
+    """Return the hold of an allocated block, created when it is first shared; NULL without host memory for it."""
     cdef Hold* hold = hold_of(engine, block)
     if hold != NULL:
         return hold
@@ -30,13 +30,13 @@ cdef Hold* hold_make(Engine* engine, Block* block, Failure* failure) noexcept no
 
 
 cdef Hold* hold_find(Engine* engine, address_t address, uint64_t generation) noexcept nogil:
-    """NULL if that block has ended, or was never shared."""
+    """Return NULL if that block is gone, or was never shared."""
     cdef Hold* hold = <Hold*> map_get(&engine.holds, address) if address != 0 else NULL
     return hold if hold != NULL and hold.generation == generation else NULL
 
 
 cdef StreamUse* use_out(Engine* engine, Block* block) noexcept nogil:
-    """Take the other processes out of a block's users."""
+    """Remove "other processes" from a block's users."""
     cdef StreamUse** link = &block.uses
     cdef StreamUse* use
     while link[0].stream != &engine.elsewhere:
@@ -52,7 +52,7 @@ cdef void use_drop(Engine* engine, StreamUse* use) noexcept nogil:
 
 
 cdef void hold_settle(Engine* engine, Hold* hold, uint32_t context) noexcept nogil:
-    """Whatever can be done now that a lease or a keep has ended, or the block was freed."""
+    """Complete what has become possible: a lease or a keep has ended, or the block was freed."""
     cdef Block* block = hold.block
     if not hold.freed or is_needed_elsewhere(hold):
         return
@@ -64,7 +64,7 @@ cdef void hold_settle(Engine* engine, Hold* hold, uint32_t context) noexcept nog
 
 
 cdef void hold_forget(Engine* engine, Block* block) noexcept nogil:
-    """An allocated block was never shared. pre: no other process needs it"""
+    """Undo the sharing of an allocated block. pre: no other process needs it"""
     cdef Hold* hold = hold_of(engine, block)
     if hold != NULL:
         use_drop(engine, use_out(engine, block))
@@ -73,7 +73,7 @@ cdef void hold_forget(Engine* engine, Block* block) noexcept nogil:
 
 
 cdef void holds_end(Engine* engine) noexcept nogil:
-    """No other process has anything open: in a child of fork, whose blocks are its own."""
+    """End all leases and keeps: in a child of fork, which owns its blocks."""
     cdef size_t i = 0
     cdef Hold* hold
     while i <= engine.holds.mask:

@@ -1,14 +1,15 @@
-"""Pausing: a pool's physical memory goes back to the device, and every address stays.
+"""Pausing: a pool's physical memory is returned to the device, and every address stays.
 
     awake ── pause_begin ──> falling asleep ── pause_end ──> asleep ── resume_begin ──> waking ── resume_end ──> awake
                                   |  contents to the host                 ^    contents from the host
                                   └─ pause_undo: as it was before         └─ fails whole: nothing has changed
 
-The blocks do not notice: they are mapped, as far as they know, and which pages a resume has to back again is seen by
-which lie under mapped blocks. What of them has no memory is `Rack.away`. A pool that is not awake serves no request;
-its blocks can be freed. While contents are on their way, nothing of it is unmapped (`is_moving`).
+The blocks do not change: they still count as mapped, and a resume backs the pages that lie under mapped blocks.
+`Rack.away` counts their bytes without memory. A pool that is not awake serves no request, but its blocks can be freed.
+While contents are being copied, nothing in the pool is unmapped (`is_moving`).
 
-It needs memory whose addresses are not the device's to choose: expandable segments, which those of tags always are.
+Pausing needs memory whose addresses the device does not choose: expandable segments, which the pools of tags always
+use.
 """
 
 from libc.stddef cimport size_t
@@ -26,12 +27,12 @@ cdef struct ExtentList:
     size_t count, room
     bytes_t total
 
-# pre of all: inside. The pool stays as long as it is not awake.
+# pre of all: inside the engine. The pool exists at least until it is awake again.
 cdef bint pause_begin(Engine* engine, Pool* pool, Failure* failure) noexcept nogil
-# Where the contents are that have to be kept: blocks in use, neighbours joined. The list is the caller's.
+# The extents whose contents must be kept: allocated blocks, adjacent ones joined. The caller owns the list.
 cdef bint pause_extents(Engine* engine, Pool* pool, ExtentList* list, Failure* failure) noexcept nogil
 cdef void pause_undo(Engine* engine, Pool* pool) noexcept nogil
-# If the device refuses to take something back, the pool is asleep all the same, and pausing it again tries the rest.
+# If the device refuses to take some memory, the pool is asleep all the same; pausing it again retries the rest.
 cdef bint pause_end(Engine* engine, Pool* pool, Failure* failure) noexcept nogil
 cdef bint resume_begin(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil
 cdef void resume_end(Engine* engine, Pool* pool) noexcept nogil

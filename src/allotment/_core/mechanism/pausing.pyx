@@ -21,7 +21,7 @@ from allotment._core.tools.arrays cimport make_room
 
 
 cdef Range* range_of(Range* range_, const Pool* pool) noexcept nogil:
-    """The first range of a pool, from one on."""
+    """Return the first range of a pool, starting at `range_`."""
     while range_ != NULL and range_.shelf.rack.pool != pool:
         range_ = range_.next
     return range_
@@ -48,6 +48,7 @@ cdef bint can_be_paused(Engine* engine, Pool* pool, Failure* failure) noexcept n
         return False
     if pool.large.arena != NULL:
         failure.reason = FAILED_PAUSE_PLACEMENT
+        failure.fault = pool.placement.name
         return False
     if shared != NULL:
         failure.reason = FAILED_PAUSE_SHARED
@@ -65,7 +66,7 @@ cdef bint can_be_paused(Engine* engine, Pool* pool, Failure* failure) noexcept n
 # --- pausing -----------------------------------------------------------------------------------------------
 
 cdef bint pause_begin(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
-    """No requests any more, and all work that was submitted is done. Steps out."""
+    """Stop serving requests, and wait for all submitted work. Has an unlocked section."""
     cdef outing_t outing
     cdef status_t status = OK
     if not can_be_paused(engine, pool, failure):
@@ -116,7 +117,7 @@ cdef void pause_undo(Engine* engine, Pool* pool) noexcept nogil:
 
 
 cdef void settle_away(Engine* engine, Rack* rack) noexcept nogil:
-    """Bring what is counted in line with what the pages lack."""
+    """Update the counters to the bytes that the pages lack."""
     cdef Range* range_ = range_of(engine.first_range, rack.pool)
     cdef bytes_t missing = 0
     while range_ != NULL:
@@ -128,7 +129,7 @@ cdef void settle_away(Engine* engine, Rack* rack) noexcept nogil:
 
 
 cdef bint empty_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
-    """Give back all that can be. Others come in between two ranges."""
+    """Release all memory that can be. Other threads may enter between two ranges."""
     cdef Range* range_ = range_of(engine.first_range, pool)
     cdef bint ok = True
     while range_ != NULL:
@@ -142,7 +143,7 @@ cdef bint empty_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept no
 cdef bint pause_end(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
     cdef bint ok
     pool.sleep = ASLEEP
-    pool.asking += 1        # what sleeps may go with its last block
+    pool.asking += 1        # a sleeping pool could be deleted with its last block
     ok = empty_ranges(engine, pool, failure)
     pool.asking -= 1
     return ok
@@ -171,7 +172,7 @@ cdef inline bint is_short(const Failure* failure) noexcept nogil:
 
 
 cdef bint resume_begin(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
-    """Memory under all addresses, or none; what is cached elsewhere goes back if there is not enough. Steps out."""
+    """Back all addresses, or none; releases memory cached elsewhere if needed. Has an unlocked section."""
     cdef StreamRecord* stream
     cdef Request request
     cdef bint ok

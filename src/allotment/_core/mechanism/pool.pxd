@@ -1,12 +1,12 @@
-"""Pools and routes: which memory serves whom.
+"""Pools and routes: which memory serves which requests.
 
-A private pool lives by two counts. `use_count` is how many users (pool objects, routings, graphs) it
-has; at 0 it is freeable and cannot be revived. `reserved_bytes` is the device's memory that it holds; a
-freeable pool goes when that reaches 0. PyTorch goes by `malloc_count` instead, which growing in place and
-unmapping need not bring back to 0: there such a pool stays for good, without memory, and its id is spent. Here
-the pool goes, and its tally remembers that.
+Two counts decide a private pool's lifetime. `use_count` is the number of its users (pool objects, routings, graphs); at
+0 the pool is freeable and cannot be revived. `reserved_bytes` is the device memory that it holds; a freeable pool is
+deleted when that reaches 0. PyTorch uses `malloc_count` instead, which growing in place and unmapping may never bring
+back to 0: such a pool stays there for good, without memory, and its id is spent. Here the pool is deleted, and its
+tally remembers that.
 
-Cost: finding a pool by id or a shelf by stream is one look-up in a map.
+Cost: finding a pool by id or a shelf by stream is one map lookup.
 """
 
 from libc.stdint cimport uint64_t
@@ -24,9 +24,9 @@ cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcep
 cdef void drop_idle_shelves(Pool* pool) noexcept nogil
 cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept nogil
 cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
-# Whether there is such a pool, or was one; (0, 0) stands for all of them.
-# Always False: there is no such pool any more, or never was
+# Always False, with the failure set: the pool is gone or never existed.
 cdef bint pool_absent(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
+# Whether such a pool exists or existed; (0, 0) stands for all of them.
 cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 const Placement* placement, Failure* failure) noexcept nogil
@@ -45,12 +45,12 @@ cdef Pool* route_request(Engine* engine, Request* request) noexcept nogil
 
 
 cdef inline uint64_t pool_key(uint64_t first, uint64_t second) noexcept nogil:
-    """One number for an id: only one of its two elements is ever not 0."""
+    """Return one number for an id: only one of its two elements is ever nonzero."""
     return (first << 1) | 1 if first != 0 else second << 1
 
 
 cdef inline Shelf* shelf_for(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil:
-    """The shelf of a pool for a stream, made if need be; NULL without host memory for it."""
+    """Return the shelf of a pool for a stream, created on demand; NULL without host memory for it."""
     if rack.recent != NULL and rack.recent.stream == stream:
         return rack.recent
     return shelf_make(engine, rack, stream)
@@ -61,10 +61,10 @@ cdef inline bint has_limits(const Limits* limits) noexcept nogil:
 
 
 cdef inline bint is_moving(const Pool* pool) noexcept nogil:
-    """Whether its contents are on their way to the host or back: nothing may be unmapped under them."""
+    """Whether its contents are being copied to or from the host: nothing in it may be unmapped."""
     return pool.sleep == FALLING_ASLEEP or pool.sleep == WAKING
 
 
 cdef inline bint is_impure(const Filter* filter) noexcept nogil:
-    """Whether applying the filter leaves the engine: asks the device, or calls somebody's function."""
+    """Whether applying the filter leaves the engine: asks the device, or calls foreign code."""
     return filter.kind == FILTER_CAPTURE or filter.kind == FILTER_FUNCTION

@@ -48,7 +48,7 @@ cdef void shelf_free(Shelf* shelf) noexcept nogil:
 
 
 cdef void drop_idle_shelves(Pool* pool) noexcept nogil:
-    """Forget the streams that the pool has no memory for. What is asked for meanwhile keeps all of its pool's."""
+    """Forget the streams that the pool has no memory for. A pool with a request in progress keeps all its shelves."""
     if pool.asking == 0 and pool.large.arena == NULL:
         drop_idle_of(&pool.small)
         drop_idle_of(&pool.large)
@@ -86,7 +86,7 @@ cdef void rack_clear(Rack* rack) noexcept nogil:
 
 cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second, const Placement* placement,
                     Failure* failure) noexcept nogil:
-    """On failure too, `pool_clear` is to be called."""
+    """The caller must call `pool_clear`, also after a failure."""
     memset(pool, 0, sizeof(Pool))
     pool.first = first
     pool.second = second
@@ -139,7 +139,7 @@ cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* 
 
 
 cdef bint tally_for(Engine* engine, Pool* pool) noexcept nogil:
-    """Find or make the tally that a pool's id has for good; False without host memory for it."""
+    """Find or create the tally that a pool's id has for good; False without host memory for it."""
     cdef uint64_t key = pool_key(pool.first, pool.second)
     cdef PoolTally* tally = <PoolTally*> map_get(&engine.pool_tallies, key)
     if tally == NULL:
@@ -157,7 +157,7 @@ cdef bint tally_for(Engine* engine, Pool* pool) noexcept nogil:
 
 
 cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept nogil:
-    """Physical memory came to a pool, or went."""
+    """Count physical memory that a pool gained or lost."""
     cdef Pool* pool = rack.pool
     pool.reserved_bytes += <bytes_t> change
     tally_move(&engine.stats.reserved_bytes, rack.size_class, change)
@@ -168,9 +168,9 @@ cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept no
 
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 const Placement* placement, Failure* failure) noexcept nogil:
-    """One more user for a pool, which is made if it is not there. Takes `allocator` over on success.
+    """Add a user to a pool, which is created if it does not exist. Owns `allocator` on success.
 
-    `placement` is NULL for the engine's own, or for whichever a pool that is there has.
+    `placement` is NULL for the engine's own, or for the one that an existing pool has.
     """
     cdef PoolTally* tally
     cdef Pool* pool
@@ -213,7 +213,7 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
 
 
 cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
-    """One user less; without any, the pool is freeable."""
+    """Remove a user; without any, the pool is freeable."""
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
         return pool_absent(engine, first, second, failure)
@@ -227,10 +227,10 @@ cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure*
 
 
 cdef enum:
-    MOST_GONE = 1000        # pools that are gone and still in the statistics; up to twice as many for a while
+    MOST_GONE = 1000        # deleted pools still in the statistics; temporarily up to twice as many
 
 cdef void forget_gone_pools(Engine* engine) noexcept nogil:
-    """Keep the statistics of the newest pools that are gone. Done for many at a time, so a pool costs a step or two."""
+    """Keep the statistics of the newest deleted pools. Works in bulk, so a pool costs O(1) amortized."""
     cdef size_t gone = engine.pool_tallies.count - engine.pools.count
     cdef PoolTally** place = &engine.stats.pools
     cdef PoolTally* tally
@@ -314,9 +314,9 @@ cdef Route* route_find(Engine* engine, uint64_t first, uint64_t second) noexcept
 
 cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter filter,
                       Failure* failure) noexcept nogil:
-    """One more user for a pool, made if it is not there, and all that passes the filter.
+    """Add a user to a pool, created if it does not exist, and route to it all requests that pass the filter.
 
-    Takes `filter` over on success.
+    Owns `filter` on success.
     """
     cdef Route* route
     if route_find(engine, first, second) != NULL:
@@ -352,7 +352,7 @@ cdef void route_end(Engine* engine, Route* route) noexcept nogil:
 
 
 cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexcept nogil:
-    """Whether a request passes; False with the reason in request.failure if the device would not say."""
+    """Whether a request passes; False with the reason in request.failure if the device call fails."""
     cdef capture_t capture = 0
     cdef status_t status
     if filter.kind == FILTER_ALL:
@@ -374,9 +374,9 @@ cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexce
 
 
 cdef Pool* route_request(Engine* engine, Request* request) noexcept nogil:
-    """The pool that serves a request: that of the newest route that accepts it, else the default one.
+    """Return the pool that serves a request: that of the newest route that accepts it, else the default one.
 
-    NULL with the reason in request.failure if that cannot be told: memory of the wrong pool would do harm.
+    NULL with the reason in request.failure if that cannot be determined: memory of the wrong pool would do harm.
     """
     cdef Route* route = engine.routes
     while route != NULL:

@@ -1,11 +1,11 @@
 """Addresses and physical memory: ranges, and the chunks mapped into them. See `Range` in the model.
 
-Every function here that asks the device for several things in a row leaves the range as it was when one
-of them is refused. If even the undoing is refused, the chunk stays in its place in `views` as a leftover:
-it serves the next attempt to map that page, or goes when the cache is emptied. Nothing is lost track of.
+A function here that makes several device calls leaves the range unchanged if one of them fails. If even the undo fails,
+the chunk stays in its place in `views` as a leftover: the next attempt to map that page uses it, or it is released when
+the cache is emptied. So no chunk is lost.
 
-An address that comes from a device, or from a pool's own allocator, is looked at before it becomes a range's: the maps
-go by addresses, and one that is given twice would be found out only when somebody's data is overwritten.
+An address from a device, or from a pool's own allocator, is checked before a range gets it. The maps rely on unique
+addresses, and an address returned twice would show only when somebody's data is overwritten.
 """
 
 from allotment._core.contract.table cimport IS_RECORDED
@@ -30,12 +30,12 @@ cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t si
                     Failure* failure) noexcept nogil
 cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t size, address_t* start,
                       bytes_t* unmapped, Failure* failure) noexcept nogil
-# Of the whole pages inside, what a pause has left without memory. pre: mapped blocks
+# Bytes of the whole pages inside that a pause has left without memory. pre: mapped blocks
 cdef bytes_t missing_bytes(const Range* range_, address_t address, bytes_t size) noexcept nogil
-# Of all its mapped blocks
+# The same for all mapped blocks of the range.
 cdef bytes_t missing_of(const Range* range_) noexcept nogil
-# Give back the memory under mapped blocks, and back them again: addresses and blocks stay. On failure some of it is
-# done. Both know what is there already.
+# Release the memory under mapped blocks, and back them again: addresses and blocks stay. On failure part of it is done.
+# Both skip what is done already.
 cdef bint range_empty(Engine* engine, Range* range_, Failure* failure) noexcept nogil
 cdef bint range_fill(Engine* engine, Range* range_, Failure* failure) noexcept nogil
 cdef void drop_leftovers(Engine* engine) noexcept nogil
@@ -43,15 +43,15 @@ cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexce
 
 
 cdef inline Range* first_range_of(Engine* engine, Pool* pool) noexcept nogil:
-    """The first of the ranges among which those of a pool are; the others follow by `next`."""
+    """Return the first range of the list that holds the pool's ranges; the others follow by `next`."""
     return engine.first_range if pool.placement.ranges == NULL else pool.placement.ranges(engine, pool)
 
 
 cdef inline bytes_t configured_range_bytes(const Engine* engine, const StreamRecord* stream) noexcept nogil:
-    """What the settings have expandable ranges for a stream reserve; 0 if they leave it open."""
+    """Return the size that the settings give expandable ranges of a stream; 0 if they leave it open."""
     return stream.range_bytes if stream.range_bytes != 0 else engine.tuning.range_bytes
 
 
 cdef inline bint has_recorded_addresses(const Engine* engine) noexcept nogil:
-    """Whether addresses come from a recording, where ranges may overlap: they are not looked at then."""
+    """Whether addresses come from a recording, where ranges may overlap: they are not checked then."""
     return engine.table.capabilities & IS_RECORDED != 0

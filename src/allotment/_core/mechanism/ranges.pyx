@@ -16,7 +16,7 @@ from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
 
 cdef Range* make(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil:
     cdef Range* range_
-    # A place by address is made before the address is known, so that taking it cannot fail.
+    # Make room in the address order before the address is known, so that adding it cannot fail.
     if not make_room_for(<void**> &engine.by_address, &engine.placed_room, engine.range_count + 1, sizeof(Range*)):
         return NULL
     range_ = <Range*> calloc(1, sizeof(Range))
@@ -42,12 +42,12 @@ cdef void range_number(Engine* engine, Range* range_) noexcept nogil:
 
 
 cdef Range* range_make_plain(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil:
-    """Addresses that come with their memory, to be placed; NULL without host memory for the record."""
+    """Create a range whose addresses come with their memory, to be placed later; NULL without host memory for it."""
     return make(engine, shelf, size)
 
 
 cdef size_t first_behind(Engine* engine, address_t address) noexcept nogil:
-    """How many ranges begin at `address` or before it."""
+    """Return how many ranges begin at or before `address`."""
     cdef size_t low = 0
     cdef size_t high = engine.placed_count
     cdef size_t middle
@@ -61,7 +61,7 @@ cdef size_t first_behind(Engine* engine, address_t address) noexcept nogil:
 
 
 cdef Range* overlapping(Engine* engine, address_t base, bytes_t size) noexcept nogil:
-    """A range that has some of these addresses, or NULL."""
+    """Return a range that contains some of these addresses, or NULL."""
     cdef size_t place = first_behind(engine, base)
     cdef Range* before = engine.by_address[place - 1] if place > 0 else NULL
     if before != NULL and base - before.base < before.size:
@@ -72,14 +72,14 @@ cdef Range* overlapping(Engine* engine, address_t base, bytes_t size) noexcept n
 
 
 cdef bint is_anybodys(Engine* engine, address_t base, bytes_t size) noexcept nogil:
-    """Whether some of these addresses are in use already."""
+    """Whether some of these addresses are in use."""
     return overlapping(engine, base, size) != NULL or map_get(&engine.direct, base) != NULL
 
 
 cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept nogil:
-    """Let others come to note that a segment has gone whose address the device gives anew.
+    """Wait until other threads have recorded that a segment is gone whose address the device returned again.
 
-    They have only to come in again. Steps out.
+    They only need to enter the engine. Has an unlocked section.
     """
     cdef outing_t outing
     cdef Range* range_ = overlapping(engine, base, size)
@@ -93,19 +93,19 @@ cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept
 
 
 cdef const char* fault_of_address(Engine* engine, address_t base, bytes_t size, bytes_t alignment) noexcept nogil:
-    """Why this cannot be the address of new memory; NULL if it can. What is anybody's cannot be given back either."""
+    """Why this cannot be the address of new memory; NULL if it can. An address in use cannot be freed either."""
     if base == 0 or base >> 63 != 0 or (base + size - 1) >> 63 != 0:
         return b"which is not from 1 to 2**63 - 1"
     if is_anybodys(engine, base, size):
-        return b"where memory is that it gave before"
+        return b"which overlaps memory that it returned before"
     if base % alignment != 0:
-        return b"which is not aligned as it has to be"
+        return b"which is not aligned as required"
     return NULL
 
 
 cdef bint range_place(Engine* engine, Range* range_, address_t base, const char* operation,
                       Failure* failure) noexcept nogil:
-    """Give a range the address that a device gave, if it can be one."""
+    """Give a range the address that a device returned, if it is valid."""
     cdef bytes_t alignment = LEAST_ALIGNMENT
     cdef size_t place
     if has_recorded_addresses(engine):
@@ -132,7 +132,7 @@ cdef bint range_place(Engine* engine, Range* range_, address_t base, const char*
 
 
 cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil:
-    """Addresses, none of them backed yet. pre: `size` is a whole number of pages"""
+    """Reserve addresses, none of them backed yet. pre: `size` is a whole number of pages"""
     cdef Chunk** views = <Chunk**> calloc(size // page, sizeof(Chunk*))
     cdef Range* range_ = make(engine, shelf, size) if views != NULL else NULL
     cdef address_t base = 0
@@ -158,7 +158,7 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t si
 
 
 cdef void range_forget(Engine* engine, Range* range_) noexcept nogil:
-    """Drop the record alone."""
+    """Delete only the record."""
     cdef size_t place
     if range_.base != 0 and not has_recorded_addresses(engine):
         place = first_behind(engine, range_.base)
@@ -198,9 +198,9 @@ cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexc
 
 
 cdef bint drop_view(Engine* engine, Range* range_, size_t page, Failure* failure) noexcept nogil:
-    """Unmap a page and release its chunk, as far as the device lets us; whether the page is unmapped.
+    """Unmap a page and release its chunk, as far as the device allows; return whether the page is unmapped.
 
-    A chunk that is unmapped but could not be released keeps its place: a leftover, with the reason in `failure`.
+    A chunk that was unmapped but could not be released keeps its place: a leftover, with the reason in `failure`.
     """
     cdef DeviceTable* table = engine.table
     cdef Chunk* chunk = range_.views[page]
@@ -221,7 +221,7 @@ cdef bint drop_view(Engine* engine, Range* range_, size_t page, Failure* failure
 
 
 cdef bint give_access(Engine* engine, address_t address, bytes_t size, Failure* failure) noexcept nogil:
-    """Let this device and its peers at a fresh mapping."""
+    """Give this device and its peers access to a new mapping."""
     cdef DeviceTable* table = engine.table
     cdef status_t status
     cdef int peer
@@ -237,7 +237,7 @@ cdef bint give_access(Engine* engine, address_t address, bytes_t size, Failure* 
 
 
 cdef bint back_page(Engine* engine, Range* range_, size_t page, Failure* failure) noexcept nogil:
-    """Physical memory for a page, not mapped yet."""
+    """Create physical memory for a page, not mapped yet."""
     cdef DeviceTable* table = engine.table
     cdef Chunk* chunk
     cdef status_t status
@@ -272,9 +272,9 @@ cdef bint map_page(Engine* engine, Range* range_, size_t page, Failure* failure)
 
 cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t size, bytes_t* mapped,
                     Failure* failure) noexcept nogil:
-    """Back the pages that [address, address + size) touches; all of them or none. pre: address on a page
+    """Back the pages that [address, address + size) touches; all of them or none. pre: address on a page boundary
 
-    Out of memory is no failure of the device: False with failure.status OUT_OF_MEMORY.
+    Out of memory is not a device failure: returns False with failure.status OUT_OF_MEMORY.
     """
     cdef size_t first = (address - range_.base) // range_.page
     cdef size_t end = (address + size - range_.base + range_.page - 1) // range_.page
@@ -302,9 +302,9 @@ cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t si
 
 cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t size, address_t* start,
                       bytes_t* unmapped, Failure* failure) noexcept nogil:
-    """Give up the whole pages inside [address, address + size). pre: all work on them is done (`wait_for_stream`)
+    """Unmap the whole pages inside [address, address + size). pre: all work on them is done (`wait_for_stream`)
 
-    `unmapped` is what was: less than all of it only if the device refused, which is then a failure too.
+    `unmapped` is the amount done: less than all only if the device refused, which is then also a failure.
     """
     cdef size_t first = (address - range_.base + range_.page - 1) // range_.page
     cdef size_t end = (address + size - range_.base) // range_.page
@@ -334,9 +334,9 @@ cdef bytes_t missing_bytes(const Range* range_, address_t address, bytes_t size)
 
 
 cdef Block* mapped_run(Block* block, address_t* start, bytes_t* size) noexcept nogil:
-    """The next stretch of mapped blocks, from a block on: it begins and ends with a page. NULL: there is none.
+    """Find the next run of mapped blocks, starting at a block: it begins and ends on page boundaries. NULL: none.
 
-    What is behind it, for the next call, is the result's `next`.
+    Returns the last block of the run; pass its `next` to the next call.
     """
     cdef Block* last
     while block != NULL and not block.mapped:
@@ -391,7 +391,7 @@ cdef bint range_fill(Engine* engine, Range* range_, Failure* failure) noexcept n
 
 
 cdef void drop_leftovers(Engine* engine) noexcept nogil:
-    """Ask the device once more to take back the memory under unmapped blocks."""
+    """Ask the device again to take back the memory under unmapped blocks."""
     cdef Range* range_ = engine.first_range
     cdef Block* block
     cdef Failure failure
@@ -409,7 +409,7 @@ cdef void drop_leftovers(Engine* engine) noexcept nogil:
 
 
 cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil:
-    """Let another device at everything that is mapped now."""
+    """Give another device access to everything that is mapped now."""
     cdef Range* range_ = engine.first_range
     cdef status_t status
     cdef size_t page

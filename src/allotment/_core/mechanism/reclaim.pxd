@@ -1,7 +1,7 @@
-"""Giving cached memory back to the device: which pools may, and when.
+"""Releasing cached memory to the device: from which pools, and when.
 
-What of a pool goes, and in which order, is for its placement to say. A refusal by the device ends the walk; what was
-released is.
+The pool's placement decides what to release, in which order. If the device refuses, the walk ends; what was released
+stays released.
 """
 
 from libc.stdint cimport uint32_t
@@ -10,9 +10,9 @@ from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.model cimport Engine, Failure, Pool
 
 cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Failure* failure) noexcept nogil
-# Until no more than `keep` bytes are reserved, or nothing that is left can go.
+# Releases until at most `keep` bytes are reserved, or nothing more can go.
 cdef bint release_down_to(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
-# What tags have cached, until all pools together hold no more than `keep`.
+# Releases what tags have cached, until all pools together hold at most `keep`.
 cdef bint release_tags(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_one_pool(Engine* engine, Pool* pool, bint captured, uint32_t context,

@@ -9,16 +9,16 @@ from allotment._core.records.stats cimport tally_now
 
 
 cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
-    """Release what a freeable pool can spare, and the pool itself once it holds no memory. Steps out."""
+    """Release what a freeable pool can spare, and the pool itself once it holds no memory. Has an unlocked section."""
     cdef bint ok
     if is_moving(pool):
         return True
-    pool.asking += 1        # others may find it empty meanwhile, and must leave it to us
+    pool.asking += 1        # other threads may find it empty meanwhile, and must not delete it
     ok = pool.placement.release(engine, pool, 0, context, failure)
     pool.asking -= 1
     if not ok:
         return False
-    # One that sleeps is asked for by its pause alone, and holds nothing once no page of it is away.
+    # A sleeping pool is pinned only by its pause, and holds nothing once none of its pages is away.
     if pool.reserved_bytes + pool.small.away + pool.large.away > 0 or pool.asking > (pool.sleep == ASLEEP):
         return True
     if route_find(engine, pool.first, pool.second) != NULL:
@@ -30,7 +30,7 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
 
 
 cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Failure* failure) noexcept nogil:
-    """The default pools, then the freeable ones; inside a capture, where no event may be touched, the latter alone."""
+    """Release default pools, then freeable ones; in a capture, where no event may be touched, only the latter."""
     if not captured:
         if engine.has_leftovers:
             drop_leftovers(engine)
@@ -46,9 +46,9 @@ cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Fa
 
 
 cdef bint release_tags(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Tags in order of creation, until no more than `keep` is reserved by all pools. Steps out.
+    """Release from tags in order of creation, until all pools together reserve at most `keep`. Has an unlocked section.
 
-    Their pools are private, but what they have free is cached for their tag alone, and no graph counts on it.
+    Their pools are private, but their free memory is cached only for their tag, and no graph relies on it.
     """
     cdef Pool* pool = engine.first_pool if engine.tag_count > 0 else NULL
     cdef bytes_t reserved
@@ -56,7 +56,7 @@ cdef bint release_tags(Engine* engine, bytes_t keep, uint32_t context, Failure* 
     while ok and pool != NULL:
         reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
         if pool.tag != 0 and not is_moving(pool) and (reserved > keep or pool.sleep == ASLEEP):
-            pool.asking += 1        # it must be there to go on from
+            pool.asking += 1        # keeps the pool alive, to continue the walk from it
             ok = pool.placement.release(
                 engine, pool, pool.reserved_bytes - min(pool.reserved_bytes, reserved - min(reserved, keep)), context,
                 failure)
@@ -83,7 +83,7 @@ cdef bint release_down_to(Engine* engine, bytes_t keep, uint32_t context, Failur
 
 
 cdef void forget_idle(Engine* engine) noexcept nogil:
-    """Forget streams that no pool has memory for, and nothing waits for: a program may make any number of them.
+    """Forget streams that no pool has memory for and nothing waits for: a program may create any number of them.
 
     Not where a pool keeps clocks of all streams.
     """
@@ -99,12 +99,12 @@ cdef void forget_idle(Engine* engine) noexcept nogil:
 
 
 cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failure) noexcept nogil:
-    """Those without users."""
+    """Release the pools without users."""
     cdef Pool* pool = engine.first_pool if engine.freeable_count > 0 else NULL
     cdef Pool* following
     cdef bint ok
     while pool != NULL:
-        # The next one is pinned, so that it is there to go on with.
+        # Pins the next one, to continue the walk from it.
         following = pool.next
         if following != NULL:
             following.asking += 1
@@ -119,9 +119,9 @@ cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failur
 
 cdef bint release_one_pool(Engine* engine, Pool* pool, bint captured, uint32_t context,
                            Failure* failure) noexcept nogil:
-    """A pool without users; one in use is left alone.
+    """Release a pool without users; does nothing to a pool in use.
 
-    Inside a capture events cannot be waited for: blocks that wait for one then stay.
+    Inside a capture it cannot wait for events: blocks that wait for one then stay.
     """
     cdef bint ok
     if not pool.freeable:

@@ -42,7 +42,7 @@ cdef status_t obtain(Engine* engine, Pool* pool, bytes_t size, Request* request,
 
 
 cdef status_t hand_back(Engine* engine, Pool* pool, address_t address, bytes_t size, stream_t stream) noexcept nogil:
-    """Give memory back to whom `obtain` had it from. Steps out; the pool stays as long as this memory is counted."""
+    """Free memory to where `obtain` got it. Has an unlocked section; the pool lives while this memory is counted."""
     cdef status_t status = OK
     cdef outing_t outing = step_out(engine)
     if pool.allocator.free == NULL:
@@ -54,7 +54,7 @@ cdef status_t hand_back(Engine* engine, Pool* pool, address_t address, bytes_t s
 
 
 cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
-    """A free block that covers a new segment, on no shelf; NULL with the reason in request.failure."""
+    """Allocate a segment: a free block that covers it, on no shelf; NULL with the reason in request.failure."""
     cdef Pool* pool = request.shelf.rack.pool
     cdef int size_class = request.shelf.rack.size_class
     cdef bytes_t size = request.segment
@@ -84,7 +84,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
         return NULL
     block.address = address
     range_.head = block
-    range_number(engine, range_)     # only now: other threads may have been quicker meanwhile
+    range_number(engine, range_)     # only now: other threads may have allocated segments meanwhile
     give_order(engine, block)
     block.segment_context = request.context
     request.is_fresh = pool.allocator.allocate == NULL
@@ -100,30 +100,50 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef bint segment_give_back(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Give a segment back to the device; its block is to be forgotten next.
+    """Return a segment to the device; the caller deletes its block next.
 
-    Steps out. pre: free, plain, all of its segment, and out of everybody's reach
+    Has an unlocked section. pre: free, plain, all of its segment, and out of reach for other threads
     """
-    cdef Pool* pool = block.shelf.rack.pool
-    cdef int size_class = block.shelf.rack.size_class
     cdef status_t status
     block.range.leaving = this_thread()
-    status = hand_back(engine, pool, block.address, block.size, block.shelf.stream.handle)
+    status = hand_back(engine, block.shelf.rack.pool, block.address, block.size, block.shelf.stream.handle)
     block.range.leaving = 0
     if status != OK:
         return device_failed(failure, status, b"segment_free")
+    count_departure(engine, block, context)
+    return True
+
+
+cdef void count_departure(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    cdef Pool* pool = block.shelf.rack.pool
     engine.stats.device_frees += 1
     trace_report(&engine.trace, ACTION_SEGMENT_FREE, block.address, block.size, block.shelf.stream.handle,
                  pool.first, pool.second, context if context != 0 else block.segment_context)
     pool.malloc_count -= 1
-    tally_down(&engine.stats.segment, size_class, 1)
+    tally_down(&engine.stats.segment, block.shelf.rack.size_class, 1)
     count_reserved(engine, block.shelf.rack, -(<count_t> block.size))
     if block.size >= engine.tuning.max_split:
         tally_down(&engine.stats.oversize_segments, SMALL, 1)
-    return True
+
+
+cdef void finish_departures(Engine* engine) noexcept nogil:
+    """Delete the segments that other threads were returning to the device. pre: these threads do not exist any more
+
+    The device may have their memory already, and may return the same addresses again.
+    """
+    cdef size_t place = engine.placed_count
+    cdef Range* range_
+    cdef Block* block
+    while place > 0:
+        place -= 1
+        range_ = engine.by_address[place]
+        if range_.leaving != 0 and range_.leaving != this_thread():
+            block = range_.head
+            count_departure(engine, block, 0)
+            segment_forget(engine, block)
 
 
 cdef void segment_forget(Engine* engine, Block* block) noexcept nogil:
-    """Drop the records of a segment that was given back. pre: in no set"""
+    """Delete the records of a segment that was returned to the device. pre: in no set"""
     range_forget(engine, block.range)
     block_drop(engine, block)

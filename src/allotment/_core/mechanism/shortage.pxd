@@ -1,7 +1,7 @@
-"""What every placement can do when memory is short: ask the callbacks, borrow, report what there was.
+"""What every placement can do when memory is short: run the callbacks, borrow, report the facts.
 
-A pool that lends (`use_on_oom`) gives of its free memory to requests of the default pool. It is routed to for the
-time of the search, which fails if it is routed to already.
+A pool that lends (`use_on_oom`) gives of its free memory to requests of the default pool. Requests are routed to it
+during the search, which fails if they are routed to it already.
 """
 
 from allotment._core.contract.types cimport bytes_t
@@ -11,7 +11,7 @@ from allotment._core.records.stats cimport tally_now
 cdef bint callbacks_freed(Engine* engine) noexcept nogil
 cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept nogil
 cdef bint callback_remove(Engine* engine, void* self) noexcept nogil
-# `early`: of pools that are lent, before the device is asked; else of those that lend when memory is out.
+# `early`: from lent pools, before the device is asked; else from pools that lend when memory is out.
 cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil
 cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil
 cdef void note_rejection(Engine* engine, Request* request) noexcept nogil
@@ -19,11 +19,11 @@ cdef bytes_t largest_free_block(Engine* engine) noexcept nogil
 
 
 cdef inline bytes_t share_of_memory(const Engine* engine) noexcept nogil:
-    """What the settings' share of the device's memory comes to, whatever the limit is now."""
+    """Return the bytes of the settings' share of the device's memory, whatever the current limit is."""
     return <bytes_t> (engine.tuning.share * <double> engine.total_memory)
 
 
 cdef inline bint rejects(const Engine* engine, bytes_t segment) noexcept nogil:
-    """Whether the settings forbid to ask the device for a segment."""
+    """Whether the settings forbid asking the device for a segment."""
     return (engine.tuning.rejects
             and <bytes_t> tally_now(&engine.stats.reserved_bytes) + segment > share_of_memory(engine))

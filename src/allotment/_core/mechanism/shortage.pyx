@@ -1,4 +1,5 @@
 from libc.stdlib cimport calloc, free
+from libc.string cimport strcmp
 
 from allotment._core.contract.types cimport bytes_t, thread_t
 from allotment._core.mechanism.failure cimport host_memory_failed, note_device_memory
@@ -8,15 +9,15 @@ from allotment._core.mechanism.ranges cimport configured_range_bytes
 from allotment._core.mechanism.shortage cimport share_of_memory
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
 from allotment._core.model.model cimport (
-    AWAKE, FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, LIMIT_OF_POOL, NO_LIMITER, Block, CallbackRun, Engine,
-    Failure, Filter, FreeMemoryCallback, Pool, Request, Shelf, free_memory_t)
+    AWAKE, FAILED_DEVICE, FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, LIMIT_OF_POOL, NO_LIMITER, Block,
+    CallbackRun, Engine, Failure, Filter, FreeMemoryCallback, Pool, Request, Shelf, free_memory_t)
 from allotment._core.records.stats cimport frees_so_far, tally_now
 from allotment._core.records.trace cimport ACTION_OOM, trace_report
 from allotment._core.tools.lock cimport this_thread
 
 
 cdef bint callbacks_freed(Engine* engine) noexcept nogil:
-    """Run the free-memory callbacks; whether one of them freed something, which is done by now. Steps out."""
+    """Run the free-memory callbacks; return whether one freed something. Has an unlocked section."""
     cdef outing_t outing
     cdef FreeMemoryCallback* callback = engine.callbacks
     cdef FreeMemoryCallback* following
@@ -45,7 +46,7 @@ cdef bint callbacks_freed(Engine* engine) noexcept nogil:
 
 
 cdef bint runs_callbacks(const Engine* engine, thread_t thread) noexcept nogil:
-    """Whether the thread is in the middle of them: what they ask for is not reason to run them anew."""
+    """Whether the thread is running them: a request made by a callback does not invoke callbacks."""
     cdef CallbackRun* run = engine.callback_runs
     while run != NULL and run.thread != thread:
         run = run.next
@@ -68,7 +69,7 @@ cdef void forget_callback(Engine* engine, FreeMemoryCallback* callback) noexcept
 
 
 cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept nogil:
-    """Behind the others; False without host memory for it."""
+    """Append a callback; False without host memory for it."""
     cdef FreeMemoryCallback** link = &engine.callbacks
     cdef FreeMemoryCallback* added = <FreeMemoryCallback*> calloc(1, sizeof(FreeMemoryCallback))
     if added == NULL:
@@ -82,7 +83,7 @@ cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept n
 
 
 cdef bint callback_remove(Engine* engine, void* self) noexcept nogil:
-    """Not called again from now on; False if there is none. Who is in it needs `self` until `callback_runs` is NULL."""
+    """Stop calling it; False if unknown. A thread that runs it needs `self` until `callback_runs` is NULL."""
     cdef FreeMemoryCallback* callback = engine.callbacks
     while callback != NULL and (callback.removed or callback.self != self):
         callback = callback.next
@@ -101,7 +102,7 @@ cdef inline bint lends(Engine* engine, const Pool* pool, bint early) noexcept no
 
 
 cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil:
-    """A block of a lender in the user's hands; NULL with NO_FAILURE if there is none. pre: no failure"""
+    """Return an allocated block of a lender; NULL with NO_FAILURE if there is none. pre: no failure"""
     cdef Pool* pool = engine.first_pool
     cdef Pool* following
     cdef Shelf* own = request.shelf
@@ -133,6 +134,7 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     """Gather the facts, as they are after the last release."""
     cdef Failure* failure = &request.failure
     cdef Pool* pool = request.shelf.rack.pool
+    failure.no_addresses = failure.reason == FAILED_DEVICE and strcmp(failure.operation, b"range_reserve") == 0
     note_device_memory(engine, failure)
     trace_report(&engine.trace, ACTION_OOM, failure.device_free, request.rounded, request.stream,
                  pool.first, pool.second, request.context)
@@ -144,10 +146,11 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef void note_rejection(Engine* engine, Request* request) noexcept nogil:
-    """The settings refuse a request: no shortage that the history shows, and nothing was tried against it."""
+    """The settings refuse a request: not an out-of-memory event in the history, and nothing was tried against it."""
     cdef Failure* failure = &request.failure
     engine.stats.oom_rejections += 1
     failure.reason = FAILED_REJECTED
+    failure.no_addresses = False
     failure.limiter = NO_LIMITER
     failure.limited = True
     failure.limit = share_of_memory(engine)
@@ -157,7 +160,7 @@ cdef void note_rejection(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef void note_facts(Engine* engine, Request* request) noexcept nogil:
-    """What the engine itself knows about why a request was not served."""
+    """Store what the engine itself knows about why a request failed."""
     cdef Failure* failure = &request.failure
     cdef Pool* pool = engine.first_pool
     failure.pool_first = request.shelf.rack.pool.first
@@ -188,7 +191,7 @@ cdef void note_facts(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef bytes_t largest_free_block(Engine* engine) noexcept nogil:
-    """Over all pools and streams."""
+    """Return the size of the largest free block of all pools and streams."""
     cdef Pool* pool = engine.first_pool
     cdef bytes_t largest = engine.defaults.placement.largest_free(engine, &engine.defaults)
     while pool != NULL:

@@ -1,4 +1,4 @@
-"""Which streams still use a block, and the moment its free becomes real.
+"""Which streams still use a block, and when its free becomes real.
 
     free(block)
        ├─ no other stream used it ───────────────────────────────> free now
@@ -7,15 +7,15 @@
                                                                           inside one, or inside the same capture,
                                                                           where its graph proves that it is safe
 
-Who is inside a capture is for `captures` to say. Events are polled at the start of every malloc that is not, the
-oldest of each stream first; a slow one holds back those behind it on its stream, and no other stream. Everything
-unordered upstream (queues, deferred blocks) is in order of insertion here.
+`capturing` decides who is inside a capture. Every malloc that is not inside one polls events first, the oldest of each
+stream first. A slow event holds back those behind it on its stream, but no other stream. Where PyTorch has no defined
+order (queues, deferred blocks), the order here is that of insertion.
 
-A step that can fail (an event that cannot be recorded) comes before the change it is for: the block is
-then where it was, and the call can be repeated.
+A step that can fail (recording an event) comes before the change it is for. After a failure the block is where it was,
+and the call can be repeated.
 """
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.contract.table cimport INVALID
 from allotment._core.contract.types cimport capture_t, event_t, stream_t
@@ -45,14 +45,24 @@ cdef void streams_clear(Engine* engine) noexcept nogil
 
 
 cdef inline StreamRecord* stream_for(Engine* engine, stream_t handle) noexcept nogil:
-    """The record of a stream, made at first sight; NULL without host memory for it."""
+    """Return the record of a stream, created at first sight; NULL without host memory for it."""
     if engine.recent_stream != NULL and engine.recent_stream.handle == handle:
         return engine.recent_stream
     return stream_make(engine, handle)
 
 
+cdef inline uint64_t next_moment(Engine* engine, StreamRecord* stream) noexcept nogil:
+    """Return the moment of a free or an event of a stream, by the engine's clock."""
+    if stream.latest <= engine.joined:
+        stream.next_active = engine.first_active
+        engine.first_active = stream
+    engine.moment += 1
+    stream.latest = engine.moment
+    return engine.moment
+
+
 cdef inline bint is_destroyed_stream(const Failure* failure) noexcept nogil:
-    """Whether an event was refused because its stream is no more. Then there is nothing left but to wait for it."""
+    """Whether an event was refused because its stream is destroyed. Then the engine can only synchronize."""
     return failure.reason == FAILED_DEVICE and failure.status == INVALID
 
 

@@ -9,6 +9,7 @@ from allotment._core.mechanism.block cimport complete_free
 from allotment._core.mechanism.capturing cimport capture_of, is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.streams cimport next_moment
 from allotment._core.model.model cimport (
     NO_FAILURE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord, StreamUse)
 from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put, map_reserve
@@ -36,7 +37,7 @@ cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil:
 # --- uses ------------------------------------------------------------------------------------------------
 
 cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream, bint in_capture) noexcept nogil:
-    """Note that `stream` uses the block; False without host memory for it."""
+    """Record that `stream` uses the block; False without host memory for it."""
     cdef StreamUse** link = &block.uses
     cdef StreamUse* use
     while link[0] != NULL and link[0].stream != stream:
@@ -65,7 +66,7 @@ cdef void uses_drop(Engine* engine, Block* block) noexcept nogil:
 
 
 cdef void uses_drop_captured(Engine* engine, Block* block) noexcept nogil:
-    """Forget the uses declared inside a capture, which has ordered them."""
+    """Forget the uses recorded inside a capture, which has ordered them."""
     cdef StreamUse** link = &block.uses
     cdef StreamUse* use
     while link[0] != NULL:
@@ -78,7 +79,7 @@ cdef void uses_drop_captured(Engine* engine, Block* block) noexcept nogil:
             link = &use.next
 
 
-# --- the event pool: finished events are used again, last in first out -------------------------------------
+# --- the event pool: finished events are reused, last in first out -----------------------------------------
 
 cdef bint event_take(Engine* engine, event_t* event, Failure* failure) noexcept nogil:
     cdef status_t status
@@ -88,7 +89,7 @@ cdef bint event_take(Engine* engine, event_t* event, Failure* failure) noexcept 
         engine.spare_event_count -= 1
         event[0] = engine.spare_events[engine.spare_event_count]
         return True
-    # A place for its return is made before the event is, so that giving it back cannot fail.
+    # Make room for its return before creating the event, so that returning it cannot fail.
     room = engine.spare_event_room + 1
     larger = <event_t*> realloc(engine.spare_events, room * sizeof(event_t))
     if larger == NULL:
@@ -109,8 +110,7 @@ cdef void event_give(Engine* engine, event_t event) noexcept nogil:
 # --- queues of events --------------------------------------------------------------------------------------
 
 cdef void queue_append(Engine* engine, StreamRecord* stream, PendingEvent* pending) noexcept nogil:
-    engine.moment += 1
-    pending.moment = stream.latest = engine.moment
+    pending.moment = next_moment(engine, stream)
     stream.recorded += 1
     pending.tick = stream.recorded
     pending.next = NULL
@@ -128,7 +128,7 @@ cdef void queue_append(Engine* engine, StreamRecord* stream, PendingEvent* pendi
 
 
 cdef void queue_remove(Engine* engine, StreamRecord* stream, PendingEvent* pending) noexcept nogil:
-    """An event is waited for no more; it may be anywhere in its queue. pre: drop_empty_queues follows"""
+    """Stop waiting for an event, anywhere in its queue. pre: drop_empty_queues follows"""
     cdef PendingEvent* previous = NULL
     cdef PendingEvent* other = stream.first
     while other != pending:
@@ -161,9 +161,9 @@ cdef void drop_empty_queues(Engine* engine) noexcept nogil:
 
 
 cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept nogil:
-    """Record an event on every stream that uses the block, and wait for them from now on.
+    """Record an event on every stream that uses the block, and queue them.
 
-    On failure nothing has changed. A device whose streams are always finished has no events.
+    Changes nothing on failure. A device whose streams are always finished has no events.
     """
     cdef DeviceTable* table = engine.table
     cdef PendingEvent* made = NULL
@@ -197,7 +197,7 @@ cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept
             event_give(engine, pending.event)
             slab_give(&engine.pending_slab, pending)
         return False
-    # `made` is in reverse order; queues are per stream, so only the order of new queues depends on it.
+    # `made` is in reverse order; queues are per stream, so it only affects the order of new queues.
     made = reversed_list(made)
     use = block.uses
     while made != NULL:
@@ -222,7 +222,7 @@ cdef PendingEvent* reversed_list(PendingEvent* first) noexcept nogil:
 
 
 cdef void event_done(Engine* engine, StreamRecord* stream, PendingEvent* pending, uint32_t context) noexcept nogil:
-    """pre: taken out of its queue"""
+    """pre: removed from its queue"""
     cdef Block* block = pending.block
     if pending.tick > stream.finished:
         stream.finished = pending.tick
@@ -271,7 +271,7 @@ cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* fai
         return False
     stream = engine.first_waiting
     while stream != NULL:
-        stream.awaited = stream.recorded        # what comes later, while somebody is waited for, is for later
+        stream.awaited = stream.recorded        # events recorded later, during an unlocked section, are not waited for
         stream = stream.next_waiting
     while True:
         pending = complete_until_unfinished(engine, only, context, &stream)
@@ -286,7 +286,7 @@ cdef PendingEvent* complete_until_unfinished(Engine* engine, Pool* only, uint32_
                                              StreamRecord** on) noexcept nogil:
     """Complete frees (of one pool's blocks), stream by stream, up to one whose event was not seen finished yet.
 
-    NULL when none of those is left that are to be waited for.
+    Returns NULL when no event to wait for is left.
     """
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
@@ -317,7 +317,7 @@ cdef PendingEvent* complete_until_unfinished(Engine* engine, Pool* only, uint32_
 
 cdef bint wait_for_event(Engine* engine, StreamRecord* stream, PendingEvent* pending,
                          Failure* failure) noexcept nogil:
-    """Wait, and note how far the stream has come. Steps out."""
+    """Wait, and note the stream's progress. Has an unlocked section."""
     cdef outing_t outing
     cdef uint64_t tick = pending.tick
     cdef event_t event = pending.event
@@ -329,7 +329,7 @@ cdef bint wait_for_event(Engine* engine, StreamRecord* stream, PendingEvent* pen
     stream.users -= 1
     if status != OK:
         return device_failed(failure, status, b"event_synchronize")
-    # If the event serves another block by now, then it was seen finished before.
+    # If the event serves another block by now, it was seen finished before.
     if tick > stream.finished:
         stream.finished = tick
     return True
@@ -338,7 +338,7 @@ cdef bint wait_for_event(Engine* engine, StreamRecord* stream, PendingEvent* pen
 # --- deferred frees ----------------------------------------------------------------------------------------
 
 cdef void deferral_init(Deferred* deferred, Block* block) noexcept nogil:
-    """A record that says no more than that a block waits."""
+    """Fill in a record that only says that a block waits."""
     deferred.block = block
     deferred.awaited = False
     deferred.capture = 0
@@ -348,7 +348,7 @@ cdef void deferral_init(Deferred* deferred, Block* block) noexcept nogil:
 
 
 cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil:
-    """Put a block off without asking the device for anything. pre: a record is reserved"""
+    """Defer a block's free without calling the device for markers. pre: a record is reserved"""
     cdef Deferred* deferred = <Deferred*> slab_take(&engine.deferred_slab)
     cdef StreamUse* use = block.uses
     cdef bint captured
@@ -356,7 +356,7 @@ cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil:
     deferral_init(deferred, block)
     if is_inside_capture(engine, 0, &captured, &failure) and not captured:
         while use != NULL:
-            use.in_capture = False      # no capture orders this free, so no end of one does either
+            use.in_capture = False      # no capture orders this free, so the end of a capture does not either
             use = use.next
     defer(engine, deferred)
 
@@ -384,7 +384,7 @@ cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexce
 
 
 cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcept nogil:
-    """Wait for every stream that uses a block, and drop the uses. Steps out."""
+    """Wait for every stream that uses a block, and drop the uses. Has an unlocked section."""
     cdef StreamUse* use = block.uses if not wait_for_everything(engine) else NULL
     while use != NULL:
         if not wait_for_stream(engine, use.stream.handle, failure):
@@ -395,7 +395,7 @@ cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcep
 
 
 cdef Deferred* before(Engine* engine, const Deferred* deferred) noexcept nogil:
-    """Which one stands before it in the list; NULL before the first."""
+    """Return the previous list entry; NULL for the first."""
     cdef Deferred* previous = NULL
     cdef Deferred* other = engine.first_deferred
     while other != deferred:
@@ -413,10 +413,10 @@ cdef bint can_settle(Engine* engine, Deferred* deferred, Pool* only) noexcept no
 
 
 cdef bint settle_deferred(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil:
-    """Give the deferred blocks (of one pool) their events, or free those whose every use a capture has ordered.
+    """Attach events to the deferred blocks (of one pool), or free those whose uses a capture has all ordered.
 
-    A block that a stream still in a capture uses can have no events yet: it waits on. Steps out where a stream was
-    destroyed that has to be waited for; another thread that comes by leaves that block to us.
+    A block that is used by a stream still in a capture cannot have events yet and stays deferred. If a destroyed stream
+    has to be waited for, there is an unlocked section; other threads skip that block meanwhile.
     """
     cdef Deferred* deferred = engine.first_deferred
     cdef Deferred* previous = NULL
@@ -446,9 +446,9 @@ cdef bint settle_deferred(Engine* engine, Pool* only, uint32_t context, Failure*
 
 
 cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil:
-    """Wait for all work of a stream; of one that was destroyed, whose work may still run, with everybody else's.
+    """Wait for all work of a stream. For a destroyed stream, whose work may still run, synchronize the device.
 
-    Steps out.
+    Has an unlocked section.
     """
     cdef outing_t outing
     cdef DeviceTable* table = engine.table
@@ -471,7 +471,7 @@ cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noe
 
 
 cdef bint wait_unless_captured(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:
-    """Wait for all work of a stream, unless it is in a capture, which that would spoil. Steps out."""
+    """Wait for all work of a stream, unless it is in a capture, which that would break. Has an unlocked section."""
     capture[0] = 0
     if wait_for_everything(engine):
         return True
@@ -481,10 +481,10 @@ cdef bint wait_unless_captured(Engine* engine, stream_t stream, capture_t* captu
 
 
 cdef bint wait_for_everything(Engine* engine) noexcept nogil:
-    """Wait for all work of the device, where naming a stream is a risk; False if that was not done. Steps out.
+    """Synchronize the device where using a stream handle is a risk; False if not done. Has an unlocked section.
 
-    Whoever made a stream may have destroyed it since. Not while anything is captured, as far as is known: a wait for
-    the device would spoil that.
+    The code that created a stream may have destroyed it since. Not done while anything is captured, as far as is known:
+    synchronizing would break the capture.
     """
     cdef outing_t outing
     cdef capture_t capture
@@ -502,7 +502,7 @@ cdef bint wait_for_everything(Engine* engine) noexcept nogil:
 
 
 cdef bint wait_for_work_left(Engine* engine, stream_t stream) noexcept nogil:
-    """Wait for what a destroyed stream still does, if the device has events for that: others' captures go on then."""
+    """Wait for a destroyed stream's remaining work, if the device has events for that; spares captures of others."""
     cdef outing_t outing
     cdef DeviceTable* table = engine.table
     cdef Failure failure
@@ -519,30 +519,44 @@ cdef bint wait_for_work_left(Engine* engine, stream_t stream) noexcept nogil:
     return done
 
 
+cdef inline bint is_idle_stream(const StreamRecord* stream) noexcept nogil:
+    return stream.users == 0 and stream.first == NULL and stream.range_bytes == 0
+
+
 cdef void forget_idle_streams(Engine* engine) noexcept nogil:
-    """Drop the records of streams that nothing refers to any more."""
-    cdef StreamRecord** link = &engine.known_streams
+    """Delete the records of streams that nothing refers to any more. pre: no pool keeps clocks"""
+    cdef StreamRecord** link = &engine.first_active
     cdef StreamRecord* stream
     engine.recent_stream = NULL
     while link[0] != NULL:
+        if is_idle_stream(link[0]):
+            link[0] = link[0].next_active
+        else:
+            link = &link[0].next_active
+    link = &engine.known_streams
+    while link[0] != NULL:
         stream = link[0]
-        if stream.users == 0 and stream.first == NULL and stream.range_bytes == 0:
+        if is_idle_stream(stream):
             link[0] = stream.next_known
             map_pop(&engine.streams, stream.handle + 1)
-            free(stream.synced)
+            free(stream.waited)
             free(stream)
         else:
             link = &stream.next_known
 
 
 cdef void streams_clear(Engine* engine) noexcept nogil:
-    """Forget everything about streams. pre: nothing waits"""
+    """Delete all stream records. pre: nothing waits"""
     cdef StreamRecord* stream
     while engine.known_streams != NULL:
         stream = engine.known_streams
         engine.known_streams = stream.next_known
-        free(stream.synced)
+        free(stream.waited)
         free(stream)
+    if engine.joined != 0:
+        event_give(engine, engine.join)
+    engine.joined = 0
+    engine.first_active = NULL
     while engine.spare_event_count > 0:
         engine.spare_event_count -= 1
         engine.table.event_destroy(engine.table.self, engine.spare_events[engine.spare_event_count])

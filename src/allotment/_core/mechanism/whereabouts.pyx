@@ -40,7 +40,7 @@ cdef bint look_at_part(void* self, const Block* block, address_t address, bytes_
 
 
 cdef Whereabouts find_past_ranges(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil:
-    """In memory that a placement keeps by itself, or that was allocated past the cache."""
+    """Look in memory that a placement keeps itself, or that was allocated without the cache."""
     cdef Search search
     cdef Pool* pool = &engine.defaults
     cdef size_t i

@@ -1,4 +1,4 @@
-"""From the record of rules that people read to the flags that the engine reads."""
+"""Copies the rules record, which people read, to the flags that the engine reads."""
 
 from allotment._core.model.rules cimport Rules
 

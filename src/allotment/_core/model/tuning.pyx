@@ -1,9 +1,9 @@
-"""From the settings record that people read to the numbers that the engine reads."""
+"""Copies the settings record, which people read, to the numbers that the engine reads."""
 
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.sizes cimport DIVISION_SLOTS, Tuning
 
-# More than any request; a size above it means no other thing, and sums of two of them stay below 2**64.
+# More than any request: larger sizes mean the same, and the sum of two stays below 2**64.
 cdef bytes_t MOST = <bytes_t> 1 << 60
 
 
@@ -29,6 +29,6 @@ cdef int fill_tuning(Tuning* tuning, object settings) except -1:
     fresh.dense_views = settings.dense_views
     fresh.rejects = settings.throw_on_cudamalloc_oom
     fresh.share = settings.per_process_memory_fraction
-    fresh.range_bytes = 0           # a part of the device's memory may be meant: for whoever knows that to say
+    fresh.range_bytes = 0           # may be a fraction of the device's memory: the caller fills it in
     tuning[0] = fresh
     return 0

@@ -1,7 +1,7 @@
-"""The placements that there are, by name. `Placement` in the model says what one is.
+"""The known placements, by name. `Placement` in the model says what one is.
 
-An extension outside of this package adds one when it is imported: it fills in a table and registers it. Both must
-stay for good, since a pool keeps the table it was made with. Registering happens under the import lock.
+An extension outside this package adds a placement when it is imported: it fills in a table and registers it. Both must
+stay loaded for good, since a pool keeps the table it was created with. Registration happens under the import lock.
 """
 
 from allotment._core.contract.table cimport DeviceTable

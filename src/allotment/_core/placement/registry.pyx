@@ -9,30 +9,30 @@ cdef dict tables = {}       # name -> address of the table
 
 
 cdef int placement_register(const Placement* placement) except -1:
-    """Make a placement known by its name. Raises ValueError if another has it."""
+    """Register a placement under its name. Raises ValueError if another has the name."""
     name = (<bytes> placement.name).decode()
     if tables.setdefault(name, <size_t> placement) != <size_t> placement:
-        raise ValueError(f"there is a placement {name!r} already")
+        raise ValueError(f"a placement named {name!r} already exists")
     return 0
 
 
 cdef const Placement* placement_named(str name) except NULL:
-    """Raises SettingsError for a name that no placement has."""
+    """Raises SettingsError for an unknown name."""
     if name not in tables:
         known = ", ".join(sorted(tables))
         raise SettingsError(
-            f"unknown placement {name!r}; there are {known}", key="placement", value=name, allowed=known)
+            f"unknown placement {name!r}; known: {known}", key="placement", value=name, allowed=known)
     return <const Placement*> <size_t> tables[name]
 
 
 cdef int placement_check(const Placement* placement, const DeviceTable* device, str device_name) except -1:
-    """Raises SettingsError for a placement that a device cannot have."""
+    """Raises SettingsError for a placement that the device cannot support."""
     cdef str name = (<bytes> placement.name).decode()
     if not placement.needs_virtual or (device.capabilities & CAN_VIRTUAL != 0 and device.memory_info != NULL):
         return 0
     raise SettingsError(
-        f"{device_name} cannot have placement:{name}, which needs virtual memory and a device that tells how much"
-        " memory it has; choose placement:torch", key="placement", value=name, allowed="torch")
+        f"{device_name} does not support placement:{name}, which needs virtual memory and a device that reports its"
+        " memory size; choose placement:torch", key="placement", value=name, allowed="torch")
 
 
 placement_register(torch_placement())

@@ -1,12 +1,12 @@
 """Contexts: Python stacks and names, interned, so that records carry them as one number.
 
-A stack is captured as the code objects and instruction offsets of its frames, which costs no string and no
-line number; those are worked out when somebody looks. Equal stacks have one number for the life of the
-process. 0 is "none". A context is such a number with, in its upper bits, whose it is: see `tenants`.
+Capturing a stack stores the code objects and instruction offsets of its frames. That costs no string and no line
+number; those are computed when somebody reads the stack. Equal stacks have one number for the life of the process. 0 is
+"none". A context is such a number with the tenant in its upper bits: see `tenants`.
 
-A framework may gather contexts itself, of more than Python's frames. They stay its own: its function gives a number
-from FOREIGN_STACK on, which it may use again when neither a block nor a record has it (see `contexts_in_use`), and
-another one says what frames it stands for.
+A framework may gather contexts itself, of more than Python's frames, and keeps them. One of its functions returns a
+number from FOREIGN_STACK on, another one the frames behind a number. The framework may reuse a number when neither a
+block nor a record has it (see `contexts_in_use`).
 """
 
 from libc.stdint cimport uint32_t
@@ -14,7 +14,7 @@ from libc.stdint cimport uint32_t
 ctypedef uint32_t (*gather_t)() noexcept nogil      # the calling thread's context as a framework sees it; 0: none
 
 cdef uint32_t capture_stack() except? 0xFFFFFFFF
-cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF     # a stack that somebody else gathered
+cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF     # a stack that other code gathered
 cdef list stack_frames(uint32_t stack)
 cdef int show_foreign_with(object frames_of) except -1      # number -> frames, innermost first
 cdef uint32_t intern_name(str name) except? 0xFFFFFFFF

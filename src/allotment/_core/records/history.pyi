@@ -4,10 +4,10 @@ def set_user_metadata(text: str) -> None:
     """Attach `text` to everything the calling thread records from now on; "" attaches nothing."""
 
 def get_user_metadata() -> str:
-    """What the calling thread attaches now."""
+    """Return the text that the calling thread attaches now."""
 
 def push_compile_context(name: str) -> None:
     """Name what the calling thread compiles from now on."""
 
 def pop_compile_context() -> None:
-    """Return to the name before the last push; without one, nothing happens."""
+    """Return to the name before the last push; does nothing without one."""

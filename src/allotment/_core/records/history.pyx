@@ -33,15 +33,15 @@ cdef struct Place:
     int64_t offset
 
 cdef struct Stack:
-    # A stack that was met, as it is recognised by: nothing of Python's is made for one that comes again.
+    # A stack that was seen before, as the key to recognise it: a repeated stack creates no Python object.
     Stack* next                 # of equal hash
     uint32_t number
     int depth
-    Place places[DEEPEST]       # innermost first; only `depth` of them are there
+    Place places[DEEPEST]       # innermost first; only `depth` of them exist
 
 cdef PointerMap met             # hash -> Stack
 cdef list stacks = [()]         # number -> tuple of (code, offset), innermost first
-cdef dict rendered = {}         # number -> frames, once somebody has looked
+cdef dict rendered = {}         # number -> frames, once somebody has read them
 cdef dict given_stacks = {}     # frames of a recorder -> number
 cdef object foreign_frames = None
 cdef list names = [""]
@@ -52,7 +52,7 @@ if not map_init(&met):
 
 
 cdef uint32_t capture_stack() except? 0xFFFFFFFF:
-    """The number of the calling thread's Python stack; at most the innermost 256 frames of it."""
+    """Return the number of the calling thread's Python stack; at most its innermost 256 frames."""
     cdef Place places[DEEPEST]
     cdef PyFrameObject* frame = PyEval_GetFrame()
     cdef PyFrameObject* outer
@@ -63,7 +63,7 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
     Py_XINCREF(frame)
     while frame != NULL and depth < DEEPEST:
         code = frame_code(frame)
-        Py_DECREF(code)         # the frame has it
+        Py_DECREF(code)         # the frame keeps a reference
         places[depth].code = code
         places[depth].offset = PyFrame_GetLasti(frame)
         hash = (hash ^ <uint64_t> code ^ (<uint64_t> places[depth].offset << 48)) * <uint64_t> 11400714819323198485ULL
@@ -85,13 +85,13 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
 
 
 cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0xFFFFFFFF:
-    """Give a new stack its number; 0 when there are too many."""
+    """Assign a number to a new stack; 0 when there are too many."""
     cdef Stack* stack
     cdef tuple kept
     cdef int i
     if len(stacks) >= FOREIGN_STACK:
         return 0
-    # Keeps the code objects, so that their addresses stay theirs. A collection here may come back with another stack.
+    # Keeps the code objects alive, so their addresses stay unique. A collection here may reenter with another stack.
     kept = tuple([(<object> places[i].code, <int> places[i].offset) for i in range(depth)])
     stack = <Stack*> malloc(sizeof(Stack) - (DEEPEST - depth) * sizeof(Place))
     if stack == NULL or not map_reserve(&met):
@@ -107,7 +107,7 @@ cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0x
 
 
 cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF:
-    """The number of a stack given as frames, as snapshots show them; 0 for an empty one, or when there are too many."""
+    """Return the number of a stack given as frames, as snapshots show them; 0 if empty, or if there are too many."""
     cdef tuple given = tuple([
         (str(frame["name"]), str(frame["filename"]), int(frame["line"])) for frame in frames])[:DEEPEST]
     number = given_stacks.get(given, 0)
@@ -119,7 +119,7 @@ cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF:
 
 
 cdef list stack_frames(uint32_t stack):
-    """The frames of a stack as snapshots show them, innermost first; the list is the caller's, frames are shared."""
+    """Return a stack's frames as snapshots show them, innermost first. The caller owns the list; frames are shared."""
     stack = stack_of(stack)
     if stack >= FOREIGN_STACK:
         return list(foreign_frames(stack)) if foreign_frames is not None else []
@@ -150,13 +150,19 @@ cdef str name_of(uint32_t number):
     return names[number]
 
 
+cdef str expect_text(object given, str what):
+    if not isinstance(given, str):
+        raise TypeError(f"{what} must be text, not {type(given).__name__}")
+    return given
+
+
 def set_user_metadata(text: str) -> None:
     """Attach `text` to everything the calling thread records from now on; "" attaches nothing."""
-    trace_set_metadata(intern_name(text))
+    trace_set_metadata(intern_name(expect_text(text, "user metadata")))
 
 
 def get_user_metadata() -> str:
-    """What the calling thread attaches now."""
+    """Return the text that the calling thread attaches now."""
     cdef uint32_t number = trace_set_metadata(0)
     trace_set_metadata(number)
     return names[number]
@@ -167,14 +173,14 @@ cdef object compile_contexts = __import__("threading").local()
 
 def push_compile_context(name: str) -> None:
     """Name what the calling thread compiles from now on."""
-    cdef uint32_t before = trace_set_compile_context(intern_name(name))
+    cdef uint32_t before = trace_set_compile_context(intern_name(expect_text(name, "a compile context")))
     if not hasattr(compile_contexts, "below"):
         compile_contexts.below = []
     compile_contexts.below.append(before)
 
 
 def pop_compile_context() -> None:
-    """Return to the name before the last push; without one, nothing happens."""
+    """Return to the name before the last push; does nothing without one."""
     cdef list below = getattr(compile_contexts, "below", None)
     if below:
         trace_set_compile_context(below.pop())

@@ -1,10 +1,10 @@
-"""Records on their way to a file: batches that the engine fills and a writer takes.
+"""Records on their way to a file: batches that the engine fills and a writer consumes.
 
-The trace asks for the place of its next record (`spool_place`), under whatever guards the trace; a full batch goes
-into a queue, under a short lock of the spool's own, and the writer is woken. So the engine never waits for a file. The
-memory is bounded because requests wait instead, before they enter the engine (`spool_pace`): as long as more than
-`MOST_FULL` batches are in the queue. What cannot be kept at all, because the host has no memory for a batch or the
-file has failed, is counted in `lost`.
+The trace asks for the place of its next record (`spool_place`), under the lock that guards the trace. A full batch goes
+into a queue, under a short lock of the spool's own, and the writer is woken. So the engine never waits for a file.
+Requests wait instead, before they enter the engine (`spool_pace`), while more than `MOST_FULL` batches are queued; that
+bounds the memory. `lost` counts the records that could not be kept, because the host had no memory for a batch or the
+file failed.
 
 A child of fork has no writer: its records are lost, and nothing waits for them.
 """
@@ -29,8 +29,8 @@ cdef struct Batch:
     TraceRecord records[BATCH]
 
 cdef struct Bell:
-    # What one thread waits for and others ring; rung twice it wakes once.
-    PyThread_type_lock lock     # held but for the time between a ring and the waking
+    # One thread waits for it and others ring it; two rings wake the thread once.
+    PyThread_type_lock lock     # held except between a ring and the wake-up
     bint rung
 
 cdef struct Spool:
@@ -41,7 +41,7 @@ cdef struct Spool:
     size_t full
     Batch* spare
     uint64_t lost
-    bint closed                 # no one takes batches any more
+    bint closed                 # nobody takes batches any more
     int paced                   # threads that wait for the writer
     Bell work, room
     ForkGuard fork_guard
@@ -50,12 +50,14 @@ cdef bint spool_init(Spool* spool) noexcept nogil
 cdef void spool_clear(Spool* spool) noexcept nogil
 cdef void spool_close(Spool* spool) noexcept nogil
 
-# The side of the engine.
+# The engine's side.
 cdef TraceRecord* spool_place(void* spool) noexcept nogil
-cdef void spool_flush(Spool* spool) noexcept nogil      # what is filled so far. pre: as `spool_place`
-cdef void spool_pace(Spool* spool) noexcept nogil       # pre: outside of the engine
+cdef void spool_flush(Spool* spool) noexcept nogil      # queues the records so far. pre: as for `spool_place`
+# Waits a moment while the writer is behind; returns whether it has caught up. A caller that holds the interpreter lock
+# checks for signals before it calls again, because the disk may have stalled for good. pre: outside the engine
+cdef bint spool_pace(Spool* spool) noexcept nogil
 
-# The side of the writer.
+# The writer's side.
 cdef Batch* spool_take(Spool* spool, long long patience_us) noexcept nogil
 cdef void spool_return(Spool* spool, Batch* batch) noexcept nogil
 

@@ -20,7 +20,7 @@ cdef enum:
 
 
 cdef inline void take(Spool* spool) noexcept nogil:
-    # Nothing is waited for under it, so it is free soon, also for who holds the interpreter lock.
+    # No code blocks under it, so it is soon free, also for a thread that holds the interpreter lock.
     if not lock_try(&spool.lock):
         lock_wait(&spool.lock)
 
@@ -60,7 +60,7 @@ cdef void start_anew(void* owner) noexcept nogil:
 
 
 cdef bint spool_init(Spool* spool) noexcept nogil:
-    """False without host memory. Either way `spool_clear` follows one day."""
+    """Return False without host memory. Either way the caller must call `spool_clear` later."""
     memset(spool, 0, sizeof(Spool))
     if not (bell_init(&spool.work) and bell_init(&spool.room)):
         return False
@@ -79,7 +79,7 @@ cdef void drop(Batch* batch) noexcept nogil:
 
 
 cdef void spool_clear(Spool* spool) noexcept nogil:
-    """pre: neither the trace nor a writer knows it any more"""
+    """pre: neither the trace nor a writer uses it any more"""
     unguard_forks(&spool.fork_guard)
     drop(spool.first)
     drop(spool.spare)
@@ -90,7 +90,7 @@ cdef void spool_clear(Spool* spool) noexcept nogil:
 
 
 cdef void spool_close(Spool* spool) noexcept nogil:
-    """Keep nothing more, and let no one wait; the writer is told."""
+    """Keep no further records, wake all waiting threads, and tell the writer."""
     take(spool)
     spool.closed = True
     ring(&spool.work)
@@ -113,7 +113,7 @@ cdef Batch* empty_batch(Spool* spool) noexcept nogil:
 
 
 cdef void pass_on(Spool* spool) noexcept nogil:
-    """What is filled goes to the writer. pre: locked, there is something"""
+    """Queue the filled batch for the writer. pre: locked, the batch is not empty"""
     cdef Batch* batch = spool.filling
     spool.filling = NULL
     if spool.closed:
@@ -132,7 +132,7 @@ cdef void pass_on(Spool* spool) noexcept nogil:
 
 
 cdef TraceRecord* spool_place(void* self) noexcept nogil:
-    """Where the next record goes; NULL if it cannot be kept."""
+    """Return where the next record goes; NULL if it cannot be kept."""
     cdef Spool* spool = <Spool*> self
     cdef Batch* batch = spool.filling
     if batch == NULL or batch.count == BATCH:
@@ -159,7 +159,7 @@ cdef void wait_for_room(Spool* spool) noexcept nogil:
     take(spool)
     spool.paced += 1
     lock_give(&spool.lock)
-    while spool_is_behind(spool):
+    if spool_is_behind(spool):
         await_ring(spool, &spool.room, A_WHILE)
     take(spool)
     spool.paced -= 1
@@ -168,18 +168,18 @@ cdef void wait_for_room(Spool* spool) noexcept nogil:
     lock_give(&spool.lock)
 
 
-cdef void spool_pace(Spool* spool) noexcept nogil:
-    """Wait while the writer is behind; without the interpreter lock, which it may want."""
+cdef bint spool_pace(Spool* spool) noexcept nogil:
+    """Waits without the interpreter lock, which the writer may need."""
     cdef PyThreadState* state
-    if not spool_is_behind(spool):
-        return
-    state = let_interpreter_go()
-    wait_for_room(spool)
-    take_interpreter_back(state)
+    if spool_is_behind(spool):
+        state = let_interpreter_go()
+        wait_for_room(spool)
+        take_interpreter_back(state)
+    return not spool_is_behind(spool)
 
 
 cdef Batch* spool_take(Spool* spool, long long patience_us) noexcept nogil:
-    """The oldest full batch; NULL if none came within that time, or the spool was closed."""
+    """Return the oldest full batch; NULL if none came within that time, or the spool was closed."""
     cdef Batch* batch
     if spool.first == NULL and not spool.closed:
         await_ring(spool, &spool.work, patience_us)

@@ -1,16 +1,16 @@
 """Counters: current, peak, allocated so far, freed so far; by size class and over all.
 
-The hot path cannot afford to compare every figure with its peaks. So each class has *room*: how much it may grow
-before it could pass a peak, its own or that over all. An increase takes of the room, a decrease adds to it, and
-only who runs out of it looks at the peaks and is given new room:
+The hot path cannot afford to compare every figure with its peaks. So each class has *room*: the amount it may grow
+before it could pass a peak, its own or the overall one. An increase reduces the room, a decrease adds to it. Only when
+the room runs out are the peaks updated and new room assigned:
 
     current value of a class             = ceiling - room
     ceiling of a class                  <= its peak
-    ceilings of both classes together   <= the peak over all
+    ceilings of both classes together   <= the overall peak
 
-Everything else follows: "all" is the sum of the classes, what was freed is what was added less what is left, and
-a reset of the accumulated figures remembers where they stood. A block is active from the moment it is allocated, so
-the totals of `active` are those of `allocation`, and are copied from there when somebody looks (`settle_totals`).
+Everything else follows: "all" is the sum of the classes, the amount freed is the total less the current value, and a
+reset of the accumulated figures remembers their values. A block is active from the moment it is allocated, so the
+totals of `active` equal those of `allocation` and are copied from there before they are read (`settle_totals`).
 """
 
 from libc.stdint cimport uint64_t
@@ -31,11 +31,11 @@ cdef struct Tally:
     count_t freed_mark[2]   # total - current, likewise
 
 cdef struct PoolTally:
-    # What one private pool has reserved over time. Kept when the pool is gone: its id stays in the statistics, until
-    # many others have gone after it.
+    # Memory that one private pool has reserved over time. Outlives the pool: its id stays in the statistics until many
+    # other pools have gone after it.
     uint64_t first, second      # the id
-    bint used                   # the pool has had memory; before that nothing is shown
-    bint spent                  # the pool is gone, and the id cannot be used again: see `pool`
+    bint used                   # the pool has had memory; before that it is not shown
+    bint spent                  # the pool is gone, and its id cannot be used again: see `pool`
     Tally reserved_bytes
     PoolTally* next
 
@@ -45,10 +45,10 @@ cdef struct Stats:
     Tally oversize_allocations, oversize_segments   # not by class: counted under SMALL
     count_t alloc_retries, ooms, oom_rejections, sync_all_streams, device_allocs, device_frees
     PoolTally* pools        # in order of creation, newest first
-    bytes_t max_split       # as it was when the allocator was made
+    bytes_t max_split       # at the allocator's creation
 
 cdef struct Totals:
-    # What the counters must say, by size class: found by looking, when invariants are checked.
+    # What the counters must say, by size class; computed when invariants are checked.
     count_t allocation[2]
     count_t allocated_bytes[2]
     count_t active[2]
@@ -65,12 +65,12 @@ cdef void stats_reset_peak(Stats* stats) noexcept nogil
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil
 cdef void stats_clear(Stats* stats) noexcept nogil
 cdef dict stats_nested(Stats* stats)
-cdef dict stats_by_rules(Stats* stats, object rules)      # with what not all versions count
+cdef dict stats_by_rules(Stats* stats, object rules)      # with figures that only some versions count
 cdef dict stats_flat(dict nested)       # "allocated_bytes.all.current", ..., sorted by key
 
 
 cdef inline count_t tally_of(const Tally* tally, int size_class) noexcept nogil:
-    """The current value of a class."""
+    """Return the current value of a class."""
     return tally.ceiling[size_class] - tally.room[size_class]
 
 
@@ -79,13 +79,13 @@ cdef inline count_t tally_now(const Tally* tally) noexcept nogil:
 
 
 cdef inline count_t frees_so_far(const Stats* stats) noexcept nogil:
-    """A number that changes when a block becomes free for good, or memory goes back to the device."""
+    """Return a number that changes when a free completes or memory returns to the device."""
     return (stats.allocation.total[SMALL] + stats.allocation.total[LARGE] - tally_now(&stats.active)
             + stats.reserved_bytes.total[SMALL] + stats.reserved_bytes.total[LARGE] - tally_now(&stats.reserved_bytes))
 
 
 cdef inline void tally_grow(Tally* tally, int size_class, count_t amount) noexcept nogil:
-    """An increase that another tally counts in its total."""
+    """Count an increase whose total another tally counts."""
     tally.room[size_class] -= amount
     if tally.room[size_class] < 0:
         tally_raise(tally, size_class)
@@ -101,7 +101,7 @@ cdef inline void tally_down(Tally* tally, int size_class, count_t amount) noexce
 
 
 cdef inline void tally_move(Tally* tally, int size_class, count_t net) noexcept nogil:
-    """A change of either sign, counted once by its net amount."""
+    """Count a change of either sign by its net amount."""
     if net > 0:
         tally_up(tally, size_class, net)
     elif net < 0:

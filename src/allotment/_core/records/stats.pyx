@@ -11,9 +11,9 @@ cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil:
 
 
 cdef void tally_raise(Tally* tally, int size_class) noexcept nogil:
-    """Raise the peaks that were passed, and share out what room there is below that over all.
+    """Raise the peaks that were passed, and divide the room below the overall peak.
 
-    The class that asked gets most of it; the other keeps some, or each would take it from the other in turns.
+    The class that asked gets most of it. The other keeps some; else the two would take it from each other in turns.
     """
     cdef int other = LARGE - size_class
     cdef count_t now[2]
@@ -35,7 +35,7 @@ cdef enum:
 
 
 cdef inline Tally* nth(Stats* stats, int i) noexcept nogil:
-    # The tallies stand side by side at the head of Stats.
+    # The tallies are adjacent at the start of Stats.
     return &(&stats.allocation)[i]
 
 
@@ -69,7 +69,7 @@ cdef void stats_reset_peak(Stats* stats) noexcept nogil:
 
 
 cdef void settle_totals(Stats* stats) noexcept nogil:
-    """Give the tallies that another one counts for their totals."""
+    """Copy the totals of tallies that another tally counts."""
     cdef int size_class
     for size_class in range(2):
         stats.active.total[size_class] = stats.allocation.total[size_class]

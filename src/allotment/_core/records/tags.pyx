@@ -16,6 +16,7 @@ cdef extern from *:
 
 cdef list names = [""]
 cdef dict numbers = {}
+cdef list forgotten = []        # numbers without a name
 cdef bint used = False
 
 
@@ -42,12 +43,24 @@ cdef uint32_t tag_number(str name, bint make) except? 0xFFFFFFFF:
             return 0
         if not name:
             raise RequestError("invalid tag name: it is empty; give a text")
-        if len(names) > TAGS_MOST:
-            raise RequestError(f"too many tags: a process can have {TAGS_MOST}, and {name!r} is one more")
-        number = numbers[name] = len(names)
-        names.append(name)
+        if len(names) <= TAGS_MOST:
+            number = len(names)
+            names.append(name)
+        elif forgotten:
+            number = forgotten.pop()
+            names[number] = name
+        else:
+            return 0
+        numbers[name] = number
         used = True
     return number
+
+
+cdef int tag_forget(uint32_t tag) except -1:
+    if numbers.pop(names[tag], None) is not None:
+        names[tag] = ""
+        forgotten.append(tag)
+    return 0
 
 
 cdef str tag_name(uint32_t tag):

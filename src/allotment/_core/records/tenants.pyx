@@ -7,7 +7,7 @@ cdef dict contexts = {}
 
 
 cdef uint32_t tenant_context(str name) except? 0xFFFFFFFF:
-    """The context of a tenant without a stack; made known if it is new."""
+    """Return the context of a tenant without a stack; registers a new name."""
     if not name:
         raise RequestError("invalid tenant name: it is empty; give a text")
     context = contexts.get(name)
@@ -20,5 +20,5 @@ cdef uint32_t tenant_context(str name) except? 0xFFFFFFFF:
 
 
 cdef str tenant_name(uint32_t context):
-    """None if it belongs to no tenant."""
+    """Return None if it belongs to no tenant."""
     return names[context >> TENANT_SHIFT]

@@ -1,13 +1,12 @@
-"""What happened, as fixed-size records in a ring.
+"""Events of the engine, as fixed-size records in a ring.
 
-The engine reports each fact once, by `trace_report`. The hot path asks `on` first: with no listener a
-fact costs one comparison.
-Listeners are the history and two tracker functions, one for Python's trackers and one for a framework's. The history
-is kept in the ring, or wherever `place` says: on its way to a file (see `spool`). A record holds numbers only: stacks,
-compile contexts and user metadata are interned elsewhere and appear here by their number, 0 = none.
+The engine reports each event once, by `trace_report`. The hot path checks `on` first: without a listener an event costs
+one comparison. Listeners are the history and two tracker functions, one for Python's trackers and one for a
+framework's. The history is kept in the ring, or wherever `place` says: on its way to a file (see `spool`). A record
+holds only numbers: stacks, compile contexts and user metadata are interned elsewhere; 0 means none.
 
-Read-out starts at the cursor, which is the oldest entry. Another size puts the entries in order first and then keeps
-the newest of them, as many as it has room for. (PyTorch leaves them where they are, so that old ones come among new.)
+Reading starts at the cursor, which is the oldest entry. Changing the size first puts the entries in order and then
+keeps the newest ones that fit. (PyTorch leaves them in place, so that old entries appear among new ones.)
 """
 
 from libc.stddef cimport size_t
@@ -30,7 +29,7 @@ cdef enum Action:
 
 cdef struct TraceRecord:
     unsigned short action
-    unsigned short exact_address    # a request wanted one address, and this was part of serving it
+    unsigned short exact_address    # part of serving a request for one exact address
     uint32_t stack              # the context: interned stack and tenant, 0 = none
     address_t address           # OOM: the device's free memory
     bytes_t size
@@ -44,17 +43,17 @@ ctypedef void (*tracker_t)(void* listener, const TraceRecord* record) noexcept n
 ctypedef TraceRecord* (*place_t)(void* spool) noexcept nogil   # where the next record goes; NULL: it is not kept
 
 cdef struct Trace:
-    bint on                     # anyone listening: the only field the hot path reads
-    bint history                # the history is
-    bint counting               # what tenants hold is: see `Account` in the model
-    bint in_place               # another size leaves entries where they are: PyTorch's way, for comparing with it
+    bint on                     # anyone is listening: the only field that the hot path reads
+    bint history                # the history is listening
+    bint counting               # tenants' memory is counted: see `Account` in the model
+    bint in_place               # a change of size leaves entries in place: PyTorch's way, for comparing with it
     bint attach_stacks          # entries carry contexts
-    uint32_t skip               # bit per action that the ring leaves out
-    bint exact_address          # what is reported now is part of serving a request for one address
-    int64_t moment              # not 0: the time of everything that is reported now, without asking the clock
-    place_t place               # not NULL: records go there, and not to the ring
+    uint32_t skip               # bit per action that the ring omits
+    bint exact_address          # current reports are part of serving a request for one exact address
+    int64_t moment              # if not 0: the time of all current reports, instead of the clock's
+    place_t place               # if not NULL: records go there instead of the ring
     void* spool
-    size_t most                 # entries kept
+    size_t most                 # most entries kept
     TraceRecord* ring
     size_t stored, room, cursor
     tracker_t tracker

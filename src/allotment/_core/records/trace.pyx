@@ -55,7 +55,7 @@ cdef void reverse(TraceRecord* first, TraceRecord* end) noexcept nogil:
 
 
 cdef void put_in_order(Trace* trace) noexcept nogil:
-    """The oldest entry first, in place: there may be no memory for another ring."""
+    """Rotate the oldest entry to the front, in place: there may be no memory for a second ring."""
     if trace.cursor == 0:
         return
     reverse(trace.ring, trace.ring + trace.cursor)
@@ -113,16 +113,16 @@ cdef bint make_room(Trace* trace) noexcept nogil:
 
 
 cdef TraceRecord* next_place(Trace* trace) noexcept nogil:
-    """Where the ring's next record goes; NULL if there is no memory for a first one."""
+    """Return where the ring's next record goes; NULL if there is no memory for a first one."""
     cdef TraceRecord* place
-    # Behind the last entry only if that is the newest: entries have made way where a longer ring was refused once.
+    # Append only if the last entry is the newest: the ring may have wrapped earlier, when growing it failed.
     if trace.stored < trace.most and (trace.cursor == 0 or trace.in_place) and make_room(trace):
         place = &trace.ring[trace.stored]
         trace.stored += 1
         return place
     if trace.stored == 0:
         return NULL
-    # Full, or the host has no memory for a longer history: the oldest entry makes way.
+    # Full, or no host memory for a longer history: overwrite the oldest entry.
     place = &trace.ring[trace.cursor]
     trace.cursor += 1
     if trace.cursor >= min(trace.most, trace.stored):
@@ -164,7 +164,7 @@ cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size
     kept = next_place(trace) if trace.place == NULL else trace.place(trace.spool)
     if kept == NULL:
         return
-    # Written where it stays: reading back in wide words what was just written in narrow ones stalls.
+    # Written in place: copying it would read narrow writes back in wide words, which stalls.
     fill(kept, trace, action, address, size, stream, pool_first, pool_second, stack)
 
 
@@ -173,7 +173,7 @@ cdef void trace_hold_time(Trace* trace) noexcept nogil:
 
 
 cdef void trace_copy(const Trace* trace, TraceRecord* out) noexcept nogil:
-    """All records, oldest first. pre: `out` has room for as many as are stored"""
+    """Copy all records, oldest first. pre: `out` has room for all stored ones"""
     cdef size_t older = trace.stored - trace.cursor
     if trace.stored > 0:
         memcpy(out, &trace.ring[trace.cursor], older * sizeof(TraceRecord))
@@ -181,7 +181,7 @@ cdef void trace_copy(const Trace* trace, TraceRecord* out) noexcept nogil:
 
 
 cdef uint32_t trace_set_compile_context(uint32_t context) noexcept nogil:
-    """Name what the calling thread compiles now; what stood there before."""
+    """Set the calling thread's compile context; return the previous one."""
     global allotment_compile_context
     cdef uint32_t before = allotment_compile_context
     allotment_compile_context = context

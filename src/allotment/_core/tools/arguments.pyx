@@ -26,7 +26,7 @@ cdef bint read_number(object given, uint64_t* number) except -1:
 
 
 cdef bint read_named(object given, uint64_t* number, str what) except -1:
-    """`read_number`, with an error that says what should have been a number."""
+    """`read_number`, with an error that names the argument."""
     if not is_plain_int(given) and not hasattr(given, "__index__"):
         raise TypeError(f"{what} must be an int, not {type(given).__name__}")
     return read_number(given, number)
@@ -95,7 +95,8 @@ cdef int read_pool_id(object pool, uint64_t* first, uint64_t* second) except -1:
             return 0
     except (TypeError, ValueError):
         pass
-    raise PoolError(f"invalid pool id: {pool!r}; an id is (0, n) or (n, 0) with n >= 1, such as `Pool.id`")
+    raise PoolError(
+        f"invalid pool id: {pool!r}; an id is (0, n) or (n, 0) with n >= 1, such as `Pool.id`", reason="no_id")
 
 
 cdef double read_fraction(object given) except? -1:
@@ -148,7 +149,7 @@ cdef stream_t read_stream(object stream, Device device) except? 0xFFFFFFFFFFFFFF
 
 
 cdef object handle_of(object stream, Device device):
-    """What a stream object says of itself; anything else as it is."""
+    """The handle that a stream object reports; anything else unchanged."""
     if hasattr(stream, "__cuda_stream__"):
         told = stream.__cuda_stream__()
         try:

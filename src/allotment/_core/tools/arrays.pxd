@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdlib cimport realloc
 
 
-# Room for `wanted` elements, moving the array if it must; False when memory is short.
+# Makes room for `wanted` elements, moving the array if needed; False when host memory is short.
 cdef inline bint make_room_for(void** array, size_t* capacity, size_t wanted, size_t element_size) noexcept nogil:
     cdef size_t larger
     cdef void* moved
@@ -19,6 +19,6 @@ cdef inline bint make_room_for(void** array, size_t* capacity, size_t wanted, si
     return True
 
 
-# Room for one element more than `count`.
+# Makes room for one element more than `count`.
 cdef inline bint make_room(void** array, size_t* capacity, size_t count, size_t element_size) noexcept nogil:
     return make_room_for(array, capacity, count + 1, element_size)

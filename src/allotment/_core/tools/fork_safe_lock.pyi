@@ -3,4 +3,4 @@
 from typing import Any
 
 def fork_safe_lock() -> Any:
-    """A new `threading.RLock`: reentrant, because the forking thread may hold it."""
+    """Return a new `threading.RLock`: reentrant, because the forking thread may hold it."""

@@ -1,12 +1,12 @@
-"""Locks of Python code that a fork leaves in order: what `forks` does for those of the engine.
+"""Locks of Python code that survive a fork: what `forks` does for the engine's locks.
 
-A child of fork has one thread: a lock that any other held at that moment would be held for ever. So a fork takes all
-of these, waiting for those who have one, and gives them back on both sides. They are tried, and if one is taken the
-others are given back and it starts anew: so they may nest in any order.
+A child of fork has one thread; a lock that any other thread held at that moment would stay locked for ever. So a fork
+acquires all of these, waiting for their holders, and releases them in parent and child. The fork tries them all; if one
+is held, it releases the others and starts again. So they may nest in any order.
 
-The long locks of the engine are taken in the same go, because they nest with these in both orders: who holds one of
-these may ask an allocator for something, and a device written in Python is called under its allocator's lock. They are
-taken last and given back first, in compiled code, where no other thread gets the interpreter: it could wait for them.
+The fork acquires the engine's long locks in the same step, because they nest with these in both orders: a thread that
+holds one of these may call an allocator, and a device written in Python runs under its allocator's lock. The long locks
+come last and are released first, in compiled code, where no other thread gets the interpreter and could wait for them.
 """
 
 from allotment._core.tools.forks cimport give_long_locks, take_long_locks
@@ -18,11 +18,11 @@ from weakref import WeakSet
 
 _locks = WeakSet()
 _taken = []
-_PAUSE = 0.0002  # a holder needs the interpreter lock to come to its end
+_PAUSE = 0.0002  # seconds; a holder needs the interpreter lock to finish
 
 
 def fork_safe_lock() -> Any:
-    """A new `threading.RLock`: reentrant, because the forking thread may hold it."""
+    """Return a new `threading.RLock`: reentrant, because the forking thread may hold it."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock
@@ -40,7 +40,7 @@ def _behind_fork():
 
 
 cdef bint _take_all() except -1:
-    """False if another thread has one of them."""
+    """Return False if another thread holds one of them."""
     for lock in list(_locks):
         if not lock.acquire(blocking=False):
             return False

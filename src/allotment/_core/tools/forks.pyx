@@ -1,5 +1,5 @@
 # cython: linetrace=False
-# A line tracer takes the interpreter lock, which is never waited for under a short lock.
+# A line tracer takes the interpreter lock, and code under a short lock must never wait for that.
 from cpython.pystate cimport PyThreadState
 from libc.stdint cimport uint64_t
 
@@ -32,7 +32,7 @@ cdef enum:
 cdef Lock registry              # guards the list, and is itself a short lock
 cdef ForkGuard* first = NULL
 cdef uint64_t depth = 0
-cdef uint64_t forking = 0       # thread that has the long locks for a fork; changed with the registry held
+cdef uint64_t forking = 0       # thread that holds the long locks for a fork; changed under the registry's lock
 
 
 cdef void guard_forks(ForkGuard* guard, LockKind kind, void* lock) noexcept nogil:
@@ -42,7 +42,7 @@ cdef void guard_forks(ForkGuard* guard, LockKind kind, void* lock) noexcept nogi
     guard.prev = NULL
     lock_wait(&registry)
     while kind == LONG_LOCK and forking != 0 and forking != this_thread():
-        lock_give(&registry)        # a long lock that comes now would be missed by the fork, and may be held in it
+        lock_give(&registry)        # the fork would miss a long lock registered now, and a thread may hold it
         wait_for_fork()
         lock_wait(&registry)
     guard.next = first
@@ -53,7 +53,7 @@ cdef void guard_forks(ForkGuard* guard, LockKind kind, void* lock) noexcept nogi
 
 
 cdef void wait_for_fork() noexcept nogil:
-    """Until there is none under way; without the interpreter, which it needs."""
+    """Wait until no fork is in progress. Releases the interpreter lock, which the fork needs."""
     cdef PyThreadState* state = let_interpreter_go()
     cdef int round = 0
     while allotment_owner_get(&forking) != 0:
@@ -82,7 +82,7 @@ cdef uint64_t fork_depth() noexcept nogil:
 
 
 cdef bint take(ForkGuard* guard, Taken time) noexcept nogil:
-    """False if another thread has it."""
+    """Return False if another thread holds it."""
     if guard.kind == LONG_LOCK and lock_is_mine(<Lock*> guard.lock):
         return True
     if not (mutex_try(guard.lock) if guard.kind == SHORT_MUTEX else lock_try(<Lock*> guard.lock)):
@@ -92,14 +92,14 @@ cdef bint take(ForkGuard* guard, Taken time) noexcept nogil:
 
 
 cdef bint take_all(Taken time) noexcept nogil:
-    """Every lock whose time it is, and the registry. False, and nothing is held, if somebody has one of them."""
+    """Acquire every lock whose time it is, and the registry. Return False, holding nothing, if one of them is held."""
     cdef ForkGuard* guard
     if not lock_try(&registry):
         return False
     guard = first
     while guard != NULL:
         if guard.kind == LONG_LOCK and time == IN_FORK:
-            take(guard, time)           # unless somebody has it: who may want the interpreter lock, which is held
+            take(guard, time)           # best effort: its holder may need the interpreter lock, which is held
         elif (guard.kind == LONG_LOCK) == (time == AHEAD_OF_FORK) and not take(guard, time):
             give_all(time)
             return False
@@ -108,10 +108,10 @@ cdef bint take_all(Taken time) noexcept nogil:
 
 
 cdef void give_all(Taken time) noexcept nogil:
-    """pre: the registry is held, and given back too"""
+    """pre: the registry's lock is held; releases it too"""
     cdef ForkGuard* guard = first
     while guard != NULL:
-        # Ahead of a fork the registry is free, and another thread's fork may have taken some.
+        # Ahead of a fork the registry is unlocked, and another thread's fork may have taken some.
         if guard.taken == time and (time == IN_FORK or lock_is_mine(<Lock*> guard.lock)):
             guard.taken = NOT_TAKEN
             if guard.kind == SHORT_MUTEX:

@@ -1,20 +1,19 @@
-"""The form of a history file, for writing one and for reading one.
-
-A file begins with `MAGIC` and a version; then come frames, each with a head of sixteen bytes:
+"""The format of a history file, for writing and for reading.
+A file begins with `MAGIC` and a version. Frames follow, each with a header of sixteen bytes:
 
     | kind, 4 bytes | length of the content, 4 | records in it, 4 | checksum of the content, 4 | content ... |
 
-Numbers are little-endian. The first frame holds a snapshot as of the moment at which the recording began, without a
-history; the others what happened since. What they hold:
+Numbers are little-endian. The first frame holds a snapshot of the moment at which the recording began, without a
+history; the other frames hold what happened since:
 
     SNAPSHOT    a pickle, as `dump_snapshot` writes it
     STACKS      JSON: [number of the first, [[name, filename, line], ...], ...], before the first record that has one
     NAMES       JSON: [number of the first, text, ...], likewise
-    RECORDS     rows, one behind the other
+    RECORDS     rows, one after the other
     NOTES       JSON: [{...}, ...]: external annotations
-    LOST        nothing; `records` says how many records could not be kept here
+    LOST        nothing; `records` says how many records are missing here
 
-A row says what differs from the one before it in the same frame, of which the first differs from all zeros:
+A row holds the difference from the row before it in the same frame; the first one differs from all zeros:
 
     flags and action        1 byte
     time                    signed difference in microseconds
@@ -23,8 +22,8 @@ A row says what differs from the one before it in the same frame, of which the f
     context                 unless SAME_CONTEXT
     exact_address, compile context, metadata    if HAS_MORE
 
-Numbers in rows have seven bits a byte, lowest first, the highest bit saying that more follow; signed ones have their
-sign in the lowest bit. A file that ends in the middle of a frame is whole up to the last row that is there.
+Numbers in rows use seven bits of each byte, lowest first; the highest bit means that more bytes follow. Signed numbers
+keep their sign in the lowest bit. A file that ends in the middle of a frame is valid up to its last complete row.
 """
 
 from libc.stddef cimport size_t
@@ -33,8 +32,8 @@ from libc.string cimport memcpy
 
 cdef enum:
     VERSION = 1
-    HEAD = 16                   # bytes of a frame's head
-    MOST_OF_ROW = 96            # bytes that a row takes at the most
+    HEAD = 16                   # bytes of a frame's header
+    MOST_OF_ROW = 96            # most bytes that a row takes
     LEAST_OF_ROW = 2
 
 cdef enum FrameKind:
@@ -68,7 +67,7 @@ cdef inline unsigned char* put_signed(unsigned char* out, int64_t value) noexcep
 
 cdef inline const unsigned char* get_number(const unsigned char* at, const unsigned char* end,
                                             uint64_t* value) noexcept nogil:
-    """Behind the number; NULL if it does not end before `end`."""
+    """Return the position after the number; NULL if it does not end before `end`."""
     cdef int shift = 0
     value[0] = 0
     while at < end and shift < 64:
@@ -89,7 +88,7 @@ cdef inline const unsigned char* get_signed(const unsigned char* at, const unsig
 
 
 cdef inline uint32_t checksum(const unsigned char* content, size_t length) noexcept nogil:
-    """Tells content that was written from content that was not, in whole or in part. Against no one's will."""
+    """Detects content that was not written, or only in part. Not a protection against forgery."""
     cdef uint64_t hash = length + 1
     cdef uint64_t word
     while length >= 8:

@@ -1,7 +1,7 @@
-"""The interpreter, as code that runs without it sees it.
+"""The interpreter, as seen by code that runs without it.
 
-Its lock is let go before anything is waited for whose holder may want it. At its end modules are taken apart, and what
-is open ends with the process.
+A thread releases the interpreter lock before it waits for anything whose holder may need that lock. When the
+interpreter ends, it tears modules down; what is still open ends with the process.
 """
 
 from cpython.pystate cimport PyThreadState
@@ -26,7 +26,7 @@ cdef extern from *:
 
 
 cdef inline PyThreadState* let_interpreter_go() noexcept nogil:
-    """Its lock, if this thread has it; NULL: it has not."""
+    """Release the interpreter lock, if this thread holds it; else NULL."""
     return PyEval_SaveThread() if PyGILState_Check() else NULL
 
 

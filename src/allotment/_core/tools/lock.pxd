@@ -1,16 +1,15 @@
-"""The engine's mutex: one word, taken with one atomic compare-and-exchange, given back with one plain store.
+"""The engine's mutex: one word, acquired with one atomic compare-and-exchange, released with one plain store.
 
-A system mutex costs two atomic read-modify-writes a round, which is as much as the whole cache hit it
-protects; here the release is a store, and a thread that has to wait spins briefly, then yields, then
-sleeps in short steps. Waits are rare and long (somebody is in the driver), so a late wake-up costs nothing
-that matters.
+A system mutex costs two atomic read-modify-writes a round, as much as the whole cache hit it protects. Here the
+release is a store. A thread that has to wait spins briefly, then yields, then sleeps in short steps. Waits are rare
+and long (the holder is in the driver), so a late wake-up costs nothing that matters.
 
-The lowest bit of the word says that the lock is held; the bits above count threads that have let it go in the middle of
-what they do and will be back (`lock_lend`, `lock_reclaim`). So one look at the word tells that no thread is inside and
-none will come back: two words could change between one look and the other.
+The lowest bit of the word says that the lock is held. The bits above count threads that have released the lock in the
+middle of an operation and will be back (`lock_lend`, `lock_reclaim`). So one load of the word tells that no thread is
+inside and none will come back; two separate words could change between two loads.
 
-The owner is remembered, because code that runs under the lock (a callback, a backend written in Python)
-can come back on the same thread: such a call must be seen, not waited for.
+The lock knows its owner, because code that runs under it (a callback, a backend written in Python) can call the engine
+again on the same thread. Such a call must be detected; waiting for the lock would deadlock.
 """
 
 from cpython.pystate cimport PyThreadState
@@ -44,7 +43,7 @@ cdef extern from *:
     #else
     #include <sched.h>
     #include <time.h>
-    /* From 0, as nearly always, in one instruction that needs no look before it. */
+    /* From 0, as nearly always, in one instruction without a load before it. */
     static inline int allotment_lock_take(volatile long* word) {
         long seen = 0;
         return __builtin_expect(__atomic_compare_exchange_n(word, &seen, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED), 1)
@@ -54,7 +53,7 @@ cdef extern from *:
     static inline void allotment_lock_give(volatile long* word, long more) {
         __atomic_store_n(word, (__atomic_load_n(word, __ATOMIC_RELAXED) & ~1L) + more, __ATOMIC_RELEASE);
     }
-    /* One thread less is out, and the lock is held: less 2 and plus 1. */
+    /* One thread fewer is outside, and the lock is held: minus 2 and plus 1. */
     static inline int allotment_lock_retake(volatile long* word) {
         long seen = __atomic_load_n(word, __ATOMIC_RELAXED);
         return (seen & 1) == 0
@@ -63,7 +62,7 @@ cdef extern from *:
     static inline int allotment_lock_is_open(volatile long* word) {
         return (__atomic_load_n(word, __ATOMIC_RELAXED) & 1) == 0;
     }
-    /* Acquire: who sees it unused, and has another reason to come in, also sees what the last owner wrote. */
+    /* Acquire: a thread that sees the lock unused, and has another reason to come in, sees the last owner's writes. */
     static inline int allotment_lock_is_unused(volatile long* word) {
         return __atomic_load_n(word, __ATOMIC_ACQUIRE) == 0;
     }
@@ -92,7 +91,7 @@ cdef extern from *:
     bint allotment_lock_retake(long* word) noexcept nogil
     bint allotment_lock_is_open(long* word) noexcept nogil
     bint allotment_lock_is_unused(long* word) noexcept nogil
-    long allotment_lock_out(long* word) noexcept nogil      # threads that will be back; others may take it meanwhile
+    long allotment_lock_out(long* word) noexcept nogil      # threads that will be back; others may hold it meanwhile
     void allotment_lock_relax(int round) noexcept nogil
     void allotment_owner_set(uint64_t* place, uint64_t value) noexcept nogil
     uint64_t allotment_owner_get(uint64_t* place) noexcept nogil
@@ -101,7 +100,7 @@ cdef extern from *:
     """
     #include <pythread.h>
     #if defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
-    /* With glibc this is what pthread_self, and so Python's thread ident, returns; without the calls. */
+    /* With glibc this is what pthread_self, and so Python's thread ident, returns; but it costs no call. */
     #define allotment_this_thread() ((unsigned long) __builtin_thread_pointer())
     #else
     #define allotment_this_thread() PyThread_get_thread_ident()
@@ -110,8 +109,8 @@ cdef extern from *:
     uint64_t this_thread "allotment_this_thread"() noexcept nogil
 
 cdef struct Lock:
-    long word           # 1 if it is held, and 2 for each thread that will be back
-    uint64_t owner      # thread that holds it, 0 when free
+    long word           # 1 if held, plus 2 for each thread that will be back
+    uint64_t owner      # the thread that holds it, 0 when free
 
 
 cdef inline bint lock_try(Lock* lock) noexcept nogil:
@@ -122,7 +121,7 @@ cdef inline bint lock_try(Lock* lock) noexcept nogil:
 
 
 cdef inline void lock_wait(Lock* lock) noexcept nogil:
-    """Take the lock however long it takes. pre: not held by this thread, interpreter lock not held."""
+    """Acquire the lock, however long that takes. pre: not held by this thread, interpreter lock not held."""
     cdef int round = 0
     while not (allotment_lock_is_open(&lock.word) and lock_try(lock)):
         allotment_lock_relax(round)
@@ -130,9 +129,9 @@ cdef inline void lock_wait(Lock* lock) noexcept nogil:
 
 
 cdef inline void lock_wait_outside(Lock* lock) noexcept nogil:
-    """The same for who may hold the interpreter lock: it is let go meanwhile, because whoever has this one may want it.
+    """The same for callers that may hold the interpreter lock. Releases it meanwhile: the owner of `lock` may need it.
 
-    A fork does, between taking all locks and giving them back.
+    A fork does, between acquiring all locks and releasing them.
     """
     cdef PyThreadState* state = let_interpreter_go()
     lock_wait(lock)
@@ -145,13 +144,13 @@ cdef inline void lock_give(Lock* lock) noexcept nogil:
 
 
 cdef inline void lock_lend(Lock* lock) noexcept nogil:
-    """Let others have the lock for a while; `lock_reclaim` follows."""
+    """Release the lock for a while, as `lock_reclaim` will follow."""
     allotment_owner_set(&lock.owner, 0)
     allotment_lock_give(&lock.word, 2)
 
 
 cdef inline void lock_reclaim(Lock* lock) noexcept nogil:
-    """Take a lock that was lent. pre: as of `lock_wait`, or else it is free at once"""
+    """Acquire a lent lock again. pre: as for `lock_wait`, unless the lock is free at once"""
     cdef int round = 0
     while not allotment_lock_retake(&lock.word):
         allotment_lock_relax(round)
@@ -160,5 +159,5 @@ cdef inline void lock_reclaim(Lock* lock) noexcept nogil:
 
 
 cdef inline bint lock_is_mine(Lock* lock) noexcept nogil:
-    """Whether the calling thread holds the lock: only this thread can have written its own name there."""
+    """Whether the calling thread holds the lock. No other thread writes this thread's id there."""
     return allotment_owner_get(&lock.owner) == this_thread()

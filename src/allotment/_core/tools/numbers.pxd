@@ -1,7 +1,7 @@
-"""Numbers out of Python objects, on the hot path.
+"""Reads Python ints on the hot path.
 
-Sizes and addresses are ints of one or two digits; those are read in place. The C API's own functions take
-as long as the allocation they are for.
+Sizes and addresses are ints of one or two digits, which are read in place. The C API's own functions take as long as
+the allocation that the number is for.
 """
 
 cdef extern from *:
@@ -10,7 +10,7 @@ cdef extern from *:
     #define ALLOTMENT_NUMBERS
     static inline int allotment_int_value(PyObject* number, long long* value) {
     #if PY_VERSION_HEX >= 0x030C0000
-        /* Three low bits of the tag are the sign (0: positive); the rest is the number of digits. */
+        /* The three low bits of the tag are the sign (0: positive); the rest is the number of digits. */
         const digit* digits = ((PyLongObject*) number)->long_value.ob_digit;
         switch (((PyLongObject*) number)->long_value.lv_tag) {
             case 1 << 3: *value = (long long) digits[0]; return 1;
@@ -36,5 +36,5 @@ cdef extern from *:
     #endif
     """
     bint is_plain_int "allotment_is_plain_int"(object something) noexcept
-    # Whether an int fits; if not, `value` is left alone. pre: an int, exactly
+    # Whether an int fits; if not, `value` is unchanged. pre: exactly an int
     bint int_value "allotment_int_value"(object number, long long* value) noexcept

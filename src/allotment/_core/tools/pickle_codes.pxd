@@ -1,4 +1,4 @@
-"""The opcodes of a pickle that a tree of plain values takes: for writing one and for reading one."""
+"""The pickle opcodes that a tree of plain values needs: for writing and for reading."""
 
 cdef enum Opcode:
     MARK = 0x28

@@ -1,11 +1,11 @@
 """A map from 64-bit keys to pointers: addresses to blocks, handles to streams, ids to pools.
 
-Open addressing, one probe sequence, hashed by multiplication with the golden ratio (addresses are
-multiples of 512 and often equally spaced, which this spreads well). At most half full, so a look-up
-ends after about one and a half probes; removal shifts the run back, so there are no tombstones and cost
-does not grow with age. Key 0 means "empty": callers shift keys that can be 0.
+Open addressing with linear probing, hashed by multiplication with the golden ratio, which spreads addresses well
+(multiples of 512, often equally spaced). At most half full, so a lookup takes about one and a half probes. Removal
+shifts the run back, so there are no tombstones and cost does not grow with age. Key 0 means "empty": callers shift
+keys that can be 0.
 
-Cost: O(1) for each operation; growing doubles the table, O(1) an insert over time.
+Cost: O(1) for each operation; growing doubles the table, so an insert is O(1) amortized.
 """
 
 from libc.stddef cimport size_t
@@ -40,7 +40,7 @@ cdef inline void* map_get(const PointerMap* map, uint64_t key) noexcept nogil:
 
 
 cdef inline bint map_reserve(PointerMap* map, size_t more=1) noexcept nogil:
-    """Make sure that the next `more` map_put cannot fail; False if there is no memory for that."""
+    """Make sure that the next `more` map_put calls cannot fail; False when host memory is short."""
     while 2 * (map.count + more) > map.mask + 1:
         if not map_grow(map):
             return False
@@ -48,7 +48,7 @@ cdef inline bint map_reserve(PointerMap* map, size_t more=1) noexcept nogil:
 
 
 cdef inline void map_put(PointerMap* map, uint64_t key, void* value) noexcept nogil:
-    """pre: key != 0, a place is reserved. Overwrites."""
+    """pre: key != 0, a slot is reserved. Overwrites."""
     cdef size_t place = map_home(map, key)
     while map.slots[place].key != 0:
         if map.slots[place].key == key:
@@ -61,7 +61,7 @@ cdef inline void map_put(PointerMap* map, uint64_t key, void* value) noexcept no
 
 
 cdef inline void* map_pop(PointerMap* map, uint64_t key) noexcept nogil:
-    """Remove a key; its value, or NULL if it was not there."""
+    """Remove a key; return its value, or NULL if it was absent."""
     cdef size_t hole = map_home(map, key)
     cdef size_t place, home
     cdef void* value
@@ -80,6 +80,6 @@ cdef inline void* map_pop(PointerMap* map, uint64_t key) noexcept nogil:
             map.slots[hole] = map.slots[place]
             hole = place
     map.slots[hole].key = 0
-    map.slots[hole].value = NULL    # so that looking for key 0 finds nothing, like any key that is not there
+    map.slots[hole].value = NULL    # a lookup of key 0 finds NULL, as for any absent key
     map.count -= 1
     return value

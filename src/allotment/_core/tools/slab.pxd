@@ -1,18 +1,17 @@
-"""Records of one size, recycled: how the engine gets its bookkeeping without the system's malloc.
+"""Recycled records of one size: how the engine gets its bookkeeping without the system's malloc.
 
-Freed records go on a list and are handed out again, last in first out, so the hot ones stay in cache.
-Memory comes in groups and is given back only as a whole. `slab_reserve` is called before an operation
-starts to change anything; what it promised cannot fail afterwards, which is how an operation stays
-all-or-nothing when the host itself is out of memory.
+Freed records go on a free list, last in first out, so the hot ones stay in the CPU cache. Memory comes in groups, which
+are freed only all together. An operation calls `slab_reserve` before it changes anything; afterwards the reserved
+`slab_take` calls cannot fail. That keeps an operation all-or-nothing when the host itself is out of memory.
 """
 
 from libc.stddef cimport size_t
 
 cdef struct Slab:
     size_t record_size      # at least a pointer
-    void* spare             # list of free records, linked through their first word
+    void* spare             # free list, linked through the first word of each record
     size_t spare_count
-    void* groups            # list of groups, linked through their first word
+    void* groups            # list of groups, linked through their first words
 
 cdef void slab_init(Slab* slab, size_t record_size) noexcept nogil
 cdef void slab_clear(Slab* slab) noexcept nogil
@@ -28,7 +27,7 @@ cdef inline bint slab_reserve(Slab* slab, size_t count) noexcept nogil:
 
 
 cdef inline void* slab_take(Slab* slab) noexcept nogil:
-    """A record with undefined content. pre: reserved"""
+    """Return a record with undefined content. pre: reserved"""
     cdef void* record = slab.spare
     slab.spare = (<void**> record)[0]
     slab.spare_count -= 1

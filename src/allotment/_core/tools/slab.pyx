@@ -5,11 +5,11 @@ from allotment._core.tools.slab cimport Slab, slab_give
 
 cdef enum:
     GROUP_RECORDS = 128
-    LINE = 64               # records start on cache lines, if they are as large as one
+    LINE = 64               # records of at least this size start on cache lines
 
 
 cdef inline char* first_record(void* group) noexcept nogil:
-    """Behind the link, on the next cache line."""
+    """The next cache line after the link."""
     return <char*> ((<size_t> group + sizeof(void*) + LINE - 1) & ~(<size_t> (LINE - 1)))
 
 

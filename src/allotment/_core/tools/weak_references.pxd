@@ -1,8 +1,9 @@
-"""Weak references to an object that is being taken apart.
+"""Weak references to an object that is being deallocated.
 
-While a `__dealloc__` of ours runs, Cython holds a reference of its own to the object, and Python clears the weak ones
-only afterwards. If the deallocator lets go of the interpreter lock, or runs code of others, a weak reference would
-still give the object to another thread, and it would be gone a moment later. So such a deallocator begins with this.
+While a `__dealloc__` runs, Cython holds its own reference to the object, and Python clears the weak references only
+afterwards. If the deallocator releases the interpreter lock, or runs code of others, another thread could still get
+the object through a weak reference, and the object would vanish a moment later. So such a deallocator begins with
+`clear_weak_references`.
 """
 
 cdef extern from *:
@@ -11,7 +12,7 @@ cdef extern from *:
     #define ALLOTMENT_WEAK_REFERENCES
     static inline void allotment_clear_weak_references(PyObject* object) {
         Py_ssize_t held = Py_REFCNT(object);
-        Py_SET_REFCNT(object, 0);       /* Python refuses to clear those of an object in use. */
+        Py_SET_REFCNT(object, 0);       /* Python refuses to clear those of a referenced object. */
         PyObject_ClearWeakRefs(object);
         Py_SET_REFCNT(object, held);
     }

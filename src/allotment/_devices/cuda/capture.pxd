@@ -1,6 +1,6 @@
 """Captures and graphs, on the contract's terms.
 
-A graph is instantiated by its first launch: one that is only counted or thrown away never is.
+A graph is instantiated by its first launch, so never if it is only counted or destroyed.
 """
 
 from libc.stddef cimport size_t

@@ -1,5 +1,3 @@
-"""The capture part of the contract, and the graphs that come of it."""
-
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 
@@ -22,7 +20,7 @@ cdef extern from *:
     int strict_mode "allotment_strict_mode"
 
 cdef enum:
-    STACK_EDGES = 16            # more predecessors than this are rare, and take a malloc
+    STACK_EDGES = 16            # more predecessors are rare, and take a malloc
 
 
 cdef void fill_capture(DeviceTable* table) noexcept:
@@ -41,8 +39,8 @@ cdef void fill_capture(DeviceTable* table) noexcept:
 
 cdef CUresult capture_info(stream_t stream, capture_t* capture, const CUgraphNode** nodes,
                            size_t* count) noexcept nogil:
-    """The capture a stream is in and, if `nodes` is not NULL, its last nodes; 0 and none if it is in no
-    capture, or in one that is spoilt."""
+    """Return the capture that a stream is in and, if `nodes` is not NULL, its last nodes; 0 and none if it is in no
+    capture, or in an invalidated one."""
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef const CUgraphEdgeData* edges = NULL
     cdef cuuint64_t identity = 0
@@ -65,7 +63,7 @@ cdef status_t capture_begin(void* self, stream_t stream, capture_t* capture) noe
         return refuse_parked()
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
-    # Thread-local: under the global mode, a device malloc of any other thread would spoil the capture.
+    # Thread-local: in global mode, a device malloc of any other thread would invalidate the capture.
     cdef CUresult result = driver.cuStreamBeginCapture_v2(driver_stream(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     if result != CUDA_SUCCESS:
         return leave(&visit, b"cuStreamBeginCapture", result)
@@ -124,7 +122,7 @@ cdef status_t capture_terminals(void* self, stream_t stream, node_t* nodes, size
     if result == CUDA_SUCCESS:
         if capture == 0:
             found_count = 0
-        # The driver's list is gone with the next call on the stream.
+        # The next call on the stream invalidates the driver's list.
         write_nodes(nodes, found, min(found_count, capacity))
         count[0] = found_count
     return leave(&visit, b"cuStreamGetCaptureInfo", result)
@@ -160,7 +158,7 @@ cdef CUresult dependencies(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData
 
 
 cdef CUresult fetch_dependencies(CUgraphNode node, node_t* nodes, size_t count) noexcept nogil:
-    """Exactly `count` of them; the data of their edges is asked for only because the driver insists."""
+    """Fetch exactly `count` of them; the driver insists on returning their edge data too."""
     cdef CUgraphEdgeData[STACK_EDGES] few
     cdef CUgraphEdgeData* edges = few
     cdef CUresult result
@@ -208,7 +206,7 @@ cdef status_t instantiate(CudaContext* context, CudaWork* work) noexcept nogil:
         return OK
     if not enter(context, &visit):
         return DEVICE_ERROR
-    # What a graph allocates and does not free it frees by itself when it is launched again, which is else refused.
+    # Lets the graph free, at its next launch, what it allocated and did not free; else that launch fails.
     return leave(&visit, b"cuGraphInstantiate", driver.cuGraphInstantiateWithFlags(
         &work.executable, work.graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH))
 

@@ -1,7 +1,7 @@
-"""Does the CUDA driver of this machine do what we ask of it? `python -m allotment._devices.cuda.check [INDEX]`
+"""Checks the CUDA driver of this machine: `python -m allotment._devices.cuda.check [INDEX]`
 
-Calls every driver function that is used, once, and says for each what came of it. Meant to be the first thing
-that is run on a new machine, driver or kind of GPU: one run tells all that is wrong. Ends with 1 if anything is.
+Calls every driver function that is used, once, and prints the result of each. Run it first on a new machine, driver or
+kind of GPU: one run shows everything that is wrong. Exits with 1 if anything is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_TRIED = "not tried"
 
 
 class Results:
-    """One line a function, written as soon as it is known: after a crash, the last line tells where."""
+    """Prints one line per function as soon as its result is known: after a crash, the last line tells where."""
 
     def __init__(self) -> None:
         self.complaints: dict[str, str] = {}
@@ -37,7 +37,7 @@ class Results:
 
 
 def share_with_another_process(index: int, results: Results) -> None:
-    """A process cannot import its own memory, so these functions are called in a second one."""
+    """Call the import functions in a second process: a process cannot import its own memory."""
     device = CudaDevice(index)
     probe = Probe(device)
     address = probe.segment_allocate(1 << 21)

@@ -1,11 +1,11 @@
-"""One device of the driver within this process, and how a call gets into its context.
+"""One device of the driver within this process, and how a call enters its context.
 
-The primary context is the one that PyTorch, CuPy and the CUDA runtime use too, so addresses, streams and
-events mean the same to all of them. It is retained when the device is first asked for and kept until the
-process ends: memory handed out through C pointers may outlive every Python object of ours.
+PyTorch, CuPy and the CUDA runtime use the primary context too, so addresses, streams and events mean the same to all of
+them. It is retained when the device is first used and kept until the process ends: memory allocated through C pointers
+may outlive every Python object of ours.
 
-A call needs the context to be current. It usually is, and then nothing happens; else it is pushed for the
-length of the call, so that the thread finds the context it had. Every call of the driver stands between
+A call needs the context to be current. It usually is, and then nothing happens; else it is pushed for the duration of
+the call, so that the thread gets its own context back. Every driver call stands between
 
     if not enter(context, &visit):
         return DEVICE_ERROR
@@ -28,22 +28,22 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_unlock(pthread_mutex_t* mutex)
 
 cdef struct CudaContext:
-    device_t ordinal            # what the driver calls this device; also its index in reports
+    device_t ordinal            # the driver's number of this device; also its index in reports
     CUdevice device
-    CUcontext handle            # NULL until the device is first asked for
-    pthread_mutex_t mutex       # guards the handle until it is set, and all that follows
-    CUstream* parked            # streams that were given back: sorted by handle
+    CUcontext handle            # NULL until the device is first used
+    pthread_mutex_t mutex       # guards the handle until it is set, and everything below
+    CUstream* parked            # streams that users destroyed: sorted by handle
     size_t parked_count
     size_t parked_capacity
-    PointerMap chunks           # chunks that exist: handle -> how often it was given out
-    PointerMap descriptors      # of chunks that were exported: handle -> descriptor + 1, open as long as the chunk
-    PointerMap ipc_handles      # of segments that were exported: base -> CUipcMemHandle, the same each time
+    PointerMap chunks           # existing chunks: handle -> how often it was returned
+    PointerMap descriptors      # of exported chunks: handle -> descriptor + 1, open as long as the chunk
+    PointerMap ipc_handles      # of exported segments: base -> CUipcMemHandle, the same each time
     CUmemoryPool pool           # the device's default pool; NULL until it is first used
 
 cdef struct CudaBackend:        # what `self` of a table points to
     CudaContext* context
     CUmemAllocationProp chunk_properties    # of the next chunk; loses handle types that the machine refuses
-    bytes_t granularity                     # 0 where the device has no virtual memory
+    bytes_t granularity                     # 0 if the device has no virtual memory
     bytes_t total                           # all memory of the device
 
 cdef struct Visit:              # one stay in a context
@@ -52,15 +52,15 @@ cdef struct Visit:              # one stay in a context
 cdef inline CudaContext* context_in(void* self) noexcept nogil:
     return (<CudaBackend*> self).context
 
-# The context of a device by index; opens the driver. Raises DeviceError if there is no such device.
+# The context of a device by index; opens the driver. Raises DeviceError if the device does not exist.
 cdef CudaContext* open_context(int index) except NULL
 
 # The same for another device, from within a call. pre: open_context has returned once.
 cdef CUresult context_of(device_t ordinal, CudaContext** context) noexcept nogil
 cdef device_t device_count() noexcept nogil
 
-# Makes a context current; False (with a reason kept for this thread) where that cannot be.
+# Makes a context current; returns False (with the reason kept for this thread) on failure.
 cdef bint enter(CudaContext* context, Visit* visit) noexcept nogil
 
-# Undoes `enter`; the status that stands for the result of `function`.
+# Undoes `enter`; returns the status for the result of `function`.
 cdef status_t leave(Visit* visit, const char* function, CUresult result) noexcept nogil

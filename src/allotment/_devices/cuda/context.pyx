@@ -1,5 +1,3 @@
-"""Contexts that stay, calls that come and go."""
-
 from libc.stddef cimport size_t
 from libc.stdlib cimport calloc
 

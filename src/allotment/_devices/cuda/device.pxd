@@ -1,4 +1,4 @@
-"""A CUDA device, its graphs and its holds, as Python sees them."""
+"""A CUDA device, its graphs and its holds, as seen from Python."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
@@ -11,7 +11,7 @@ from allotment._devices.graphs cimport DeviceGraph
 
 cdef class CudaDevice(Device):
     cdef CudaBackend backend
-    cdef uint32_t* words            # pinned; the next hold takes one
+    cdef uint32_t* words            # pinned; each hold takes one
     cdef size_t words_left
 
     cdef int check(self, status_t status, str operation) except -1
@@ -24,6 +24,6 @@ cdef class CudaGraph(DeviceGraph):
 
 cdef class CudaHold:
     """A word in pinned memory that a stream waits for. The word is used once and never freed: the device may
-    look at it long after this object is gone."""
+    read it long after this object is gone."""
     cdef uint32_t* word
     cdef readonly stream_t stream

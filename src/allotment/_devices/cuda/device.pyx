@@ -1,4 +1,4 @@
-"""A device of the CUDA driver: the filled-in table, and what Python can ask of it beyond the contract."""
+"""A device of the CUDA driver: the filled-in table, and operations beyond the contract."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -34,7 +34,7 @@ cdef enum:
 
 
 cdef status_t clear_error(void* self) noexcept nogil:
-    # The driver keeps no last error that would have to be taken back, unlike the CUDA runtime.
+    # Unlike the CUDA runtime, the driver keeps no last error that would have to be cleared.
     forget_words()
     return OK
 
@@ -47,13 +47,13 @@ cdef class CudaDevice(Device):
     """CudaDevice(index=0)\n--\n
     A GPU behind the CUDA driver, by index; in reports it is "cuda:0".
 
-    The driver is opened here, not when the package is imported. It works in the device's primary context,
-    the one that PyTorch, CuPy and the CUDA runtime share.
+    Opens the driver here, not when the package is imported. Works in the device's primary context, which PyTorch, CuPy
+    and the CUDA runtime share.
 
-    Raises DeviceError if there is no driver, none that can be used, or no such device, and in a process
-    that was forked after CUDA was initialized. Every property and method raises DeviceError if the driver fails.
+    Raises DeviceError if there is no usable driver or no such device, and in a process that was forked after CUDA was
+    initialized. Every property and method raises DeviceError if the driver fails.
 
-    Safe to use from several threads; none needs the device to be the thread's current one.
+    Safe to use from several threads; the device need not be the thread's current one.
     """
 
     _runs_by_itself = True      # see allotment/_devices/streams.pyx
@@ -74,16 +74,16 @@ cdef class CudaDevice(Device):
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, index: int = 0):
-        pass    # `__cinit__` has read it, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read it, so that every object is complete
 
     cdef int check(self, status_t status, str operation) except -1:
         return check_status(self, status, operation)
 
-    # What it is.
+    # Identity.
 
     @property
     def model(self) -> str:
-        """The product's name."""
+        """Product name."""
         cdef char[256] text
         cdef CUresult result = driver.cuDeviceGetName(text, sizeof(text), self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetName"), "model")
@@ -91,7 +91,7 @@ cdef class CudaDevice(Device):
 
     @property
     def uuid(self) -> str:
-        """ "GPU-" and the device's identity."""
+        """ "GPU-" and the device's UUID."""
         cdef CUuuid found
         cdef CUresult result = driver.cuDeviceGetUuid_v2(&found, self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetUuid"), "uuid")
@@ -100,7 +100,7 @@ cdef class CudaDevice(Device):
 
     @property
     def pci_bus_id(self) -> str:
-        """Where the device is plugged in: "0000:1b:00.0"."""
+        """PCI address of the device: "0000:1b:00.0"."""
         cdef char[32] text
         cdef CUresult result = driver.cuDeviceGetPCIBusId(text, sizeof(text), self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetPCIBusId"), "pci_bus_id")
@@ -116,25 +116,25 @@ cdef class CudaDevice(Device):
 
     @property
     def compute_capability(self) -> tuple[int, int]:
-        """(major, minor) of the architecture that code is compiled for."""
+        """(major, minor) version of the architecture."""
         return (self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
                 self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
 
     def attribute(self, CUdevice_attribute number) -> int:
-        """One of the driver's device attributes, by its number (CUdevice_attribute)."""
+        """Return one of the driver's device attributes, by its number (CUdevice_attribute)."""
         cdef int value = 0
         cdef CUresult result = driver.cuDeviceGetAttribute(&value, number, self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetAttribute"), "attribute")
         return value
 
     def processes(self) -> list[tuple[int, int]]:
-        """(process id, bytes) of every process with memory here; empty where that cannot be known."""
+        """Return (process id, bytes) of every process with memory on the device; empty if unknown."""
         return nvml.processes(self.pci_bus_id)
 
     # Streams and captures.
 
     def create_stream(self) -> int:
-        """A stream that does not wait for the default stream."""
+        """Create a stream that does not wait for the default stream."""
         cdef stream_t stream = 0
         cdef status_t status
         with nogil:
@@ -143,7 +143,7 @@ cdef class CudaDevice(Device):
         return stream
 
     def destroy_stream(self, stream_t stream) -> None:
-        """Give a stream back. Its unfinished work goes on; its handle is refused from now on."""
+        """Destroy a stream. Its unfinished work goes on; later uses of its handle fail."""
         cdef status_t status
         with nogil:
             status = self.table.stream_destroy(self.table.self, stream)
@@ -162,7 +162,7 @@ cdef class CudaDevice(Device):
         self.check(status, "device_synchronize" if is_whole_device else "stream_synchronize")
 
     def wait(self, stream_t stream, stream_t on) -> None:
-        """Let later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
+        """Make later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
         cdef event_t event = 0
         cdef status_t status
         with nogil:
@@ -171,7 +171,7 @@ cdef class CudaDevice(Device):
                 status = self.table.event_record(self.table.self, event, on)
                 if status == OK:
                     status = self.table.stream_wait(self.table.self, stream, event)
-                # The driver keeps what the stream waits for.
+                # The driver keeps the dependency without the event.
                 self.table.event_destroy(self.table.self, event)
         self.check(status, "stream_wait")
 
@@ -180,11 +180,11 @@ cdef class CudaDevice(Device):
         return begin_capture(self, stream)
 
     def end_capture(self, stream_t stream) -> CudaGraph:
-        """End the capture that began on the stream. Raises DeviceError if it was spoilt."""
+        """End the capture that began on the stream. Raises DeviceError if it was invalidated."""
         return end_capture_into(CudaGraph.__new__(CudaGraph), self, stream)
 
     def capture_of(self, stream_t stream) -> int:
-        """Id of the capture that the stream is in, 0 if none."""
+        """Return the id of the capture that the stream is in, 0 if none."""
         cdef capture_t capture = 0
         cdef status_t status
         with nogil:
@@ -192,7 +192,7 @@ cdef class CudaDevice(Device):
         self.check(status, "capture_status")
         return capture
 
-    # Work, without a kernel.
+    # Work that needs no kernel.
 
     def memset_async(self, address_t address, unsigned char value, bytes_t size, stream_t stream=0) -> None:
         """Set `size` bytes to `value`, in stream order."""
@@ -209,7 +209,7 @@ cdef class CudaDevice(Device):
         self.check(status, "write_value")
 
     def wait_value(self, stream_t stream, address_t address, uint32_t value) -> None:
-        """Let the stream wait until the 32-bit value at `address` is at least `value`."""
+        """Make the stream wait until the 32-bit value at `address` is at least `value`."""
         cdef status_t status
         with nogil:
             status = wait_value_on(self.backend.context, address, value, stream)
@@ -236,10 +236,10 @@ cdef class CudaDevice(Device):
         store(&self.words[self.words_left], 0)
         return &self.words[self.words_left]
 
-    # Memory of this process that the device is to reach quickly.
+    # Pinned memory of this process.
 
     def register_host(self, address_t address, bytes_t size) -> None:
-        """Pin memory of this process where it is, for every device. Raises DeviceError."""
+        """Pin memory of this process in place, for every device. Raises DeviceError."""
         cdef status_t status
         with nogil:
             status = register_memory(self.backend.context, address, size)
@@ -255,7 +255,7 @@ cdef class CudaDevice(Device):
     # Memory contents.
 
     def copy_from_host(self, address_t address, data: ReadableBuffer) -> None:
-        """Copy bytes to the device, and wait for it."""
+        """Copy bytes to the device, and wait for the copy."""
         cdef const unsigned char[::1] source = memoryview(data).cast("B")
         cdef size_t size = source.shape[0]
         cdef status_t status = OK
@@ -265,7 +265,7 @@ cdef class CudaDevice(Device):
         self.check(status, "copy_from_host")
 
     def copy_to_host(self, address_t address, size: int) -> bytes:
-        """Copy bytes from the device; waits for no stream that was made here."""
+        """Copy bytes from the device; does not wait for streams created here."""
         cdef bytes_t count = read_byte_count(size)
         cdef bytes data = PyBytes_FromStringAndSize(NULL, count)
         cdef char* target = PyBytes_AS_STRING(data)
@@ -309,7 +309,7 @@ cdef status_t wait_value_on(CudaContext* context, address_t address, uint32_t va
 
 
 cdef status_t copy_in(CudaContext* context, address_t address, const void* source, size_t size) noexcept nogil:
-    """Done when it returns: of pageable memory the driver has only kept a copy then, and writes it later."""
+    """Returns when the copy is done: with pageable memory the driver's copy call returns before the device write."""
     cdef Visit visit
     cdef CUresult result
     if not enter(context, &visit):
@@ -328,10 +328,10 @@ cdef status_t copy_out(CudaContext* context, void* target, address_t address, si
 
 
 cdef class CudaHold:
-    """Keeps a stream busy until `release`, the end of its `with` block, or its own end."""
+    """Keeps a stream busy until `release`, the end of its `with` block, or its deletion."""
 
     def release(self) -> None:
-        """Let the stream go on. A second call does nothing."""
+        """Let the stream continue. A second call does nothing."""
         let_go(self.word)
 
     def __enter__(self) -> CudaHold:
@@ -345,19 +345,19 @@ cdef class CudaHold:
 
 
 cdef void let_go(uint32_t* word) noexcept nogil:
-    # Pinned memory is not there in a forked process, which may well collect objects of its parent.
+    # A forked process does not have the pinned memory, but may collect objects of its parent.
     if word != NULL and not is_forked():
         store(word, 1)
 
 
 cdef class CudaGraph(DeviceGraph):
     """CudaGraph()\n--\n
-    Work kept by a capture on a CUDA device; it may be replayed any number of times.
+    Work recorded by a capture on a CUDA device; it may be replayed any number of times.
     """
 
     @property
     def node_count(self) -> int:
-        """How many nodes the graph has."""
+        """Number of nodes of the graph."""
         cdef CudaWork* work = <CudaWork*> self.living("node_count")
         cdef CudaContext* context = (<CudaDevice> self.device).backend.context
         cdef size_t count = 0
@@ -368,7 +368,7 @@ cdef class CudaGraph(DeviceGraph):
         return count
 
     def instantiate(self) -> None:
-        """Make it ready for replay; the first `replay` does so by itself, and takes much longer for it."""
+        """Prepare it for replay. Otherwise the first `replay` does so, and takes much longer."""
         cdef CudaWork* work = <CudaWork*> self.living("instantiate")
         cdef CudaContext* context = (<CudaDevice> self.device).backend.context
         cdef status_t status

@@ -1,9 +1,9 @@
-"""The CUDA driver as this package sees it: types, constants and the functions that are looked up in libcuda.
+"""The CUDA driver as this package uses it: types, constants and the functions that are looked up in libcuda.
 
-Declared here and not taken from cuda.h, so that the package builds without a CUDA toolkit and runs on
-machines without a driver. Names are the driver's own: a field of `Driver` is called exactly as the symbol
-that the library exports, version suffix and all, because the suffix decides the signature.
-`tests/backends/test_cuda_declarations.py` compares all of it with cuda.h where a toolkit is installed.
+Declared here instead of taken from cuda.h, so that the package builds without a CUDA toolkit and runs on machines
+without a driver. Names are the driver's own: a field of `Driver` has exactly the name of the exported symbol, with its
+version suffix, because the suffix decides the signature. `tests/devices/cuda/test_declarations.py` compares all of it
+with cuda.h where a toolkit is installed.
 """
 
 from libc.stddef cimport size_t
@@ -231,8 +231,8 @@ cdef struct Driver:
     CUresult (*cuGraphExecDestroy)(CUgraphExec executable) noexcept nogil
     CUresult (*cuGraphDestroy)(CUgraph graph) noexcept nogil
 
-    # Edges can carry data since CUDA 12.3, and the older form of each of these refuses to tell about such
-    # edges. The newer form is NULL in an older driver, where no edge has data.
+    # Since CUDA 12.3 edges can carry data, and the older form of these functions fails for such edges. The newer form
+    # is NULL in an older driver, where no edge has data.
     CUresult (*cuStreamGetCaptureInfo_v3)(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
                                           CUgraph* graph, const CUgraphNode** nodes, const CUgraphEdgeData** edges,
                                           size_t* count) noexcept nogil
@@ -243,16 +243,16 @@ cdef struct Driver:
     CUresult (*cuGraphNodeGetDependencies)(CUgraphNode node, CUgraphNode* nodes, size_t* count) noexcept nogil
 
 
-# All functions, once `open_driver` has returned. Never written again.
+# All functions, once `open_driver` has returned; constant from then on.
 cdef Driver driver
 
-# Opens libcuda and initializes it, the first time; raises DeviceError if there is no driver to use.
+# Opens and initializes libcuda, the first time; raises DeviceError if there is no usable driver.
 cdef int open_driver() except -1
 
-# Whether this process was forked off one that had tried to open the driver: then no function of it may be called.
+# Whether this process was forked after the driver was opened, or tried: then no driver function may be called.
 cdef bint is_forked() noexcept nogil
 
-# The status that stands for a result. A failure's own words are kept for `last_error_text` of this thread.
+# The status for a result. Keeps a failure's text for `last_error_text` of this thread.
 cdef status_t status_of(CUresult result, const char* function) noexcept nogil
 cdef status_t refuse(status_t status, const char* reason) noexcept nogil
 cdef size_t last_error_text(char* text, size_t capacity) noexcept nogil

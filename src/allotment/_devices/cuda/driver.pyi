@@ -5,4 +5,4 @@ FUNCTIONS: tuple[str, ...]
 OPTIONAL_FUNCTIONS: frozenset[str]
 
 def driver_version() -> int:
-    """The newest CUDA that the driver supports: 1000 * major + 10 * minor. Raises DeviceError without a driver."""
+    """Return the newest CUDA version that the driver supports: 1000 * major + 10 * minor. Raises DeviceError."""

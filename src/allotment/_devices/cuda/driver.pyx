@@ -1,4 +1,4 @@
-"""Finding libcuda and its functions at run time, and what its results mean."""
+"""Finds libcuda and its functions at run time, and translates its results."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
@@ -26,12 +26,12 @@ cdef extern from *:
     static __thread char allotment_words[ALLOTMENT_WORDS_CAPACITY];
     """
     const size_t WORDS_CAPACITY "ALLOTMENT_WORDS_CAPACITY"
-    char* words "allotment_words"           # why this thread's last failing call failed; "" is no reason
+    char* words "allotment_words"           # why this thread's last failing call failed; "" for none
 
 cdef enum:
-    OLDEST_VERSION = 12000                  # CUDA 12.0, as the driver counts
+    OLDEST_VERSION = 12000                  # CUDA 12.0, in the driver's numbering
 
-# In the order of `Driver`, which is walked as an array of pointers.
+# In the order of `Driver`, which is filled as an array of pointers.
 FUNCTIONS: tuple[str, ...] = (
     "cuGetErrorName", "cuGetErrorString", "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet",
     "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2",
@@ -53,14 +53,14 @@ FUNCTIONS: tuple[str, ...] = (
     "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo_v2", "cuGraphNodeGetDependencies_v2",
     "cuGraphNodeGetDependencies",
 )
-# Those that an older driver may lack.
+# Functions that an older driver may lack.
 OPTIONAL_FUNCTIONS: frozenset[str] = frozenset((
     "cuStreamGetCaptureInfo_v3", "cuGraphNodeGetDependencies_v2",
 ))
 
 cdef bint opened = False
-cdef bint tried = False                 # to initialize it, whatever came of that: a second time may crash after a fork
-cdef uint64_t tried_at = 0              # depth of forks
+cdef bint tried = False                 # initialization, whatever the result: after a fork a second attempt may crash
+cdef uint64_t tried_at = 0              # fork depth of that attempt
 
 
 cdef int open_driver() except -1:
@@ -92,7 +92,7 @@ cdef int open_driver() except -1:
         raise DeviceError(
             f"the CUDA driver is too old: it supports CUDA {version_text(version)}, "
             f"{version_text(OLDEST_VERSION)} is needed", operation="cuDriverGetVersion", status=version)
-    # Two threads that open the driver at once write the same pointers.
+    # Two threads that open the driver at the same time write the same pointers.
     memcpy(&driver, &found, sizeof(Driver))
     opened = True
     return 0
@@ -144,8 +144,8 @@ cdef status_t status_of(CUresult result, const char* function) noexcept nogil:
         snprintf(words, WORDS_CAPACITY, b"%s: %s (%s)", function, name, text)
     if result == CUDA_ERROR_OUT_OF_MEMORY:
         return OUT_OF_MEMORY
-    # INVALID_VALUE too: the engine's sizes are right, so what the driver does not like is a handle or address.
-    # INVALID_CONTEXT: the context is there, so it is a stream that its owner has destroyed.
+    # INVALID_VALUE too: the engine's sizes are valid, so the driver must object to a handle or address.
+    # INVALID_CONTEXT: the context exists, so it is a stream that its owner has destroyed.
     if (result == CUDA_ERROR_INVALID_HANDLE or result == CUDA_ERROR_INVALID_VALUE
             or result == CUDA_ERROR_INVALID_DEVICE or result == CUDA_ERROR_INVALID_CONTEXT
             or result == CUDA_ERROR_CONTEXT_IS_DESTROYED):
@@ -172,7 +172,7 @@ cdef void forget_words() noexcept nogil:
 
 
 def driver_version() -> int:
-    """The newest CUDA that the driver supports: 1000 * major + 10 * minor. Raises DeviceError without a driver."""
+    """Return the newest CUDA version that the driver supports: 1000 * major + 10 * minor. Raises DeviceError."""
     cdef int version = 0
     open_driver()
     with nogil:

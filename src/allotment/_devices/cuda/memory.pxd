@@ -1,18 +1,18 @@
-"""Memory of a device, on the contract's terms: one driver call an operation.
+"""Memory of a device, by the contract: one driver call per operation.
 
-Plain segments come from cuMemAlloc. Chunks are device memory that can be handed to another process as a file
-descriptor, or over the fabric where the machine has one; what the machine refuses is found out by the first
-chunk, and later ones do not ask for it again. The driver's handles of chunks are bare pointers, so it is
-remembered which ones exist: a released one is refused instead of followed.
+Plain segments come from cuMemAlloc. Chunks are device memory that another process can open through a file descriptor,
+or over the fabric if the machine has one. The first chunk finds out what the machine refuses, and later ones do not ask
+for it again. The driver's chunk handles are bare pointers, so this module keeps track of the existing ones: it refuses
+a released handle instead of passing it on.
 """
 
 from allotment._core.contract.table cimport Device, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._devices.cuda.context cimport CudaBackend, CudaContext
 
-# Raises DeviceError. pre: the backend has its context, and the table what is said in words.
+# Raises DeviceError. pre: the backend has its context, and the table its name and describe function.
 cdef int fill_memory(Device device, CudaBackend* backend) except -1
 
-# Memory of this process, pinned where it is, for every device.
+# Pins memory of this process in place, for every device.
 cdef status_t register_memory(CudaContext* context, address_t address, bytes_t size) noexcept nogil
 cdef status_t unregister_memory(CudaContext* context, address_t address) noexcept nogil

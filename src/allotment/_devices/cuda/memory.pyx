@@ -1,5 +1,3 @@
-"""The memory part of the contract: plain, virtual, pinned and shared memory, and copies."""
-
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
@@ -79,7 +77,7 @@ cdef int fill_virtual(Device device, CudaBackend* backend) except -1:
     if status != OK:
         raise device_error(device, status, "granularity")
 
-    # Asked for after measuring: a fabric that is not permitted is no reason to know no granularity.
+    # Added after measuring: the granularity must be known even where the fabric is not permitted.
     if has(backend.context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED):
         properties.requestedHandleTypes |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     if has(backend.context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED):
@@ -186,7 +184,7 @@ cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept no
 
 
 cdef inline CUmemAllocationHandleType weaker(CUmemAllocationHandleType types) noexcept nogil:
-    """What to ask for when `types` were refused: the fabric is given up first."""
+    """Return what to ask for when `types` were refused: without the fabric first."""
     if types & CU_MEM_HANDLE_TYPE_FABRIC:
         return types & ~CU_MEM_HANDLE_TYPE_FABRIC
     return CU_MEM_HANDLE_TYPE_NONE
@@ -205,10 +203,10 @@ cdef status_t chunk_release(void* self, chunk_t chunk, bytes_t size) noexcept no
     return leave(&visit, b"cuMemRelease", result)
 
 
-# Which chunks exist. An imported chunk may have the handle of one that is here already, so they are counted.
+# Existing chunks. An imported chunk may have the handle of one that exists already, so they are counted.
 
 cdef CUresult adopt(CudaContext* context, CUmemGenericAllocationHandle handle) noexcept nogil:
-    """Remember a fresh handle; it is given back to the driver if there is no memory for that."""
+    """Register a new handle; release it if there is no host memory for that."""
     if add(context, handle):
         return CUDA_SUCCESS
     driver.cuMemRelease(handle)
@@ -227,7 +225,7 @@ cdef bint add(CudaContext* context, chunk_t chunk) noexcept nogil:
 
 
 cdef bint drop(CudaContext* context, chunk_t chunk) noexcept nogil:
-    """Forget a handle once, and with the last time its descriptor; False if it is not that of a chunk."""
+    """Unregister a handle once, and at the last time close its descriptor; False if it is not a chunk."""
     cdef size_t descriptor = 0
     pthread_mutex_lock(&context.mutex)
     cdef uintptr_t count = <uintptr_t> map_pop(&context.chunks, chunk) if chunk != 0 else 0
@@ -304,7 +302,7 @@ cdef status_t copy(void* self, address_t destination, address_t source, bytes_t 
 
 
 cdef status_t peer_enable(void* self, device_t other) noexcept nogil:
-    """Lets `other` reach the plain memory of this device; chunks are opened to it by set_access."""
+    """Let `other` access the plain memory of this device; set_access does so for chunks."""
     cdef CudaContext* here = context_in(self)
     cdef CudaContext* there = NULL
     cdef Visit visit
@@ -323,7 +321,7 @@ cdef status_t peer_enable(void* self, device_t other) noexcept nogil:
 
 cdef status_t segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil:
-    # The driver gives other bytes each time, by which an importer could not know the segment again.
+    # Cached: the driver returns different bytes each time, so an importer could not recognise the segment.
     cdef CudaContext* context = context_in(self)
     cdef Visit visit
     cdef CUipcMemHandle* found
@@ -382,11 +380,11 @@ cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned cha
     if handle_type == CU_MEM_HANDLE_TYPE_NONE:
         return refuse(UNSUPPORTED, b"a chunk travels as a descriptor or over the fabric")
     if capacity < size:
-        return refuse(INVALID, b"there is no room for the handle")
+        return refuse(INVALID, b"the buffer is too small for the handle")
     if not exists(context_in(self), chunk):
         return refuse_chunk()
     if not (<CudaBackend*> self).chunk_properties.requestedHandleTypes & handle_type:
-        return refuse(UNSUPPORTED, b"this machine does not share chunks in that way")
+        return refuse(UNSUPPORTED, b"this machine does not support sharing chunks this way")
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR
     cdef CUresult result = (export_descriptor(context_in(self), chunk, <int*> &found) if kind == SHARE_DESCRIPTOR
@@ -398,7 +396,7 @@ cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned cha
 
 
 cdef CUresult export_descriptor(CudaContext* context, chunk_t chunk, int* descriptor) noexcept nogil:
-    """One descriptor a chunk, which is closed with it: the driver opens another each time."""
+    """One descriptor per chunk, closed with it: the driver would open another each time."""
     cdef CUresult result = CUDA_SUCCESS
     pthread_mutex_lock(&context.mutex)
     cdef size_t known = <size_t> map_get(&context.descriptors, chunk)
@@ -427,7 +425,7 @@ cdef status_t chunk_import(void* self, share_t kind, const unsigned char* handle
         return refuse(UNSUPPORTED, b"a chunk travels as a descriptor or over the fabric")
     if length != handle_size_of(kind):
         return refuse(INVALID, b"the handle of a chunk has 4 bytes (descriptor) or 64 (fabric)")
-    if kind == SHARE_DESCRIPTOR:            # is passed as a value, where the fabric's handle is pointed to
+    if kind == SHARE_DESCRIPTOR:            # passed by value, while a fabric handle is passed by pointer
         memcpy(&descriptor, handle, sizeof(int))
         shareable = <void*> <uintptr_t> descriptor
     else:

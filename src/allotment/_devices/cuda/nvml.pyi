@@ -1,4 +1,4 @@
 # Made from nvml.pyx by `make stubs`: change it there.
 
 def processes(pci_bus_id: str) -> list[tuple[int, int]]:
-    """(process id, bytes) of every process with memory on a GPU; empty where that cannot be known."""
+    """Return (process id, bytes) of every process with memory on a GPU; empty if unknown."""

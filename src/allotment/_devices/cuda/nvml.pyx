@@ -1,7 +1,7 @@
-"""Which processes have memory on a GPU, as NVIDIA's management library tells it: for out-of-memory reports.
+"""Processes with memory on a GPU, as NVIDIA's management library reports them: for out-of-memory reports.
 
-A report must not fail because of its footnotes, so whatever goes wrong here means an empty list. Processes
-of other containers are often not shown, or without a size.
+Any failure here returns an empty list, so that it cannot replace the report. Processes of other containers are often
+missing, or have no size.
 """
 
 from libc.stddef cimport size_t
@@ -55,7 +55,7 @@ cdef bint open_library() noexcept nogil:
 
 
 cdef nvmlProcessInfo_t* fetch(const char* pci_bus_id, unsigned int* count) noexcept nogil:
-    """All processes on the device, in memory to be freed; NULL if they cannot be had."""
+    """Return all processes on the device, in memory to be freed; NULL on failure."""
     cdef nvmlDevice_t device = NULL
     cdef nvmlProcessInfo_t* found = NULL
     cdef nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE
@@ -64,7 +64,7 @@ cdef nvmlProcessInfo_t* fetch(const char* pci_bus_id, unsigned int* count) noexc
         return NULL
     while result == NVML_ERROR_INSUFFICIENT_SIZE:
         free(found)
-        count[0] *= 2                       # more may have come since the library counted
+        count[0] *= 2                       # processes may have started since the library counted
         found = <nvmlProcessInfo_t*> malloc(count[0] * sizeof(nvmlProcessInfo_t))
         if found == NULL:
             return NULL
@@ -76,7 +76,7 @@ cdef nvmlProcessInfo_t* fetch(const char* pci_bus_id, unsigned int* count) noexc
 
 
 def processes(str pci_bus_id not None) -> list[tuple[int, int]]:
-    """(process id, bytes) of every process with memory on a GPU; empty where that cannot be known."""
+    """Return (process id, bytes) of every process with memory on a GPU; empty if unknown."""
     cdef bytes encoded = pci_bus_id.encode()
     cdef const char* text = encoded
     cdef unsigned int count = 0

@@ -1,5 +1,3 @@
-"""The pool's part of the contract: one driver call an operation, once it is set up."""
-
 from allotment._core.contract.table cimport CAN_STREAM_ORDERED, DEVICE_ERROR, OK, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._devices.cuda.context cimport (
@@ -99,7 +97,7 @@ cdef CUresult read_figure(CUmemoryPool pool, CUmemPool_attribute now, CUmemPool_
     if result == CUDA_SUCCESS:
         result = driver.cuMemPoolGetAttribute(pool, high, &most)
     current[0] = found
-    peak[0] = max(found, most)      # a high mark that was reset is zero, whatever is in use
+    peak[0] = max(found, most)      # a reset high mark is zero, whatever is in use
     return result
 
 
@@ -141,7 +139,7 @@ cdef status_t ordered_access(void* self, device_t device) noexcept nogil:
     cdef CUmemoryPool pool = NULL
     cdef CUmemAccessDesc access
     if device == context_in(self).ordinal:
-        return OK                   # it always has it, and the driver refuses to be told
+        return OK                   # it always has access, and the driver refuses the call
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
     access.location.id = device
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE

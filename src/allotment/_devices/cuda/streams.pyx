@@ -1,5 +1,3 @@
-"""The stream part of the contract, and streams that are parked instead of destroyed."""
-
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy, memmove
@@ -16,7 +14,7 @@ from allotment._devices.cuda.driver cimport (
     refuse)
 
 cdef enum:
-    REUSE_ATTEMPTS = 4          # parked streams asked whether they are idle, before a new one is made
+    REUSE_ATTEMPTS = 4          # parked streams that are queried before a new one is created
 
 
 cdef void fill_streams(DeviceTable* table) noexcept:
@@ -40,7 +38,7 @@ cdef void fill_streams(DeviceTable* table) noexcept:
 # Parking.
 
 cdef size_t place_of(CudaContext* context, CUstream stream) noexcept nogil:
-    """Where in the sorted list the stream is, or would be."""
+    """Return the index of the stream in the sorted list, or where it would be inserted."""
     cdef size_t low = 0
     cdef size_t high = context.parked_count
     cdef size_t middle
@@ -59,7 +57,7 @@ cdef bint holds(CudaContext* context, CUstream stream, size_t place) noexcept no
 
 cdef bint is_parked(CudaContext* context, stream_t stream) noexcept nogil:
     cdef bint found
-    if context.parked_count == 0:       # read without the mutex: a stream that is parked just now is a user's race
+    if context.parked_count == 0:       # read without the mutex: parking a stream at the same time is a user's race
         return False
     pthread_mutex_lock(&context.mutex)
     found = holds(context, <CUstream> stream, place_of(context, <CUstream> stream))
@@ -79,7 +77,7 @@ cdef CUresult take_stream(CudaContext* context, CUstream* stream) noexcept nogil
 
 
 cdef CUstream take_idle(CudaContext* context) noexcept nogil:
-    # The question would spoil a capture that this thread is in the middle of, unless asked in relaxed mode.
+    # The query would invalidate a capture of this thread, unless made in relaxed mode.
     cdef CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED
     cdef CUstream idle = NULL
     cdef size_t at = context.parked_count
@@ -118,10 +116,10 @@ cdef status_t refuse_parked() noexcept nogil:
 
 
 cdef CUresult check_handle(stream_t stream) noexcept nogil:
-    """An error if a stream of others was destroyed by them, and its memory is nobody else's yet.
+    """Return an error if a foreign stream was destroyed by its owner, and its memory was not reused yet.
 
-    The driver says so here, and crashes elsewhere. Later it may crash here too: whoever can do without naming a stream
-    does (`IS_UNCHECKED`).
+    The driver reports that here, and crashes elsewhere. Later it may crash here too, so code that can avoid using a
+    foreign stream does (`IS_UNCHECKED`).
     """
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef CUresult result = CUDA_SUCCESS
@@ -130,7 +128,7 @@ cdef CUresult check_handle(stream_t stream) noexcept nogil:
     return result if result == CUDA_ERROR_INVALID_CONTEXT or result == CUDA_ERROR_INVALID_HANDLE else CUDA_SUCCESS
 
 
-# Streams and events. Those that the engine uses later than it is given them have their handle checked.
+# Streams and events. Functions that the engine may call later with a stored stream check its handle.
 
 cdef status_t stream_create(void* self, stream_t* stream) noexcept nogil:
     cdef Visit visit
@@ -221,7 +219,7 @@ cdef status_t event_destroy(void* self, event_t event) noexcept nogil:
 
 
 cdef status_t event_record(void* self, event_t event, stream_t stream) noexcept nogil:
-    # A parked stream is still a stream to the driver, and what it was given may still run.
+    # To the driver a parked stream is still a stream, and its work may still run.
     cdef Visit visit
     if not enter(context_in(self), &visit):
         return DEVICE_ERROR

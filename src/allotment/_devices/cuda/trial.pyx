@@ -1,8 +1,8 @@
-"""Each function of the driver, called once in earnest.
+"""Calls each function of the driver once, for real.
 
-A wrong signature shows as a wrong answer or a crash, so every step goes on from what the one before it gave:
-memory is written through one function and read back through another. `report` is told of each call before
-the next one is made. What builds on a function that failed is not tried.
+A wrong signature shows as a wrong result or a crash, so every step uses the result of the one before: memory is written
+through one function and read back through another. `report` is told of each call before the next one. Functions that
+depend on one that failed are not called.
 """
 
 from libc.stddef cimport size_t
@@ -31,9 +31,9 @@ cdef enum:
 
 
 cdef class Trial:
-    cdef object report              # called with (function, "" or what was wrong)
+    cdef object report              # called with (function, "" or the problem)
     cdef CUdevice device
-    cdef CUdevice peer              # equal to device where there is only one
+    cdef CUdevice peer              # equal to `device` if there is only one
     cdef CUcontext context
     cdef CUstream stream
     cdef CUevent event
@@ -44,7 +44,7 @@ cdef class Trial:
         self.report = report
 
     cdef bint expect(self, str function, CUresult result, bint is_right=True, str wrong="") except -1:
-        """Report a call: it should succeed, and what it gave should be right. Whether it was so."""
+        """Report a call: it should succeed, with the right result. Returns whether it did."""
         cdef char[256] words
         cdef size_t length
         cdef bytes name = function.encode()
@@ -130,7 +130,7 @@ cdef class Trial:
         return self.expect("cuMemHostAlloc", result, self.pinned != NULL, "no address")
 
     cdef int register(self) except -1:
-        """Ordinary memory, pinned for a moment."""
+        """Pin ordinary memory briefly."""
         cdef void* memory = malloc(SIZE)
         if memory != NULL:
             self.expect("cuMemHostRegister_v2", driver.cuMemHostRegister_v2(memory, SIZE, CU_MEMHOSTREGISTER_PORTABLE))
@@ -225,7 +225,7 @@ cdef class Trial:
         return self.expect("cuGraphDestroy", driver.cuGraphDestroy(graph))
 
     cdef bint look_at_capture(self) except -1:
-        """Two nodes, one after the other, told by the newer and by the older functions."""
+        """Check two nodes in sequence, as the newer and the older functions report them."""
         cdef CUstreamCaptureStatus status = 0
         cdef const CUgraphNode* last = NULL
         cdef const CUgraphEdgeData* edges = NULL
@@ -286,7 +286,7 @@ cdef class Trial:
             self.expect("cuMemImportFromShareableHandle", result)
             close(descriptor)
 
-            # The chunk lies at both pages, once by its own handle and once by the imported one.
+            # The chunk is mapped at both pages, once by its own handle and once by the imported one.
             result = driver.cuMemMap(base, page, 0, chunk, 0)
             if self.expect("cuMemMap", result) and driver.cuMemMap(base + page, page, 0, again, 0) == CUDA_SUCCESS:
                 result = driver.cuMemSetAccess(base, 2 * page, &access, 1)
@@ -377,8 +377,7 @@ cdef bint has(CUdevice device, CUdevice_attribute attribute) noexcept:
 def try_every_function(index: int, report: Callable[[str, str], None]) -> None:
     """Call each function of the CUDA driver on a device; `report(function, complaint)` follows each call.
 
-    The complaint is empty where all was well. Functions that need a second process, or a second device where
-    there is none, and those that build on one that failed are not called.
-    Raises DeviceError if there is no driver that can be used.
+    The complaint is empty if all was well. Does not call functions that need a second process, or a second device where
+    there is none, nor those that depend on one that failed. Raises DeviceError if there is no usable driver.
     """
     Trial(report).run(index)

@@ -1,10 +1,10 @@
-"""Captures of host streams: what becomes a node, who joins, what spoils.
+"""Captures of host streams: what becomes a node, which streams join, what invalidates a capture.
 
-A stream in a capture has no work of its own that could be waited for, so asking about it or waiting for it is
-forbidden and spoils the capture: it goes on to its end, and there nothing comes of it. Mixing work from outside
-or from another capture into one spoils it too.
+A stream in a capture has no work of its own that could be waited for. Querying it or waiting for it is therefore
+forbidden and invalidates the capture: it goes on to its end, and then yields no graph. Mixing in work from outside or
+from another capture invalidates it too.
 
-pre: for every function here, the scheduler's mutex is held.
+pre, for every function here: the scheduler's mutex is held.
 """
 
 from libc.stdint cimport uint64_t
@@ -16,27 +16,27 @@ from allotment._devices.host.work cimport Graph, Task
 
 cdef status_t capture_start(Scheduler* scheduler, Queue* queue, capture_t* capture) noexcept nogil
 
-# Takes the capture apart; its streams are ordinary ones again. The graph is the caller's, to drop after unlocking.
+# Ends the capture; its streams are ordinary ones again. The caller owns the graph, and drops it after unlocking.
 cdef Graph* capture_dissolve(Scheduler* scheduler, Capture* capture) noexcept nogil
 
-# Ends the capture that was begun on `queue`. On OK `graph` is the result. If none comes of it the capture is ended
-# all the same; then, and only then, `waste` is a graph for the caller to drop after unlocking.
+# Ends the capture that was begun on `queue`. On OK `graph` is the result. The capture ends even if this fails; then,
+# and only then, `waste` is a graph for the caller to drop after unlocking.
 cdef status_t capture_finish(Scheduler* scheduler, Queue* queue, Graph** graph, Graph** waste) noexcept nogil
 
-# What submitting, recording and waiting mean when the stream, or the event, is in a capture.
+# Submitting, recording and waiting when the stream, or the event, is in a capture.
 cdef status_t capture_task(Queue* queue, const Task* task) noexcept nogil
 cdef status_t capture_event(Queue* queue, Event* event) noexcept nogil
 cdef status_t capture_wait(Scheduler* scheduler, Queue* queue, Event* event) noexcept nogil
 
-# Refuses `what` and spoils.
+# Refuses the operation and invalidates the capture.
 cdef status_t forbidden(Capture* capture, const char* what) noexcept nogil
 cdef status_t forbidden_for_event(Scheduler* scheduler, Event* event, const char* what) noexcept nogil
 
-# A stream leaves because it is destroyed. Its capture is spoilt; if it began there it is dissolved, and the result
-# is a graph for the caller to drop after unlocking.
+# A stream leaves because it is destroyed. Its capture is invalidated. If the capture began there, it is ended, and the
+# result is a graph for the caller to drop after unlocking.
 cdef Graph* capture_leave(Scheduler* scheduler, Queue* queue) noexcept nogil
 
-# Nodes are shown outside as the capture's id and, below it, their number in its graph counted from 1.
+# A node's handle is the capture's id above the node's number in its graph, counted from 1.
 cdef node_t node_of(Capture* capture, uint64_t index) noexcept nogil
 cdef Capture* capture_with(Scheduler* scheduler, uint64_t id) noexcept nogil
 cdef status_t find_node(Scheduler* scheduler, node_t node, Capture** capture, uint64_t* index) noexcept nogil

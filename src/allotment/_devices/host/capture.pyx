@@ -1,5 +1,5 @@
 # cython: linetrace=False
-# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
+# A line tracer takes the interpreter lock, and code under a scheduler's mutex must never wait for that.
 """The rules of capturing host streams."""
 
 from libc.stddef cimport size_t
@@ -80,7 +80,7 @@ cdef status_t capture_task(Queue* queue, const Task* task) noexcept nogil:
     cdef uint32_t node = <uint32_t> capture.graph.node_count
     if capture.fault != NULL:
         return refuse(DEVICE_ERROR, capture.fault)
-    # Room for the one node that the set will hold is made first, so that nothing can fail half-way.
+    # Make room for the one node of the set first, so that nothing can fail half-way.
     if not make_room(<void**> &queue.last_nodes.nodes, &queue.last_nodes.capacity, 0, sizeof(uint32_t)):
         return refuse(OUT_OF_MEMORY, b"no memory for another captured task")
     if not graph_add(capture.graph, task, queue.last_nodes.nodes, queue.last_nodes.count):
@@ -172,7 +172,7 @@ cdef status_t find_node(Scheduler* scheduler, node_t node, Capture** capture, ui
     return OK
 
 
-# Adds those that are not there yet. Sets hold one node for each stream that comes together here.
+# Adds the missing ones. A set holds one node for each stream that joins here.
 cdef bint node_set_add(NodeSet* nodes, const NodeSet* more) noexcept nogil:
     cdef size_t before = nodes.count
     for at in range(more.count):

@@ -1,9 +1,8 @@
-"""Where the system says how much memory this process may use.
+"""Finds how much memory this process may use, according to the system.
 
-A process sits in a memory control group, which may be limited itself or through any of the groups around it.
-Version 2 has one tree for everything, version 1 one for memory alone; some systems mount both. Inside a
-container the process's own group is often mounted as the root of what can be seen, under another path than
-the one the process is said to be in.
+A process is in a memory control group, which may be limited itself or through any group around it. Version 2 has one
+tree for everything, version 1 has a separate one for memory; some systems mount both. Inside a container the process's
+own group is often mounted as the visible root, under another path than the process's own group path.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ __all__ = ["MemoryGroup", "memory_groups"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """The files of one control group. What is in the file cache and not in use counts as usage but can be had."""
+    """The files of one control group. Unused file cache counts as usage but is available."""
 
     limit: Path
     usage: Path
     details: Path
     reclaimable: str
-    """The line of `details` that tells how much of the usage the system would give up."""
+    """The line of `details` that tells how much of the usage the system could reclaim."""
 
 
 def memory_groups(process: Path = Path("/proc/self")) -> list[MemoryGroup]:
-    """The control groups whose limits hold for a process, innermost first; [] if there are none."""
+    """Return the control groups whose limits apply to a process, innermost first; [] if there are none."""
     try:
         mounts = _mounts((process / "mountinfo").read_text())
         lines = (process / "cgroup").read_text().splitlines()
@@ -43,7 +42,7 @@ def memory_groups(process: Path = Path("/proc/self")) -> list[MemoryGroup]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, Path]]:
-    """Version -> (the group that is the root of the mount, where it is mounted)."""
+    """Return version -> (group at the root of the mount, mount point)."""
     mounts = {}
     for line in text.splitlines():
         fields, _, rest = line.partition(" - ")

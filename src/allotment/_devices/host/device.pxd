@@ -20,12 +20,12 @@ from allotment._devices.host.queue cimport Scheduler
 from allotment._devices.host.virtual cimport Arena
 
 
-cdef struct Host:                   # what the contract's functions are given as `self`
+cdef struct Host:                   # `self` of the contract's functions
     device_t index
     HostMemory memory
     Arena arena
     Scheduler* scheduler
-    uint64_t unlocked               # atomic; pieces of pinned memory that could not be locked in place
+    uint64_t unlocked               # atomic; pinned blocks that could not be locked in memory
 
 
 cdef class HostDevice(Device):

@@ -10,48 +10,50 @@ from allotment._devices.streams import Stream
 class HostDevice(Device):
     """This machine's memory as a device: "host". Linux only.
 
-    Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
-    events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
-    the default stream work.
+    Streams are queues with a worker thread each, so their work really runs in parallel to the caller. Virtual memory,
+    events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and the
+    default stream work.
 
-    `index` is the device's number in reports: two host devices of one process are told apart by it. With `shareable`
-    each segment, and each page of an expandable one, has a memory file and with that a descriptor of its own, so that
-    other processes can be let in (`Allocator.share`). Safe to use from several threads.
+    `index` is the device's number in reports; it distinguishes two host devices of one process. With `shareable` each
+    segment, and each page of an expandable one, has a memory file and thus its own descriptor, so that other processes
+    can open it (`Allocator.share`). Safe to use from several threads.
     """
 
     def __init__(self, index: int = 0, *, shareable: bool = False) -> None: ...
     @property
     def shareable(self) -> bool:
-        """Whether its memory can be shared with other processes."""
+        """Whether other processes can open its memory."""
     @property
     def used(self) -> int:
-        """Bytes of segments and chunks that exist."""
+        """Bytes of existing segments and chunks."""
     @property
     def unlocked(self) -> int:
-        """How many pieces of pinned memory the system refused to lock in place (`ulimit -l`), so that it may swap."""
+        """Number of pinned blocks that the system refused to lock in memory (`ulimit -l`), so that it may swap them."""
     def register_host(self, address: int, size: int) -> None:
-        """Lock memory of this process in place. What the system refuses is counted by `unlocked`, and no error."""
+        """Lock memory of this process in place. If the system refuses, `unlocked` counts it, without an error."""
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`; the lock ends with the memory."""
     def _note_asleep(self, ranges: list[tuple[int, int]], words: str) -> None:
-        """Say whose it is when memory at these (address, size) is touched, until `_forget_asleep`."""
+        """Name the owner when memory at these (address, size) is touched, until `_forget_asleep`."""
     def _forget_asleep(self, ranges: list[tuple[int, int]]) -> None: ...
     def submit(self, stream: int, function: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""
     def take_exception(self, stream: int) -> BaseException | None:
-        """What a function submitted to the stream raised, once."""
+        """Return what a function submitted to the stream raised, once."""
+    def _stream_of_caller(self) -> tuple[int, bool] | None:
+        """Return (stream whose function the calling thread runs, whether more work is queued there), or None."""
     def begin_capture(self, stream: Stream | int) -> int:
-        """Identity of the new capture: from now on work given to the stream is kept, not run."""
+        """Begin a capture and return its identity: from now on work given to the stream is recorded, not run."""
     def end_capture(self, stream: Stream | int) -> HostGraph:
-        """What was captured.
+        """End the capture and return its graph.
 
-        Raises DeviceError if the capture was spoilt by a forbidden call or if a stream that joined was not joined
-        back; it has ended then all the same.
+        Raises DeviceError if a forbidden call invalidated the capture or if a stream that joined was not joined back;
+        the capture has ended all the same.
         """
 
 class HostGraph(DeviceGraph):
-    """Work kept by a capture. It may be replayed any number of times, also after its streams are gone."""
+    """Work recorded by a capture. It may be replayed any number of times, also after its streams are gone."""
 
     @property
     def node_count(self) -> int:
-        """How many pieces of work it holds."""
+        """Number of tasks in the graph."""

@@ -1,4 +1,4 @@
-"""The host device: its contract table, and what it offers Python beyond it."""
+"""The host device: its contract table, and operations beyond it."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -22,7 +22,9 @@ from allotment._devices.host.faults cimport forget_asleep, note_asleep
 from allotment._devices.host.memory cimport memory_close, memory_open
 from allotment._devices.host.virtual cimport arena_close, arena_open
 from allotment._devices.host.work cimport TASK_CALL, TASK_COPY, TASK_REPLAY, Graph, Task, graph_drop, graph_keep
-from allotment._devices.host.workers cimport scheduler_new, scheduler_release
+from allotment._devices.host.queue cimport Queue
+from allotment._devices.host.workers cimport queue_of_caller, scheduler_new, scheduler_release
+from allotment._devices.shared.handles cimport handle_of
 from allotment._devices.shared.posix cimport RELAXED, atomic_add, atomic_load
 from allotment._devices.shared.refusal cimport forget_refusal, last_refusal, refuse_number
 
@@ -38,13 +40,13 @@ cdef class HostDevice(Device):
     """HostDevice(index=0, *, shareable=False)\n--\n
     This machine's memory as a device: "host". Linux only.
 
-    Streams are queues with a worker thread each, so work on them really runs beside the caller. Virtual memory,
-    events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and
-    the default stream work.
+    Streams are queues with a worker thread each, so their work really runs in parallel to the caller. Virtual memory,
+    events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and the
+    default stream work.
 
-    `index` is the device's number in reports: two host devices of one process are told apart by it. With `shareable`
-    each segment, and each page of an expandable one, has a memory file and with that a descriptor of its own, so that
-    other processes can be let in (`Allocator.share`). Safe to use from several threads.
+    `index` is the device's number in reports; it distinguishes two host devices of one process. With `shareable` each
+    segment, and each page of an expandable one, has a memory file and thus its own descriptor, so that other processes
+    can open it (`Allocator.share`). Safe to use from several threads.
     """
 
     _runs_by_itself = True      # see allotment/_devices/streams.pyx
@@ -70,7 +72,7 @@ cdef class HostDevice(Device):
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, index: int = 0, *, shareable: bool = False):
-        pass    # `__cinit__` has read it, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read it, so that every object is complete
 
     def __dealloc__(self):
         if self.host == NULL:
@@ -85,21 +87,21 @@ cdef class HostDevice(Device):
 
     @property
     def shareable(self) -> bool:
-        """Whether its memory can be shared with other processes."""
+        """Whether other processes can open its memory."""
         return self.host.memory.shareable
 
     @property
     def used(self) -> int:
-        """Bytes of segments and chunks that exist."""
+        """Bytes of existing segments and chunks."""
         return atomic_load(&self.host.memory.used, RELAXED)
 
     @property
     def unlocked(self) -> int:
-        """How many pieces of pinned memory the system refused to lock in place (`ulimit -l`), so that it may swap."""
+        """Number of pinned blocks that the system refused to lock in memory (`ulimit -l`), so that it may swap them."""
         return atomic_load(&self.host.unlocked, RELAXED)
 
     def register_host(self, address_t address, bytes_t size) -> None:
-        """Lock memory of this process in place. What the system refuses is counted by `unlocked`, and no error."""
+        """Lock memory of this process in place. If the system refuses, `unlocked` counts it, without an error."""
         cdef int failed
         with nogil:
             failed = mlock(<void*> address, size)
@@ -110,7 +112,7 @@ cdef class HostDevice(Device):
         """Undo `register_host`; the lock ends with the memory."""
 
     def _note_asleep(self, ranges: list[tuple[int, int]], words: str) -> None:
-        """Say whose it is when memory at these (address, size) is touched, until `_forget_asleep`."""
+        """Name the owner when memory at these (address, size) is touched, until `_forget_asleep`."""
         cdef bytes told = words.encode()
         for base, size in ranges:
             note_asleep(base, size, told)
@@ -124,7 +126,7 @@ cdef class HostDevice(Device):
         cdef Task task
         cdef status_t status
         if not callable(function):
-            raise TypeError(f"what is submitted must be callable, not {type(function).__name__}")
+            raise TypeError(f"the submitted function must be callable, not {type(function).__name__}")
         memset(&task, 0, sizeof(Task))
         task.kind = TASK_CALL
         task.function = <PyObject*> function
@@ -138,7 +140,7 @@ cdef class HostDevice(Device):
             raise submit_error(self, status)
 
     def take_exception(self, stream_t stream) -> BaseException | None:
-        """What a function submitted to the stream raised, once."""
+        """Return what a function submitted to the stream raised, once."""
         cdef PyObject* exception = host_streams.take_exception(self.host.scheduler, stream)
         if exception == NULL:
             return None
@@ -146,31 +148,41 @@ cdef class HostDevice(Device):
         Py_DECREF(taken)
         return taken
 
+    def _stream_of_caller(self) -> tuple[int, bool] | None:
+        """Return (stream whose function the calling thread runs, whether more work is queued there), or None."""
+        cdef bint has_more = False
+        cdef Queue* queue
+        with nogil:
+            queue = queue_of_caller(&has_more)
+        if queue == NULL or queue.scheduler != self.host.scheduler:
+            return None
+        return 0 if queue == &self.host.scheduler.default_queue else handle_of(&queue.handle), has_more
+
     def begin_capture(self, stream: Stream | int) -> int:
-        """Identity of the new capture: from now on work given to the stream is kept, not run."""
+        """Begin a capture and return its identity: from now on work given to the stream is recorded, not run."""
         return begin_capture(self, stream)
 
     def end_capture(self, stream: Stream | int) -> HostGraph:
-        """What was captured.
+        """End the capture and return its graph.
 
-        Raises DeviceError if the capture was spoilt by a forbidden call or if a stream that joined was not joined
-        back; it has ended then all the same.
+        Raises DeviceError if a forbidden call invalidated the capture or if a stream that joined was not joined back;
+        the capture has ended all the same.
         """
         return end_capture_into(HostGraph.__new__(HostGraph), self, stream)
 
 
 cdef class HostGraph(DeviceGraph):
     """HostGraph()\n--\n
-    Work kept by a capture. It may be replayed any number of times, also after its streams are gone.
+    Work recorded by a capture. It may be replayed any number of times, also after its streams are gone.
     """
 
     @property
     def node_count(self) -> int:
-        """How many pieces of work it holds."""
+        """Number of tasks in the graph."""
         return (<Graph*> self.living("node_count")).node_count
 
 
-# Not an operation of the contract, whose only handle is a stream as well.
+# `submit` is no contract operation, but here too a stream is the only handle.
 cdef object submit_error(Device device, status_t status):
     if status == INVALID:
         return StreamError(f"{device.name}: submit failed: {described(&device.table)}")
@@ -230,7 +242,7 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
 
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
-    # As a driver's free does: work that was queued when its memory was freed may still be to come.
+    # As a driver's free does: work that was queued when the memory was freed may still have to run.
     cdef status_t status = host_streams.await_everything((<Host*> self).scheduler)
     if status != OK:
         return status
@@ -342,7 +354,7 @@ cdef status_t node_predecessors(void* self, node_t node, node_t* nodes, size_t c
     return host_streams.node_predecessors((<Host*> self).scheduler, node, nodes, capacity, count)
 
 
-# Getting memory never disturbs a capture here, so there is no strictness to relax.
+# Allocating memory never disturbs a capture here, so there is no strictness to relax.
 cdef status_t capture_relaxed(void* self, bint relaxed) noexcept nogil:
     return OK
 

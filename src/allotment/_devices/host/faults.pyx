@@ -29,7 +29,7 @@ cdef extern from *:
                 break;
             }
         }
-        /* The instruction runs again, and faults for the handler that was there before. */
+        /* The instruction runs again, and faults for the previous handler. */
         sigaction(number, &allotment_fault_before, NULL);
         allotment_fault_handled = 0;
     }

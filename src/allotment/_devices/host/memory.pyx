@@ -1,5 +1,3 @@
-"""Plain segments from anonymous mappings; the machine's memory as a device's."""
-
 import os
 
 from libc cimport errno
@@ -29,7 +27,7 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef enum:
     HUGE_PAGE = 2 << 20
-    HUGE_FROM = 4 << 20             # a smaller segment may hold little, and a huge page is taken whole
+    HUGE_FROM = 4 << 20             # a smaller segment may use little of it, and a huge page is allocated whole
     FILE_CAPACITY = 16384           # /proc/meminfo and memory.stat are well below 8 KiB
 
 cdef uint64_t NO_LIMIT = <uint64_t> 0xFFFF_FFFF_FFFF_FFFF
@@ -44,7 +42,7 @@ cdef int memory_open(HostMemory* memory, object groups, bint shareable) except -
         for group in groups[:MAX_GROUPS]:
             add_group(memory, group)
         if memory_info(memory, &unused, &memory.total) != OK:
-            raise OSError("/proc/meminfo does not tell how much memory there is")
+            raise OSError("/proc/meminfo does not report how much memory there is")
         if not (map_init(&memory.segments) and map_init(&memory.files) and map_init(&memory.imported)):
             raise MemoryError("the host has no memory for the records of the host device")
     except BaseException:
@@ -60,7 +58,7 @@ cdef int memory_open(HostMemory* memory, object groups, bint shareable) except -
 cdef void memory_close(HostMemory* memory) noexcept nogil:
     unguard_forks(&memory.fork_guard)
     pthread_mutex_destroy(&memory.mutex)
-    # Segments stay: somebody may still hold addresses in them. Their files are not needed for that.
+    # Segments stay: code may still hold addresses in them. Their files are not needed for that.
     for at in range(memory.files.mask + 1):
         if memory.files.slots[at].key != 0:
             close(<int> <size_t> memory.files.slots[at].value - 1)
@@ -131,8 +129,8 @@ cdef status_t memory_info(HostMemory* memory, bytes_t* free, bytes_t* total) noe
     return OK
 
 
-# The number behind `key` at the start of a line, or at the start of the file for an empty key. NO_LIMIT if
-# there is none: a control group without a limit says "max".
+# The number after `key` at the start of a line, or at the start of the file for an empty key. NO_LIMIT if there is
+# none: a control group without a limit says "max".
 cdef uint64_t number_after(const char* key, const char* path, char* text) noexcept nogil:
     cdef int file = open(path, O_RDONLY)
     cdef ssize_t length
@@ -157,13 +155,13 @@ cdef uint64_t number_after(const char* key, const char* path, char* text) noexce
 
 
 cdef void* map_pages(bytes_t size) noexcept nogil:
-    """A private mapping; a large one where huge pages fit, which the system is asked for if it has any."""
+    """Create a private mapping; aligned for huge pages if large, with a request to use them."""
     cdef void* place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     cdef bytes_t before
     if size < HUGE_FROM or place == MAP_FAILED:
         return place
     if <address_t> place % HUGE_PAGE != 0:
-        # Systems that do not align by themselves: what is mapped too much is cut off on both sides.
+        # For systems that do not align by themselves: map more and unmap the excess on both sides.
         munmap(place, size)
         place = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if place == MAP_FAILED:
@@ -220,7 +218,7 @@ cdef status_t segment_free(HostMemory* memory, address_t address, bytes_t size) 
     file = <size_t> map_pop(&memory.files, address)
     memory.leaving += 1
     pthread_mutex_unlock(&memory.mutex)
-    # Neighbours are one mapping to the system; taking one out of the middle makes two, and can be one too many.
+    # Neighbours are one mapping to the system; unmapping the middle makes two, which can exceed the limit.
     if munmap(<void*> address, known) != 0:
         refuse_system(b"munmap (see vm.max_map_count)", errno.errno)
         status = DEVICE_ERROR
@@ -315,7 +313,7 @@ cdef status_t segment_close(HostMemory* memory, address_t base) noexcept nogil:
     return OK if size != 0 else refuse_number(INVALID, b"%#llx is not an imported segment, or no longer", base)
 
 
-# In a child of fork: its segments are its own, and other processes' are gone.
+# In a child of fork: its segments become its own, and other processes' segments are gone.
 cdef void leave_parent(void* owner) noexcept nogil:
     cdef HostMemory* memory = <HostMemory*> owner
     cdef address_t base
@@ -330,7 +328,7 @@ cdef void leave_parent(void* owner) noexcept nogil:
         size = <bytes_t> map_get(&memory.segments, base)
         place = mmap(<void*> base, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0)
         if place == MAP_FAILED:
-            # Better that the child fails where it touches this than that it writes into its parent's memory.
+            # The child should fail when it touches this, rather than write into its parent's memory.
             mmap(<void*> base, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0)
         close(file)
     empty(&memory.files)

@@ -1,25 +1,26 @@
 """The shape of host streams: queues, positions in them, captures.
 
-A *queue* is what stands behind a stream: work in the order it was given, and a worker thread while there is
-any. Its items are numbered; `submitted` is the number of the last one given, `completed` of the last one done:
+A *queue* implements a stream: its work in the order it was submitted, and a worker thread while there is any. Its items
+are numbered; `submitted` is the number of the last one submitted, `completed` of the last one done:
 
     item      1   2   3   4   5   6   7   8
               done        |running|  waiting
               completed = 3           submitted = 8
 
-An *event* is a position: recording one on this queue writes down "8", and asking whether it is done compares 8
-with `completed`. Nothing is put into the queue. Queue and position travel together as one number, a *ticket*, so
-an event can be recorded on one thread and asked on another without a lock. A queue's positions never go back, also
-when a destroyed stream's queue serves a new stream: old tickets stay done.
+An *event* is a position: recording one on this queue stores "8", and a query compares 8 with `completed`. Nothing is
+added to the queue. Queue and position form one number, a *ticket*, so that an event can be recorded on one thread and
+queried on another without a lock. A queue's positions never go back, also when a destroyed stream's queue serves a new
+stream: old tickets stay done.
 
-A wait can only be for a position that was given before it, so queues never wait for each other in a circle.
+A wait can only be for a position that was submitted before it, so queues never wait for each other in a cycle.
 
-While a stream is captured its tasks become nodes of the capture's graph instead. `last_nodes` are those that its
-next node will need. An event recorded then stands for these nodes, and a stream that waits for it joins the capture.
+While a stream is captured its tasks become nodes of the capture's graph instead. `last_nodes` are the nodes that its
+next node will depend on. An event recorded then stands for these nodes, and a stream that waits for it joins the
+capture.
 
-Locks. One mutex in the scheduler guards everything here except what is marked atomic. It is held for a few
-instructions at a time; neither a task, nor the interpreter lock, nor a destructor is ever waited for under it, so it
-may be taken by a thread that holds the interpreter lock.
+Locks. One mutex in the scheduler guards everything here that is not marked atomic. It is held for a few instructions at
+a time. Under it a thread never waits for a task, the interpreter lock or a destructor, so a thread that holds the
+interpreter lock may take it.
 """
 
 from cpython.object cimport PyObject
@@ -44,7 +45,7 @@ cdef struct NodeSet:                # a few indices of nodes, without repeats
 
 cdef struct Work:                   # one item of a queue
     Work* next
-    ticket_t wait_for               # 0: do the task. Otherwise there is none, and the queue waits for the ticket
+    ticket_t wait_for               # 0: run the task. Otherwise there is none, and the queue waits for the ticket
     Task task
 
 cdef struct Queue:
@@ -55,14 +56,17 @@ cdef struct Queue:
     uint64_t submitted
     uint64_t completed              # atomic
     pthread_cond_t arrived          # the worker waits here for work
-    pthread_cond_t progress         # everybody else waits here for `completed`
-    uint32_t waiting                # how many do
-    bint running                    # there is a worker
+    pthread_cond_t progress         # other threads wait here for `completed`
+    uint32_t waiting                # number of those threads
+    bint running                    # it has a worker
     pthread_t worker
-    bint initialised                # the conditions are
-    bint destroyed                  # the stream is gone; the worker does what is left and ends
-    bint inherited                  # the stream is one of the process that forked this one
-    PyObject* exception             # the first that a function raised, until it is raised to a caller
+    Queue* awaits                   # the queue that the worker waits for now, if it waits for one
+    uint64_t search                 # the last search that has come here, see `would_wait_for_itself`
+    Queue* next_found               # by that search
+    bint initialised                # the conditions are initialised
+    bint destroyed                  # the stream is gone; the worker finishes its work and ends
+    bint inherited                  # the stream belongs to the process that forked this one
+    PyObject* exception             # the first one that a function raised, until a caller gets it
     Capture* capture
     NodeSet last_nodes
     Queue* next_member              # of the same capture
@@ -70,31 +74,32 @@ cdef struct Queue:
 cdef struct Event:
     Handle handle
     ticket_t ticket                 # atomic
-    uint64_t capture                # if the ticket is CAPTURED: in which capture, standing for which nodes
+    uint64_t capture                # if the ticket is CAPTURED: the capture, and the nodes it stands for
     NodeSet nodes
 
 cdef struct Capture:
     uint64_t id
     Graph* graph
     Queue* origin                   # the stream that it was begun on
-    Queue* members                  # all streams in it, with the origin
-    const char* fault               # why no graph can come of it any more; NULL while one can
+    Queue* members                  # all its streams, with the origin
+    const char* fault               # why it cannot yield a graph any more; NULL while it can
     Capture* next
 
 cdef struct Scheduler:
     pthread_mutex_t mutex
     pthread_cond_t idle             # signalled when `pending` falls to 0
     uint64_t pending                # items not completed
-    bint closed                     # takes no more work; workers end when theirs is done
+    bint closed                     # accepts no more work; workers end when theirs is done
     Queue default_queue
     Handles queues
     Handles events
-    Capture* captures               # those going on
+    Capture* captures               # the current ones
     uint64_t last_capture
+    uint64_t searches               # how often a circle of waits was looked for
     bint orphaned                   # the device is gone
     ForkGuard fork_guard
-    uint64_t references             # the device and each worker; this and what follows under the thread pool's mutex
-    bint is_finishing               # somebody waits for its work at exit
+    uint64_t references             # the device and each worker; this and all below under the thread pool's mutex
+    bint is_finishing               # a thread waits for its work at exit
     Scheduler* next                 # of all schedulers
 
 

@@ -1,8 +1,8 @@
 """Streams, events and capture of the host device, as the contract has them.
 
-`stream_synchronize` and its kin only wait. An exception that a submitted function raised stays with its stream until
-`take_exception`, which the Python face calls after waiting: the engine, which waits for streams on its own account,
-never swallows a user's exception nor fails because of one.
+`stream_synchronize` and the like only wait. An exception that a submitted function raised stays with its stream until
+`take_exception`, which the Python layer calls after waiting. So the engine, which waits for streams itself, never
+swallows a user's exception nor fails because of one.
 """
 
 from cpython.object cimport PyObject
@@ -13,7 +13,7 @@ from allotment._core.contract.types cimport capture_t, event_t, node_t, stream_t
 from allotment._devices.host.queue cimport Scheduler
 from allotment._devices.host.work cimport Graph, Task
 
-# The device is going: captures that were not ended are abandoned.
+# Called when the device is deallocated: abandons captures that were not ended.
 cdef void captures_give_up(Scheduler* scheduler) noexcept nogil
 
 cdef status_t stream_create(Scheduler* scheduler, stream_t* stream) noexcept nogil
@@ -24,10 +24,10 @@ cdef status_t stream_wait(Scheduler* scheduler, stream_t stream, event_t event) 
 cdef status_t await_everything(Scheduler* scheduler) noexcept nogil
 cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil
 
-# On OK the task is the stream's.
+# On OK the stream owns the task.
 cdef status_t stream_submit(Scheduler* scheduler, stream_t stream, const Task* task) noexcept nogil
 
-# The stream's exception if it has one, the caller's from now on; else NULL, also for a stream that is gone.
+# Removes and returns the stream's exception, which the caller then owns; NULL if none or if the stream is gone.
 cdef PyObject* take_exception(Scheduler* scheduler, stream_t stream) noexcept nogil
 
 cdef status_t event_create(Scheduler* scheduler, event_t* event) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: linetrace=False
-# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
+# A line tracer takes the interpreter lock, and code under a scheduler's mutex must never wait for that.
 """The stream operations of the contract on host queues."""
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -12,7 +12,8 @@ from allotment._devices.host.capture cimport (
 from allotment._devices.host.queue cimport (
     MAX_QUEUES, Capture, Event, Queue, Work, captured_ticket, is_done, position_of, queue_of, ticket_for, ticket_t)
 from allotment._devices.host.work cimport Node, graph_drop, report_exception
-from allotment._devices.host.workers cimport is_own_worker, queue_await, queue_end, queue_open, queue_put
+from allotment._devices.host.workers cimport (
+    is_own_worker, queue_await, queue_end, queue_open, queue_put, would_wait_for_itself)
 from allotment._devices.shared.handles cimport (
     former_record_of, handle_of, handles_new, handles_recycle, handles_retire, record_at, record_of)
 from allotment._devices.shared.posix cimport (
@@ -35,7 +36,7 @@ cdef void captures_give_up(Scheduler* scheduler) noexcept nogil:
 
 # Streams
 
-# The queue behind a stream, NULL if there is none any more; the reason is kept then. pre: the mutex is held
+# Returns the queue of a stream, NULL with the reason kept if it is gone. pre: the mutex is held
 cdef Queue* find_queue(Scheduler* scheduler, stream_t stream) noexcept nogil:
     cdef Queue* queue
     if stream == 0:
@@ -118,6 +119,8 @@ cdef status_t stream_synchronize(Scheduler* scheduler, stream_t stream) noexcept
 cdef status_t await_position(Queue* queue, uint64_t position) noexcept nogil:
     if queue.completed < position and is_own_worker(queue):
         return refuse(DEVICE_ERROR, b"a function running on a stream waits for that stream, and so for itself")
+    if queue.completed < position and would_wait_for_itself(queue):
+        return refuse(DEVICE_ERROR, b"a function running on a stream waits for another stream, which waits for it")
     queue_await(queue, position)
     return OK
 
@@ -144,9 +147,10 @@ cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil:
 
 
 cdef status_t await_everything(Scheduler* scheduler) noexcept nogil:
-    """Wait for all that was submitted so far. Captures go on: what they keep is not submitted.
+    """Wait for everything submitted so far. Does not affect captures: work that they record is not submitted.
 
-    A function that runs on a stream cannot: others may wait for it, or do the same. It is refused if there is work.
+    A function that runs on a stream cannot wait: others may wait for it, or do the same. It is refused if there is
+    work.
     """
     cdef uint64_t index = 0
     cdef Queue* queue
@@ -157,6 +161,8 @@ cdef status_t await_everything(Scheduler* scheduler) noexcept nogil:
         queue = queue_at(scheduler, index)
         if is_own_worker(queue):
             is_worker = True
+            if queue.completed + 1 < queue.submitted:
+                is_idle = False         # what is queued behind the function that asks may use the memory
         elif queue.completed < queue.submitted:
             is_idle = False
         index += 1
@@ -166,8 +172,8 @@ cdef status_t await_everything(Scheduler* scheduler) noexcept nogil:
         index += 1
     pthread_mutex_unlock(&scheduler.mutex)
     if is_worker and not is_idle:
-        return refuse(DEVICE_ERROR, b"a function on a stream cannot give memory back while other streams have work, "
-                      b"which may wait for it")
+        return refuse(DEVICE_ERROR, b"a function on a stream cannot release memory while work is queued, which "
+                      b"may use that memory or wait for the function")
     return OK
 
 
@@ -267,9 +273,9 @@ cdef status_t event_destroy(Scheduler* scheduler, event_t event) noexcept nogil:
     return OK if found != NULL else not_an_event(event)
 
 
-# What a stream that is no more still has to do. Its queue may serve another stream by now, and then that one's work is
-# waited for too: later than need be, never too early. 0, which is done, for streams of the process that forked this
-# one. False if there never was such a stream. pre: the mutex is held
+# The remaining work of a destroyed stream. Its queue may serve another stream by now, and then that one's work is
+# waited for too. Conservative: may wait longer than needed, never too short. 0, which is done, for streams of the
+# process that forked this one. False if the stream never existed. pre: the mutex is held
 cdef bint work_left(Scheduler* scheduler, stream_t stream, ticket_t* ticket) noexcept nogil:
     cdef Queue* queue = <Queue*> record_of(&scheduler.queues, stream)
     ticket[0] = 0

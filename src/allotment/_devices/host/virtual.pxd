@@ -4,23 +4,22 @@
                            |        |               |
     memory      arena  | chunk  | chunk  |  hole  | chunk  | ...               one file that has no name
 
-A *range* is reserved addresses. A *chunk* is a piece of the arena, a memory file; its handle is a number. A
-*view* is one mapping of a whole chunk inside a range; a chunk may have several, and lives until its handle is
-released and its last view is gone. Then a hole is punched where it was and the memory is the system's again.
+A *range* is reserved addresses. A *chunk* is a piece of the arena, a memory file; its handle is a number. A *view* is
+one mapping of a whole chunk inside a range; a chunk may have several. A chunk lives until its handle is released and
+its last view is gone. Then a hole is punched in its place, and the system has the memory again.
 
-Why one file. A file for each chunk runs into the limit on open descriptors at some ten thousand chunks. Offsets
-in a file cost nothing, so a chunk's place is kept for the next chunk of its size. Fresh and recycled places are
-both given out from the lowest up: chunks that are made one after another and mapped side by side lie side by
-side in the file too, and the system then keeps one mapping for all of them. It allows 65,530, which would be
-used up by 128 GiB of scattered 2 MiB chunks.
+Why one file: with a file for each chunk, some ten thousand chunks would reach the limit on open descriptors. Offsets in
+a file cost nothing, so a chunk's place is kept for the next chunk of its size. New and recycled places are both used
+from the lowest up: chunks that are created one after another and mapped side by side are then adjacent in the file too,
+and the system keeps one mapping for all of them. It allows 65,530 mappings, which 128 GiB of scattered 2 MiB chunks
+would use up.
 
-Chunks that can be shared with another process. A descriptor shows all of its file, so where memory is shared each chunk
-has a file of its own, as each plain segment has (see memory); it is closed with the chunk, and no hole is ever punched
-in it. A chunk of another process is imported by a descriptor; the descriptor is let go when the handle is released,
-while the views stay.
+Shareable chunks: a descriptor shows all of its file, so where memory is shared each chunk has its own file, as each
+plain segment has (see memory). The file is closed with the chunk, and no hole is ever punched in it. A chunk of another
+process is imported by a descriptor; the descriptor is closed when the handle is released, while the views stay.
 
-What it costs in microseconds, a chunk (called from Python; best of several runs on a busy virtual machine, Linux 6.18).
-The calls are cheap; it is the pages that cost, when they are first touched and when they are given back:
+Cost in microseconds per chunk (called from Python; best of several runs on a busy virtual machine, Linux 6.18). The
+calls are cheap; the pages cost, when they are first touched and when they are released:
 
                create   map   set access   unmap   release
     2 MiB         0.2     2            1       2       0.5
@@ -30,13 +29,13 @@ The calls are cheap; it is the pages that cost, when they are first touched and 
     2 MiB                       2300       200       300
     20 MiB                     25000      1800      3500
 
-Fork. The file is shared with a child and the child must not write into its parent's memory. In the child every
-view becomes a private one: what the child writes is its own. What it has not written it still sees in the
-parent's file, as the parent goes on changing it, so only memory the child fills itself means something to it.
-The child's new chunks come from a file of its own; those of its parent it can unmap and release, not map. Views of
-other processes' chunks a child does not have at all.
+Fork: a child shares the file and must not write into its parent's memory. In the child every view becomes private: the
+child writes to its own copy. Where it has not written yet, it still sees the parent's file, which the parent keeps
+changing; so only memory that the child fills itself means something to it. The child's new chunks come from a file of
+its own. It can unmap and release its parent's chunks, but not map them. It does not have views of other processes'
+chunks at all.
 
-One mutex guards all of it; it is held during system calls and nothing else is taken under it.
+One mutex guards all of it; it is held during system calls, and no other lock is taken under it.
 """
 
 from libc.stddef cimport size_t
@@ -52,33 +51,33 @@ from allotment._devices.shared.posix cimport pthread_mutex_t
 cdef struct Chunk:
     Handle handle
     uint64_t offset                 # in the arena
-    int file                        # its own, or -1: it lies in the arena, or its file is not needed any more
+    int file                        # its own, or -1: it is in the arena, or its file is not needed any more
     bint imported                   # of another process, whose memory it counts as
     bytes_t size
     uint32_t views
-    bint released                   # its handle is gone; the last view takes the memory along
-    bint inherited                  # it lies in the file of the process that forked this one
+    bint released                   # its handle is gone; the last view releases the memory
+    bint inherited                  # it is in the file of the process that forked this one
 
 cdef struct View:
     Handle handle
     address_t address
     Chunk* chunk
     bint accessible                 # set_access was called
-    bint mapped                     # tells views from records that wait to be used again
+    bint mapped                     # False for records that wait to be reused
 
 cdef struct Range:
     address_t base
     bytes_t size
     uint64_t views
-    # Index of the view on each page, 0 where there is none. It is address space like the range itself: only where
-    # something is mapped it costs memory, 4 bytes a page.
+    # Index of the view on each page, 0 if none. The table is address space like the range itself: it costs memory, 4
+    # bytes a page, only where something is mapped.
     uint32_t* view_at
 
 cdef struct Shelf:                  # places in the arena for chunks of one size
     bytes_t size
-    uint64_t next                   # places that were never used: next, next + size, ... below end
+    uint64_t next                   # unused places: next, next + size, ... below end
     uint64_t end
-    uint64_t* places                # a heap of those to use again, lowest offset first
+    uint64_t* places                # a heap of places to reuse, lowest offset first
     size_t count
     size_t capacity
 
@@ -100,7 +99,7 @@ cdef struct Arena:
 
 cdef void arena_open(Arena* arena, HostMemory* memory) noexcept nogil
 
-# The file is let go. Ranges and views stay: somebody may still hold addresses in them.
+# Closes the file. Ranges and views stay: code may still hold addresses in them.
 cdef void arena_close(Arena* arena) noexcept nogil
 
 cdef status_t range_reserve(Arena* arena, bytes_t size, address_t* address) noexcept nogil

@@ -1,5 +1,3 @@
-"""Ranges, chunks and views on one memory file."""
-
 from libc cimport errno
 from libc.stddef cimport size_t
 from libc.stdlib cimport free
@@ -22,7 +20,7 @@ from allotment._devices.shared.posix cimport (
     pthread_mutex_lock, pthread_mutex_unlock)
 from allotment._devices.shared.refusal cimport refuse, refuse_number, refuse_system
 
-# The arena grows by this much at a time. Holes cost nothing, and one size's places stay together.
+# Growth step of the arena. Holes cost nothing, and the places of one size stay together.
 cdef uint64_t GROWTH = <uint64_t> 1 << 30
 
 
@@ -112,7 +110,7 @@ cdef status_t range_release(Arena* arena, address_t address, bytes_t size) noexc
     return OK
 
 
-# The range that holds all of [address, address + size), NULL if none does.
+# The range that contains all of [address, address + size), NULL if none does.
 cdef Range* range_around(Arena* arena, address_t address, bytes_t size) noexcept nogil:
     cdef size_t at = first_range_after(arena, address)
     if at == 0:
@@ -216,8 +214,8 @@ cdef void give_up_if_unused(Arena* arena, Chunk* chunk) noexcept nogil:
     if chunk.file >= 0:
         close_file(chunk)
     elif not chunk.inherited:
-        # A hole that cannot be punched leaves the old bytes behind; only a new chunk at this place would see
-        # them, and fresh memory need not be zero. The system gets them back when the file is closed.
+        # If punching a hole fails, the old bytes stay. Only a new chunk at this place would see them, and new memory
+        # need not be zero. The system gets them back when the file is closed.
         fallocate(arena.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, chunk.offset, chunk.size)
         put_place(arena, chunk.size, chunk.offset)
     memory_return(arena.memory, chunk.size)
@@ -327,7 +325,7 @@ cdef Shelf* shelf_for(Arena* arena, bytes_t size) noexcept nogil:
     return &arena.shelves[low]
 
 
-# A place that cannot be remembered for want of memory is lost; offsets are plentiful.
+# Without host memory to remember it, the place is lost; offsets are plentiful.
 cdef void put_place(Arena* arena, bytes_t size, uint64_t offset) noexcept nogil:
     cdef Shelf* shelf = shelf_for(arena, size)
     if shelf == NULL or not make_room(<void**> &shelf.places, &shelf.capacity, shelf.count, sizeof(uint64_t)):
@@ -460,8 +458,8 @@ cdef status_t set_access(Arena* arena, address_t address, bytes_t size) noexcept
     return status
 
 
-# The range around [address, address + size) if views follow one another there without a gap, from their first
-# byte to their last; else NULL.
+# The range around [address, address + size) if views cover it without a gap, from the first byte of one to the last
+# byte of another; else NULL.
 cdef Range* range_tiled_by_views(Arena* arena, address_t address, bytes_t size) noexcept nogil:
     cdef Range* around = range_around(arena, address, size)
     cdef address_t end = address + size
@@ -532,5 +530,5 @@ cdef void make_private(Arena* arena, View* view) noexcept nogil:
         place = mmap(<void*> view.address, view.chunk.size, access, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
                      file_of(arena, view.chunk), view.chunk.offset)
     if place == MAP_FAILED:
-        # Better that the child fails where it touches this than that it writes into its parent's memory.
+        # The child should fail when it touches this, rather than write into its parent's memory.
         reserve(<void*> view.address, view.chunk.size, PROT_NONE)

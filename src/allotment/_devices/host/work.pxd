@@ -1,10 +1,10 @@
-"""What a host stream can be given to do.
+"""Work that a host stream can do.
 
-A *task* is a Python call, a copy, or a whole graph. Copies need no interpreter, so a stream that only copies
-goes on without one. A *graph* is tasks with the order they need, kept from a capture and run any number of times:
+A *task* is a Python call, a copy, or a whole graph. Copies need no interpreter, so a stream that only copies runs
+without it. A *graph* is tasks with their dependencies, recorded by a capture and run any number of times:
 
-    node     0 ------> 2 -----> 3          edges of 2: 0        nodes stand in the order they were given,
-             1 -------/                    edges of 3: 2        so whatever a node needs stands before it
+    node     0 ------> 2 -----> 3          edges of 2: 0        nodes are in the order of submission,
+             1 -------/                    edges of 3: 2        so each node comes after those it needs
 """
 
 from cpython.object cimport PyObject
@@ -37,7 +37,7 @@ cdef struct Graph:
     Node* nodes
     size_t node_count
     size_t node_capacity
-    uint32_t* edges                 # nodes that must be done before; each node has a piece of this array
+    uint32_t* edges                 # predecessors; each node has a slice of this array
     size_t edge_count
     size_t edge_capacity
     bint needs_python               # one of its tasks does
@@ -47,23 +47,23 @@ cdef inline bint needs_python(const Task* task) noexcept nogil:
     return task.kind == TASK_CALL or (task.kind == TASK_REPLAY and task.graph.needs_python)
 
 
-# Does what the task says. Returns the exception that a function raised, owned by the caller, or NULL. The
-# functions of a graph all run; of several exceptions the first is returned and the others are reported.
+# Runs the task. Returns the exception that a function raised, owned by the caller, or NULL. The functions of a graph
+# all run; of several exceptions the first is returned and the others are reported.
 cdef PyObject* task_run(const Task* task) noexcept nogil
 
-# Lets go of what the task owns.
+# Frees what the task owns.
 cdef void task_drop(Task* task) noexcept nogil
 
-# An exception that will not be raised any more is shown as Python shows those of destructors; the reference is taken.
+# Reports an exception that nobody will raise, as Python does for destructors; consumes the reference.
 cdef void report_exception(PyObject* exception) noexcept nogil
 
 cdef Graph* graph_new() noexcept nogil
 
-# The task is the graph's from now on. False, and nothing has changed, when memory is short.
+# On success the graph owns the task. False, without a change, when memory is short.
 cdef bint graph_add(Graph* graph, const Task* task, const uint32_t* needs, size_t need_count) noexcept nogil
 cdef void graph_keep(Graph* graph) noexcept nogil
 cdef void graph_drop(Graph* graph) noexcept nogil
 
-# Whether the nodes of a set are all that nothing else needs: whether every node is one of them or needed, directly
-# or not, by one of them.
+# Whether the given nodes are all final ones: whether every node is one of them or a direct or indirect predecessor of
+# one.
 cdef bint graph_ends_in(const Graph* graph, const uint32_t* last, size_t last_count) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: linetrace=False
-# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
+# A line tracer takes the interpreter lock, and code under a scheduler's mutex must never wait for that.
 """Tasks of host streams, and graphs of them."""
 
 from cpython.exc cimport PyErr_SetObject

@@ -1,15 +1,15 @@
-"""The threads behind host streams: when they start and end, what they do in between.
+"""The threads behind host streams: when they start and end, and what they do.
 
-A queue has a worker from its first item until the worker has had nothing to do for a second; the next item starts
-another. So a stream that is never destroyed costs a record, not a thread.
+A queue has a worker from its first item until the worker has been idle for a second; the next item starts another. So a
+stream that is never destroyed costs a record, not a thread.
 
-At exit, after the functions that were registered later, everything submitted is finished, then all workers are
-joined and streams take no more work. Ctrl-C gives up waiting. When a device is collected its workers finish what
-they have and end on their own.
+At exit, after the functions that were registered later, all submitted work is finished; then all workers are joined and
+streams accept no more work. Ctrl-C stops the waiting. When a device is collected its workers finish their work and end
+on their own.
 
-In a child of fork there are no workers. The parent's streams are dead there, except the default stream, which
-starts anew; what was queued is not done, and events recorded before count as done, because nothing in the child
-will touch the memory that they guard.
+A child of fork has no workers. The parent's streams are dead there, except the default stream, which starts anew. The
+child does not do what was queued, and events recorded before count as done, because nothing in the child will touch the
+memory that they guard.
 """
 
 from libc.stdint cimport uint64_t
@@ -19,21 +19,29 @@ from allotment._devices.host.queue cimport Queue, Scheduler, Work
 
 cdef Scheduler* scheduler_new() noexcept nogil
 
-# The device lets go of it. Captures must be gone.
+# Called when the device is deallocated. pre: no captures
 cdef void scheduler_release(Scheduler* scheduler) noexcept nogil
 
-# pre, for all that follow: the scheduler's mutex is held.
+# pre, for everything below: the scheduler's mutex is held.
 
 cdef void queue_open(Scheduler* scheduler, Queue* queue) noexcept nogil
 
-# On OK the work is the queue's.
+# On OK the queue owns the work.
 cdef status_t queue_put(Queue* queue, Work* work) noexcept nogil
 
-# The stream is gone: the worker ends when it has done its work, and the record can serve another stream.
+# The stream is gone: the worker ends when its work is done, and the record can serve another stream.
 cdef void queue_end(Queue* queue) noexcept nogil
 
-# Wait for a position; others may take the mutex meanwhile.
+# Waits for a position; releases the mutex meanwhile.
 cdef void queue_await(Queue* queue, uint64_t position) noexcept nogil
 
-# Whether the calling thread is the queue's worker, so that waiting for the queue would be waiting for itself.
+# Whether the calling thread is the queue's worker: waiting for the queue would then be a deadlock.
 cdef bint is_own_worker(const Queue* queue) noexcept nogil
+
+# Whether the calling thread is a worker and waiting for the queue would never end: the queue waits for this worker's
+# queue, directly or through others. Conservative: looks at all that is queued. Linear in what is queued.
+cdef bint would_wait_for_itself(Queue* queue) noexcept nogil
+
+# Returns the queue whose worker the calling thread is, or NULL, and whether more work is queued behind its current
+# item. Takes the mutex.
+cdef Queue* queue_of_caller(bint* has_more) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: linetrace=False
-# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
+# A line tracer takes the interpreter lock, and code under a scheduler's mutex must never wait for that.
 """Workers of host streams."""
 
 import atexit
@@ -15,7 +15,7 @@ from allotment._core.contract.table cimport DEVICE_ERROR, OK, OUT_OF_MEMORY
 from allotment._core.tools.forks cimport LONG_LOCK, SHORT_MUTEX, ForkGuard, fork_depth, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport Lock, lock_give, lock_wait
 from allotment._devices.host.capture cimport node_set_clear
-from allotment._devices.host.queue cimport Event, position_of, queue_of
+from allotment._devices.host.queue cimport Event, is_done, position_of, queue_of
 from allotment._devices.host.work cimport needs_python, report_exception, task_drop, task_run
 from allotment._devices.shared.handles cimport handles_close, handles_open, handles_recycle, record_at
 from allotment._devices.shared.posix cimport (
@@ -32,14 +32,20 @@ cdef extern from "Python.h" nogil:
     void PyThreadState_DeleteCurrent()
     void PyEval_RestoreThread(PyThreadState* state)
 
+cdef extern from *:
+    """
+    static __thread void* allotment_working_queue;
+    """
+    void* working_queue "allotment_working_queue"       # of this thread, if it is a worker
+
 cdef enum:
     IDLE_MILLISECONDS = 1000
-    EXIT_MILLISECONDS = 100         # how often Ctrl-C is looked for at exit
+    EXIT_MILLISECONDS = 100         # how often to check for Ctrl-C at exit
 
 cdef struct Worker:
     Queue* queue
     pthread_t thread
-    uint64_t fork_depth             # of the process that it was started in
+    uint64_t fork_depth             # of the process that started it
     Worker* next
 
 # All workers of the process. Its mutex may be taken under a scheduler's, never the other way round.
@@ -47,11 +53,11 @@ cdef struct ThreadPool:
     pthread_mutex_t mutex
     pthread_cond_t ended
     uint64_t working                # workers that have not ended
-    Worker* to_join                 # those that have
+    Worker* to_join                 # ended workers
     Scheduler* schedulers
     bint is_leaving                 # the interpreter is ending
     ForkGuard fork_guard
-    Lock python_states              # held while one is made
+    Lock python_states              # held while a thread state is created
     ForkGuard python_states_guard
 
 cdef ThreadPool thread_pool
@@ -89,7 +95,7 @@ cdef void scheduler_release(Scheduler* scheduler) noexcept nogil:
     drop_scheduler(scheduler)
 
 
-# pre: the mutex is held. Workers do what they have and end.
+# pre: the mutex is held. Workers finish their work and end.
 cdef void close_scheduler(Scheduler* scheduler) noexcept nogil:
     cdef uint64_t index
     scheduler.closed = True
@@ -177,14 +183,65 @@ cdef void queue_end(Queue* queue) noexcept nogil:
 
 
 cdef void queue_await(Queue* queue, uint64_t position) noexcept nogil:
+    cdef Queue* own = own_queue(queue.scheduler)
+    if own != NULL:
+        own.awaits = queue
     queue.waiting += 1
     while queue.completed < position:
         pthread_cond_wait(&queue.progress, &queue.scheduler.mutex)
     queue.waiting -= 1
+    if own != NULL:
+        own.awaits = NULL
+
+
+cdef Queue* own_queue(const Scheduler* scheduler) noexcept nogil:
+    cdef Queue* own = <Queue*> working_queue
+    return own if own != NULL and own.scheduler == scheduler else NULL
+
+
+cdef bint would_wait_for_itself(Queue* queue) noexcept nogil:
+    # Follow the waits from the queue on. A search that comes back to the caller's own queue has found a circle.
+    cdef Scheduler* scheduler = queue.scheduler
+    cdef Queue* own = own_queue(scheduler)
+    cdef Queue* found = NULL
+    cdef Work* item
+    if own == NULL:
+        return False
+    scheduler.searches += 1
+    found_queue(queue, &found)
+    while found != NULL:
+        queue = found
+        found = queue.next_found
+        if queue == own:
+            return True
+        if queue.awaits != NULL:
+            found_queue(queue.awaits, &found)
+        item = queue.first
+        while item != NULL:
+            if item.wait_for != 0 and not is_done(scheduler, item.wait_for):
+                found_queue(queue_of(scheduler, item.wait_for), &found)
+            item = item.next
+    return False
+
+
+cdef inline void found_queue(Queue* queue, Queue** found) noexcept nogil:
+    if queue.search != queue.scheduler.searches:
+        queue.search = queue.scheduler.searches
+        queue.next_found = found[0]
+        found[0] = queue
 
 
 cdef bint is_own_worker(const Queue* queue) noexcept nogil:
     return queue.running and pthread_equal(queue.worker, pthread_self())
+
+
+cdef Queue* queue_of_caller(bint* has_more) noexcept nogil:
+    cdef Queue* queue = <Queue*> working_queue
+    if queue != NULL:
+        pthread_mutex_lock(&queue.scheduler.mutex)
+        has_more[0] = queue.submitted > queue.completed + 1
+        pthread_mutex_unlock(&queue.scheduler.mutex)
+    return queue
 
 
 # Workers
@@ -197,7 +254,7 @@ cdef status_t start_worker(Queue* queue) noexcept nogil:
     worker.queue = queue
     pthread_mutex_lock(&thread_pool.mutex)
     worker.fork_depth = fork_depth()
-    # The thread's first step is to take the scheduler's mutex, which we hold: it finds what is written here.
+    # The thread first takes the scheduler's mutex, which we hold: so it sees what is written here.
     error = pthread_create(&worker.thread, NULL, work, worker)
     if error == 0:
         thread_pool.working += 1
@@ -214,12 +271,14 @@ cdef status_t start_worker(Queue* queue) noexcept nogil:
 
 
 cdef void* work(void* argument) noexcept nogil:
+    global working_queue
     cdef Worker* worker = <Worker*> argument
     cdef Queue* queue = worker.queue
     cdef Scheduler* scheduler = queue.scheduler
     cdef Work* item
     cdef PyObject* raised
-    cdef PyThreadState* python = NULL       # kept from the first Python call on: making one for each is slow
+    cdef PyThreadState* python = NULL       # kept from the first Python call on: creating one per call is slow
+    working_queue = queue
     pthread_mutex_lock(&scheduler.mutex)
     while True:
         item = next_item(queue)
@@ -233,7 +292,8 @@ cdef void* work(void* argument) noexcept nogil:
                 python = new_python_state()
             raised = task_run(&item.task)
             if worker.fork_depth != fork_depth():
-                # The task forked and this is the child. It was the parent's; what it locked or owned is not ours.
+                # The task forked, and this is the child. The worker was the parent's; its locks and objects are not
+                # ours.
                 task_drop(&item.task)
                 return NULL
             if raised != NULL:
@@ -266,10 +326,10 @@ cdef void* work(void* argument) noexcept nogil:
     return NULL
 
 
-# What this thread is to the interpreter, from now on until it is deleted; `with gil` finds and uses it. Left to itself
-# `with gil` would make one too, but could then be in the middle of it when another thread forks: the interpreter's list
-# of threads would stay locked in the child. So a fork waits for us; with a long lock, because newer Pythons hold that
-# list when they fork, and who makes a state waits for it.
+# Creates this thread's Python thread state, which it keeps until it ends; `with gil` finds and uses it. By itself `with
+# gil` would create one too, but another thread might fork in the middle of that: the interpreter's list of threads
+# would stay locked in the child. So a fork waits for us, by a long lock, because newer Pythons hold that list when they
+# fork, and creating a state waits for it.
 cdef PyThreadState* new_python_state() noexcept nogil:
     cdef PyThreadState* state
     lock_wait(&thread_pool.python_states)
@@ -278,7 +338,7 @@ cdef PyThreadState* new_python_state() noexcept nogil:
     return state
 
 
-# The queue's next item, waiting for one if need be; NULL when the worker is to end.
+# Returns the queue's next item, waiting for one if needed; NULL when the worker should end.
 cdef Work* next_item(Queue* queue) noexcept nogil:
     cdef Work* item
     cdef timespec deadline
@@ -305,7 +365,7 @@ cdef void complete_one(Queue* queue) noexcept nogil:
         pthread_cond_broadcast(&scheduler.idle)
 
 
-# The first one waits to be raised by whoever synchronizes; if somebody still can.
+# Keeps the first exception for a caller that synchronizes, if that can still happen.
 cdef void keep_exception(Queue* queue, PyObject* exception) noexcept nogil:
     cdef bint is_kept
     pthread_mutex_lock(&queue.scheduler.mutex)
@@ -370,7 +430,7 @@ cdef void leave() noexcept nogil:
     pthread_mutex_unlock(&thread_pool.mutex)
 
 
-# With a reference for the caller.
+# Returns it with a reference for the caller.
 cdef Scheduler* next_unfinished() noexcept nogil:
     cdef Scheduler* scheduler
     pthread_mutex_lock(&thread_pool.mutex)
@@ -384,7 +444,7 @@ cdef Scheduler* next_unfinished() noexcept nogil:
     return scheduler
 
 
-# Waits a while for all work; False if there still is some.
+# Waits a short time for all work; False if there is some left.
 cdef bint finish_and_close(Scheduler* scheduler) noexcept:
     cdef timespec deadline
     cdef bint is_idle
@@ -402,7 +462,7 @@ cdef bint finish_and_close(Scheduler* scheduler) noexcept:
     return is_idle
 
 
-# Waits a while for the workers to end, and joins them; False if there still are some.
+# Waits a short time for the workers to end, and joins them; False if some are left.
 cdef bint all_have_ended() noexcept:
     cdef timespec deadline
     cdef bint have_ended
@@ -419,7 +479,7 @@ cdef bint all_have_ended() noexcept:
 
 # Fork
 
-# What the parent's queues, captures and exceptions own is not given back: its Python objects cannot be let go here.
+# Leaks what the parent's queues, captures and exceptions own: its Python objects cannot be freed here.
 cdef void leave_parent(void* owner) noexcept nogil:
     cdef Scheduler* scheduler = <Scheduler*> owner
     cdef Queue* queue
@@ -441,6 +501,7 @@ cdef void queue_leave_parent(Queue* queue) noexcept nogil:
     queue.first = queue.last = NULL
     queue.completed = queue.submitted
     queue.waiting = 0
+    queue.awaits = NULL
     queue.running = False
     queue.exception = NULL
     queue.capture = NULL

@@ -14,25 +14,25 @@ __all__ = ["Backend"]
 
 _METHODS = [operation.python_name for operation in OPERATIONS if not operation.is_special]
 _ALIKE = 0.8
-"""From which likeness on a name counts as a slip of the pen: one letter too many, too few or swapped."""
+"""From this similarity on a name counts as misspelt: one letter too many, too few or swapped."""
 
 
 class Backend(Methods, PythonDevice):
-    """A device written in Python: subclass it, define what your device can do, give it to an `Allocator`.
+    """A device written in Python: subclass it, define what your device can do, and pass it to an `Allocator`.
 
-    `allocate` and `free` are enough. Every other method is optional; what the class defines when an object
-    is made is what the device can do. Methods that only make sense together are defined all or none; TypeError
-    says which one is missing, and a warning names a method that looks like a misspelt one of these. Setting one to
-    None in a subclass takes it away again.
+    `allocate` and `free` are enough. Every other method is optional; the methods that the class defines when an object
+    is created are what the device can do. Methods that only make sense together must be defined all or none; TypeError
+    says which one is missing, and a warning names a method that looks like a misspelt one of these. Setting a method to
+    None in a subclass removes it again.
 
-    How a method says no: MemoryError means that there is no room now (the allocator gives cached memory
-    back and asks again); StreamError or AddressError that a handle is not, or no longer, one of this
-    device's; UnsupportedError that it cannot do this; anything else that the device failed. The allocator's
-    user gets our error, chained to yours. A method that raises must have changed nothing.
+    How a method refuses: MemoryError means that there is no room now (the allocator releases cached memory and
+    retries); StreamError or AddressError that a handle is not, or no longer, valid on this device; UnsupportedError
+    that it cannot do this; anything else that the device failed. The allocator's user gets our error, chained to yours.
+    A method that raises must have changed nothing.
 
-    Methods are called from any thread, several at once, and while the allocator is locked: never call the
-    allocator that the device serves. Addresses and handles are ints from 1 to 2**64 - 1; sizes are bytes.
-    Stream 0 is the default stream. See docs/writing-a-backend.md.
+    Methods are called from any thread, several at once, and while the allocator is locked: never call the allocator
+    that the device serves. Addresses and handles are ints from 1 to 2**64 - 1; sizes are bytes. Stream 0 is the default
+    stream. See docs/writing-a-backend.md.
     """
 
     name: str  # the device's own, not the methods'
@@ -40,9 +40,12 @@ class Backend(Methods, PythonDevice):
     def __init__(
         self, *, name: str | None = None, family: str | None = None, index: int = 0, host: bool = False
     ) -> None:
-        """`name` is shown in messages, by default the name of the class; `family` is the kind of device, by default
-        "python" (memory that CUDA can use says "cuda"); `index` is the device's number in reports and snapshots;
-        `host` says that this process can read and write at the device's addresses."""
+        """Set up the device.
+
+        `name` is shown in messages, by default the name of the class; `family` is the kind of device, by default
+        "python" (memory that CUDA can use says "cuda"); `index` is the device's number in reports and snapshots; `host`
+        says that this process can read and write at the device's addresses.
+        """
         super().__init__(name=name, family=family, index=index, host=host)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -53,7 +56,7 @@ class Backend(Methods, PythonDevice):
 
 
 def _warn_of_misspelt_methods(cls: type[Backend], part: type) -> None:
-    """Of those that one of the classes which `cls` is made of defines."""
+    """Warn of misspelt methods that `part`, one of the base classes of `cls`, defines."""
     missing = [name for name in _METHODS if getattr(cls, name) is getattr(Methods, name)]
     for name, value in vars(part).items():
         if name.startswith("_") or not callable(value) or hasattr(Backend, name):

@@ -1,10 +1,10 @@
-"""A device written in Python: what its class defines is what its table has.
+"""A device written in Python: the methods of its class decide what its table has.
 
-    methods       the methods that there are, each of which says that the device lacks it
+    methods       all optional methods; each says that the device lacks it
     backend       the class that users derive from
-    device        the table, filled in by looking at the class
+    device        the table, filled in from the class
     trampolines   the functions in the table
-    results       what methods return and raise, as the engine takes it
+    results       what methods return and raise, checked and converted
 """
 
 from allotment._core.contract.raising cimport Failures

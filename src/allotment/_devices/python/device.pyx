@@ -1,5 +1,3 @@
-"""What a class written in Python offers, as a contract table."""
-
 from allotment._core.contract.raising cimport new_failures
 from allotment._core.contract.table cimport IS_HOST, DeviceTable, entry
 from allotment._core.contract.types cimport device_t

@@ -1,5 +1,3 @@
-"""What methods written in Python return and raise, as the engine takes it."""
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
@@ -100,7 +98,7 @@ cdef status_t failed(void* self, object error) noexcept:
         status = status_of(error)
         keep_failure(self, status, error)
     except BaseException:
-        pass        # nothing may escape, not even the failure to note a failure; the status itself stands
+        pass        # nothing may escape, not even a failure to store a failure; the status itself remains
     return status
 
 

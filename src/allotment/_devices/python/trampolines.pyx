@@ -1,7 +1,7 @@
 # written by `make generate` from _core/contract/operations.py: do not edit
 """The table of a device written in Python: each function takes the interpreter lock and calls a method.
 
-Each is: out-parameter = checked(method(arguments)), and whatever was raised as a status.
+Each is: out-parameter = checked(method(arguments)); an exception becomes a status.
 """
 
 from libc.stddef cimport size_t

@@ -1,5 +1,5 @@
 # cython: linetrace=False
-# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
+# A line tracer takes the interpreter lock, and code under a scheduler's mutex must never wait for that.
 """Tables of records behind handles."""
 
 from libc.stdlib cimport calloc, free
@@ -44,7 +44,7 @@ cdef void handles_recycle(Handles* handles, Handle* record) noexcept nogil:
 
 
 cdef inline void set_generation(Handle* record, uint64_t generation) noexcept nogil:
-    # 32 bits travel in the handle; the parity survives the wrap.
+    # The handle carries 32 bits; the parity survives the overflow.
     atomic_store(&record.generation, generation & <uint64_t> 0xFFFF_FFFF, RELEASE)
 
 
@@ -60,6 +60,6 @@ cdef Handle* next_record(Handles* handles) noexcept nogil:
             return NULL
     cdef Handle* record = <Handle*> record_at(handles, index)
     record.index = <uint32_t> index
-    # Published last: who reads the count finds the block.
+    # Published last: a thread that reads the count finds the block.
     atomic_store(&handles.count, index, RELEASE)
     return record

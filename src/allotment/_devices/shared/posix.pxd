@@ -1,4 +1,4 @@
-"""What the host device needs of the system and Cython's own headers do not declare."""
+"""System interfaces that the host device needs and Cython's own headers do not declare."""
 
 from libc.stdint cimport uint64_t
 from posix.time cimport timespec
@@ -57,7 +57,7 @@ cdef extern from *:
     int open_sealable_file "allotment_sealable_file"(const char* name) nogil
 
 cdef enum:
-    # From the system's interface; newer than the C libraries that wheels are built against.
+    # From the kernel interface; newer than the C libraries that wheels are built against.
     F_ADD_SEALS = 1033
     F_GET_SEALS = 1034
     F_SEAL_SEAL = 1

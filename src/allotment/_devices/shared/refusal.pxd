@@ -1,7 +1,7 @@
-"""Why the calling thread's last call was refused, in words: what `describe` of the contract gives.
+"""Text of why the calling thread's last call was refused: what `describe` of the contract returns.
 
-A function of the contract ends with one of these when it cannot do what it was asked. The text is kept per
-thread, so no thread reads another's reason and no lock is taken.
+A contract function ends with one of these when it refuses. The text is kept per thread, so no thread reads another's
+reason, and no lock is needed.
 """
 
 from libc.stddef cimport size_t
@@ -9,7 +9,7 @@ from libc.stdint cimport uint64_t
 
 from allotment._core.contract.table cimport status_t
 
-# Each keeps its text and returns `status`, or what the system's error number stands for.
+# Each stores its text and returns `status`, or the status for the system's error number.
 cdef status_t refuse(status_t status, const char* text) noexcept nogil
 cdef status_t refuse_number(status_t status, const char* format, uint64_t number) noexcept nogil
 cdef status_t refuse_system(const char* call, int error) noexcept nogil

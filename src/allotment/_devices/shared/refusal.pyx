@@ -1,5 +1,5 @@
 # cython: linetrace=False
-# A line tracer takes the interpreter lock, which is never waited for under a scheduler's mutex.
+# A line tracer takes the interpreter lock, and code under a scheduler's mutex must never wait for that.
 """The calling thread's last refusal."""
 
 from libc cimport errno

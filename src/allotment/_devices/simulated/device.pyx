@@ -1,10 +1,10 @@
-"""A device of addresses and capacity alone. Streams finish when told to.
+"""A device that has only addresses and capacity. Streams finish when told to.
 
-It keeps exact accounts (what is reserved, created, mapped and where) and refuses what a real driver would
-refuse, so a test that passes here has not been passed by an obliging stand-in. Addresses are never used
-twice. A script can answer instead: addresses, refusals and events of a recording.
+It keeps exact records (what is reserved, created, mapped and where) and refuses what a real driver would refuse, so a
+test that passes here was not helped by a permissive fake. Addresses are never used twice. A script can decide instead:
+addresses, refusals and events of a recording.
 
-Nothing here needs the interpreter lock unless there is a script.
+Without a script, nothing here needs the interpreter lock.
 """
 
 cimport cython
@@ -22,7 +22,7 @@ from allotment._core.tools.lock cimport lock_give, lock_is_mine, lock_wait
 from allotment._devices.simulated.memory cimport clear_memory, fill_memory
 from allotment._devices.simulated.pool cimport clear_pool, fill_pool
 from allotment._devices.simulated.simulation cimport (
-    Refusal, Simulation, SimStream, add_node, enter, leave, stream_at)
+    Refusal, Simulation, SimStream, add_node, enter, is_listed_index, leave, list_index, stream_at, unlist_index)
 from allotment._devices.simulated.streams cimport clear_streams, fill_streams
 
 from allotment._core.contract.operations import OPERATIONS
@@ -33,8 +33,9 @@ from allotment.errors import RequestError
 
 cdef status_t peer_enable(void* self, device_t other) noexcept nogil:
     cdef Simulation* device = <Simulation*> self
+    cdef bint is_known = is_listed_index(other)
     cdef status_t status = enter(device, PEER_ENABLE)
-    return status if status != OK else leave(device, OK)
+    return status if status != OK else leave(device, OK if is_known else INVALID)
 
 
 cdef size_t describe(void* self, char* text, size_t capacity) noexcept nogil:
@@ -52,17 +53,17 @@ cdef Refusal refusal_of(uint64_t times, uint64_t after, bint out_of_memory) noex
     return refusal
 
 
-@cython.no_gc_clear     # an allocator that is collected with the device gives its memory back to it
+@cython.no_gc_clear     # an allocator that is collected with the device returns its memory to it
 cdef class SimulatedDevice(Device):
     """SimulatedDevice(capacity, index=0, script=None)\n--\n
     Addresses and capacity, no memory. Streams finish when told to.
 
-    A stream has work only if `launch` gave it some; an event recorded behind unfinished work is not
-    ready until `finish`. Waiting (synchronize) finishes what it waits for.
+    A stream has work only if `launch` gave it some; an event recorded after unfinished work is not ready until
+    `finish`. Waiting (synchronize) finishes what it waits for.
 
-    `capacity` is the device's memory, in bytes or as "80GiB", `index` its number in reports, `script` what decides in
-    its place, for replaying recordings. Raises SettingsError for what is not a size, RequestError for a capacity of 0
-    or of 2**60 and above. Safe to use from several threads, except `finish` and the captures of one stream.
+    `capacity` is the device's memory, in bytes or as "80GiB", `index` its number in reports; a `script` decides in its
+    place, for replaying recordings. Raises SettingsError for an invalid size, RequestError for a capacity of 0 or of
+    2**60 and above. Safe to use from several threads, except `finish` and the captures of one stream.
     """
 
     def __cinit__(self, *args, **kwargs):
@@ -87,21 +88,25 @@ cdef class SimulatedDevice(Device):
         table.describe = describe
         if not (fill_memory(table, sim) and fill_streams(table, sim) and fill_pool(table, &sim.pool)):
             raise MemoryError("the host has no memory for the records of a simulated device")
+        list_index(table.device)
+        sim.is_listed = True
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, capacity: int | str, index: int = 0, script: Script | None = None):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read them, so that every object is complete
 
     def __dealloc__(self):
         cdef Simulation* sim = &self.simulation
         unguard_forks(&sim.fork_guard)
+        if sim.is_listed:
+            unlist_index(self.table.device)
         clear_memory(sim)
         clear_streams(sim)
         clear_pool(&sim.pool)
 
     @property
     def script(self) -> Script | None:
-        """What decides in the device's place, for replaying recordings; None: the device itself."""
+        """Script that decides in the device's place, for replaying recordings; None: the device itself."""
         return self.answerer
 
     @script.setter
@@ -116,17 +121,17 @@ cdef class SimulatedDevice(Device):
 
     @property
     def used(self) -> int:
-        """Bytes of segments and chunks that exist, and of what the pool holds."""
+        """Bytes of existing segments and chunks, and of the pool."""
         return self.simulation.used
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each operation of the contract was called, by its name."""
+        """Number of calls of each contract operation, by its name."""
         return {operation.name: self.simulation.called[<int> place] for place, operation in enumerate(OPERATIONS)
                 if entry(&self.table, place)[0] != NULL and not operation.is_special}
 
     def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Let calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, `after` others.
+        """Make calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, `after` others.
 
         They fail as out of memory, or with `out_of_memory=False` as a device error. Raises RequestError for an
         operation that this device does not have.
@@ -138,7 +143,7 @@ cdef class SimulatedDevice(Device):
         self.simulation.refusals[<int> place] = refusal_of(times, after, out_of_memory)
 
     def refuse_calls(self, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Let calls of any operation fail: `times` of them, `after` others; 0 times ends it."""
+        """Make calls of any operation fail: `times` of them, `after` others; 0 times ends it."""
         self.simulation.refusal = refusal_of(times, after, out_of_memory)
 
     def launch(self, stream_t stream) -> int:
@@ -160,7 +165,7 @@ cdef class SimulatedDevice(Device):
         return node
 
     def finish(self, stream: int | None = None) -> None:
-        """Let all work launched so far be done, on one stream or (None) on all."""
+        """Finish all work launched so far, on one stream or (None) on all."""
         cdef SimStream* which
         if stream is None:
             self.raise_unless(self.table.device_synchronize(&self.simulation), "device_synchronize")
@@ -170,17 +175,17 @@ cdef class SimulatedDevice(Device):
         which.finished = which.launched
 
     def create_stream(self) -> int:
-        """Handle of a new stream."""
+        """Create a stream and return its handle."""
         cdef stream_t stream = 0
         self.raise_unless(self.table.stream_create(&self.simulation, &stream), "stream_create")
         return stream
 
     def destroy_stream(self, stream_t stream) -> None:
-        """Give a stream up; its handle is refused from now on (DeviceError)."""
+        """Destroy a stream; later uses of its handle fail (DeviceError)."""
         self.raise_unless(self.table.stream_destroy(&self.simulation, stream), "stream_destroy")
 
     def wait(self, stream_t stream, stream_t on) -> None:
-        """Let later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
+        """Make later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
         cdef event_t event = 0
         self.raise_unless(self.table.event_create(&self.simulation, &event), "event_create")
         try:
@@ -201,14 +206,14 @@ cdef class SimulatedDevice(Device):
         return end_capture(self, stream)
 
     def break_capture(self, stream_t stream) -> None:
-        """Spoil the capture that the stream is in, as a forbidden call would. Raises RequestError if it is in none."""
+        """Invalidate the stream's capture, as a forbidden call would. Raises RequestError if it is in none."""
         cdef SimStream* which = stream_at(&self.simulation, stream)
         if which == NULL or which.capture == NULL:
             raise RequestError(f"stream {stream:#x} of {self.name} is not being captured")
         which.capture.broken = True
 
     def capture_of(self, stream_t stream) -> int:
-        """Id of the capture that the stream is in, 0 if none."""
+        """Return the id of the capture that the stream is in, 0 if none."""
         cdef capture_t capture = 0
         self.raise_unless(self.table.capture_status(&self.simulation, stream, &capture), "capture_status")
         return capture

@@ -1,4 +1,4 @@
-"""A simulated device's memory: exact accounts of what is reserved, created, mapped and where; nothing behind it."""
+"""A simulated device's memory: exact records of what is reserved, created, mapped and where; no real memory."""
 
 from allotment._core.contract.table cimport DeviceTable
 from allotment._devices.simulated.simulation cimport Simulation

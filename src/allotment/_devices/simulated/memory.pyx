@@ -1,5 +1,3 @@
-"""Segments, ranges, chunks and views of a simulated device."""
-
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
@@ -245,7 +243,7 @@ cdef status_t granularity(void* self, bytes_t* size) noexcept nogil:
 
 cdef status_t segment_export(void* self, address_t base, unsigned char* handle, size_t capacity,
                              size_t* length) noexcept nogil:
-    """Handles have the driver's form. There is nothing behind them but numbers: who imports one gets its address."""
+    """Handles have the driver's form, but hold only numbers: importing one returns its address."""
     cdef Simulation* device = <Simulation*> self
     cdef status_t status = enter(device, SEGMENT_EXPORT)
     if status != OK:
@@ -273,7 +271,7 @@ cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned cha
 
 
 cdef inline size_t length_of(share_t kind) noexcept nogil:
-    # What stands for a descriptor is none that a process could have: others import what has 64 bytes.
+    # The 4 bytes that stand for a descriptor are no real one: other processes can import only handles of 64 bytes.
     return 4 if kind == SHARE_DESCRIPTOR else 64
 
 
@@ -305,7 +303,7 @@ cdef status_t segment_close(void* self, address_t base) noexcept nogil:
 
 cdef status_t chunk_import(void* self, share_t kind, const unsigned char* handle, size_t length, bytes_t size,
                            chunk_t* chunk) noexcept nogil:
-    """Another process's chunk: it takes none of this device's capacity."""
+    """Import another process's chunk: it takes none of this device's capacity."""
     cdef Simulation* device = <Simulation*> self
     cdef status_t status = enter(device, CHUNK_IMPORT)
     cdef SimChunk* made

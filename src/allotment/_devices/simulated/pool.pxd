@@ -1,10 +1,10 @@
-"""A simulated device's own stream-ordered pool: exact accounts, no memory.
+"""A simulated device's own stream-ordered pool: exact records, no memory.
 
-A piece is kept for requests of its own size once it is free. Its free takes effect, and the piece counts as in
-use no longer, when the stream it was freed on has come so far: has finished what it was given before, and what it
-was told to wait for. Until then only that stream may have it again. A full device takes idle pieces back by itself.
+A free piece is kept for requests of its own size. Its free takes effect, and the piece no longer counts as in use, when
+the stream it was freed on has reached the free: has finished the work submitted before, and what it waits for. Until
+then only that stream may reuse it. A full device releases idle pieces by itself.
 
-In a capture a request is a node and an address; its memory is the graph's, which has none here, so it takes no
+In a capture a request is a node and an address. Its memory belongs to the graph, which has none here, so it takes no
 capacity and is in no figure.
 """
 

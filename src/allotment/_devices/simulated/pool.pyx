@@ -1,5 +1,3 @@
-"""Requests and frees in stream order, and what they come to."""
-
 from libc.stddef cimport size_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
@@ -10,7 +8,8 @@ from allotment._core.contract.table cimport (
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.tools.pointer_map cimport map_clear, map_init, map_get, map_pop, map_put, map_reserve
 from allotment._devices.simulated.simulation cimport (
-    SimMoment, SimPiece, SimPool, Simulation, SimStream, add_node, enter, enter_on, has_come, leave, take_addresses)
+    SimMoment, SimPiece, SimPool, Simulation, SimStream, add_node, enter, enter_on, has_come, is_listed_index, leave,
+    take_addresses)
 
 cdef enum:
     ALIGNMENT = 512
@@ -52,7 +51,7 @@ cdef SimPiece* unlink(SimPiece** link) noexcept nogil:
 
 
 cdef bint note_free(SimPiece* piece, SimStream* stream) noexcept nogil:
-    """When the free takes effect: after the stream's work so far, and all that it waits for."""
+    """Store when the free takes effect: after the stream's work so far, and everything that it waits for."""
     cdef size_t count = stream.awaited_count + 1
     cdef SimMoment* moments = <SimMoment*> malloc(count * sizeof(SimMoment))
     if moments == NULL:
@@ -78,7 +77,7 @@ cdef bint takes_effect(const SimPiece* piece) noexcept nogil:
 
 
 cdef void settle(SimPool* pool) noexcept nogil:
-    """Let every free take effect whose time has come."""
+    """Apply every free that is due."""
     cdef SimPiece* piece = pool.free_pieces
     while piece != NULL:
         if not piece.idle and takes_effect(piece):
@@ -88,7 +87,7 @@ cdef void settle(SimPool* pool) noexcept nogil:
 
 
 cdef void release_idle(Simulation* device, bytes_t keep) noexcept nogil:
-    """Back to the device, until the pool holds at most `keep` bytes."""
+    """Release idle pieces to the device, until the pool holds at most `keep` bytes."""
     cdef SimPiece** link = &device.pool.free_pieces
     cdef SimPiece* piece
     while link[0] != NULL and device.pool.reserved > keep:
@@ -111,7 +110,7 @@ cdef SimPiece* find_free(SimPool* pool, bytes_t size, SimStream* stream) noexcep
 
 
 cdef SimPiece* new_piece(Simulation* device, bytes_t size) noexcept nogil:
-    """NULL if the device, or this process, has no memory for it."""
+    """Return NULL if the device, or this process, has no memory for it."""
     cdef SimPool* pool = &device.pool
     cdef bytes_t room = device.capacity - device.used
     cdef SimPiece* piece
@@ -161,7 +160,7 @@ cdef status_t ordered_allocate(void* self, bytes_t size, stream_t handle, addres
 
 cdef status_t allocate_in_graph(Simulation* device, bytes_t size, SimStream* stream,
                                 address_t* address) noexcept nogil:
-    """pre: inside, a place among the pieces is reserved"""
+    """pre: inside, a slot for the piece is reserved"""
     cdef SimPiece* piece
     if stream.capture.broken:
         return DEVICE_ERROR
@@ -200,7 +199,7 @@ cdef status_t ordered_free(void* self, address_t address, stream_t handle) noexc
 
 
 cdef status_t free_of_graph(Simulation* device, SimPiece* piece, SimStream* stream) noexcept nogil:
-    """A free inside a capture, or of what was allocated inside one."""
+    """Free inside a capture, or free what was allocated inside one."""
     if stream.capture != NULL:
         if stream.capture.broken:
             return DEVICE_ERROR
@@ -249,7 +248,8 @@ cdef status_t ordered_reset_high(void* self) noexcept nogil:
 
 
 cdef status_t ordered_access(void* self, device_t peer) noexcept nogil:
-    """There is nothing to touch: any device may."""
+    """Any existing device may have access, since there is no memory."""
     cdef Simulation* device = <Simulation*> self
+    cdef bint is_known = is_listed_index(peer)
     cdef status_t status = enter(device, ORDERED_ACCESS)
-    return status if status != OK else leave(device, OK)
+    return status if status != OK else leave(device, OK if is_known else INVALID)

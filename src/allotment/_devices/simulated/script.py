@@ -1,25 +1,32 @@
-"""Who decides in a simulated device's place."""
+"""Decisions that replace a simulated device's own."""
 
+from abc import abstractmethod
 from typing import Protocol
 
 
 class Script(Protocol):
-    """Decides what a device decides and an allocator cannot: for replaying recordings.
+    """Makes the decisions that a device makes and an allocator cannot: for replaying recordings.
 
-    Each method is optional; a missing one means the device decides by itself.
+    If an object used as a script lacks a method, the device decides itself. A class that derives from this one must
+    define all of them: an inherited method without a body would return None, which refuses.
     """
 
+    @abstractmethod
     def segment(self, size: int, stream: int) -> int | None:
-        """Address of a new plain segment; None refuses it as out of memory."""
+        """Return the address of a new plain segment; None refuses it as out of memory."""
 
+    @abstractmethod
     def reserve(self, size: int, stream: int) -> int | None:
-        """Base of a new reserved range; None refuses."""
+        """Return the base of a new reserved range; None refuses."""
 
+    @abstractmethod
     def create(self, size: int) -> bool:
-        """Whether a physical chunk of this size can be had."""
+        """Return whether a physical chunk of this size is available."""
 
+    @abstractmethod
     def event_finished(self, event: int) -> bool:
-        """Whether an event that is being queried has finished (waiting always succeeds)."""
+        """Return whether a queried event has finished (waiting always succeeds)."""
 
+    @abstractmethod
     def free_memory(self) -> int:
-        """What the device reports as free."""
+        """Return the number of bytes that the device reports as free."""

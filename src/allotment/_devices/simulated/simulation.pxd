@@ -1,4 +1,4 @@
-"""A simulated device's own records, and what all of its operations do with them.
+"""A simulated device's records, and what all of its operations share.
 
     simulation    the records; entering and leaving, the script, streams, nodes of a graph
     memory        segments, ranges, chunks and views
@@ -11,7 +11,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.table cimport OPERATION_COUNT, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, capture_t, node_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, capture_t, device_t, node_t, stream_t
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._core.tools.lock cimport Lock, lock_give
 from allotment._core.tools.pointer_map cimport PointerMap
@@ -24,7 +24,7 @@ cdef struct Refusal:
 cdef struct SimChunk:
     bytes_t size
     uint64_t views
-    bint released           # memory goes back once it is mapped nowhere
+    bint released           # memory is freed once it is mapped nowhere
     bint imported           # of another device, whose memory it is
 
 cdef struct NodeSet:
@@ -33,10 +33,10 @@ cdef struct NodeSet:
 
 cdef struct SimStream:
     uint64_t launched       # units of work so far
-    uint64_t finished       # of those
+    uint64_t finished       # how many of those
     SimCapture* capture
-    NodeSet terminals       # while captured: what the next unit of work comes after
-    SimMoment* awaited      # what its work from now on comes after, apart from its own earlier work
+    NodeSet terminals       # while captured: predecessors of the next unit of work
+    SimMoment* awaited      # predecessors of its later work, besides its own earlier work
     size_t awaited_count, awaited_room
     SimStream* older        # the stream made before it
     stream_t handle
@@ -50,23 +50,23 @@ cdef struct SimCapture:
     capture_t id
     uint64_t origin         # stream handle
     bint broken
-    NodeSet made            # its nodes, which go with it
+    NodeSet made            # its nodes, deleted with it
     SimCapture* next
 
 cdef struct SimEvent:
     SimStream* stream       # NULL: never recorded, so finished
     uint64_t tick           # finished when the stream has finished this much
-    SimCapture* capture     # recorded inside a capture: these nodes come before who waits for it
+    SimCapture* capture     # recorded inside a capture: these nodes come before a stream that waits for it
     NodeSet nodes
 
-cdef struct SimPiece:       # memory of the pool, handed out or free again; or, with a capture, of a graph
+cdef struct SimPiece:       # memory of the pool, allocated or free; or, with a capture, of a graph
     address_t address
     bytes_t size
     capture_t capture
     SimStream* freed_on
-    SimMoment* freed_after  # when the free takes effect: all of these
+    SimMoment* freed_after  # the free takes effect after all of these
     size_t freed_after_count
-    bint idle               # it has
+    bint idle               # the free has taken effect
     SimPiece* next          # among the free ones, the last freed first
 
 cdef struct SimPool:
@@ -85,24 +85,25 @@ cdef struct Simulation:
     PointerMap ranges           # base -> size
     PointerMap chunks           # handle -> SimChunk
     PointerMap mappings         # address -> SimChunk
-    PointerMap imported         # base -> the device, of other processes' segments
+    PointerMap imported         # base -> the device, for other processes' segments
     PointerMap streams          # handle + 1 -> SimStream
-    SimStream* newest_stream    # of all that ever were: events refer to destroyed ones
-    SimStream* unused_streams   # destroyed, to be given out again, as a driver does with its handles
-    SimCapture* first_capture   # of those under way
+    SimStream* newest_stream    # of all that ever existed: events refer to destroyed ones
+    SimStream* unused_streams   # destroyed, to be reused, as a driver does with its handles
+    SimCapture* first_capture   # of the current ones
     PointerMap events           # handle -> SimEvent
     PointerMap nodes            # node -> NodeSet of predecessors
-    PointerMap graphs           # handle -> the device, for those that exist
+    PointerMap graphs           # handle -> the device, for existing graphs
     SimPool pool
     uint64_t called[OPERATION_COUNT]
     Refusal refusals[OPERATION_COUNT]
-    Refusal refusal             # of whatever operation
+    Refusal refusal             # of any operation
+    bint is_listed              # its index is one that a peer can have
 
 
-# Takes the lock and counts the call; a refusal that is due has given the lock back.
+# Takes the lock and counts the call; if a refusal is due, releases the lock again.
 cdef status_t enter(Simulation* device, int operation) noexcept nogil
 
-# The same for an operation on a stream, which is looked up; INVALID, with the lock given back, if it is destroyed.
+# The same for an operation on a stream, which it looks up; INVALID, with the lock released, if it is destroyed.
 cdef status_t enter_on(Simulation* device, int operation, stream_t handle, SimStream** stream) noexcept nogil
 
 
@@ -120,25 +121,30 @@ cdef inline bint has_come(const SimMoment* moment) noexcept nogil:
     return moment.stream.finished >= moment.tick
 
 
-# Ask the script. NOT_READY if it leaves this to the device, OUT_OF_MEMORY if it says None or False. pre: inside
+# Asks the script. NOT_READY if it leaves this to the device, OUT_OF_MEMORY if it returns None or False. pre: inside
 cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t* answer) noexcept with gil
 
 
 cdef enum:
     PAGE = 2097152
 
-# Addresses that were never given before.
+# Returns addresses that were never used before.
 cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil
 
-# A stream by its handle, NULL if it is destroyed. Numbers are trusted: an unknown one is a stream from now on.
+# A stream by its handle, NULL if it is destroyed. Numbers are trusted: an unknown one becomes a stream.
 cdef SimStream* stream_at(Simulation* device, stream_t handle) noexcept nogil
 
-# Stands in the map for every stream that is no more.
+# Stands in the map for every destroyed stream.
 cdef SimStream* destroyed() noexcept nogil
 
-# One more unit of work in the capture that a stream is in; 0 if there is no memory for it.
+# Adds a unit of work to the capture that a stream is in; 0 if there is no memory for it.
 cdef node_t add_node(Simulation* device, SimStream* stream) noexcept nogil
 
-# Adds those that are not there yet; False if there is no memory for them.
+# Adds the missing ones; False if there is no memory for them.
 cdef bint set_add(NodeSet* set, const node_t* nodes, size_t count) noexcept nogil
 cdef void set_clear(NodeSet* set) noexcept nogil
+
+# Indices of the existing simulated devices; they can get access to each other's memory.
+cdef int list_index(device_t index) except -1
+cdef int unlist_index(device_t index) except -1
+cdef bint is_listed_index(device_t index) noexcept with gil

@@ -1,5 +1,3 @@
-"""What the operations of a simulated device have in common."""
-
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
@@ -7,7 +5,7 @@ from libc.string cimport memset
 
 from allotment._core.contract.raising cimport keep_failure
 from allotment._core.contract.table cimport DEVICE_ERROR, INVALID, NOT_READY, OK, OUT_OF_MEMORY, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, node_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, device_t, node_t, stream_t
 from allotment._core.tools.arrays cimport make_room_for
 from allotment._core.tools.lock cimport lock_is_mine, lock_try, lock_wait_outside
 from allotment._core.tools.pointer_map cimport map_get, map_put, map_reserve
@@ -18,7 +16,7 @@ import sys
 cdef status_t enter(Simulation* device, int operation) noexcept nogil:
     if not lock_try(&device.lock):
         if lock_is_mine(&device.lock):
-            return DEVICE_ERROR     # a finalizer or a script on the way of a fork, or of a call of this device
+            return DEVICE_ERROR     # a finalizer or a script called during a fork, or during a call of this device
         lock_wait_outside(&device.lock)
     device.called[operation] += 1
     if is_due(&device.refusal):
@@ -122,3 +120,22 @@ cdef node_t add_node(Simulation* device, SimStream* stream) noexcept nogil:
     made.count += 1
     set_add(&stream.terminals, &node, 1)
     return node
+
+
+cdef dict indices = {}      # index -> number of living devices that have it
+
+
+cdef int list_index(device_t index) except -1:
+    indices[index] = indices.get(index, 0) + 1
+    return 0
+
+
+cdef int unlist_index(device_t index) except -1:
+    indices[index] -= 1
+    if indices[index] == 0:
+        del indices[index]
+    return 0
+
+
+cdef bint is_listed_index(device_t index) noexcept with gil:
+    return index in indices

@@ -1,8 +1,8 @@
 """A simulated device's streams, events and captures.
 
-A stream counts the units of work that it was given and those that are finished; it finishes when told to. An event is
-such a count of one stream. While a stream is captured its work becomes nodes of a graph instead, each with those
-that it comes after.
+A stream counts the units of work that were submitted and those that are finished; it finishes when told to. An event is
+such a count of one stream. While a stream is captured its work becomes nodes of a graph instead, each with its
+predecessors.
 """
 
 from allotment._core.contract.table cimport DeviceTable

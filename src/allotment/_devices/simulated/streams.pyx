@@ -1,5 +1,3 @@
-"""Streams, events and captures of a simulated device."""
-
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
@@ -94,8 +92,8 @@ cdef status_t stream_destroy(void* self, stream_t handle) noexcept nogil:
     cdef status_t status = enter_on(device, STREAM_DESTROY, handle, &stream)
     if status != OK:
         return status
-    # A destroyed stream's work goes on to its end. Events that refer to the record are done then, and stay so: who
-    # gets it next counts on from here.
+    # A destroyed stream's work goes on to its end. Events that refer to the record are done then, and stay so: its next
+    # user counts on from here.
     stream.finished = stream.launched
     map_put(&device.streams, handle + 1, destroyed())
     if stream.capture == NULL:
@@ -188,7 +186,7 @@ cdef status_t event_record(void* self, event_t handle, stream_t on) noexcept nog
     if stream == NULL:
         if map_get(&device.streams, on + 1) == NULL:
             return leave(device, OUT_OF_MEMORY)
-        event.stream = NULL     # all that a destroyed stream had to do is done
+        event.stream = NULL     # all work of a destroyed stream is done
         event.capture = NULL
         return leave(device, OK)
     event.stream = stream
@@ -239,7 +237,7 @@ cdef status_t event_synchronize(void* self, event_t handle) noexcept nogil:
 
 
 cdef void note_awaited(SimStream* stream, SimStream* other, uint64_t tick) noexcept nogil:
-    """Of each stream the latest moment alone: streams that wait for each other would add up without end."""
+    """Keep only the latest moment of each stream: with mutual waits the list would grow without bound."""
     cdef size_t i
     for i in range(stream.awaited_count):
         if stream.awaited[i].stream == other:
@@ -251,7 +249,7 @@ cdef void note_awaited(SimStream* stream, SimStream* other, uint64_t tick) noexc
 
 
 cdef bint await_moment(SimStream* stream, SimStream* other, uint64_t tick) noexcept nogil:
-    """The stream's later work comes after the other's, and after all that the other has to wait for."""
+    """Order the stream's later work after the other's, and after everything that the other waits for."""
     cdef size_t most = stream.awaited_count + other.awaited_count + 1
     cdef size_t i
     if not make_room_for(<void**> &stream.awaited, &stream.awaited_room, most, sizeof(SimMoment)):
@@ -264,8 +262,8 @@ cdef bint await_moment(SimStream* stream, SimStream* other, uint64_t tick) noexc
 
 
 cdef status_t stream_wait(void* self, stream_t handle, event_t on) noexcept nogil:
-    """Inside a capture this joins the stream to it. Outside, frees in the pool respect it; when the stream's own
-    work is done is left to who finishes it."""
+    """Inside a capture, join the stream to it. Outside, frees in the pool respect the wait; when the stream's own
+    work is done depends only on `finish`."""
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* stream = NULL
     cdef status_t status = enter_on(device, STREAM_WAIT, handle, &stream)
@@ -326,7 +324,7 @@ cdef void forget_capture(Simulation* device, SimCapture* capture) noexcept nogil
 
 
 cdef bint comes_before(Simulation* device, NodeSet* later, node_t node) noexcept nogil:
-    """Whether `node` is one of `later`, or anything one of them waited for."""
+    """Whether `node` is one of `later`, or a direct or indirect predecessor of one."""
     cdef NodeSet seen
     cdef NodeSet* before
     cdef size_t next_one = 0
@@ -345,7 +343,7 @@ cdef bint comes_before(Simulation* device, NodeSet* later, node_t node) noexcept
 
 
 cdef status_t capture_end(void* self, stream_t handle, graph_t* graph) noexcept nogil:
-    """Ends the capture also where it fails: broken, or a stream that joined has work that was not waited for."""
+    """End the capture, also on failure: it is broken, or a stream that joined has work that was not waited for."""
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* origin = NULL
     cdef status_t status = enter_on(device, CAPTURE_END, handle, &origin)
@@ -423,7 +421,7 @@ cdef status_t capture_relaxed(void* self, bint relaxed) noexcept nogil:
 
 
 cdef status_t graph_launch(void* self, graph_t graph, stream_t handle) noexcept nogil:
-    """A graph is a unit of work, whatever is in it."""
+    """Submit a graph as one unit of work, whatever it contains."""
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* stream = NULL
     cdef status_t status = enter_on(device, GRAPH_LAUNCH, handle, &stream)
@@ -450,7 +448,7 @@ cdef status_t graph_destroy(void* self, graph_t graph) noexcept nogil:
 
 cdef status_t copy(void* self, address_t destination, address_t source, bytes_t size, device_t destination_device,
                    device_t source_device, stream_t stream) noexcept nogil:
-    """There is no content: a copy is a unit of work."""
+    """Submit a unit of work; there is no content to copy."""
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* on = NULL
     cdef status_t status = enter_on(device, COPY, stream, &on)

@@ -17,10 +17,11 @@ class App {
     this.by = "";
     this.axis = "event";
     this.query = "";
-    this.lit = -1;
+    this.lit = null;
     this.frames = 0;
     this._picked = null;
     this._panel = new Panel(this);
+    this._summary = new Summary(this);
     this._element = (name) => document.getElementById(name);
   }
 
@@ -30,7 +31,7 @@ class App {
     const first = this.overviews[0];
     this.by = Object.keys(first.groupings)[0];
     const refused = first.marks.find(([, kind]) => kind === "oom");
-    this.moment = refused ? refused[0] : first.peak_reserved.moment;
+    this.moment = first.opens_at ?? (refused ? refused[0] : first.peak_reserved.moment);
     this._listen();
     this._show(this.overviews.slice(0, 2).map((_, number) => number));
   }
@@ -41,12 +42,28 @@ class App {
     this.views = numbers.map((number) => new RunView(this, number, this.overviews[number]));
     this.momentOf = this.views[0];
     this._pick(null);
-    this._element("runs").className = numbers.length > 1 ? "compared" : "";
+    this._arrange();
     fill(this._element("runs"), ...this.views.map((view) => view.element));
     this.views.forEach((view, place) => { view.start(); view.setTitle(place ? this.views[0] : null); });
     this._fillControls();
     this.views.forEach((view) => { view.askSeries(); view.askMoment(); });
     if (this.query) this.find(this.query);
+  }
+
+  /** Narrow windows show everything one below the other, and scroll; two runs need more width than one. */
+  _arrange() {
+    const {classList} = document.body, width = innerWidth / unit();
+    classList.toggle("compared", this.views.length > 1);
+    classList.toggle("flowing", width <= (this.views.length > 1 ? 1180 : 760));
+    classList.toggle("stacked", width <= 760);
+  }
+
+  bandColor(overview, by, band) {
+    if (this._colorsOf !== `${by} ${this.overviews.length}`) {
+      this._colorsOf = `${by} ${this.overviews.length}`;
+      this._colors = bandColors(this.overviews, by);
+    }
+    return this._colors.get(overview.groupings[by][band]) || REST_COLOR;
   }
 
   /** One scale for all maps. */
@@ -77,7 +94,7 @@ class App {
     document.title = `${overview.name} · allotment view`;
   }
 
-  runName(run) { return run.name === this.overviews[0].name ? run.label : `${run.name}, ${run.label}`; }
+  runName(run) { return this.overviews.every((each) => each.name === run.name) ? run.label : `${run.name}, ${run.label}`; }
 
   async compare(value) {
     const first = this.views[0].number;
@@ -130,8 +147,15 @@ class App {
   _showMomentInWindow() {
     const view = this.momentOf;
     if (this.axis === "time") return;
-    const at = this.moment / view.extent, [low, high] = this.window;
+    // Moments and entries advance nearly alike; what counts here is that the moment comes into sight.
+    const at = this.moment / Math.max(view.overview.last, 1), [low, high] = this.window;
     if (at < low || at > high) this.setWindow(at - (high - low) / 2, at + (high - low) / 2);
+  }
+
+  /** Where the moment is between the edges of what is shown; the middle if it is not. */
+  get _momentInWindow() {
+    const at = this.momentOf._momentFraction, [low, high] = this.window;
+    return at === null || at < low || at > high ? 0.5 : (at - low) / (high - low);
   }
 
   _stepTo(moment) {
@@ -159,6 +183,13 @@ class App {
     return block;
   }
 
+  async _pickNext(view, step) {
+    this.pick(view, view.neighbour(step));
+    if (!this._picked) return;
+    const block = await this._describePicked();
+    if (block.size !== undefined) view.reveal(block.place, block.size);
+  }
+
   async goTo(view, found) {
     const isThere = found.begin <= view.wantedMoment && view.wantedMoment < found.end;
     if (!isThere) this._stepTo(found.begin);
@@ -179,13 +210,18 @@ class App {
     this.views.forEach((view) => { view.askSeries(); view.askMoment(); });
   }
 
-  light(band) {
-    if (this.lit === band) return;
-    this.lit = band;
+  light(name) {
+    if (this.lit === name) return;
+    this.lit = name;
     this.views.forEach((view) => view.series && view._show(view.series));
   }
 
-  drawPanel() { this._panel.draw(this.views); }
+  drawPanel() {
+    this._panel.draw(this.views);
+    // Keys that are held down come too fast to be read aloud.
+    clearTimeout(this._sayTimer);
+    this._sayTimer = setTimeout(() => { this._element("said").textContent = this.momentOf.said; }, 300);
+  }
 
   /** Something was drawn: what waits for the first picture can look at this. */
   drawn() {
@@ -209,6 +245,7 @@ class App {
 
   notice(text) {
     const notice = this._element("notice");
+    (document.querySelector("dialog[open]") || document.body).append(notice); // nothing is seen above an open dialog
     notice.hidden = !text;
     notice.textContent = text || "";
     clearTimeout(this._noticeTimer);
@@ -227,7 +264,7 @@ class App {
 
   setBy(by) {
     this.by = by;
-    this.lit = -1;
+    this.lit = null;
     this._element("by").value = by;
     this.views.forEach((view) => { view.whole = null; view.askSeries(); view.askMoment(); });
     this.setWindow(0, 1);
@@ -246,18 +283,21 @@ class App {
     this._element("compare").addEventListener("change", (event) => this.compare(event.target.value));
     this._element("theme").addEventListener("click", () => this.toggleTheme());
     this._element("help").addEventListener("click", () => this._element("keys").showModal());
+    this._element("share").addEventListener("click", () => this._summary.open());
     this._element("keys").querySelector("button").addEventListener("click", () => this._element("keys").close());
     this._element("search-form").addEventListener("submit", (event) => { event.preventDefault(); this.find(this._element("search").value); this._element("search").blur(); });
     this._element("search").addEventListener("input", (event) => { if (!event.target.value) this.find(""); });
-    addEventListener("resize", () => { this.views.forEach((view) => { view.resize(); view.askSeries(); view.askMoment(); }); });
+    addEventListener("resize", () => { this._arrange(); this.views.forEach((view) => { view.resize(); view.askSeries(); view.askMoment(); }); });
     addEventListener("keydown", (event) => this._key(event));
   }
 
   _key(event) {
     if (event.target.matches("input, select") || event.ctrlKey || event.metaKey || event.altKey) {
-      if (event.key === "Escape" && event.target.matches("input")) { event.target.value = ""; event.target.blur(); this.find(""); }
+      if (event.key === "Escape" && event.target.matches("input")) { event.target.value = ""; this.find(""); }
+      if (event.key === "Escape" && event.target.matches("input, select")) event.target.blur();
       return;
     }
+    if (document.querySelector("dialog[open]")) return;
     const view = this.momentOf, {last} = view.overview, span = this.window[1] - this.window[0];
     const step = event.shiftKey ? Math.max(1, Math.round((last * span) / 100)) : 1;
     const next = (list) => list.find(([moment]) => moment > this.moment) || list[0];
@@ -269,9 +309,11 @@ class App {
       p: () => this._stepTo(view.overview.peak_reserved.moment),
       P: () => this._stepTo(view.overview.peak_live.moment),
       o: () => { const mark = next(view.overview.marks.filter(([, kind]) => kind === "oom")); if (mark) this._stepTo(mark[0]); else this.notice("No request ran out of memory."); },
-      "+": () => this.zoom(0.5, 0.6), "=": () => this.zoom(0.5, 0.6), "-": () => this.zoom(0.5, 1 / 0.6), "0": () => this.setWindow(0, 1),
+      "+": () => this.zoom(this._momentInWindow, 0.6), "=": () => this.zoom(this._momentInWindow, 0.6), "-": () => this.zoom(this._momentInWindow, 1 / 0.6), "0": () => this.setWindow(0, 1),
+      "]": () => this.views.forEach((each) => each.zoomMap(0.6)), "[": () => this.views.forEach((each) => each.zoomMap(1 / 0.6)),
       "/": () => { this._element("search").focus(); this._element("search").select(); },
-      n: () => this.pick(view, view.neighbour(1)), N: () => this.pick(view, view.neighbour(-1)),
+      n: () => this._pickNext(view, 1), N: () => this._pickNext(view, -1),
+      s: () => this._summary.open(),
       g: () => { const all = Object.keys(this.views[0].overview.groupings); this.setBy(all[(all.indexOf(this.by) + 1) % all.length]); },
       x: () => { if (!this._element("axis").parentElement.hidden) this.setAxis(this.axis === "time" ? "event" : "time"); },
       c: () => this._element("compare").focus(),

@@ -39,7 +39,7 @@ class StackChart {
     this._top = Math.max(top, 1);
     this._isTime = isTime;
     this.starts = starts;
-    const looks = [...layers.map((layer) => layer.color + (layer.dim ? "!" : "")), ...lines.map((line) => line.color + line.fill), isTime].join();
+    const looks = [...layers.map((layer) => layer.color + (layer.dim ? "!" : "")), ...lines.map((line) => line.color + line.fill), isTime, unit()].join();
     const data = [starts, ...sums.reverse(), ...lines.map((line) => stretched(line.values))];
     if (this._plot && this._looks === looks) {
       this._plot.setData(data, false);
@@ -60,16 +60,16 @@ class StackChart {
   _options(series) {
     const axis = {
       stroke: () => themed("muted"), grid: {stroke: () => themed("grid"), width: 1}, ticks: {show: false},
-      font: "11px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif",
+      font: canvasFont(),
     };
     return {
       width: Math.max(this._body.clientWidth, 50), height: Math.max(this._body.clientHeight, 40), series,
-      legend: {show: false}, padding: [8, 14, 0, 0],
+      legend: {show: false}, padding: [8, rightEdge(), 0, 0],
       cursor: {y: false, points: {show: false}, drag: {x: true, y: false, setScale: false}, sync: {key: "time", setSeries: false, scales: ["x", null]}},
       scales: {x: {time: false, range: () => this._window}, y: {range: () => [0, this._top * 1.06]}},
       axes: [
-        {...axis, size: 24, gap: 3, space: 90, values: (_, splits) => splits.map((value) => (this._isTime ? duration(value) : count(value)))},
-        {...axis, size: 74, gap: 6, space: 26, incrs: BINARY_STEPS, values: (_, splits) => splits.map((value) => bytesOnAxis(value, splits[1] - splits[0]))},
+        {...axis, size: Math.round(24 * unit()), gap: 3, space: Math.round(90 * unit()), values: (_, splits) => splits.map((value) => (this._isTime ? duration(value) : count(value)))},
+        {...axis, size: gutter(), gap: 6, space: Math.round(26 * unit()), incrs: BINARY_STEPS, values: (_, splits) => splits.map((value) => bytesOnAxis(value, splits[1] - splits[0]))},
       ],
       hooks: {
         draw: [(plot) => this._drawOver(plot)],
@@ -131,6 +131,14 @@ class StackChart {
   }
 
   setMarks(marks) { this._marks = marks; }
+
+  label(text) {
+    this._body.setAttribute("role", "img");
+    this._body.setAttribute("aria-label", text);
+  }
+
+  /** What is drawn, for a picture of it. */
+  get canvas() { return this._plot && this._plot.ctx.canvas; }
 
   resize() {
     if (this._plot) this._plot.setSize({width: Math.max(this._body.clientWidth, 50), height: Math.max(this._body.clientHeight, 40)});

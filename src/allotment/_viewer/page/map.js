@@ -2,7 +2,7 @@
 // All addresses that ever had memory, in rows like a text: an area is as many bytes anywhere on it, and a place stays where
 // it is while time goes on.
 
-const GUTTER = 74, ROW_GAP = 4, LEAST_ROW = 9, MOST_ROW = 26;
+const ROW_GAP = 4, MOST_ROW = 26;
 
 class AddressMap {
   /** `onPick(life)`, `onHover(piece or null, event)`, `onWindow(start, end)` */
@@ -28,11 +28,11 @@ class AddressMap {
 
   get rows() {
     const height = this._body.clientHeight - 10;
-    return Math.max(4, Math.min(40, Math.floor(height / (height > 300 ? 19 : 15))));
+    return Math.max(4, Math.min(40, Math.floor(height / ((height > 300 ? 19 : 15) * unit()))));
   }
 
   /** How many pieces can be told apart. */
-  get cells() { return Math.max(1, Math.floor((this._body.clientWidth - GUTTER - 14) * this.rows)); }
+  get cells() { return Math.max(1, Math.floor((this._body.clientWidth - gutter() - rightEdge()) * this.rows)); }
 
   setPieces(pieces, colors, searching) {
     this._pieces = pieces;
@@ -49,10 +49,10 @@ class AddressMap {
   label(text) { this._canvas.setAttribute("aria-label", text); }
 
   get _geometry() {
-    const width = this._body.clientWidth - GUTTER - 14, rows = this.rows, height = this._body.clientHeight - 10;
-    const pitch = Math.min(height / rows, MOST_ROW + ROW_GAP);
+    const left = gutter(), width = this._body.clientWidth - left - rightEdge(), rows = this.rows, height = this._body.clientHeight - 10;
+    const pitch = Math.min(height / rows, MOST_ROW * unit() + ROW_GAP);
     const perRow = (this.window[1] - this.window[0]) / rows;
-    return {width, rows, pitch, bar: Math.max(pitch - ROW_GAP, 3), perRow, scale: width / perRow};
+    return {left, width, rows, pitch, bar: Math.max(pitch - ROW_GAP, 3), perRow, scale: width / perRow};
   }
 
   draw() {
@@ -90,13 +90,13 @@ class AddressMap {
   }
 
   _drawGutter(context, geometry) {
-    context.font = "11px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif";
+    context.font = canvasFont();
     context.textAlign = "right";
     context.textBaseline = "middle";
-    context.fillStyle = themed("faint");
-    const every = Math.ceil(24 / geometry.pitch);
+    context.fillStyle = themed("muted");
+    const every = Math.ceil((24 * unit()) / geometry.pitch);
     for (let row = 0; row < geometry.rows; row += every) {
-      context.fillText(bytes(Math.round(this.window[0] + row * geometry.perRow)), GUTTER - 10, 5 + row * geometry.pitch + geometry.bar / 2);
+      context.fillText(bytes(Math.round(this.window[0] + row * geometry.perRow)), geometry.left - 10, 5 + row * geometry.pitch + geometry.bar / 2);
     }
   }
 
@@ -114,7 +114,7 @@ class AddressMap {
     while (start < end) {
       const row = Math.min(Math.floor(start / geometry.perRow + 1e-9), geometry.rows - 1);
       const stop = row === geometry.rows - 1 ? end : Math.min(end, (row + 1) * geometry.perRow);
-      draw(GUTTER + (start - row * geometry.perRow) * geometry.scale, 5 + row * geometry.pitch, (stop - start) * geometry.scale, isFirst);
+      draw(geometry.left + (start - row * geometry.perRow) * geometry.scale, 5 + row * geometry.pitch, (stop - start) * geometry.scale, isFirst);
       if (stop <= start) return;
       isFirst = false;
       start = stop;
@@ -152,7 +152,7 @@ class AddressMap {
   _pieceAt(x, y) {
     if (!this._pieces) return null;
     const geometry = this._geometry;
-    const row = Math.floor((y - 5) / geometry.pitch), across = (x - GUTTER) / geometry.scale;
+    const row = Math.floor((y - 5) / geometry.pitch), across = (x - geometry.left) / geometry.scale;
     if (row < 0 || row >= geometry.rows || across < 0 || across > geometry.perRow) return null;
     return this._pieceOf(this.window[0] + row * geometry.perRow + across);
   }
@@ -209,12 +209,23 @@ class AddressMap {
       event.preventDefault();
       const geometry = this._geometry;
       const row = Math.min(Math.max(Math.floor((event.offsetY - 5) / geometry.pitch), 0), geometry.rows - 1);
-      const at = this.window[0] + row * geometry.perRow + Math.max(0, (event.offsetX - GUTTER) / geometry.scale);
+      const at = this.window[0] + row * geometry.perRow + Math.max(0, (event.offsetX - geometry.left) / geometry.scale);
       const factor = Math.exp(Math.max(-0.5, Math.min(0.5, event.deltaY * 0.0022)));
       const span = Math.min(Math.max((this.window[1] - this.window[0]) * factor, 1 << 16), this._length);
       this._moveTo(at - ((at - this.window[0]) / (this.window[1] - this.window[0])) * span, span);
     }, {passive: false});
   }
+
+  /** Nearer to the block that is picked, or to the middle. */
+  zoom(factor) {
+    const picked = this._pieces ? this._pieces.life.indexOf(this._picked) : -1;
+    const middle = picked >= 0 && this._picked >= 0 ? this._pieces.place[picked] + this._pieces.size[picked] / 2 : (this.window[0] + this.window[1]) / 2;
+    const span = Math.min(Math.max((this.window[1] - this.window[0]) * factor, 1 << 16), this._length);
+    this._moveTo(middle - span / 2, span);
+  }
+
+  /** What is drawn, for a picture of it. */
+  get canvas() { return this._canvas; }
 
   /** Show what is around a place, if it is not shown. */
   reveal(place, size) {

@@ -21,14 +21,14 @@ class Panel {
 
   _drawMoment(views) {
     const {at, overview} = views[0];
-    const when = overview.history ? `Event ${count(at.moment)}` : "The end";
+    const when = !overview.history ? "The end" : at.entry < 0 ? "Before the history" : `Entry ${count(at.entry)}`;
     const aside = overview.history && overview.last_time > overview.first_time ? duration(at.time) : "";
     const facts = make("dl", {class: views.length > 1 ? "facts two" : "facts"});
     const row = (name, value, color, title) => {
       facts.append(make("dt", {title: title || ""}, color ? make("i", {style: {background: color}}) : null, name));
       for (const view of views) { const size = value(view); facts.append(make("dd", {title: `${count(size)} bytes`}, bytes(size))); }
     };
-    const reserved = (view) => view.at.states.slice(0, 4).reduce((a, b) => a + b, 0);
+    const reserved = (view) => view.reserved;
     row("in use", (view) => view.at.live);
     row("reserved", reserved);
     overview.causes.forEach((cause, i) => {
@@ -41,24 +41,35 @@ class Panel {
     });
     const refused = overview.marks.filter(([moment, kind]) => kind === "oom" && moment === at.moment)
       .map(([, , size]) => make("p", {class: "refused"}, `A request for ${bytes(size)} ran out of memory here.`));
-    fill(this._moment, make("h2", {}, when, make("span", {class: "aside"}, aside)), ...refused, ...bars, facts);
+    const isExplained = overview.history && at.moment === overview.peak_reserved.moment;
+    const note = isExplained ? make("p", {class: "muted"}, "The moment that allotment explain explains.") : null;
+    fill(this._moment, make("h2", {}, when, make("span", {class: "aside"}, aside)), ...refused, note, ...bars, facts);
   }
 
+  /** Names, colors and bytes: of two runs beside each other all names that either has. */
   _drawHolders(views) {
-    const {at, overview} = views[0], names = overview.groupings[at.by];
-    const order = names.map((_, band) => band).sort((a, b) => at.held[b] - at.held[a]);
-    const rows = order.map((band) => {
-      const {short, folder} = shortName(names[band]);
-      const row = make("button", {class: `row${at.held[band] ? "" : " none"}${this._app.lit === band ? " lit" : ""}`, type: "button", title: `${names[band]}\n${count(at.held[band])} bytes`},
-        make("span", {class: "swatch", style: {background: bandColor(overview, at.by, band)}}),
+    const by = views[0].at.by, held = new Map();
+    views.forEach((view, place) => view.overview.groupings[view.at.by].forEach((name, band) => {
+      if (!held.has(name)) held.set(name, {view, band, amounts: views.map(() => [0, 0])});
+      held.get(name).amounts[place] = [view.at.held[band], view.at.counts[band]];
+    }));
+    const most = (each) => Math.max(...each.amounts.map(([size]) => size));
+    const rows = [...held].sort(([, a], [, b]) => most(b) - most(a)).map(([name, each]) => {
+      const {short, folder} = shortName(name), isLit = this._app.lit === name;
+      const title = `${name}\n${each.amounts.map(([size]) => `${count(size)} bytes`).join(", ")}`;
+      const row = make("button", {class: `row${most(each) ? "" : " none"}${isLit ? " lit" : ""}`, type: "button", title},
+        make("span", {class: "swatch", style: {background: this._app.bandColor(each.view.overview, each.view.at.by, each.band)}}),
         make("span", {class: "name"}, short, folder ? make("small", {}, ` ${folder}`) : null),
-        make("span", {class: "amount"}, bytes(at.held[band]), make("small", {}, ` ${count(at.counts[band])}`)));
-      row.addEventListener("pointerenter", () => this._app.light(band));
-      row.addEventListener("pointerleave", () => this._app.light(-1));
+        make("span", {class: "amount"}, ...each.amounts.map(([size, blocks]) => make("span", {}, bytes(size), make("small", {}, ` ${count(blocks)}`)))));
+      for (const event of ["pointerenter", "focus"]) row.addEventListener(event, () => this._app.light(name));
+      for (const event of ["pointerleave", "blur"]) row.addEventListener(event, () => this._app.light(null));
       row.addEventListener("click", () => this._app.find(folder || short.includes(":") ? (folder + short).split(" ")[0] : ""));
       return row;
     });
-    fill(this._holders, make("h2", {}, "Who holds it", make("span", {class: "aside"}, `by ${GROUPING_WORDS[at.by]} · blocks`)), make("div", {class: "rows"}, ...rows));
+    const focused = this._holders.contains(document.activeElement) ? document.activeElement.title : null;
+    fill(this._holders, make("h2", {}, "Who holds it", make("span", {class: "aside"}, `by ${GROUPING_WORDS[by]} · blocks`)), make("div", {class: "rows"}, ...rows));
+    const again = focused && rows.find((row) => row.title.split("\n")[0] === focused.split("\n")[0]);
+    if (again) again.focus({preventScroll: true});
   }
 
   drawBlock(block, view) {
@@ -72,11 +83,11 @@ class Panel {
     row("address", block.address);
     row("stream, pool", `${block.stream}, ${block.pool[0] || block.pool[1] ? `(${block.pool.join(", ")})` : "default"}`);
     if (overview.history) {
-      row("allocated", block.was_there ? "before the history" : `event ${count(block.begin)}`);
-      row("freed", block.freed === null ? "not in the history" : `event ${count(block.freed)}`);
-      if (block.freed !== null && block.end !== block.freed) row("waited for streams until", block.end === null ? "the end" : `event ${count(block.end)}`);
-      const lived = (block.end === null ? overview.last : block.end) - block.begin;
-      row("lived", `${count(lived)} events${block.lived_us ? `, ${duration(block.lived_us)}` : ""}`);
+      row("allocated", block.was_there ? "before the history" : entryName(block.begin_entry));
+      row("freed", block.freed === null ? "not in the history" : entryName(block.freed_entry));
+      if (block.freed !== null && block.end !== block.freed) row("waited for streams until", block.end === null ? "the end" : entryName(block.end_entry));
+      const lived = (block.end === null ? overview.last_entry : block.end_entry) - Math.max(block.begin_entry, 0);
+      row("lived", `${count(lived)} entries${block.lived_us ? `, ${duration(block.lived_us)}` : ""}`);
     }
     row("pins", block.pins ? `${bytes(block.pins)} free${block.pins_with ? `, with ${plural(block.pins_with, "other block")}` : ", alone"}` : "nothing",
       "free memory that cannot go back to the device because of this block");
@@ -98,7 +109,7 @@ class Panel {
       const {short, folder} = shortName(block.line);
       const row = make("button", {class: `row${block.is_live ? "" : " none"}`, type: "button", title: block.line},
         make("span", {class: "swatch", style: {background: block.is_live ? "var(--accent)" : "var(--line)"}}),
-        make("span", {class: "name"}, short || "no stack", folder ? make("small", {}, ` ${folder}`) : null, make("small", {}, `  ${count(block.begin)}–${count(block.end)}`)),
+        make("span", {class: "name"}, short || "no stack", folder ? make("small", {}, ` ${folder}`) : null, make("small", {}, `  ${count(Math.max(block.begin_entry, 0))}–${count(block.end_entry)}`)),
         make("span", {class: "amount"}, bytes(block.size)));
       row.addEventListener("click", () => this._app.goTo(view, block));
       return row;

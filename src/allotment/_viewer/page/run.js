@@ -44,7 +44,8 @@ class RunView {
     const card = (kind, title) => {
       const note = make("span", {class: "note"}), right = make("span", {class: "right"}), body = make("div", {class: "body"});
       const head = make("div", {class: "head"}, make("h2", {}, title), note, right);
-      return {element: make("div", {class: `card ${kind}`}, kind === "scrub" ? null : head, body), note, right, body};
+      const element = make("div", {class: `card ${kind}`}, kind === "scrub" ? null : head, body);
+      return {element, note, right, body};
     };
     this._title = make("div", {class: "title"});
     this._live = card("live", "In use");
@@ -52,7 +53,8 @@ class RunView {
     this._scrub = card("scrub", "");
     this._map = card("map", "Addresses");
     const parts = [this._title, this._live.element, this._waste.element, this._scrub.element, this._map.element];
-    this.element = make("div", {class: this.overview.history ? "run" : "run only-map"}, ...parts);
+    this.element = make("section", {class: this.overview.history ? "run" : "run only-map"}, ...parts);
+    this.element.setAttribute("aria-label", this.app.runName(this.overview));
     this._live.note.append(make("span", {class: "key"}, make("i", {class: "line"}), "reserved"));
     this._map.note.append(make("span", {class: "keys"}, ...["free", "pinned", "waiting", "unmapped"].map((state) => {
       const looks = {
@@ -85,13 +87,19 @@ class RunView {
     this._scrub.body.append(this._scrubCanvas);
     const scrubTo = (event) => {
       const {left, width} = this._scrub.body.getBoundingClientRect();
-      const fraction = Math.min(Math.max((event.clientX - left - 74) / (width - 88), 0), 1);
+      const fraction = Math.min(Math.max((event.clientX - left - gutter()) / (width - gutter() - rightEdge()), 0), 1);
       if (!this.whole) return;
       const {arrays} = this.whole, starts = this._starts(this.whole);
       let column = 0;
       while (column + 1 < arrays.moment.length && starts[column + 1] <= fraction * this.extent) column += 1;
       this.app.setMoment(arrays.moment[column], this);
     };
+    // A slider, whose keys are those of the page.
+    this._scrub.body.tabIndex = 0;
+    for (const [name, value] of Object.entries({role: "slider", "aria-label": "Moment", "aria-valuemin": "0", "aria-valuemax": String(this.overview.last)})) {
+      this._scrub.body.setAttribute(name, value);
+    }
+    this._scrub.body.addEventListener("focus", () => { this.app.momentOf = this; });
     this._scrub.body.addEventListener("pointerdown", (event) => { this._scrub.body.setPointerCapture(event.pointerId); scrubTo(event); });
     this._scrub.body.addEventListener("pointermove", (event) => { if (event.buttons) scrubTo(event); });
   }
@@ -101,11 +109,13 @@ class RunView {
     const {overview} = this;
     const figure = (name, value, title, isBad) => make("span", {class: isBad ? "figure bad" : "figure", title: title || ""}, `${name} `, make("b", {}, value));
     const waste = Object.values(overview.waste_at_peak).reduce((a, b) => a + b, 0);
-    const reserved = overview.peak_reserved.bytes;
+    const reserved = overview.peak_reserved.bytes, there = overview.peak_reserved.bytes_there;
+    const near = there === reserved ? "" : `; most in use, with nearly as much reserved (${count(there)} bytes),`;
     const figures = [
-      figure("peak", bytes(reserved), `${count(reserved)} bytes reserved at event ${count(overview.peak_reserved.moment)}`),
-      figure("in use at most", bytes(overview.peak_live.bytes), `${count(overview.peak_live.bytes)} bytes at event ${count(overview.peak_live.moment)}`),
-      figure(this.app.views.length > 1 ? "wasted" : "wasted at the peak", `${bytes(waste)}, ${reserved ? ((100 * waste) / reserved).toFixed(1) : 0} %`, "reserved and not in use"),
+      figure("peak", bytes(reserved), `${count(reserved)} bytes reserved${near} at ${entryName(overview.peak_reserved.entry)}`),
+      figure("in use at most", bytes(overview.peak_live.bytes), `${count(overview.peak_live.bytes)} bytes at ${entryName(overview.peak_live.entry)}`),
+      figure(this.app.views.length > 1 ? "wasted" : "wasted at the peak", `${bytes(waste)}, ${there ? ((100 * waste) / there).toFixed(1) : 0} %`,
+        `reserved and not in use at ${entryName(overview.peak_reserved.entry)}, of ${count(there)} bytes reserved then`),
     ];
     if (overview.ooms) figures.push(figure("out of memory", `${overview.ooms}×`, "", true));
     if (overview.history) figures.push(figure("driver", `${overview.driver_ms.toFixed(1)} ms`, "what the driver's calls cost, by a table measured on an H200"));
@@ -137,7 +147,7 @@ class RunView {
   // --- time ------------------------------------------------------------------------------------------------------------
 
   get isTime() { return this.app.axis === "time" && this.overview.last_time > this.overview.first_time; }
-  get extent() { return this.isTime ? this.overview.last_time - this.overview.first_time : this.overview.last + 1; }
+  get extent() { return this.isTime ? this.overview.last_time - this.overview.first_time : this.overview.last_entry + 1; }
   _fraction(x) { return x / this.extent; }
 
   get window() { return this.app.window.map((fraction) => fraction * this.extent); }
@@ -174,7 +184,7 @@ class RunView {
   }
 
   async _loadStretch({low, high, by, axis, query}) {
-    const columns = Math.max(200, Math.min(2400, Math.round(this._live.body.clientWidth - 88)));
+    const columns = Math.max(200, Math.min(2400, Math.round(this._live.body.clientWidth - gutter() - rightEdge())));
     // A little more than is shown, so that moving finds something there.
     const margin = (high - low) / 4, start = Math.max(0, low - margin), end = Math.min(this.extent, high + margin);
     const factor = (end - start) / Math.max(high - low, 1e-9);
@@ -196,8 +206,8 @@ class RunView {
     const starts = this._starts(found);
     const names = this.overview.groupings[found.by];
     const layers = names.map((_, band) => ({
-      values: arrays.bands.subarray(band * size, (band + 1) * size), color: bandColor(this.overview, found.by, band),
-      dim: (this.app.lit >= 0 && this.app.lit !== band) || Boolean(found.query),
+      values: arrays.bands.subarray(band * size, (band + 1) * size), color: this.app.bandColor(this.overview, found.by, band),
+      dim: (this.app.lit !== null && this.app.lit !== names[band]) || Boolean(found.query),
     }));
     const lines = [{values: arrays.reserved, color: themed("reserved"), width: 1.4, fill: ""}];
     if (arrays.found) lines.push({values: arrays.found, color: themed("hit"), width: 1, fill: themed("hit") + "88"});
@@ -206,29 +216,41 @@ class RunView {
     this._liveChart.setData(starts, layers, lines, this.app.top, isTime);
     const causes = this.overview.causes.map((cause, i) => ({values: arrays.waste.subarray(i * size, (i + 1) * size), color: CAUSE_COLORS[cause], dim: false}));
     this._wasteChart.setData(starts, causes, [], this.app.wasteTop, isTime);
-    const marks = this.overview.marks.map(([moment, kind, , time]) => ({x: isTime ? time : moment, kind}));
+    const marks = this.overview.marks.map(([, kind, , time, entry]) => ({x: isTime ? time : entry, kind}));
     this._liveChart.setMarks(marks);
     this._wasteChart.setMarks(marks.filter((mark) => mark.kind === "oom"));
     this._markMoment();
     this._drawScrub();
+    this._labelCharts(found.by);
     this.app.drawn();
+  }
+
+  /** What a chart shows, for those who cannot see it. */
+  _labelCharts(by) {
+    const {peak_live, peak_reserved} = this.overview;
+    this._liveChart.label(`Memory in use over time, by ${GROUPING_WORDS[by]}: at most ${bytes(peak_live.bytes)}, at ${entryName(peak_live.entry)}; reserved at most ${bytes(peak_reserved.bytes)}`);
+    this._wasteChart.label(`Memory held and not in use over time, by cause: at most ${bytes(this.mostWaste)}`);
   }
 
   /** Where columns begin, and where the last one ends. */
   _starts(found) {
     const {arrays} = found, size = arrays.moment.length, isTime = found.axis === "time";
     const starts = new Float64Array(size + 1);
-    starts.set(isTime ? arrays.start_time : arrays.start);
-    starts[size] = isTime ? Math.max(found.high, starts[size - 1] + 1) : found.end;
+    starts.set(isTime ? arrays.start_time : arrays.start_entry);
+    starts[size] = Math.max(found.high, starts[size - 1] + 1);
     for (let i = 1; i <= size; i++) if (starts[i] <= starts[i - 1]) starts[i] = starts[i - 1] + 1e-3;
     return starts;
   }
 
   /** The causes of waste that there are. */
-  _nameCauses() {
+  get causesThere() {
+    if (!this.whole) return [];
     const {waste, moment} = this.whole.arrays, size = moment.length;
-    const there = this.overview.causes.filter((_, i) => waste.subarray(i * size, (i + 1) * size).some((value) => value > 0));
-    const keys = there.map((cause) => make("span", {class: "key", title: CAUSE_NOTES[cause]}, make("i", {style: {background: CAUSE_COLORS[cause]}}), CAUSE_WORDS[cause]));
+    return this.overview.causes.filter((_, i) => waste.subarray(i * size, (i + 1) * size).some((value) => value > 0));
+  }
+
+  _nameCauses() {
+    const keys = this.causesThere.map((cause) => make("span", {class: "key", title: CAUSE_NOTES[cause]}, make("i", {style: {background: CAUSE_COLORS[cause]}}), CAUSE_WORDS[cause]));
     fill(this._waste.note, make("span", {class: "keys"}, ...keys));
   }
 
@@ -258,15 +280,15 @@ class RunView {
     let live = 0, waste = 0;
     for (let band = 0; band < arrays.bands.length / size; band++) live += arrays.bands[band * size + column];
     for (let cause = 0; cause < arrays.waste.length / size; cause++) waste += arrays.waste[cause * size + column];
-    this._live.right.textContent = `${bytes(live)} in use, ${bytes(arrays.reserved[column])} reserved · event ${count(arrays.moment[column])}`;
-    this._waste.right.textContent = `${bytes(waste)} · event ${count(arrays.waste_moment[column])}`;
+    this._live.right.textContent = `${bytes(live)} in use, ${bytes(arrays.reserved[column])} reserved · ${entryName(arrays.moment_entry[column])}`;
+    this._waste.right.textContent = `${bytes(waste)} · ${entryName(arrays.waste_entry[column])}`;
   }
 
   _drawScrub() {
     const canvas = this._scrubCanvas, body = this._scrub.body, ratio = devicePixelRatio || 1;
     const width = body.clientWidth, height = body.clientHeight;
     if (!canvas || !width || !this.whole) return;
-    const left = 74, across = width - 88, context = canvas.getContext("2d");
+    const left = gutter(), across = width - left - rightEdge(), context = canvas.getContext("2d");
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
@@ -321,8 +343,11 @@ class RunView {
 
   get _momentFraction() {
     if (!this.at) return null;
-    return this.isTime ? this.at.time / Math.max(this.extent, 1) : this.at.moment / Math.max(this.extent, 1);
+    return this._x / Math.max(this.extent, 1);
   }
+
+  /** Where the moment is on the horizontal axis. */
+  get _x() { return this.isTime ? this.at.time : Math.max(this.at.entry, 0); }
 
   get wantedMoment() {
     const {moment, momentOf} = this.app;
@@ -348,20 +373,34 @@ class RunView {
   _showMoment() {
     if (!this.at) return;
     const {at, overview} = this;
-    const colors = overview.groupings[at.by].map((_, band) => bandColor(overview, at.by, band));
+    const colors = overview.groupings[at.by].map((_, band) => this.app.bandColor(overview, at.by, band));
     this._addresses.setPieces(at.arrays, colors, Boolean(this.app.query));
-    const when = overview.history ? `after event ${count(at.moment)}` : "when the snapshot was taken";
+    const when = !overview.history ? "when the snapshot was taken" : at.entry < 0 ? entryName(at.entry) : `after ${entryName(at.entry)}`;
     this._map.right.textContent = `${when} · ${plural(at.segments, "segment")} · ${plural(at.blocks, "block")}`;
-    this._addresses.label(`Addresses ${when}: ${bytes(at.live)} in use in ${plural(at.blocks, "block")}`);
+    this._addresses.label(`Addresses ${when}: ${bytes(at.live)} in use in ${plural(at.blocks, "block")}; n and N go from block to block`);
+    this._scrub.body.setAttribute("aria-valuenow", String(at.moment));
+    this._scrub.body.setAttribute("aria-valuetext", this.said);
     this._markMoment();
   }
 
   /** Where the moment is in time. The map, which stays as it is while time is zoomed, is not drawn again for this. */
   _markMoment() {
     if (!this.at || !this.overview.history) return;
-    const x = this.isTime ? this.at.time : this.at.moment;
-    this._liveChart.setMoment(x);
-    this._wasteChart.setMoment(x);
+    this._liveChart.setMoment(this._x);
+    this._wasteChart.setMoment(this._x);
+  }
+
+  get reserved() { return this.at.states.slice(0, 4).reduce((a, b) => a + b, 0); }
+
+  /** The moment in words. */
+  get said() { return `${entryName(this.at.entry)}: ${bytes(this.at.live)} in use, ${bytes(this.reserved)} reserved`; }
+
+  zoomMap(factor) { this._addresses.zoom(factor); }
+
+  /** What is drawn, from the top: for a picture of it. */
+  get canvases() {
+    const charts = this.overview.history ? [["In use", this._liveChart.canvas], ["Held and not in use", this._wasteChart.canvas, this.causesThere]] : [];
+    return [...charts, ["Addresses", this._addresses.canvas]].filter(([, canvas]) => canvas);
   }
 
   setPicked(life) { this._addresses.setPicked(life); }

@@ -126,7 +126,9 @@ class FileSource {
       life, address: "0x" + all.life_address[life].toString(16), size: all.life_size[life],
       requested: all.life_requested[life], stream: overview.streams[all.life_stream[life]],
       pool: overview.pools[all.life_pool[life]], begin: all.life_begin[life], was_there: all.life_begin[life] === 0,
+      begin_entry: all.life_begin_entry[life], end_entry: all.life_end_entry[life],
       freed: all.life_freed[life] <= last ? all.life_freed[life] : null,
+      freed_entry: all.life_freed[life] <= last ? all.life_freed_entry[life] : null,
       end: all.life_end[life] <= last ? all.life_end[life] : null,
       lived_us: all.life_end_time[life] - all.life_begin_time[life], stack: overview.stacks[all.life_stack[life]] || [],
       place: own >= 0 ? all.place[own] : 0, pins, pins_with: pinsWith, moment,
@@ -146,6 +148,7 @@ class FileSource {
       live_bytes: live.reduce((total, life) => total + all.life_requested[life], 0),
       listed: found.slice(0, 100).map((life) => ({
         life, size: all.life_size[life], begin: all.life_begin[life], end: Math.min(all.life_end[life], overview.last),
+        begin_entry: all.life_begin_entry[life], end_entry: all.life_end_entry[life],
         is_live: isLive(life), line: overview.lines[all.life_stack[life]] || "",
       })),
     };

@@ -52,6 +52,11 @@ function count(number) {
   return Math.round(number).toLocaleString("en-US");
 }
 
+/** An entry of the history by its number, as `allotment explain` prints it. */
+function entryName(entry) {
+  return entry < 0 ? "before the history" : `entry ${count(entry)}`;
+}
+
 function duration(us) {
   if (us < 1000) return `${Math.round(us)} µs`;
   if (us < 1e6) return `${(us / 1000).toFixed(us < 1e4 ? 2 : 1)} ms`;
@@ -89,14 +94,49 @@ function themed(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** By band: the rest, where there is one, is grey. */
-function bandColor(overview, by, band) {
-  const isRest = overview.rest.includes(by) && band === overview.groupings[by].length - 1;
-  return isRest || overview.groupings[by][band].startsWith("unknown") ? REST_COLOR : BAND_COLORS[band % BAND_COLORS.length];
+function isRest(overview, by, band) {
+  return (overview.rest.includes(by) && band === overview.groupings[by].length - 1) || overview.groupings[by][band].startsWith("unknown");
+}
+
+/** By name, for all runs together, so that a name has one color in all of them; no two names of one run share one. */
+function bandColors(overviews, by) {
+  const colors = new Map();
+  for (const overview of overviews) {
+    const names = (overview.groupings[by] || []).filter((_, band) => !isRest(overview, by, band));
+    const taken = new Set(names.map((name) => colors.get(name)));
+    for (const name of names) {
+      if (colors.has(name)) continue;
+      const own = BAND_COLORS.findIndex((color) => !taken.has(color));
+      const color = BAND_COLORS[own < 0 ? colors.size % BAND_COLORS.length : own];
+      colors.set(name, color);
+      taken.add(color);
+    }
+  }
+  return colors;
+}
+
+/** How much larger letters are than on a screen of ordinary size: the style says. */
+function unit() {
+  return parseFloat(getComputedStyle(document.body).fontSize) / 13;
+}
+
+/** Left of charts, bar and map: where the bytes stand. */
+function gutter() {
+  return Math.round(74 * unit());
+}
+
+/** Right of them: half of the last number of an axis. */
+function rightEdge() {
+  return Math.round(14 * unit());
+}
+
+function canvasFont() {
+  return `${Math.round(11 * unit())}px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif`;
 }
 
 /** What blocks can be grouped by. */
 const GROUPING_WORDS = {
   line: "line", frame: "innermost frame", stack: "stack", pool: "pool", stream: "stream", size: "size",
   annotation: "annotation", metadata: "metadata", tenant: "tenant", scope: "scope", compiled: "compiled region",
+  kind: "kind of memory",
 };

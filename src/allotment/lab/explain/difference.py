@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass, fields
 
 from allotment.errors import RequestError
+from allotment.lab.explain.kinds import KINDS
 from allotment.lab.explain.report import AtPeak
 from allotment.lab.explain.waste import Waste
 from allotment.lab.showing import Shown, ShownTable
 
-__all__ = ["Comparison", "Condition", "LineChange", "compare"]
+__all__ = ["Comparison", "Condition", "KindChange", "LineChange", "compare"]
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*([0-9.]+)\s*")
 
@@ -28,11 +29,22 @@ class LineChange:
 
 
 @dataclass(frozen=True, slots=True)
+class KindChange:
+    """What is of a kind in both runs when most is in use."""
+
+    kind: str
+    a_bytes: int
+    b_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison(Shown):
     """B against A."""
 
     lines: list[LineChange]
     """Those that differ most first."""
+    kinds: list[KindChange]
+    """By kind of memory, see `kinds`; those that differ most first."""
     ratios: dict[str, float | None]
     """B over A; None where A has nothing."""
     waste: dict[str, tuple[int, int]]
@@ -53,8 +65,10 @@ class Comparison(Shown):
         ]
         columns = ("where", "a_bytes", "b_bytes", "change_bytes")
         causes = [(cause, a, b, b - a) for cause, (a, b) in self.waste.items()]
+        kinds = [(each.kind, each.a_bytes, each.b_bytes, each.b_bytes - each.a_bytes) for each in self.kinds]
         return [
             ShownTable("Held when most is in use, by line", columns, lines),
+            ShownTable("Held when most is in use, by kind", ("kind", *columns[1:]), kinds),
             ShownTable("Free memory pinned when most is reserved, by line", columns, pinned),
             ShownTable("Reserved and not in use", ("cause", *columns[1:]), causes),
             ShownTable("B over A", ("ratio", "value"), list(self.ratios.items())),
@@ -74,13 +88,20 @@ def compare(a: AtPeak, b: AtPeak) -> Comparison:
     names = [*(field.name for field in fields(Waste)), "total"]
     return Comparison(
         lines=sorted(lines, key=_order),
+        kinds=_kind_changes(a, b),
         ratios={
-            "peak_reserved": _ratio(b.peak.reserved_bytes, a.peak.reserved_bytes),
+            "peak_reserved": _ratio(b.peak_reserved_bytes, a.peak_reserved_bytes),
             "peak_live": _ratio(b.live_peak.live_bytes, a.live_peak.live_bytes),
             "waste": _ratio(b.waste.total, a.waste.total),
         },
         waste={name: (getattr(a.waste, name), getattr(b.waste, name)) for name in names},
     )
+
+
+def _kind_changes(a: AtPeak, b: AtPeak) -> list[KindChange]:
+    of_a, of_b = ({each.kind: each.bytes for each in peaks.live_peak.kinds} for peaks in (a, b))
+    kinds = [KindChange(kind, of_a.get(kind, 0), of_b.get(kind, 0)) for kind in KINDS if kind in of_a or kind in of_b]
+    return sorted(kinds, key=lambda each: (-abs(each.b_bytes - each.a_bytes), -each.b_bytes))
 
 
 def _order(line: LineChange) -> tuple[int, int, str]:

@@ -46,6 +46,8 @@ class Failure:
     free: list[FreeMemory]
     count: int
     """How many were, this one with those after it."""
+    ends_recording: bool
+    """Whether no request was served after the last of them: what the program would have done next is unknown."""
     capacity: int
     """What the allocator could surely have had: what it held, and what the device had left.
 
@@ -81,6 +83,7 @@ def first_failure(recording: Recording) -> Failure | None:
             *_free_here(recording, moment, size, stream, pool),
         ],
         count=len(refused),
+        ends_recording=not np.any(calls["kind"][refused[-1] + 1 :] == Kind.MALLOC),
         capacity=had,
     )
 

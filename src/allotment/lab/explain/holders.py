@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from allotment._formats.pickle_columns import Frame
 from allotment._formats.torch_snapshot import Stack
+from allotment._texts import printable
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.run import Recording
 
@@ -20,7 +22,10 @@ __all__ = [
     "Holder",
     "StackHolder",
     "categories",
+    "frame_shown",
+    "has_python",
     "holders",
+    "is_library",
     "line_of",
     "lines_of",
     "lines_of_live",
@@ -73,18 +78,37 @@ def python_frames(stack: Stack) -> Sequence[Frame]:
     return [frame for frame in stack if frame.filename not in _COMPILED] or stack
 
 
+def is_library(frame: Frame) -> bool:
+    """Whether a frame is of compiled code or of a library rather than of the program."""
+    return _is_library_file(frame.filename)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_library_file(name: str) -> bool:
+    return name in _COMPILED or any(part in name for part in _LIBRARIES)
+
+
 def own_frames(stack: Stack) -> Sequence[Frame]:
     """The frames that are the user's own, innermost first; of a stack of libraries alone, those of Python."""
     in_python = python_frames(stack)
-    own = [frame for frame in in_python if not any(part in frame.filename for part in _LIBRARIES)]
-    return own or in_python
+    return [frame for frame in in_python if not is_library(frame)] or in_python
+
+
+def has_python(stack: Stack) -> bool:
+    """Whether one of the frames is of Python."""
+    return any(frame.filename not in _COMPILED for frame in stack)
 
 
 def line_of(stack: Stack) -> str:
     """The innermost line that is the user's own; of a stack of libraries alone, its innermost line of Python."""
     for frame in own_frames(stack):
-        return f"{frame.filename}:{frame.line} {frame.name}".rstrip()
+        return frame_shown(frame)
     return UNKNOWN
+
+
+def frame_shown(frame: Frame) -> str:
+    """A frame as file, line and function."""
+    return printable(f"{frame.filename}:{frame.line} {frame.name}".rstrip())
 
 
 def lines_of(stacks: Sequence[Stack], numbers: Sequence[int]) -> list[str]:

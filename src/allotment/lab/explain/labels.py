@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from allotment._core.edge.words import Action
 from allotment.lab.replay.run import Recording
 
-__all__ = ["Labels", "labels_of"]
+__all__ = ["Labels", "labels_of", "scope_starts"]
 
 NOT_COMPILED = "N/A"
 NOTHING = np.zeros(0, dtype=np.int32)
@@ -124,6 +124,18 @@ def _scopes(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
         return NOTHING, ()
     place = np.searchsorted(np.array(times, dtype=np.int64), recording.trace.time_us, "right")
     return _at_allocation(recording, np.array([-1, *innermost], dtype=np.int32)[place]), list(numbers)
+
+
+def scope_starts(recording: Recording, prefix: str) -> list[int]:
+    """When scopes whose name begins so were begun on the recording's device, in microseconds and in order."""
+    notes = filter(_is_scope, recording.snapshot.external_annotations)
+    return sorted(
+        _time(note)
+        for note in notes
+        if note["stage"] == "START"
+        and str(note["name"]).startswith(prefix)
+        and note.get("device", recording.device) == recording.device
+    )
 
 
 def _is_scope(note: dict[str, Any]) -> bool:

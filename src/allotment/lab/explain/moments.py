@@ -7,15 +7,16 @@ from the lives of blocks and of chunks what memory was doing.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allotment._core.edge.words import BlockState
-from allotment.lab.replay.moment import Moment
+from allotment.lab.replay.moment import Moment, peak_moment
 from allotment.lab.replay.records import MOMENT_BLOCK
 from allotment.lab.replay.run import Recording
 from allotment.lab.timeline.lives import lives_of, units_of
 from allotment.lab.timeline.pieces import AddressAxis, PieceState, pieces_at
 
-__all__ = ["moment_of"]
+__all__ = ["moment_of", "moment_of_peak"]
 
 STATES = {
     PieceState.LIVE: BlockState.ACTIVE_ALLOCATED,
@@ -30,6 +31,17 @@ def moment_of(recording: Recording, calls: int, settings: str | None = None) -> 
     if recording.resolved(settings).placement == "dense":
         return _from_lives(recording, calls, settings)
     return recording.moment(calls, settings)
+
+
+def moment_of_peak(recording: Recording, settings: str | None, in_use: NDArray[np.int64]) -> tuple[int, Moment, int]:
+    """The number of the peak's moment, see `peak_moment`, memory then, and the most that was reserved.
+
+    `in_use` has the bytes in use at each moment. Raises SettingsError.
+    """
+    before = moment_of(recording, 0, settings)
+    reserved = np.concatenate([[before.reserved], recording.curve(settings)[:, 1].astype(np.int64)])
+    place = peak_moment(reserved, in_use)
+    return place, moment_of(recording, place, settings) if place else before, int(reserved.max())
 
 
 def _from_lives(recording: Recording, moment: int, settings: str | None) -> Moment:

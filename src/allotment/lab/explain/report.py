@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allotment._core.edge.words import BlockState, SegmentType
 from allotment._formats.torch_snapshot import Snapshot
+from allotment.lab.explain.advice import Advice, advice_of
+from allotment.lab.explain.causes import Scene
 from allotment.lab.explain.failure import Failure, first_failure
+from allotment.lab.explain.growth import Growth, growth_of
 from allotment.lab.explain.holders import (
     Category,
     Holder,
@@ -21,8 +23,10 @@ from allotment.lab.explain.holders import (
     lines_of,
     stack_holders,
 )
-from allotment.lab.explain.labels import labels_of
-from allotment.lab.explain.moments import moment_of
+from allotment.lab.explain.kinds import KindBytes, kinds_at_end
+from allotment.lab.explain.moments import moment_of, moment_of_peak
+from allotment.lab.explain.steps import Steps
+from allotment.lab.explain.study import Study
 from allotment.lab.explain.waste import Waste, waste_at
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Moment
@@ -30,16 +34,17 @@ from allotment.lab.replay.records import MOMENT_BLOCK, Kind
 from allotment.lab.replay.run import Recording, devices_with_history
 from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import FEW
-from allotment.lab.tune.search import Candidate, candidate_table, try_settings, with_paces
+from allotment.lab.tune.search import Candidate, Goal, as_recorded, candidate_table, try_settings, worth_following
 
-__all__ = ["AtPeak", "Bounds", "Explanation", "Peak", "at_end", "at_peak", "explain", "explain_end"]
+__all__ = ["AtPeak", "Bounds", "Explanation", "Peak", "at_end", "at_peak", "explain", "explain_end", "explain_study"]
 
-MOST_SUGGESTIONS = 3
+GOAL = Goal("balanced")
+"""What suggestions are for, which is also what `tune` looks for unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment at which most memory was reserved, or most of it was in use."""
+    """A moment near the peak of reserved memory, see `peak_moment`, or the one at which most was in use."""
 
     entry: int
     """In the file's history; -1 if it was before the first."""
@@ -53,6 +58,8 @@ class Peak:
     """The same by whole stack."""
     categories: list[Category]
     """The same by what the program calls it, for each source that says anything; see `labels`."""
+    kinds: list[KindBytes]
+    """The same by kind of memory, see `kinds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,8 @@ class AtPeak:
     device: int
     devices: list[int]
     """Those that the snapshot tells as much of."""
+    peak_reserved_bytes: int
+    """The most that was reserved; at the moment of `peak` it may be a little less."""
     peak: Peak
     """Of what was reserved."""
     live_peak: Peak
@@ -72,10 +81,10 @@ class AtPeak:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What any allocator would need."""
+    """What any allocator would need, even one that never waits for a stream before it reuses memory."""
 
     peak_live_bytes: int
-    """The most that was active at once."""
+    """The most that was in use at once: requested and not yet freed."""
     packing_bytes: int
     """The requests in one growing segment, whatever their streams and pools."""
 
@@ -91,6 +100,8 @@ class Explanation(Shown):
     """The PyTorch by whose rules it was replayed; None without a history."""
     matches_recording: bool | None
     failure: Failure | None
+    peak_reserved_bytes: int
+    """The most that was reserved; at the moment of `peak` it may be a little less."""
     peak: Peak
     """Of what was reserved."""
     live_peak: Peak | None
@@ -98,10 +109,21 @@ class Explanation(Shown):
     waste: Waste
     bounds: Bounds | None
     """None without a history."""
-    driver_ms: float | None
-    """What the calls of the driver take, by the table of costs; None without a history."""
+    steps: Steps | None
+    """None if the history does not repeat itself."""
+    growth: Growth | None
+    """What grows with every step; None if nothing does, or there are no steps."""
+    advice: list[Advice]
+    """What to change, the most important first."""
+    recorded: Candidate | None
+    """The run as recorded, to compare suggestions with; None without a history."""
     suggestions: list[Candidate]
-    """What would help most, tried by replay."""
+    """Settings that would help most, tried by replay; see `worth_following`. None where memory grows: see `advice`."""
+
+    @property
+    def driver_ms(self) -> float | None:
+        """What the calls of the driver take, by the table of costs; None without a history."""
+        return None if self.recorded is None else self.recorded.driver_ms
 
     def tables(self) -> list[ShownTable]:
         """Who holds what at the peak, what is wasted and why, what was free when a request failed, what would help."""
@@ -114,6 +136,11 @@ class Explanation(Shown):
             ),
             ShownTable("Reserved and not in use", ("cause", "bytes"), [*causes, ("total", self.waste.total)]),
         ]
+        if self.advice:
+            advice = [(each.kind, each.text, each.gain_bytes) for each in self.advice]
+            tables.append(ShownTable("What to change", ("kind", "text", "gain_bytes"), advice))
+        kinds = [(each.kind, each.bytes, each.sure) for each in self.peak.kinds]
+        tables.append(ShownTable("In use at the peak, by kind", ("kind", "bytes", "sure"), kinds))
         if self.peak.categories:
             rows = [(each.source, each.name or "not said", each.bytes, each.blocks) for each in self.peak.categories]
             tables.append(ShownTable("The same, as the program calls it", ("source", "name", "bytes", "blocks"), rows))
@@ -126,57 +153,102 @@ class Explanation(Shown):
 
 
 def explain(recording: Recording, progress: Callable[[str], None] = lambda what: None) -> Explanation:
-    """Look at the moment of the peak and at the first failure, and try what would help."""
+    """Look at the moment of the peak and at the first failure, find what to change, and try what would help."""
+    return explain_study(Study(recording), progress)
+
+
+def explain_study(study: Study, progress: Callable[[str], None] = lambda what: None) -> Explanation:
+    """The same for a recording of which something is worked out already, or will be asked for later."""
+    recording = study.recording
     progress("replaying")
     result = recording.replay()
-    found = at_peak(recording)
+    look = _look(study)
+    found = look.found
     progress("looking for the request that failed")
     failure = first_failure(recording)
+    progress("looking for steps and for what grows")
+    growth = growth_of(study, failure)
+    progress("trying other settings")
+    recorded, suggestions = _suggestions(recording, as_recorded(result), failure, growth)
+    progress("looking for what to change in the program")
+    scene = Scene(
+        study,
+        moment=int(np.argmax(study.in_use)) if failure is None else failure.call,
+        peak=look.moment,
+        peak_moment=look.call + 1,
+        peak_reserved_bytes=found.peak_reserved_bytes,
+        waste=found.waste,
+        failure=failure,
+    )
+    roomy = try_settings(recording, FEW, None) if failure is not None and not suggestions and growth is None else []
     return Explanation(
         device=found.device,
         devices=found.devices,
         compat=recording.compat,
         matches_recording=result.matches_recording,
         failure=failure,
+        peak_reserved_bytes=found.peak_reserved_bytes,
         peak=found.peak,
         live_peak=found.live_peak,
         waste=found.waste,
-        bounds=Bounds(result.recorded_peak_active_bytes, recording.packed_bytes()),
-        driver_ms=result.driver_ms,
-        suggestions=_suggestions(recording, result.peak_reserved_bytes, failure, progress),
+        bounds=Bounds(found.live_peak.live_bytes, recording.packed_bytes()),
+        steps=study.steps,
+        growth=growth,
+        advice=advice_of(scene, growth, failure, recorded, suggestions, roomy),
+        recorded=recorded,
+        suggestions=suggestions,
     )
 
 
 def at_peak(recording: Recording, settings: str | None = None) -> AtPeak:
     """The peak of a run as recorded, or as it would have been under other settings. Raises SettingsError."""
-    call, moment = _peak_moment(recording, settings)
+    return _look(Study(recording), settings).found
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The peak, with what it was told from."""
+
+    found: AtPeak
+    call: int
+    """That led to the peak; -1 for none."""
+    moment: Moment
+
+
+def _look(study: Study, settings: str | None = None) -> _Look:
+    recording, in_use = study.recording, study.in_use
+    place, moment, most_reserved = moment_of_peak(recording, settings, in_use)
+    call = place - 1
     stream, pool = _asker(recording, call, moment)
     streams_share = recording.resolved(settings).placement == "dense"
     waste = waste_at(moment, None if streams_share else stream, pool)
     devices = devices_with_history(recording.snapshot)
-    most = recording.most_in_use()
-    live_peak = _peak_at(recording, most, moment_of(recording, most + 1, settings))
-    return AtPeak(recording.device, devices, _peak_at(recording, call, moment), live_peak, waste)
+    most = int(np.argmax(in_use))
+    live_peak = _peak_at(study, most - 1, moment_of(recording, most, settings))
+    peak = _peak_at(study, call, moment)
+    return _Look(AtPeak(recording.device, devices, most_reserved, peak, live_peak, waste), call, moment)
 
 
-def _peak_at(recording: Recording, call: int, moment: Moment) -> Peak:
-    """Who holds what at a moment, which a call led to."""
+def _peak_at(study: Study, call: int, moment: Moment) -> Peak:
+    """Which code holds what at a moment, which a call led to."""
+    recording = study.recording
     entry = recording.entry_of(call)
     lives, places = moment.live
     sizes = moment.blocks["requested"][places]
-    stacks = recording.stacks_of_all()[lives].tolist()
+    stacks = study.blocks.stack[lives].tolist()
     return Peak(
         entry=entry,
         time_us=int(recording.trace.time_us[max(entry, 0)]),
         live_bytes=moment.requested,
         reserved_bytes=moment.reserved,
-        holders=holders(lines_of(recording.stacks, stacks), sizes, moment.pinned[places]),
+        holders=holders(study.lines_of(lives), sizes, moment.pinned[places]),
         stacks=stack_holders(recording.stacks, stacks, sizes),
         categories=[
             category
-            for labels in labels_of(recording)
+            for labels in study.labels
             for category in categories(labels.source, labels.names, labels.of_life[lives].tolist(), sizes)
         ],
+        kinds=study.kinds.sums(lives, sizes),
     )
 
 
@@ -192,11 +264,15 @@ def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
         compat=None,
         matches_recording=None,
         failure=None,
+        peak_reserved_bytes=found.peak_reserved_bytes,
         peak=found.peak,
         live_peak=None,
         waste=found.waste,
         bounds=None,
-        driver_ms=None,
+        steps=None,
+        growth=None,
+        advice=[],
+        recorded=None,
         suggestions=[],
     )
 
@@ -212,6 +288,7 @@ def at_end(snapshot: Snapshot, device: int | None = None) -> AtPeak:
     sizes, stacks = moment.blocks["requested"][used], blocks.stack[mine[used]].tolist()
     tenants = blocks.extra.get("tenant", {})
     names = [str(tenants.get(block, "")) for block in mine[used].tolist()]
+    in_pool = (moment.blocks["pool_first"][used] > 0) | (moment.blocks["pool_second"][used] > 0)
     peak = Peak(
         entry=-1,
         time_us=0,
@@ -220,9 +297,10 @@ def at_end(snapshot: Snapshot, device: int | None = None) -> AtPeak:
         holders=holders(lines_of(snapshot.stacks, stacks), sizes, moment.pinned[used]),
         stacks=stack_holders(snapshot.stacks, stacks, sizes),
         categories=categories("tenant", names, range(len(names)), sizes) if any(names) else [],
+        kinds=kinds_at_end(snapshot.stacks, blocks.stack[mine[used]], in_pool, sizes),
     )
     waste = waste_at(moment, *_asker_of_most(moment))
-    return AtPeak(device, np.unique(segments.device).tolist(), peak, peak, waste)
+    return AtPeak(device, np.unique(segments.device).tolist(), peak.reserved_bytes, peak, peak, waste)
 
 
 def _as_moment_blocks(snapshot: Snapshot, mine: NDArray[np.int64]) -> NDArray[np.void]:
@@ -239,16 +317,6 @@ def _as_moment_blocks(snapshot: Snapshot, mine: NDArray[np.int64]) -> NDArray[np
     whole = (found["state"] == BlockState.INACTIVE) & (found["size"] == segments.total_size[segment])
     found["releasable"] = np.where(whole, found["size"], 0)
     return found
-
-
-def _peak_moment(recording: Recording, settings: str | None) -> tuple[int, Moment]:
-    """The first call after which most was reserved, and the moment after it; -1 if that was before all of them."""
-    reserved = recording.curve(settings)[:, 1]
-    before = moment_of(recording, 0, settings)
-    if len(reserved) == 0 or int(reserved.max()) <= before.reserved:
-        return -1, before
-    call = int(np.argmax(reserved))
-    return call, moment_of(recording, call + 1, settings)
 
 
 def _asker(recording: Recording, call: int, moment: Moment) -> tuple[int, tuple[int, int]]:
@@ -269,15 +337,11 @@ def _asker_of_most(moment: Moment) -> tuple[int, tuple[int, int]]:
 
 
 def _suggestions(
-    recording: Recording, recorded: int, failure: Failure | None, progress: Callable[[str], None]
-) -> list[Candidate]:
-    progress("trying other settings")
+    recording: Recording, recorded: Candidate, failure: Failure | None, growth: Growth | None
+) -> tuple[Candidate, list[Candidate]]:
+    """The recorded run and the settings worth following. None are a cure for memory that grows with every step."""
+    if growth is not None:
+        return recorded, []
     capacity = failure.capacity if failure is not None else None
     tried = try_settings(recording, FEW, capacity)
-    better = [
-        each
-        for each in tried
-        if each.settings and each.fits and (failure is not None or each.peak_reserved_bytes < recorded)
-    ]
-    best = islice(sorted(better, key=lambda each: (each.peak_reserved_bytes, each.driver_ms)), MOST_SUGGESTIONS)
-    return [with_paces(recording, each, capacity) for each in best]
+    return worth_following(recording, GOAL, recorded, tried, capacity)

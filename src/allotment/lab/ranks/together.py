@@ -15,7 +15,7 @@ from allotment.errors import FormatError
 from allotment.lab.ranks.figures import Figures, figures_of
 from allotment.lab.ranks.workers import Done, for_each_file
 from allotment.lab.replay.run import read_recording
-from allotment.lab.tune.search import Candidate, Goal, Tuned, order_of, run_ms, try_settings, tune
+from allotment.lab.tune.search import Candidate, Goal, Tuned, ranked, run_ms, try_settings, tune, worth_following
 
 __all__ = ["RankOutcome", "TunedTogether", "deciding_rank", "figures_of_all", "tune_together"]
 
@@ -88,15 +88,18 @@ def tune_together(
     alone = tune(recording, goal, budget, progress, settings)
     finalists = list(dict.fromkeys(each.settings for each in (*alone.candidates[:MOST_FINALISTS], alone.recorded)))
     names = [each.file for each in read]
-    work = partial(_tried, device=device, settings=finalists, capacity=goal.capacity)
+    capacity = goal.capacity or (alone.failure.capacity if alone.failure is not None else None)
+    work = partial(_tried, device=device, settings=finalists, capacity=capacity)
     tried = for_each_file(names, work, cluster, progress)
     of_ranks = [each.value for each in tried if each.value is not None]
     together = [_worst([rank[place] for rank in of_ranks]) for place in range(len(finalists))]
-    order = order_of(goal, alone.recorded, run_ms(recording))
-    ranked = sorted(together, key=order)
-    best = finalists.index(ranked[0].settings)
+    in_order = ranked(goal, alone.recorded, run_ms(recording), together)
+    best = finalists.index(in_order[0].settings)
+    _, advice = worth_following(recording, goal, alone.recorded, in_order, capacity, paces=False)
+    if alone.growth is not None:
+        advice = []
     return TunedTogether(
-        tuned=replace(alone, candidates=ranked, tried=alone.tried, seconds=time.monotonic() - began),
+        tuned=replace(alone, candidates=in_order, advice=advice, seconds=time.monotonic() - began),
         deciding=worst.file,
         ranks=[
             RankOutcome(figures.file, figures.peak_reserved_bytes, rank[best].peak_reserved_bytes, rank[best].ooms)

@@ -9,7 +9,20 @@ from numpy.typing import NDArray
 
 from allotment._core.edge.words import BlockState
 
-__all__ = ["Deeds", "Moment"]
+__all__ = ["Deeds", "Moment", "peak_moment"]
+
+NEAR_PEAK = 0.01
+"""How much less than the peak of reserved memory counts as the peak, as a part of it."""
+
+
+def peak_moment(reserved: NDArray[np.number], in_use: NDArray[np.number]) -> int:
+    """The moment to look at for the peak of reserved memory: of those near the peak, the first with most in use.
+
+    A cache keeps what it has, so the peak is a plateau, and where it begins or ends says little: little may be in use
+    there.
+    """
+    near = reserved >= (1 - NEAR_PEAK) * int(reserved.max())
+    return int(np.argmax(np.where(near, in_use, -1)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 Trace entries mostly do not say which pool they are about. A segment that is still there at the end has its pool in the
 snapshot; one that vanished is taken for the default pool's until that contradicts what happened (see `Recording` in
-replay.py).
+`run.py`).
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class Result(Shown):
     def tables(self) -> list[ShownTable]:
         """One row of figures."""
         names = (
-            *("events", "peak_requested_bytes", "peak_active_bytes", "peak_reserved_bytes", "waste_ratio"),
+            *("events", "peak_requested_bytes", "peak_active_bytes", "peak_reserved_bytes"),
+            *("recorded_peak_active_bytes", "waste_ratio"),
             *("driver_ms", "retries", "ooms", "compat", "placement", "matches_recording"),
         )
         return [ShownTable("A recorded run, replayed", names, [[getattr(self, name) for name in names]])]

@@ -26,6 +26,7 @@ from allotment._formats.torch_snapshot import Snapshot, Stack, Trace, naming, re
 from allotment._rules import rules_of
 from allotment._settings import Settings
 from allotment._settings.pytorch_form import STRING
+from allotment._texts import printable
 from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
@@ -97,9 +98,7 @@ def read_capacity(text: str) -> int:
     """The size of a device, as people write it. Raises RequestError for one that no device has, and SettingsError."""
     size = config.parse_size(text)
     if not LEAST_CAPACITY <= size <= MOST_CAPACITY:
-        raise RequestError(
-            f"invalid capacity {text!r}: {size} bytes; give 1MiB to {MOST_CAPACITY} bytes, with a unit such as 80GiB"
-        )
+        raise RequestError(f"invalid capacity {text!r}: {size} bytes; give 1MiB to {MOST_CAPACITY} bytes")
     return size
 
 
@@ -196,21 +195,21 @@ class Recording:
 
     def trial(
         self, settings: Settings, capacity: int | None = None, share: float = 1.0, pace: float = 1.0
-    ) -> tuple[int, float, int]:
-        """What is left of a replay where many are compared: most reserved, milliseconds of a driver, out of memory.
+    ) -> tuple[int, float, int, int]:
+        """What is left of a replay where many are compared: most reserved, driver milliseconds, out of memory, waits.
 
         Of the first `share` of the history, wherever the blocks that were there before were put; `pace` as for `paced`.
         """
         if self._is_recorded(settings, capacity) and share == pace == 1.0:
             result = self._as_recorded()
-            return result.peak_reserved_bytes, result.driver_ms, result.ooms
+            return result.peak_reserved_bytes, result.driver_ms, result.ooms, result.waits
         run = self._prepared(settings, capacity)
         refused_before = run.refused
         run.begin_window()
         calls = self.calls if pace == 1.0 else paced(self.calls, pace)
         run.run(calls[: math.ceil(share * len(calls))])
-        figures = run.figures()
-        return int(figures["peak_reserved_bytes"]), float(run.driver_ms), int(figures["ooms"]) + refused_before
+        figures, waits = run.figures(), int(run.driver()["waits"])
+        return int(figures["peak_reserved_bytes"]), float(run.driver_ms), int(figures["ooms"]) + refused_before, waits
 
     def fits(self, capacity: int, settings: Settings | str | None = None) -> bool:
         """Whether no request ends out of memory on a device of `capacity` bytes."""
@@ -245,6 +244,11 @@ class Recording:
     def calls(self) -> NDArray[np.void]:
         """What was asked, in order: `CALL` records."""
         return self._premises.workload.calls
+
+    @property
+    def all_calls(self) -> tuple[NDArray[np.void], int]:
+        """The calls with those that lead to the state before them, and how many these are."""
+        return self._premises.all_calls
 
     def entry_of(self, call: int) -> int:
         """Where the entry of a call is in the file's history; -1 for none, before the first."""
@@ -309,8 +313,11 @@ class Recording:
         run.run(self.calls[:calls])
         return Moment(*run.moment())
 
-    def most_in_use(self) -> int:
-        """The first call after which most of what was asked for is in use, whatever the settings; -1 if before them."""
+    def in_use(self) -> NDArray[np.int64]:
+        """Bytes requested and not yet freed, whatever the settings: before the first call, and after each call.
+
+        Memory that the program freed and that waits for other streams is not in use.
+        """
         calls, before = self._premises.all_calls
         block, has_block = calls["block"], calls["block"] >= 0
         asks = has_block & (calls["kind"] == Kind.MALLOC)
@@ -320,7 +327,7 @@ class Recording:
         change = np.zeros(len(calls) + 1, dtype=np.int64)
         change[1:][asks] = size[block[asks]]
         change[1:][frees] = -size[block[frees]]
-        return int(np.argmax(np.cumsum(change)[before:])) - 1
+        return np.asarray(np.cumsum(change)[before:])
 
     def deeds(self, settings: Settings | str | None = None, capacity: int | None = None) -> Deeds:
         """What a replay does, under `settings` on a device of `capacity` bytes; without either, as recorded."""
@@ -387,14 +394,12 @@ class Recording:
         return found
 
     def packed_bytes(self) -> int:
-        """What the requests need if all of them share one growing segment, whatever their streams and pools."""
-        calls, before = self._premises.all_calls
-        # A free that waited is done right before the call at which it was done.
-        shared = calls["kind"] == Kind.FREE_SHARED
-        place = 2 * (np.arange(len(calls)) - before)
-        place[shared] = 2 * calls["due"][shared].astype(np.int64) - 1
-        calls["kind"][shared] = Kind.FREE
-        calls = calls[np.argsort(place, kind="stable")]
+        """What the requests need if all of them share one growing segment, whatever their streams and pools.
+
+        Freed memory serves the next request at once, also memory that waited for other streams as recorded.
+        """
+        calls, _ = self._premises.all_calls
+        calls["kind"][calls["kind"] == Kind.FREE_SHARED] = Kind.FREE
         calls = calls[np.isin(calls["kind"], (Kind.MALLOC, Kind.FREE)) & (calls["block"] >= 0)]
         calls["stream"] = calls["pool"] = 0
         settings = replace(self.settings, expandable_segments=True, max_split_size=Settings().max_split_size)
@@ -582,7 +587,7 @@ def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8], compat: s
     try:
         return config.settings_stated({"expandable_segments": mapped, **snapshot.allocator_settings}, compat=compat)
     except SettingsError as error:
-        raise FormatError(f"allocator_settings of the snapshot: {error}") from error
+        raise FormatError(f"allocator_settings of the snapshot: {printable(str(error))}") from error
 
 
 def _dense_settings(snapshot: Snapshot, compat: str) -> Settings | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from allotment._formats.torch_snapshot import Stack
 from allotment._settings import shortest_size
+from allotment._texts import printable
 from allotment.lab.explain.holders import UNKNOWN, line_of
 from allotment.lab.explain.labels import Labels
 from allotment.lab.timeline.lives import Lives
@@ -89,13 +90,14 @@ def _groups(
 def _innermost(stack: Stack) -> str:
     """The innermost frame of Python, also of a library."""
     frames = [frame for frame in stack if frame.filename not in ("", "??")] or stack
-    return f"{frames[0].filename}:{frames[0].line} {frames[0].name}".rstrip() if frames else UNKNOWN
+    return printable(f"{frames[0].filename}:{frames[0].line} {frames[0].name}".rstrip()) if frames else UNKNOWN
 
 
 def _stack_name(stack: Stack) -> str:
     if not stack:
         return UNKNOWN
-    return " < ".join(f"{frame.name} {frame.filename.rpartition('/')[2]}:{frame.line}" for frame in stack[:6])
+    named = (f"{frame.name} {frame.filename.rpartition('/')[2]}:{frame.line}" for frame in stack[:6])
+    return printable(" < ".join(named))
 
 
 def _pool_name(pool: tuple[int, int]) -> str:

@@ -58,7 +58,8 @@ def _holds(part: str, what: str, relation: str, value: str, lives: Lives) -> NDA
         "pool": lives.pool.astype(np.int64),
     }[what]
     try:
-        number = parse_size(value) if what == "size" else int(value)
+        # Blocks of a few hundred bytes are what one looks for here, so a number without a unit is bytes.
+        number = parse_size(value) if what == "size" and not value.isdecimal() else int(value)
         return np.asarray(_RELATIONS[relation](column, number))
     except (SettingsError, ValueError, OverflowError) as error:
         raise RequestError(f'cannot search for {part!r}: give a number, such as ">100MiB" or "life>1000"') from error

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from allotment._core.edge.words import BlockState
 from allotment._formats.torch_snapshot import Snapshot, Stack
 from allotment._settings import Settings
+from allotment.lab.explain.kinds import kind_labels
 from allotment.lab.explain.labels import Labels, labels_of
 from allotment.lab.replay.gate import device_at_end
-from allotment.lab.replay.moment import Deeds
+from allotment.lab.replay.moment import Deeds, peak_moment
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.run import Recording
 from allotment.lab.timeline.columns import Columns, gathered
@@ -33,6 +34,8 @@ CHECKPOINTS = 256
 """Moments whose lives are kept, to start from."""
 MOST_MARKS = 500
 MOST_SEARCHES = 8
+MOST_CLASSIFIED = 2_000_000
+"""Calls of a history that is also told by kind of memory; a longer one would be seen a second later."""
 SEARCH = "search:"
 """Before a query: the grouping into what it finds and the rest."""
 
@@ -67,6 +70,7 @@ class Timeline:
     ) -> None:
         """`last` is the last moment; `entries` and `times` are by moment: the entry in the file, and microseconds.
 
+        The entry is -1 for the moment before the history, as in `lab.explain`.
         `streams_share`: free memory is for all streams.
         """
         self.lives, self.units, self.last = lives, units, last
@@ -96,14 +100,26 @@ class Timeline:
     # --- the most, and for whom waste is told ----------------------------------------------------------------------
 
     @cached_property
+    def _reserved(self) -> NDArray[np.int64]:
+        return _totals(self.units.begin, self.units.end, self.units.size, self.last)
+
+    @cached_property
+    def _in_use(self) -> NDArray[np.int64]:
+        return _totals(self.lives.begin, self.lives.freed, self.lives.requested, self.last)
+
+    @cached_property
     def peak_reserved(self) -> tuple[int, int]:
-        """The first moment at which most was reserved, and the bytes."""
-        return _highest(self.units.begin, self.units.end, self.units.size, self.last)
+        """The moment to look at for the peak of reserved memory, see `peak_moment`, and the most that was reserved."""
+        return peak_moment(self._reserved, self._in_use), int(self._reserved.max())
+
+    def reserved_at(self, moment: int) -> int:
+        """Bytes held of the device."""
+        return int(self._reserved[moment])
 
     @cached_property
     def peak_live(self) -> tuple[int, int]:
         """The first moment at which most was in use, and the bytes."""
-        return _highest(self.lives.begin, self.lives.freed, self.lives.requested, self.last)
+        return int(np.argmax(self._in_use)), int(self._in_use.max())
 
     @cached_property
     def asker(self) -> tuple[int, tuple[int, int]]:
@@ -258,15 +274,12 @@ class Timeline:
         )
 
 
-def _highest(begin: NDArray[np.int32], end: NDArray[np.int32], size: NDArray[np.int64], last: int) -> tuple[int, int]:
-    """The first moment at which the sizes of what is there add up to most, and that."""
-    if len(begin) == 0:
-        return 0, 0
-    change = np.bincount(np.minimum(begin, last + 1), size, minlength=last + 2)
-    change -= np.bincount(np.minimum(end, last + 1), size, minlength=last + 2)
-    total = np.cumsum(change)[: last + 1]
-    moment = int(np.argmax(total))
-    return moment, int(total[moment])
+def _totals(begin: NDArray[np.int32], end: NDArray[np.int32], size: NDArray[np.int64], last: int) -> NDArray[np.int64]:
+    """By moment: the sizes of what is there, added up."""
+    change = np.zeros(last + 2, dtype=np.int64)
+    np.add.at(change, np.minimum(begin, last + 1), size)
+    np.subtract.at(change, np.minimum(end, last + 1), size)
+    return np.cumsum(change)[: last + 1]
 
 
 def _atoms(
@@ -300,12 +313,18 @@ def timeline_of(recording: Recording, settings: Settings | str | None = None, de
         stacks=recording.stacks,
         stack_of=recording.stacks_of_all(),
         pools=recording.pool_ids,
-        entries=np.concatenate([entries[:1], entries]),
+        entries=np.concatenate([[-1], entries]),
         times=np.maximum.accumulate(recording.trace.time_us[np.concatenate([entries[:1], entries])]),
         marks=sorted(marks, key=lambda mark: mark.moment),
-        labels=labels_of(recording),
+        labels=_labels(recording),
         streams_share=recording.resolved(settings).placement == "dense",
     )
+
+
+def _labels(recording: Recording) -> list[Labels]:
+    """What the program says about its memory and, unless that takes long, what kind of memory it is."""
+    found = labels_of(recording)
+    return [*found, kind_labels(recording)] if len(recording.calls) <= MOST_CLASSIFIED else found
 
 
 def timeline_of_end(snapshot: Snapshot, device: int | None = None) -> Timeline:

@@ -11,36 +11,45 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
 
 from allotment._settings import Settings
 from allotment.errors import RequestError
+from allotment.lab.explain.failure import Failure, first_failure
+from allotment.lab.explain.growth import Growth, growth_of
+from allotment.lab.explain.study import Study
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.result import Result
 from allotment.lab.replay.run import Recording, read_capacity
 from allotment.lab.showing import Shown, ShownTable
-from allotment.lab.tune.candidates import all_candidates, is_ours
+from allotment.lab.tune.candidates import FEW, all_candidates, is_ours
 
 __all__ = [
     "Candidate",
     "Goal",
     "Phases",
     "Tuned",
+    "as_recorded",
     "candidate_table",
     "order_of",
+    "ranked",
     "run_ms",
     "try_settings",
     "tune",
-    "with_paces",
+    "worth_following",
 ]
 
 LOADED = 0.9
 """The part of what a run keeps to its end that is allocated when it counts as loaded."""
 WORTH_SAYING = 0.01
-"""The least part of the memory that another setting has to save in a phase."""
+"""The least part of what counts that other settings have to save, of a phase or of the whole run."""
+MUCH_CHEAPER = 0.03
+"""How much more memory settings may need that halve the driver time."""
+MOST_ADVICE = 3
+"""Candidates that are worth following and are named."""
 MOST_COMPARED = 6
 """Candidates that are looked at phase by phase."""
 FIRST_RUNG = 1 / 8
@@ -75,8 +84,10 @@ class Candidate:
     peak_reserved_bytes: int
     driver_ms: float
     ooms: int
+    waits: int = 0
+    """How often a stream was made to wait for another one, on the device, so that it could have its memory."""
     paced_bytes: tuple[int, int] | None = None
-    """The least and the most of `peak_reserved_bytes` by the pace at which other streams are done; see `with_paces`."""
+    """The least and the most of `peak_reserved_bytes` by the pace at which other streams are done; see `PACES`."""
 
     @property
     def fits(self) -> bool:
@@ -117,6 +128,14 @@ class Tuned(Shown):
     seconds: float
     phases: Phases | None = None
     """Where one setting is best while the run loads, and another afterwards; None where one is best throughout."""
+    advice: list[Candidate] = field(default_factory=list)
+    """The candidates that are worth following, the best first; see `worth_following`. None where memory grows."""
+    roomy: Candidate | None = None
+    """Where none fits: the settings that need least on a device without a limit, and what they need."""
+    growth: Growth | None = None
+    """What grows with every step: it runs out under any settings."""
+    failure: Failure | None = None
+    """The first request that the recording shows as out of memory; settings were tried on a device of that size."""
 
     @property
     def best(self) -> Candidate:
@@ -132,12 +151,18 @@ class Tuned(Shown):
 
     @property
     def goal_met(self) -> bool:
-        """Whether the best fits, and needs no more memory than was recorded."""
-        return self.best.fits
+        """Whether the best fits. Unknown, and so not met, where the recording ends in an out-of-memory."""
+        return self.best.fits and not self.ends_in_failure
+
+    @property
+    def ends_in_failure(self) -> bool:
+        """Whether the recording ends in a request that ran out of memory, so that nothing beyond it was tried."""
+        return self.failure is not None and self.failure.ends_recording
 
 
-def _candidate(settings: str, result: Result) -> Candidate:
-    return Candidate(settings, result.peak_reserved_bytes, result.driver_ms, result.ooms)
+def as_recorded(result: Result) -> Candidate:
+    """The replay of a run as recorded, to compare candidates with."""
+    return Candidate("", result.peak_reserved_bytes, result.driver_ms, result.ooms, result.waits)
 
 
 def try_settings(
@@ -159,19 +184,70 @@ def try_settings(
         return [each for each in pool.map(one, settings) if each is not None]
 
 
-def with_paces(recording: Recording, candidate: Candidate, capacity: int | None) -> Candidate:
-    """A candidate with what it would need if other streams were done sooner or later than recorded.
+def worth_following(
+    recording: Recording,
+    goal: Goal,
+    recorded: Candidate,
+    candidates: Iterable[Candidate],
+    capacity: int | None,
+    *,
+    paces: bool = True,
+) -> tuple[Candidate, list[Candidate]]:
+    """The recorded run, and the few best candidates that are worth changing something for.
 
-    A program on a GPU does not run at one pace: of two runs that ask for the same, frees that waited for other streams
-    are done at other requests. Nothing is added where no free waited.
+    These fit and, unless the recorded run failed, are better than it by `WORTH_SAYING` at least. A program on a GPU
+    does not run at one pace: of two runs that ask for the same, frees that waited for other streams are done at other
+    requests. So candidates whose worst pace needs more memory than that of the recorded settings are left out. `paces`
+    False skips that check, which replays the history several times for each candidate.
     """
-    if recording.waiting_frees == 0:
-        return candidate
-    settings = Settings.parse(candidate.settings, compat=recording.compat)
+    fails = recorded.ooms > 0 or (goal.capacity is not None and not recording.fits(goal.capacity))
+    cost = cost_of(goal, recorded, run_ms(recording))
+    enough = inf if fails else (1 - WORTH_SAYING) * cost(recorded)
+    worth: list[Candidate] = []
+    seen: set[tuple[int, float]] = set()
+    for each in ranked(goal, recorded, run_ms(recording), candidates):
+        if not each.fits or cost(each) > enough:
+            break
+        comes_to = (each.peak_reserved_bytes, each.driver_ms)
+        if recording.resolved(each.settings) != recording.settings and comes_to not in seen:
+            seen.add(comes_to)  # of settings that come to the same the simplest is first
+            worth.append(each)
+            if not each.settings:
+                break  # settings behind the defaults are worse than no settings
+    own = [each for each in worth if not is_ours(each.settings)]
+    if paces and recording.waiting_frees > 0 and worth:
+        recorded = _with_paces(recording, recorded, recording.settings, None)
+        most = inf if fails or goal.capacity is not None else _worst_pace(recorded)
+        worth, own = (_steady(recording, some, capacity, most) for some in (worth, own))
+    advice = worth[:MOST_ADVICE]
+    if own and own[0] not in advice:
+        advice.append(own[0])
+    return recorded, advice
+
+
+def _steady(recording: Recording, candidates: list[Candidate], capacity: int | None, most: float) -> list[Candidate]:
+    """The first few candidates that need no more than `most` bytes at any pace."""
+    found: list[Candidate] = []
+    for candidate in candidates[: 2 * MOST_ADVICE]:
+        settings = Settings.parse(candidate.settings, compat=recording.compat)
+        candidate = _with_paces(recording, candidate, settings, capacity)
+        if _worst_pace(candidate) <= most:
+            found.append(candidate)
+        if len(found) == MOST_ADVICE:
+            break
+    return found
+
+
+def _worst_pace(candidate: Candidate) -> int:
+    return candidate.peak_reserved_bytes if candidate.paced_bytes is None else candidate.paced_bytes[1]
+
+
+def _with_paces(recording: Recording, candidate: Candidate, settings: Settings, capacity: int | None) -> Candidate:
+    """A candidate with the range of what it needs, by the pace at which other streams are done."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(lambda pace: recording.trial(settings, capacity, pace=pace)[0], PACES)
-    sizes = [candidate.peak_reserved_bytes, *found]
-    return replace(candidate, paced_bytes=(min(sizes), max(sizes)))
+        peaks = [candidate.peak_reserved_bytes, *found]
+    return replace(candidate, paced_bytes=(min(peaks), max(peaks)))
 
 
 def tune(
@@ -188,39 +264,50 @@ def tune(
     began = time.monotonic()
     until = began + budget
     progress("replaying as recorded")
-    recorded = _candidate("", recording.replay())
+    recorded = as_recorded(recording.replay())
+    failure = first_failure(recording)
+    # Where the run failed, on the device that it had: on a larger one every setting would seem to do.
+    capacity = goal.capacity or (failure.capacity if failure is not None else None)
     order = order_of(goal, recorded, run_ms(recording))
-    waiting = list(all_candidates(limited=goal.capacity is not None) if settings is None else settings)
+    waiting = list(all_candidates(limited=capacity is not None) if settings is None else settings)
     progress("trying settings")
     # What one takes is known after the first few, which are worth it anyway.
     cores = os.cpu_count() or 1
     few, waiting = waiting[: 2 * cores], waiting[2 * cores :]
     begin = time.monotonic()
-    candidates = try_settings(recording, few, goal.capacity, until=until)
+    candidates = try_settings(recording, few, capacity, until=until)
     each = (time.monotonic() - begin) / max(len(candidates), 1)
     tried = len(candidates)
     share = 1.0 if len(waiting) * each < until - time.monotonic() else FIRST_RUNG
     while waiting and time.monotonic() < until:
         progress(f"trying {len(waiting)} settings" + (f" on {share:.0%} of the history" if share < 1 else ""))
-        found = try_settings(recording, waiting, goal.capacity, share, until)
+        found = try_settings(recording, waiting, capacity, share, until)
         tried += len(found) if share in (1.0, FIRST_RUNG) else 0
         if share == 1.0:
             candidates += found
             break
         waiting = [one.settings for one in sorted(found, key=order)[: (len(found) + 1) // 2]]
         share = min(1.0, 2 * share)
-    candidates.sort(key=order)
-    if time.monotonic() < until:
-        progress("looking at the pace of other streams")
-        own = next((place for place, each in enumerate(candidates) if not is_ours(each.settings)), 0)
-        for place in {0, own}:
-            candidates[place] = with_paces(recording, candidates[place], goal.capacity)
+    candidates = ranked(goal, recorded, run_ms(recording), candidates)
+    progress("looking at the pace of other streams")
+    is_early = time.monotonic() < until
+    growth = growth_of(Study(recording), failure)
+    recorded, advice = worth_following(recording, goal, recorded, candidates, capacity, paces=is_early)
+    if growth is not None:
+        advice = []
+    looked_at = {each.settings: each for each in advice}
+    candidates = [looked_at.get(each.settings, each) for each in candidates]
+    roomy = None
+    if not candidates[0].fits:
+        progress("looking for a device that would do")
+        few = [each.settings for each in sorted(candidates, key=lambda each: each.ooms)[:MOST_COMPARED]]
+        roomy = min(try_settings(recording, [*few, *FEW], None), key=lambda each: each.peak_reserved_bytes)
     progress("looking at phases")
-    phases = phases_of(recording, goal, candidates[:MOST_COMPARED]) if time.monotonic() < until else None
-    return Tuned(goal, recorded, candidates, tried, time.monotonic() - began, phases)
+    phases = phases_of(recording, capacity, candidates[:MOST_COMPARED]) if time.monotonic() < until else None
+    return Tuned(goal, recorded, candidates, tried, time.monotonic() - began, phases, advice, roomy, growth, failure)
 
 
-def phases_of(recording: Recording, goal: Goal, candidates: list[Candidate]) -> Phases | None:
+def phases_of(recording: Recording, capacity: int | None, candidates: list[Candidate]) -> Phases | None:
     """Whether the best of some candidates differs between loading and what comes after."""
     call = loaded_at(recording)
     if call is None or len(candidates) < 2:
@@ -228,7 +315,7 @@ def phases_of(recording: Recording, goal: Goal, candidates: list[Candidate]) -> 
     loading: list[Candidate] = []
     after: list[Candidate] = []
     for each in candidates:
-        run = recording.replay(Settings.parse(each.settings, compat=recording.compat), goal.capacity)
+        run = recording.replay(Settings.parse(each.settings, compat=recording.compat), capacity)
         edge = min(max(recording.sample_of(call), 1), len(run.reserved) - 1)
         loading.append(replace(each, peak_reserved_bytes=max(run.reserved[:edge], default=0)))
         after.append(replace(each, peak_reserved_bytes=max(run.reserved[edge:], default=0)))
@@ -267,17 +354,53 @@ def run_ms(recording: Recording) -> float:
     return (int(times[-1]) - int(times[0])) / 1000 if len(times) else 0.0
 
 
+def cost_of(goal: Goal, recorded: Candidate, run_ms: float) -> Callable[[Candidate], float]:
+    """What counts for a goal, the less the better: memory, the time of the run, or their product."""
+
+    def time(candidate: Candidate) -> float:
+        return max(run_ms - recorded.driver_ms, 0.0) + candidate.driver_ms
+
+    def memory(candidate: Candidate) -> float:
+        return candidate.peak_reserved_bytes
+
+    def both(candidate: Candidate) -> float:
+        return memory(candidate) * (time(candidate) if run_ms > recorded.driver_ms else 1.0)
+
+    return {"min-memory": memory, "balanced": both}.get(goal.name, time)
+
+
 def order_of(goal: Goal, recorded: Candidate, run_ms: float) -> Callable[[Candidate], tuple[float, ...]]:
-    """What comes first: fitting, then by goal; among equals the shorter text."""
+    """What comes first: fitting, then what the goal asks for, then less memory, less driver time, a shorter text."""
+    cost = cost_of(goal, recorded, run_ms)
 
-    def memory_first(candidate: Candidate) -> tuple[float, ...]:
-        return (candidate.ooms, candidate.peak_reserved_bytes, candidate.driver_ms, len(candidate.settings))
+    def order(candidate: Candidate) -> tuple[float, ...]:
+        ties = (candidate.peak_reserved_bytes, candidate.driver_ms, len(candidate.settings))
+        return (candidate.ooms, cost(candidate), *ties)
 
-    def time_first(candidate: Candidate) -> tuple[float, ...]:
-        return (candidate.ooms, candidate.driver_ms, candidate.peak_reserved_bytes, len(candidate.settings))
+    return order
 
-    def both(candidate: Candidate) -> tuple[float, ...]:
-        slower = (run_ms - recorded.driver_ms + candidate.driver_ms) / run_ms if run_ms > recorded.driver_ms else 1.0
-        return (candidate.ooms, candidate.peak_reserved_bytes * slower, len(candidate.settings))
 
-    return {"min-memory": memory_first, "balanced": both}.get(goal.name, time_first)
+def ranked(goal: Goal, recorded: Candidate, run_ms: float, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Candidates, the best first.
+
+    For a balanced choice a little memory is not worth much driver time: of candidates that need about the same memory,
+    the one with the least driver time comes first. About the same is 1 % more, or 3 % where the driver time is halved.
+    """
+    left = sorted(candidates, key=order_of(goal, recorded, run_ms))
+    if goal.name != "balanced":
+        return left
+    found: list[Candidate] = []
+    while left:
+        best = left[0]
+        like_it = [each for each in left if each is best or _costs_less_for_the_same(each, best)]
+        found.append(min(like_it, key=lambda each: (each.driver_ms, each.peak_reserved_bytes, len(each.settings))))
+        left.remove(found[-1])
+    return found
+
+
+def _costs_less_for_the_same(one: Candidate, best: Candidate) -> bool:
+    more = one.peak_reserved_bytes - best.peak_reserved_bytes
+    if one.ooms != best.ooms or one.driver_ms >= best.driver_ms:
+        return False
+    most = MUCH_CHEAPER if 2 * one.driver_ms <= best.driver_ms else WORTH_SAYING
+    return more <= most * best.peak_reserved_bytes

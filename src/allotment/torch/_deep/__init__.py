@@ -13,5 +13,6 @@
 | `upcalls.hpp` · `telling.hpp` | what the engine asks of PyTorch; what PyTorch's allocator tells profilers, gauges and observers |
 | `contexts.hpp` · `versions.hpp` | contexts as numbers; what differs between versions |
 | `building` | the compiled stand-in: made once, kept by versions |
+| `self_check` · `comparing` | a check with a release that deep mode is not proven with; what two processes tell, compared |
 | `deep` | the stand-in in the place of PyTorch's allocator |
 """  # noqa: E501

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define ALLOTMENT_POINTS_VERSION 2
+#define ALLOTMENT_POINTS_VERSION 3
 #define ALLOTMENT_DEVICES_MOST 64
 #define ALLOTMENT_FOREIGN_CONTEXT (1u << 23)    /* numbers of the framework's contexts: from here on */
 #define ALLOTMENT_CONTEXTS_MOST (1u << 23)      /* and as many */
@@ -24,9 +24,7 @@ extern "C" {
 enum allotment_failure_kind {
     ALLOTMENT_FAILED = 1,
     ALLOTMENT_OUT_OF_MEMORY,
-    ALLOTMENT_REJECTED,         /* out of memory by the settings, before the device was asked */
-    ALLOTMENT_NOT_OURS,         /* not the address of a block in use on that device */
-    ALLOTMENT_EXPANDABLE        /* refused for a block of an expandable segment */
+    ALLOTMENT_REJECTED          /* out of memory by the settings, before the device was asked */
 };
 
 typedef struct allotment_failure {
@@ -116,6 +114,8 @@ typedef struct allotment_points {
     void* (*table_of)(int device);                                          /* python, the first time */
     /* The last failure of a function of a device's table becomes the failure here. */
     void (*take_failure)(int device);                                       /* python */
+    /* Whether the thread's last function of a table that failed was given an address of no block in use there. */
+    int (*is_not_ours)(void);
     void (*serve)(const allotment_framework* framework);
 
     /* 0: no block in use begins there */
@@ -167,6 +167,8 @@ typedef struct allotment_points {
     int (*expandable_sizes)(int device, void (*visit)(void* self, uint64_t stream, int is_small, uint64_t mapped),
                             void* self);
     void* (*allocate_at)(int device, size_t size, void* address, uint64_t stream);
+    /* `size` is for a class that the settings do not name; 0: as the settings say for all */
+    int (*set_reserve_class)(int device, uint64_t stream, const char* name, size_t size);
 } allotment_points;
 
 #ifdef __cplusplus

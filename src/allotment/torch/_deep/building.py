@@ -1,9 +1,13 @@
-"""The compiled stand-in: made once for the PyTorch and the Allotment found here, and kept.
+"""The compiled stand-in: compiled once for the PyTorch and the Allotment found here, then kept.
 
-It is kept in the user's cache folder, or where that cannot be written in a folder of the user's own among temporary
-files, under a name that says which versions it is for and what it was made of. Whoever compiles holds a lock on a file
-beside it and writes to a file of its own, which becomes the library in one step: two processes that need it at once
-compile it once, and one that is interrupted leaves nothing that another would take for it.
+The library lies in the user's cache folder, or in a folder of the user's own among temporary files if the cache folder
+cannot be written. Its name states the versions it is for and a hash of its sources. A process that compiles holds a
+lock on a file beside it and writes to a file of its own, which it renames at the end: two processes that need the
+library at once compile it once, and an interrupted one leaves nothing that another would load.
+
+The library runs as code of this user, so nobody else may supply it. Anybody can create the folder among temporary files
+first. `Folder` therefore opens a folder once, checks what it opened, and reaches the files through that descriptor; the
+library's file is opened once too, checked, and loaded from its descriptor. No link is followed on the way.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from allotment._rules import NEWEST, OLDEST
+from allotment._rules import OLDEST
 from allotment.errors import UnsupportedError
 
 HERE = Path(__file__).parent
@@ -33,7 +37,7 @@ SOURCES = (
 )  # fmt: skip
 OUR_CUDA_HEADERS = HERE / "cuda_headers"
 PROVEN: tuple[str, ...] = ("2.11",)
-"""Releases with which PyTorch's own tests of its allocator have passed in deep mode on a GPU: `auto` takes it there."""
+"""Releases with which PyTorch's own tests of its allocator have passed in deep mode on a GPU. Others are checked."""
 COMPILERS = ("c++", "g++", "clang++")
 _C_PLUS_PLUS_20_FROM = (2, 13)
 
@@ -50,6 +54,8 @@ class TorchFacts:
     """Of the package: its headers and libraries are below it."""
     new_strings: bool = True
     """Which of the two forms of std::string its libraries are compiled with."""
+    hip: str | None = None
+    """The version of ROCm that it is built for."""
 
     @property
     def release(self) -> tuple[int, int]:
@@ -64,66 +70,137 @@ class CannotBuild(UnsupportedError):
         super().__init__(reason, operation="install")
 
 
-def refuse_unproven(torch: TorchFacts) -> None:
-    """Raises CannotBuild for a PyTorch with which deep mode has not passed PyTorch's own tests on a GPU."""
-    if ".".join(map(str, torch.release)) not in PROVEN:
-        raise CannotBuild(
-            f"deep mode has not passed PyTorch's own tests on a GPU with PyTorch {torch.version} yet;"
-            " install(mode='deep') takes it all the same"
-        )
+def is_proven(torch: TorchFacts) -> bool:
+    """Whether PyTorch's own tests have passed in deep mode with this release."""
+    return ".".join(map(str, torch.release)) in PROVEN
 
 
 def refuse_unknown(torch: TorchFacts) -> None:
-    """Raises CannotBuild for a PyTorch that the stand-in was not written for."""
-
-    def release(version: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in version.split("."))
-
+    """Raise CannotBuild for a PyTorch that the stand-in cannot be compiled for. A newer one than we know may work."""
+    if torch.hip is not None:
+        raise CannotBuild(f"PyTorch {torch.version} was built for ROCm; deep mode needs a build for CUDA")
     if torch.cuda is None:
         raise CannotBuild(f"PyTorch {torch.version} was built without CUDA; install a build that has it")
-    if torch.release < release(OLDEST):
+    if torch.release < tuple(int(part) for part in OLDEST.split(".")):
         raise CannotBuild(f"PyTorch {torch.version} is older than {OLDEST}, the first that deep mode knows")
-    if torch.release > release(NEWEST):
-        raise CannotBuild(f"PyTorch {torch.version} is newer than {NEWEST}, the last that deep mode knows")
 
 
-def library(torch: TorchFacts, say: Say | None = None) -> Path:
-    """The compiled stand-in, made now if it is not there. Raises CannotBuild.
+@dataclass(frozen=True)
+class Library:
+    """The compiled stand-in, open."""
 
-    `say` is told, a line at a time, that it takes a while; without it, that goes to standard error.
+    path: Path
+    """Where it is kept, for messages. Loading this name could find another file."""
+    descriptor: int
+    """Stays open: debuggers and PyTorch's stack traces open the file again by `loadable`."""
+
+    @property
+    def loadable(self) -> str:
+        """A name for dlopen that leads to the opened file. Raises OSError without /proc.
+
+        It has the number that /proc knows this process by, so that a symbolizer in a child process can open it too.
+        """
+        return f"/proc/{os.readlink('/proc/self')}/fd/{self.descriptor}"
+
+
+class Folder:
+    """A folder, open, in which only this user and root can have put anything."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        """Raises OSError if it cannot be opened, is a link, or is open to other users."""
+        self.path = path
+        if create:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _refuse_foreign(self.descriptor, path)
+        except OSError:
+            os.close(self.descriptor)
+            raise
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
+
+    def library(self, name: str) -> Library | None:
+        """The library of that name; None if there is no file, or one that this user cannot trust or read."""
+        try:
+            descriptor = self.open(name)
+        except OSError:
+            return None
+        try:
+            _refuse_foreign(descriptor, self.path / name)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return Library(self.path / name, descriptor)
+
+    def text(self, name: str) -> str | None:
+        """What is written in a file; None as for `library`."""
+        found = self.library(name)
+        if found is None:
+            return None
+        with open(found.descriptor, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def keep(self, name: str, text: str) -> None:
+        """Write a file, so that others find all of it or nothing."""
+        part = f"{name}.{os.getpid()}.part"
+        try:
+            with open(self.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(part, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+        finally:
+            self.remove(part)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.descriptor)
+
+
+def _refuse_foreign(descriptor: int, path: Path) -> None:
+    """Raise PermissionError if a user other than this one and root owns the opened file, or can write to it."""
+    found = os.fstat(descriptor)
+    if found.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{path} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"other users can write to {path}")
+
+
+def library(torch: TorchFacts, say: Say | None = None) -> Library:
+    """The compiled stand-in, compiled now if no folder has it. Raises CannotBuild.
+
+    `say` gets the lines that tell how long it takes; by default they go to standard error.
     """
-    say = say or _say
+    say = say or say_on_standard_error
     refuse_unknown(torch)
     name = f"stand_in-{torch.version}-{sys.modules[PACKAGE.name].__version__}-{_fingerprint(torch)}.so"
+    for path in folders():
+        with contextlib.suppress(OSError), Folder(path) as folder:  # the second loop names the problems
+            kept = folder.library(name)
+            if kept is not None:
+                return kept
     problems = []
-    for folder in folders():
-        kept = folder / name
-        if kept.exists() and _is_ours(kept):
-            return kept
-    for folder in folders():
+    for path in folders():
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_ours(folder):
-                problems.append(f"{folder} belongs to another user or others can write to it")
-                continue
-            return _make(torch, folder / name, say)
+            with Folder(path, create=True) as folder:
+                return _make(torch, folder, name, say)
         except OSError as error:
             problems.append(str(error))
     raise CannotBuild(f"no folder can be written for the compiled library: {'; '.join(problems)}")
 
 
 def folders() -> Iterator[Path]:
-    """Where it may be kept, the best first."""
+    """The folders where the library may lie, the best first."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     with contextlib.suppress(RuntimeError):  # a user without a home
         yield (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "allotment"
-    yield Path(tempfile.gettempdir()) / f"allotment-{os.getuid()}"
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether nobody else could have put something there: it is loaded as code."""
-    found = path.stat()
-    return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    yield Path(tempfile.gettempdir()) / f"allotment-{os.geteuid()}"
 
 
 def _fingerprint(torch: TorchFacts) -> str:
@@ -133,32 +210,37 @@ def _fingerprint(torch: TorchFacts) -> str:
     return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *contents])).hexdigest()[:12]
 
 
-def _make(torch: TorchFacts, library: Path, say: Say) -> Path:
-    with _lock(library.with_suffix(".lock"), say):
-        if library.exists():  # another process was quicker
-            return library
-        for left in library.parent.glob(f"{library.stem}.*.part"):  # of one that was killed
-            left.unlink(missing_ok=True)
-        part = library.with_suffix(f".{os.getpid()}.part")
+def _make(torch: TorchFacts, folder: Folder, name: str, say: Say) -> Library:
+    stem = name.removesuffix(".so")
+    with one_process_at_a_time(folder, f"{stem}.lock", say):
+        kept = folder.library(name)
+        if kept is not None:  # another process was quicker
+            return kept
+        for left in os.listdir(folder.descriptor):
+            if left.startswith(f"{stem}.") and left.endswith(".part"):  # of a process that was killed
+                folder.remove(left)
+        part = f"{stem}.{os.getpid()}.part"
         try:
-            _compile(torch, part, say)
-            os.replace(part, library)
+            _compile(torch, folder, part, say)
+            made = Library(folder.path / name, folder.open(part))
+            os.fchmod(made.descriptor, 0o700)  # under a lax umask others could write to it, and it would be refused
+            os.replace(part, name, src_dir_fd=folder.descriptor, dst_dir_fd=folder.descriptor)
         finally:
-            part.unlink(missing_ok=True)
-    return library
+            folder.remove(part)
+        return made
 
 
 @contextlib.contextmanager
-def _lock(path: Path, say: Say) -> Iterator[None]:
-    """One process at a time; it ends with the process. Where files cannot be locked, several may compile."""
+def one_process_at_a_time(folder: Folder, name: str, say: Say) -> Iterator[None]:
+    """Let one process in at a time; the lock ends with the process. Where files cannot be locked, several compile."""
     import fcntl
 
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is compiling the same; waiting for it")
+            say("another process does the same; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError:
             pass
@@ -167,17 +249,18 @@ def _lock(path: Path, say: Say) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _compile(torch: TorchFacts, into: Path, say: Say) -> None:
-    command = [*compiler(), *flags(torch), str(HERE / SOURCES[0]), "-o", str(into)]
+def _compile(torch: TorchFacts, folder: Folder, name: str, say: Say) -> None:
+    command = [*compiler(), *flags(torch), str(HERE / SOURCES[0]), "-o", name]
     say(f"compiling for PyTorch {torch.version}, once: about 20 seconds ...")
     began = time.monotonic()
+    where = f"/proc/self/fd/{folder.descriptor}"  # the checked folder, even if its name leads elsewhere by now
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
-        raise CannotBuild(f"the C++ compiler {command[0]} cannot be run: {error.strerror}") from error
-    if done.returncode != 0 or not into.exists():
+        raise CannotBuild(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+    if done.returncode != 0 or name not in os.listdir(folder.descriptor):
         raise CannotBuild(f"the stand-in does not compile with {command[0]}: {_complaint(done.stderr)}")
-    say(f"compiled in {time.monotonic() - began:.0f} s, kept in {into.parent}")
+    say(f"compiled in {time.monotonic() - began:.0f} s, kept in {folder.path}")
 
 
 def _complaint(output: str) -> str:
@@ -191,13 +274,14 @@ def compiler() -> list[str]:
     """The C++ compiler: $CXX, or the first that is found. Raises CannotBuild."""
     chosen = os.environ.get("CXX", "").split()
     if chosen:
-        if shutil.which(chosen[0]) is None:
+        found = shutil.which(chosen[0])
+        if found is None:
             raise CannotBuild(f"there is no C++ compiler {chosen[0]!r}, which CXX names")
-        return chosen
+        return [os.path.abspath(found), *chosen[1:]]  # it runs in another folder
     for name in COMPILERS:
         found = shutil.which(name)
         if found:
-            return [found]
+            return [os.path.abspath(found)]
     raise CannotBuild(f"there is no C++ compiler ({', '.join(COMPILERS)}, or what CXX names); install g++")
 
 
@@ -225,7 +309,7 @@ def cuda_headers(torch: TorchFacts) -> list[Path]:
     nvcc = shutil.which("nvcc")
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1]]
     for home in [*homes, f"/usr/local/cuda-{torch.cuda}", "/usr/local/cuda"]:
-        folder = Path(home or "/nowhere") / "include"
+        folder = Path(home or "/nowhere").absolute() / "include"
         if _cuda_major(folder) == major and (folder / "crt" / "host_defines.h").exists():
             return [folder]
     for folder in [torch.folder.parent / "nvidia" / name / "include" for name in (f"cu{major}", "cuda_runtime")]:
@@ -247,5 +331,5 @@ def _cuda_major(folder: Path) -> str | None:
     return str(int(found[1]) // 1000) if found else None
 
 
-def _say(line: str) -> None:
+def say_on_standard_error(line: str) -> None:
     print(f"allotment: {line}", file=sys.stderr, flush=True)

@@ -1,3 +1,9 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+
+from allotment._allocators.caching.allocator cimport Allocator
+from allotment._core.engine cimport engine_reserve_ranges
+from allotment._core.model.model cimport Failure
 from allotment.torch._deep.failing cimport note
 from allotment.torch._deep.header cimport allotment_points
 from allotment.torch._deep.served cimport allocator_at, served_at, told_to_all, used_allocator, used_allocators
@@ -52,7 +58,7 @@ cdef int configure(const char* text) noexcept with gil:
                 try:
                     allocator.configure(given, lenient=True)
                 except SettingsError:
-                    pass        # PyTorch's own parser has had its say
+                    pass        # PyTorch's own parser has raised for it, or allowed it
             told.settings, _ = parse_leniently(given, told.settings)
         return 1
     except BaseException as error:
@@ -67,6 +73,22 @@ cdef int enable_peer(int owner, int peer) noexcept with gil:
         return note(error)
 
 
+cdef int set_reserve_class(int device, uint64_t stream, const char* name, size_t size) noexcept with gil:
+    cdef Allocator allocator
+    cdef Failure failure
+    cdef bint ok
+    try:
+        allocator = used_allocator(device)
+        allocator.set_reserve_class(stream, name.decode())
+        if size and name.decode() not in dict(allocator.settings.expandable_segments_reserve_by_class):
+            allocator.enter()
+            ok = engine_reserve_ranges(allocator.engine, stream, size, &failure)
+            allocator.leave(ok, &failure)
+        return 1
+    except BaseException as error:
+        return note(error)
+
+
 cdef void fill_control(allotment_points* table) noexcept:
     table.memory_fraction = memory_fraction
     table.set_memory_fraction = set_memory_fraction
@@ -74,3 +96,4 @@ cdef void fill_control(allotment_points* table) noexcept:
     table.is_enabled = is_enabled
     table.configure = configure
     table.enable_peer = enable_peer
+    table.set_reserve_class = set_reserve_class

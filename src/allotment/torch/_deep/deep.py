@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from allotment.errors import RequestError
-from allotment.torch._deep.building import CannotBuild, TorchFacts, library, refuse_unknown, refuse_unproven
+from allotment.torch._deep.building import (
+    CannotBuild,
+    TorchFacts,
+    is_proven,
+    library,
+    refuse_unknown,
+    say_on_standard_error,
+)
+from allotment.torch._deep.self_check import expect_equal
 from allotment.torch._process_state import process_state
 
 if TYPE_CHECKING:
@@ -26,35 +34,36 @@ def torch_here() -> TorchFacts:
         cuda=getattr(getattr(torch, "version", None), "cuda", None),
         folder=Path(getattr(torch, "__file__", None) or "torch").parent,
         new_strings=bool(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)),
+        hip=getattr(getattr(torch, "version", None), "hip", None),
     )
 
 
-def load(*, proven: bool) -> Any:
+def load(*, insist: bool) -> Any:
     """The compiled stand-in, loaded; nothing is changed by that. Raises CannotBuild.
 
-    With `proven` also for a PyTorch with which it was not tried on a GPU.
+    Unless `insist`, a release of PyTorch that deep mode was not proven with must pass a check first.
     """
     global _loaded
     if _loaded is not None:
         return _loaded
     here = torch_here()
     refuse_unknown(here)
-    if proven:
-        refuse_unproven(here)
     try:
         from allotment.torch._deep import points
     except ImportError as error:
         raise CannotBuild(f"deep mode is for Linux, and for a whole build of Allotment ({error})") from error
-    path = library(here)
+    built = library(here)
     try:
-        found = ctypes.CDLL(str(path))
+        found = ctypes.CDLL(built.loadable)
         found.allotment_stand_in_install.restype = ctypes.c_char_p
         found.allotment_stand_in_install.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         found.allotment_stand_in_contexts.restype = ctypes.c_size_t
     except (OSError, AttributeError) as error:
-        raise CannotBuild(f"the compiled library {path} cannot be loaded: {error}") from error
+        raise CannotBuild(f"the compiled library {built.path} cannot be loaded: {error}") from error
     if not found.allotment_stand_in_fits(ctypes.c_void_p(points.address())):
-        raise CannotBuild(f"the compiled library {path} is of another version; remove it")
+        raise CannotBuild(f"the compiled library {built.path} is of another version; remove it")
+    if not insist and not is_proven(here):
+        expect_equal(here, built, say_on_standard_error)
     _loaded = found
     return found
 

@@ -2,11 +2,10 @@ from libc.stdlib cimport free
 from libc.string cimport memset, strdup
 
 from allotment._allocators.caching.allocator cimport Allocator
-from allotment._allocators.caching.entry_points cimport last_exception
-from allotment._core.model.model cimport Failure
+from allotment._allocators.caching.entry_points cimport last_exception, last_failure
+from allotment._core.model.model cimport FAILED_ADDRESS, Failure
 from allotment.torch._deep.header cimport (
-    ALLOTMENT_FAILED, ALLOTMENT_NOT_OURS, ALLOTMENT_OUT_OF_MEMORY, ALLOTMENT_REJECTED, allotment_failure,
-    allotment_points)
+    ALLOTMENT_FAILED, ALLOTMENT_OUT_OF_MEMORY, ALLOTMENT_REJECTED, allotment_failure, allotment_points)
 from allotment.torch._deep.served cimport served_at, used_allocator
 
 from allotment._rules import rules_of
@@ -19,11 +18,11 @@ cdef extern from *:
     """
     allotment_failure failed "allotment_failed"
 
-cdef dict POOL_WORDS = {
-    "already recording": "beginAllocateToPool: already recording to mempool_id",
-    "not currently recording": "endAllocatePool: not currently recording to mempool_id",
-    "has released it": "Not expected to checkpoint freeable graph",
-    "there is no pool": "Could not find pool of id",
+cdef dict POOL_WORDS = {    # by the reason of a PoolError
+    "routed": "beginAllocateToPool: already recording to mempool_id",
+    "not_routed": "endAllocatePool: not currently recording to mempool_id",
+    "released": "Not expected to checkpoint freeable graph",
+    "unknown": "Could not find pool of id",
 }
 
 
@@ -32,10 +31,8 @@ cdef str words_of(object error):
     if isinstance(error, OutOfMemoryError):
         allocator = used_allocator(error.facts.device_index)
         return pytorch_out_of_memory(error.facts, rules=rules_of(allocator.settings.compat))
-    if isinstance(error, PoolError):
-        for ours, theirs in POOL_WORDS.items():
-            if ours in str(error):
-                return theirs
+    if isinstance(error, PoolError) and error.reason in POOL_WORDS:
+        return POOL_WORDS[error.reason]
     if isinstance(error, AddressError):
         return f"invalid device pointer: {error.address:#x}"
     if isinstance(error, UnsupportedError) and error.operation == "base_allocation":
@@ -49,8 +46,6 @@ cdef str words_of(object error):
 cdef int kind_of(object error):
     if isinstance(error, OutOfMemoryError):
         return ALLOTMENT_REJECTED if error.facts.rejected else ALLOTMENT_OUT_OF_MEMORY
-    if isinstance(error, AddressError):
-        return ALLOTMENT_NOT_OURS
     return ALLOTMENT_FAILED
 
 
@@ -97,6 +92,10 @@ cdef void take_failure(int device) noexcept with gil:
         note(error)
 
 
+cdef int is_not_ours() noexcept nogil:
+    return last_failure().reason == FAILED_ADDRESS
+
+
 cdef int called_from_inside() noexcept with gil:
     return note(RuntimeError("the allocator was called from inside itself; a tracker and a filter may only free"))
 
@@ -104,3 +103,4 @@ cdef int called_from_inside() noexcept with gil:
 cdef void fill_failing(allotment_points* table) noexcept:
     table.failure = failure
     table.take_failure = take_failure
+    table.is_not_ours = is_not_ours

@@ -13,8 +13,6 @@ cdef extern from "allotment_points.h":
         ALLOTMENT_FAILED
         ALLOTMENT_OUT_OF_MEMORY
         ALLOTMENT_REJECTED
-        ALLOTMENT_NOT_OURS
-        ALLOTMENT_EXPANDABLE
     ctypedef struct allotment_failure:
         int kind
         char* text
@@ -71,6 +69,7 @@ cdef extern from "allotment_points.h":
         void* const* tables
         void* (*table_of)(int) noexcept nogil
         void (*take_failure)(int) noexcept nogil
+        int (*is_not_ours)() noexcept nogil
         void (*serve)(const allotment_framework*) noexcept nogil
         size_t (*block_size)(int, void*) noexcept nogil
         uint32_t (*block_context)(int, const void*) noexcept nogil
@@ -110,3 +109,4 @@ cdef extern from "allotment_points.h":
         int (*enable_peer)(int, int) noexcept nogil
         int (*expandable_sizes)(int, void (*)(void*, uint64_t, int, uint64_t) noexcept nogil, void*) noexcept nogil
         void* (*allocate_at)(int, size_t, void*, uint64_t) noexcept nogil
+        int (*set_reserve_class)(int, uint64_t, const char*, size_t) noexcept nogil

@@ -19,6 +19,7 @@ from allotment.torch._deep.served cimport (
 from allotment._core.records.history import (
     get_user_metadata, pop_compile_context, push_compile_context, set_user_metadata)
 from allotment._rules import has
+from allotment.errors import AddressError
 
 cdef extern from *:
     """
@@ -156,6 +157,8 @@ cdef int annotate_block(int device, const void* address, const char* text) noexc
     try:
         used_allocator(device).annotate(<size_t> address, text.decode())
         return 1
+    except AddressError as error:
+        return note(RuntimeError(f"annotateMemory: no live allocation found at pointer {error.address:#x}"))
     except BaseException as error:
         return note(error)
 

@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdarg>
+#include <cstdio>
 #include <exception>
 #include <string>
 #include <utility>
@@ -20,6 +22,17 @@ const allotment_points* points = nullptr;
 Contexts& contexts() {
     static auto* all = new Contexts;
     return *all;
+}
+
+/* A message made without a C++ stream: where the compiler links the C++ library statically, this library holds another
+ * copy of the streams than PyTorch's, and writing a pointer to one ends the process. */
+__attribute__((format(printf, 1, 2))) std::string words(const char* form, ...) {
+    char text[200];
+    va_list values;
+    va_start(values, form);
+    std::vsnprintf(text, sizeof(text), form, values);
+    va_end(values);
+    return text;
 }
 
 /* What a function of others threw inside of the engine, which lets nothing through; thrown again when it is left. */

@@ -1,4 +1,4 @@
-"""Settings in deep mode: PyTorch's variables, and on top of them what is said to us."""
+"""Settings under PyTorch: those of PyTorch's variables, and on top of them what is said to us."""
 
 from __future__ import annotations
 
@@ -9,45 +9,73 @@ from typing import Any
 
 from allotment import _settings as config
 from allotment._settings.grammar import entries
+from allotment.errors import SettingsError
+
+DENSE = "dense"
 
 
-def deep_settings(given: str | config.Settings | None, compat: str) -> config.Settings:
+def deep_settings(given: str | config.Settings | None, compat: str, *, dense: bool = False) -> config.Settings:
     """What PyTorch's variables say; then the keys that ALLOTMENT_CONF names, then those of a string given.
 
-    A record that is given stands alone. Raises SettingsError.
+    A record stands for itself. With `dense` the placement is dense, and another one in our own settings is an error.
+    Raises SettingsError.
     """
     if isinstance(given, config.Settings):
+        if dense and given.placement != DENSE:
+            raise _contradiction(given.placement, "the settings record")
         return config.settings_of(given)
     found, error = config.pytorch_environment(compat=compat)
     if error is not None:
         raise error
     config.from_environment(compat=compat)  # an error in it names the variable
-    ours = [text for text in (os.environ.get("ALLOTMENT_CONF", ""), "" if given is None else given) if text != ""]
-    on_top = {setting: value for text in ours for setting, value in _named(text, compat).items()}
+    on_top: dict[str, Any] = {}
+    for origin, text in (("ALLOTMENT_CONF", os.environ.get("ALLOTMENT_CONF", "")), ("the settings", given or "")):
+        named = _named(text, compat, dense) if text else {}
+        if dense and named.get("placement", DENSE) != DENSE:
+            raise _contradiction(named["placement"], origin)
+        on_top |= named
+    if dense:
+        on_top["placement"] = DENSE
     return _without_meaningless(replace(found, **on_top), found, set(on_top))
 
 
-def _named(text: str, compat: str) -> dict[str, Any]:
+def _contradiction(placement: str, origin: str) -> SettingsError:
+    return SettingsError(
+        f"dense placement is asked for, but {origin} name placement:{placement}; leave one of the two out",
+        key="placement",
+        value=placement,
+        allowed=DENSE,
+    )
+
+
+def _named(text: str, compat: str, dense: bool) -> dict[str, Any]:
     """The settings that a string names, and their values."""
-    parsed = config.Settings.parse(text, compat=compat)
     keys = {entry.key for entry in entries(text, strict=True)}
+    placed = f"placement:{DENSE},{text}" if dense and "placement" not in keys else text
+    parsed = config.Settings.parse(placed, compat=compat)
     return {setting: getattr(parsed, setting) for setting, key in config.KEYS.items() if keys.intersection(key.names)}
 
 
 def _without_meaningless(chosen: config.Settings, of_pytorch: config.Settings, named: set[str]) -> config.Settings:
-    """What PyTorch's variables say and the chosen placement gives no meaning is passed over, with a warning."""
+    """The settings without keys that have no meaning under the chosen placement.
+
+    If PyTorch's variables set such a key, a warning says that it is not used. If our own settings do, it is an error.
+    """
     meaningless = [
         setting
         for setting, key in config.KEYS.items()
         if key.placements
         and chosen.placement not in key.placements
-        and setting not in named
-        and getattr(of_pytorch, setting) != config.DEFAULTS[setting]
+        and getattr(chosen, setting) != config.DEFAULTS[setting]
     ]
+    for setting in meaningless:
+        if setting in named:
+            key = config.KEYS[setting].names[0]
+            raise SettingsError(f"{key} must be left out: it has no meaning to placement:{chosen.placement}", key=key)
     if meaningless:
         names = ", ".join(config.KEYS[setting].names[0] for setting in meaningless)
         warnings.warn(
-            f"PyTorch's settings name {names}, which placement:{chosen.placement} gives no meaning; passed over",
+            f"PyTorch's settings name {names}, which has no meaning under placement:{chosen.placement}; it is not used",
             stacklevel=4,
         )
     return replace(chosen, **{setting: config.DEFAULTS[setting] for setting in meaningless})

@@ -77,6 +77,9 @@ struct StandIn final : CUDAAllocator {
     void* request(DeviceIndex device, size_t size, cudaStream_t stream) {
         expect_device(device);
         const auto* table = table_of(device);
+#if TORCH_HAS_RESERVE_CLASSES
+        asking = {device, stream};
+#endif
         void* address = table->allocate(table->context, size, device, stream);
         if (C10_UNLIKELY(address == nullptr)) out_of_memory(device, size);
         if (C10_UNLIKELY(thrown_inside)) {      /* a tracker's, which the native allocator lets through too */
@@ -87,24 +90,30 @@ struct StandIn final : CUDAAllocator {
         return address;
     }
 
-    /* The device that a block in use is of; -1: it is not ours. The current one is asked first. */
-    int device_of(const void* address, size_t* size = nullptr) const {
-        size_t found = 0;
+    /* Ask the devices in use, the thread's current one first, until `is_owner(device, table)`; -1: none is. */
+    template <typename IsOwner>
+    int find_device(const IsOwner& is_owner) const {
         const int count = device_count.load(std::memory_order_relaxed);
-        for (int device = 0; device < count && found == 0; ++device) {
-            if (table_if_any(device) == nullptr) continue;
-            found = points->block_size(device, const_cast<void*>(address));
-            if (found != 0) {
-                if (size != nullptr) *size = found;
-                return device;
-            }
+        DeviceIndex first = 0;
+        if (count > 1 && (c10::cuda::GetDevice(&first) != cudaSuccess || first >= count)) first = 0;
+        for (int step = 0; step < count; ++step) {
+            const int device = step == 0 ? first : step <= first ? step - 1 : step;
+            const auto* table = table_if_any(device);
+            if (table != nullptr && is_owner(device, table)) return device;
         }
         return -1;
     }
 
+    /* The device that a block in use is of; -1: it is not ours. */
+    int device_of(const void* address) const {
+        return find_device([address](int device, const allotment_entry_points*) {
+            return points->block_size(device, const_cast<void*>(address)) != 0;
+        });
+    }
+
     int expect_block(const void* address) const {
         const int device = device_of(address);
-        TORCH_CHECK(device >= 0, "invalid device pointer: ", address);
+        TORCH_CHECK(device >= 0, words("invalid device pointer: %p", address));
         return device;
     }
 
@@ -116,23 +125,16 @@ struct StandIn final : CUDAAllocator {
             (*interpreter)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
         }
         const bool profiled = c10::memoryProfilingEnabled();
-        const int count = device_count.load(std::memory_order_relaxed);
-        int last = -1;
-        for (int device = 0; device < count; ++device) {
-            const auto* table = table_if_any(device);
-            if (table == nullptr) continue;
-            last = device;
-            const size_t size = C10_UNLIKELY(profiled) ? points->block_size(device, address) : 0;
-            if (C10_LIKELY(table->free(table->context, address, 0, device, nullptr))) {
-                tell_of_block(static_cast<DeviceIndex>(device), address, -static_cast<int64_t>(size), profiled);
-                if (C10_UNLIKELY(thrown_inside)) fail();
-                return;
-            }
-            if (count > 1) points->take_failure(device);
-            if (count > 1 && points->failure()->kind != ALLOTMENT_NOT_OURS) fail();
-        }
-        TORCH_CHECK(last >= 0, "invalid device pointer: ", address);
-        fail_of(last);
+        size_t size = 0;
+        const int owner = find_device([&](int device, const allotment_entry_points* table) {
+            if (C10_UNLIKELY(profiled)) size = points->block_size(device, address);
+            if (C10_LIKELY(table->free(table->context, address, 0, device, nullptr))) return true;
+            if (C10_UNLIKELY(!points->is_not_ours())) fail_of(device);
+            return false;
+        });
+        TORCH_CHECK(owner >= 0, words("invalid device pointer: %p", address));
+        tell_of_block(static_cast<DeviceIndex>(owner), address, -static_cast<int64_t>(size), profiled);
+        if (C10_UNLIKELY(thrown_inside)) fail();
     }
 
     void recordStream(const DataPtr& block, c10::cuda::CUDAStream stream) override {
@@ -180,13 +182,13 @@ struct StandIn final : CUDAAllocator {
     void expect_device(int device) const {
         TORCH_INTERNAL_ASSERT(
             0 <= device && device < device_count.load(std::memory_order_relaxed),
-            "Allocator not initialized for device ", device, ": did you call init?");
+            words("Allocator not initialized for device %d: did you call init?", device));
     }
 
     void expect_valid(int device) const {
         TORCH_CHECK(
-            0 <= device && device < device_count.load(std::memory_order_relaxed), "Invalid device argument ", device,
-            ": did you call init?");
+            0 <= device && device < device_count.load(std::memory_order_relaxed),
+            words("Invalid device argument %d: did you call init?", device));
     }
 
     double getMemoryFraction(DeviceIndex device) override {
@@ -197,7 +199,8 @@ struct StandIn final : CUDAAllocator {
     void setMemoryFraction(double fraction, DeviceIndex device) override {
         expect_device(device);
         TORCH_CHECK(
-            0 <= fraction && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
+            0 <= fraction && fraction <= 1,
+            words("invalid fraction:%g. Please set within [0, 1].", fraction));
         expect(points->set_memory_fraction(device, fraction));
     }
 
@@ -355,7 +358,9 @@ struct StandIn final : CUDAAllocator {
     bool supportsUserMetadata() override { return true; }
 
     void annotateMemory(const void* address, const std::string& text) override {
-        expect(points->annotate_block(expect_block(address), address, text.c_str()));
+        const int device = device_of(address);
+        TORCH_CHECK(device >= 0, words("annotateMemory: no live allocation found at pointer %p", address));
+        expect(points->annotate_block(device, address, text.c_str()));
     }
 #endif
 

@@ -6,9 +6,12 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <shared_mutex>
 
 #include "facts.hpp"
+#include "points.hpp"
 
 namespace allotment {
 namespace {
@@ -65,9 +68,47 @@ void hear(const allotment_record* record) {
     }
 }
 
+#if TORCH_HAS_RESERVE_CLASSES
+/* The request that the calling thread makes now. */
+struct Asking {
+    int device = -1;
+    cudaStream_t stream = nullptr;
+};
+thread_local Asking asking;
+
+/* Programs put a stream in a class by a function of PyTorch's that is not part of the interface. So the class is read
+ * when a request is about to ask the device for more, which is before a segment is reserved. */
+void follow_reserve_class() {
+    static auto* mutex = new std::mutex;
+    static auto* applied = new std::map<std::pair<int, cudaStream_t>, std::pair<std::string, size_t>>;
+    if (asking.device < 0) return;
+    std::pair<std::string, size_t> wanted{
+        c10::cuda::CUDACachingAllocator::getExpandableSegmentReserveClassForStream(asking.stream), 0};
+    if (!wanted.first.empty()) {
+        cudaDeviceProp properties{};
+        C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, asking.device));
+        const auto decision =
+            c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::expandable_segments_reserve_decision(
+                wanted.first, properties.totalGlobalMem);
+        if (decision.class_known) wanted.second = decision.reserve_bytes.value_or(0);
+    }
+    {
+        std::lock_guard<std::mutex> guard(*mutex);
+        auto& known = (*applied)[{asking.device, asking.stream}];
+        if (known == wanted) return;
+        known = wanted;
+    }
+    expect(points->set_reserve_class(
+        asking.device, reinterpret_cast<uint64_t>(asking.stream), wanted.first.c_str(), wanted.second));
+}
+#endif
+
 int free_memory() {
     bool freed = false;
     try {
+#if TORCH_HAS_RESERVE_CLASSES
+        follow_reserve_class();
+#endif
         for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
             freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
         }

@@ -28,3 +28,5 @@
 #define TORCH_ANNOTATES_BLOCKS ALLOTMENT_TORCH(2, 14)
 /* 2.15: what the allocator itself notes has a field of its own */
 #define TORCH_HAS_INTERNAL_METADATA ALLOTMENT_TORCH(2, 15)
+/* 2.15: streams have classes, which say how much address space an expandable segment reserves */
+#define TORCH_HAS_RESERVE_CLASSES ALLOTMENT_TORCH(2, 15)

@@ -79,10 +79,6 @@ class Report:
         )
 
 
-class SanitizerWarning(UserWarning):
-    """The sanitizer has found something; the text is the report's."""
-
-
 def stream_of(agent: int) -> int | None:
     """An agent as accesses name it."""
     return None if agent == HOST else agent

@@ -17,17 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from allotment._allocators.caching.sanitizer.blocks import Block, Blocks
 from allotment._allocators.caching.sanitizer.order import HOST, Moment, Order
-from allotment._allocators.caching.sanitizer.reports import (
-    Access,
-    Report,
-    SanitizerWarning,
-    Stack,
-    stack_here,
-    stream_of,
-)
+from allotment._allocators.caching.sanitizer.reports import Access, Report, Stack, stack_here, stream_of
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._devices.streams import Stream, unwatch_streams, watch_streams
-from allotment.errors import AllotmentError
+from allotment.errors import AllotmentError, SanitizerWarning
 
 if TYPE_CHECKING:
     from allotment._devices.streams import Event
@@ -277,9 +270,9 @@ class Sanitizer:
     def awake(self, pool: tuple[int, int], *, kept: bool) -> None:
         """They have memory again, with the contents of before if those were kept."""
         with self._lock:
-            ranges = self._asleep.pop(pool, [])
-            for block in () if kept else self._blocks.within(ranges):
+            for block in () if kept else self._blocks.within(self._asleep.get(pool, [])):
                 block.has_redzone = block.is_poisoned = False
+            self._asleep.pop(pool, None)
 
     def _is_asleep(self, address: int) -> bool:
         return any(base <= address < base + size for ranges in self._asleep.values() for base, size in ranges)

@@ -1,14 +1,14 @@
-"""Chunks, views, regions: physical memory and addresses of one arena, obtained and given back.
+"""Chunks, views, regions: physical memory and addresses of one arena, allocated and released.
 
-Growing is one operation, `arena_extend`: pieces, new chunks or chunks that are there, are mapped one behind the other
-at the end of a region, or new ones at the front of a gap. Records are reserved first, then the device is asked: create,
-map, access. A refusal undoes what was done; what cannot even be undone is a leftover, tried again when the cache is
-emptied, and nothing is ever put over it.
+Growing is one operation, `arena_extend`. It maps pieces, new or existing chunks, one after the other at the end of a
+region; or new chunks at the front of a gap. It reserves records first and then calls the device: create, map, access.
+After a refusal it undoes what was done. What it cannot undo becomes a leftover, which is retried when the cache is
+emptied, and nothing is ever mapped over it.
 
     region   | ... tiles ... |  tail of A |  B  |  new  | head of C |
                              ^ its end     ------ pieces ---------->
 
-Giving back touches only what the device was seen to be finished with. Others may have been in while it was waited for.
+Only memory that the device was seen finished with is released. Other threads may have entered during the wait.
 """
 
 from libc.stdint cimport uint32_t
@@ -18,13 +18,13 @@ from allotment._core.model.model cimport Engine, Failure, Pool
 from allotment._core.placement.dense.structures cimport Arena, DenseChunk, Region, Tile, View
 
 cdef struct Piece:
-    DenseChunk* chunk           # NULL: to be created
+    DenseChunk* chunk           # NULL: create one
     bytes_t size
 
 cdef Arena* arena_make(Engine* engine, Pool* pool, bint is_private) noexcept nogil
 cdef void arena_clear(Arena* arena) noexcept nogil
 cdef bytes_t addresses_left(const Region* region) noexcept nogil
-cdef Region* region_make(Arena* arena, bytes_t size, stream_t stream, Failure* failure) noexcept nogil
+cdef Region* region_make(Arena* arena, bytes_t size, bint is_main, stream_t stream, Failure* failure) noexcept nogil
 cdef bint arena_extend(Arena* arena, Region* region, Tile* gap, Piece* pieces, size_t count, stream_t stream,
                        uint32_t context, Failure* failure) noexcept nogil
 cdef void drop_old_views(Arena* arena, DenseChunk* chunk, const Region* region) noexcept nogil

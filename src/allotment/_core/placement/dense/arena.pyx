@@ -2,14 +2,14 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, qsort
 
-from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, DeviceTable, status_t
+from allotment._core.contract.table cimport OK, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t, device_t, stream_t
 from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.pool cimport count_reserved
-from allotment._core.model.model cimport Engine, Failure, Pool
+from allotment._core.model.model cimport NO_FAILURE, Engine, Failure, Pool
 from allotment._core.placement.dense.arena cimport Piece
-from allotment._core.placement.dense.clocks cimport all_are_past, ask_streams, clock_is_over, probes_clear
+from allotment._core.placement.dense.clocks cimport ask_streams, clock_is_over, probes_clear, see_past
 from allotment._core.placement.dense.moves cimport report_new_home
 from allotment._core.placement.dense.structures cimport (
     GRANULE, TILE_FREE, TILE_SHADOW, TILE_USED, Arena, DenseChunk, Leftover, Node, Region, Space, Tile, View, place_of,
@@ -23,9 +23,10 @@ from allotment._core.tools.arrays cimport make_room, make_room_for
 from allotment._core.tools.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
 
 cdef bytes_t SMALLEST_REGION = <bytes_t> 4 << 30
+cdef bytes_t FIRST_REGION = <bytes_t> 16 << 30
 
 cdef enum:
-    SOON = 10000                # requests: a view that is wanted again within so many was dropped too early
+    SOON = 10000                # requests: a view that is needed again within so many was dropped too early
 
 
 cdef Arena* arena_make(Engine* engine, Pool* pool, bint is_private) noexcept nogil:
@@ -44,7 +45,7 @@ cdef Arena* arena_make(Engine* engine, Pool* pool, bint is_private) noexcept nog
 
 
 cdef void arena_clear(Arena* arena) noexcept nogil:
-    """Its own records."""
+    """Free its records."""
     cdef size_t i
     while arena.first_chunk != NULL:
         forget_chunk(arena, arena.first_chunk)
@@ -68,40 +69,62 @@ cdef bytes_t addresses_left(const Region* region) noexcept nogil:
     return region.room - region.range.size if region.leftovers == 0 else 0
 
 
-cdef bytes_t region_size(const Arena* arena, bytes_t size) noexcept nogil:
+cdef bytes_t region_size(const Arena* arena, bytes_t size, bint is_main) noexcept nogil:
+    """Return how many addresses a region gets that begins with `size` bytes.
+
+    An arena begins with few: a process can have many allocators and pools, and each of them could grow to all of the
+    device's memory. If the first main region is full, the next one is large enough for all memory.
+    """
     cdef bytes_t total = arena.engine.total_memory
-    if arena.region_count == 0:
-        return whole_granules(2 * total)
+    if arena.region_count == 0 or arena.is_private:
+        return whole_granules(max(size, min(2 * total, max(total // 4, FIRST_REGION))))
+    if is_main:
+        return whole_granules(max(size, 2 * total))
     return whole_granules(max(8 * size, min(SMALLEST_REGION, total)))
 
 
-cdef bint carve(Arena* arena, bytes_t size, stream_t stream, address_t* base, Failure* failure) noexcept nogil:
-    """Addresses for a region, of those reserved or newly reserved ones."""
+cdef bint reserve_space(Arena* arena, bytes_t size, stream_t stream, Failure* failure) noexcept nogil:
+    """Reserve addresses. pre: there is room for one more space"""
     cdef DeviceTable* table = arena.engine.table
-    cdef Space* space = &arena.spaces[arena.space_count - 1] if arena.space_count > 0 else NULL
-    cdef bytes_t wanted
+    cdef Space* space = &arena.spaces[arena.space_count]
     cdef status_t status
+    arena.counts.reserve += 1
+    status = table.range_reserve(table.self, size, stream, &space.base)
+    if status != OK:
+        return device_failed(failure, status, b"range_reserve")
+    space.size = size
+    space.used = 0
+    arena.space_count += 1
+    return True
+
+
+cdef bint carve(Arena* arena, bytes_t size, stream_t stream, address_t* base, Failure* failure) noexcept nogil:
+    """Take addresses for a region, from those already reserved or newly reserved ones.
+
+    An arena that needs more than its first region reserves enough for many regions, to avoid frequent calls.
+    """
+    cdef Space* space = &arena.spaces[arena.space_count - 1] if arena.space_count > 0 else NULL
+    cdef bytes_t many = whole_granules(8 * arena.engine.total_memory)
     if space == NULL or space.size - space.used < size:
         if not make_room(<void**> &arena.spaces, &arena.space_room, arena.space_count, sizeof(Space)):
             return host_memory_failed(failure)
-        space = &arena.spaces[arena.space_count]
-        wanted = size if arena.is_private else max(size, whole_granules(8 * arena.engine.total_memory))
-        arena.counts.reserve += 1
-        status = table.range_reserve(table.self, wanted, stream, &space.base)
-        if status != OK:
-            return device_failed(failure, status, b"range_reserve")
-        space.size = wanted
-        space.used = 0
-        arena.space_count += 1
+        if arena.is_private or arena.region_count == 0 or many <= size or not reserve_space(
+                arena, many, stream, failure):
+            if not reserve_space(arena, size, stream, failure):
+                return False
+        space = &arena.spaces[arena.space_count - 1]
     base[0] = space.base + space.used
     space.used += size
     return True
 
 
-cdef Region* region_make(Arena* arena, bytes_t size, stream_t stream, Failure* failure) noexcept nogil:
-    """A region with room for `size` bytes and more."""
+cdef Region* region_make(Arena* arena, bytes_t size, bint is_main, stream_t stream, Failure* failure) noexcept nogil:
+    """Create a region with room for `size` bytes, and for more if the device has the addresses.
+
+    With `is_main` new memory is put there from now on.
+    """
     cdef Region* region
-    cdef bytes_t wanted = region_size(arena, size)
+    cdef bytes_t wanted = region_size(arena, size, is_main)
     if not make_room(<void**> &arena.regions, &arena.region_room, arena.region_count, sizeof(Region*)):
         host_memory_failed(failure)
         return NULL
@@ -110,11 +133,15 @@ cdef Region* region_make(Arena* arena, bytes_t size, stream_t stream, Failure* f
         host_memory_failed(failure)
         return NULL
     if wanted < size or not carve(arena, wanted, stream, &region.range.base, failure):
-        if wanted < size:
-            device_failed(failure, OUT_OF_MEMORY, b"range_reserve")
-        free(region)
-        return NULL
+        wanted = size
+        if not carve(arena, wanted, stream, &region.range.base, failure):
+            free(region)
+            return NULL
+    failure.reason = NO_FAILURE
     region.room = wanted
+    region.is_main = is_main
+    if is_main:
+        arena.main = region
     add_region(arena, region)
     return region
 
@@ -134,7 +161,7 @@ cdef void add_region(Arena* arena, Region* region) noexcept nogil:
 # --- what a chunk holds -------------------------------------------------------------------------------------------
 
 cdef void free_ends(Arena* arena, const DenseChunk* chunk, bytes_t* head, bytes_t* tail) noexcept nogil:
-    """The free bytes at the beginning and at the end of a chunk."""
+    """Return the number of free bytes at the beginning and at the end of a chunk."""
     cdef const View* view = chunk.home
     cdef address_t end = view_end(view)
     cdef Node* node
@@ -232,7 +259,7 @@ cdef bint give_access(Arena* arena, address_t address, bytes_t size, Failure* fa
 
 cdef bint ask_device(Arena* arena, Region* region, address_t base, Piece* pieces, size_t count, bint* created,
                      Failure* failure) noexcept nogil:
-    """Create what is to be created and map all pieces; all of them or none. pre: records are reserved"""
+    """Create the missing chunks and map all pieces; all or none. pre: records are reserved"""
     cdef DeviceTable* table = arena.engine.table
     cdef address_t address = base
     cdef DenseChunk* chunk
@@ -298,7 +325,7 @@ cdef inline address_t region_end(const Region* region) noexcept nogil:
 
 
 cdef View* show_new(Arena* arena, Region* region, Tile* gap, DenseChunk* chunk) noexcept nogil:
-    """A chunk becomes free memory at the end of a region, or at the front of a gap."""
+    """Add a chunk as free memory at the end of a region, or at the front of a gap."""
     cdef View* view
     chunk.live = 0
     chunk.number = arena.numbered
@@ -335,7 +362,7 @@ cdef void note_created(Arena* arena, const View* view, stream_t stream, uint32_t
 
 
 cdef void show_again(Arena* arena, Region* region, DenseChunk* chunk) noexcept nogil:
-    """One more view of a chunk: what is free of it is free there too, the rest is the shadow of its users."""
+    """Add a view of a chunk: its free bytes are free there too, the rest are shadows of their users."""
     cdef View* source = chunk.home
     cdef Tile* tile = tile_at(arena, source.region, source.address)
     cdef View* view = add_view(arena, region, chunk, region_end(region))
@@ -366,10 +393,10 @@ cdef uint64_t tiles_in(Arena* arena, const DenseChunk* chunk) noexcept nogil:
 
 cdef bint arena_extend(Arena* arena, Region* region, Tile* gap, Piece* pieces, size_t count, stream_t stream,
                        uint32_t context, Failure* failure) noexcept nogil:
-    """Map pieces, one behind the other; all of them or none. Pieces created get their chunk.
+    """Map pieces, one after the other; all of them or none. Created pieces get their chunk.
 
-    At the end of a region, or where `gap` is one of it, new pieces alone at its front.
-    pre: the region, or the gap, has the addresses; no piece is a chunk that the region shows already
+    At the end of a region; or, if `gap` is given, only new pieces at its front. pre: the region, or the gap, has the
+    addresses; the region shows no piece's chunk yet
     """
     cdef address_t base = gap.block.address if gap != NULL else region_end(region)
     cdef uint64_t tiles = 0
@@ -397,10 +424,10 @@ cdef bint arena_extend(Arena* arena, Region* region, Tile* gap, Piece* pieces, s
     return ok
 
 
-# --- giving back --------------------------------------------------------------------------------------------------
+# --- releasing ----------------------------------------------------------------------------------------------------
 
 cdef bint forget_view(Arena* arena, View* view, Failure* failure) noexcept nogil:
-    """Unmap a view; its addresses are a gap. pre: nothing is used through it, and all work that used it is over"""
+    """Unmap a view; its addresses become a gap. pre: nothing is used through it, and all work that used it is done"""
     cdef Region* region = view.region
     cdef DenseChunk* chunk = view.chunk
     cdef View** link = &chunk.home
@@ -431,7 +458,7 @@ cdef bint forget_view(Arena* arena, View* view, Failure* failure) noexcept nogil
 
 
 cdef bint release_chunk(Arena* arena, DenseChunk* chunk, uint32_t context, Failure* failure) noexcept nogil:
-    """Unmap and release a chunk that is wholly free. A refusal leaves it with the views it still has."""
+    """Unmap and release a wholly free chunk. After a refusal it keeps its remaining views."""
     cdef Engine* engine = arena.engine
     cdef address_t home = 0
     cdef status_t status
@@ -455,7 +482,7 @@ cdef bint release_chunk(Arena* arena, DenseChunk* chunk, uint32_t context, Failu
 
 
 cdef bint drop_leftovers(Arena* arena, Failure* failure) noexcept nogil:
-    """Ask the device once more to take back what it would not; whether it took all."""
+    """Ask the device again to take back what it refused; return whether it took all."""
     cdef Leftover* leftover
     cdef status_t status = OK
     cdef size_t i = 0
@@ -477,7 +504,7 @@ cdef bint drop_leftovers(Arena* arena, Failure* failure) noexcept nogil:
 
 
 cdef bint is_unused(Arena* arena, const DenseChunk* chunk) noexcept nogil:
-    """Whether a chunk is wholly free, and the device was seen finished with it."""
+    """Whether a chunk is wholly free, and the device was seen finished with it. pre: see_past"""
     return chunk.live == 0 and clock_is_over(
         arena.engine, &tile_at(arena, chunk.home.region, chunk.home.address).clock)
 
@@ -500,7 +527,7 @@ cdef int used_longest_ago(const void* a, const void* b) noexcept nogil:
 
 
 cdef bint arena_trim(Arena* arena, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Release chunks that nothing uses until no more than `keep` bytes are held, those used longest ago first."""
+    """Release unused chunks until at most `keep` bytes are held, those used longest ago first."""
     cdef DenseChunk** unused
     cdef DenseChunk* chunk = arena.first_chunk
     cdef size_t count = 0
@@ -511,6 +538,7 @@ cdef bint arena_trim(Arena* arena, bytes_t keep, uint32_t context, Failure* fail
     unused = <DenseChunk**> calloc(arena.chunk_count + 1, sizeof(DenseChunk*))
     if unused == NULL:
         return host_memory_failed(failure)
+    see_past(arena.engine)
     while chunk != NULL:
         if is_unused(arena, chunk):
             unused[count] = chunk
@@ -526,22 +554,23 @@ cdef bint arena_trim(Arena* arena, bytes_t keep, uint32_t context, Failure* fail
 
 
 cdef View* view_to_drop(Arena* arena, const DenseChunk* chunk, const Region* region) noexcept nogil:
-    """The view of a chunk that was used longest ago, of those through which nothing is used nor may still be."""
+    """Return the least recently used view of a chunk, among those through which no work runs or may still run."""
     cdef View* view = chunk.home
     cdef View* chosen = NULL
+    see_past(arena.engine)
     while view != NULL:
-        if (view.live == 0 and view.region.number != 0 and view.region != region
+        if (view.live == 0 and not view.region.is_main and view.region != region
                 and (chosen == NULL or view.last_use < chosen.last_use)
-                and all_are_past(arena.engine, view.freed)):
+                and view.freed <= arena.engine.past):
             chosen = view
         view = view.next_of_chunk
     return chosen
 
 
 cdef void drop_old_views(Arena* arena, DenseChunk* chunk, const Region* region) noexcept nogil:
-    """A chunk with too many views loses one, but for that in `region`, if one can go. pre: not inside a capture
+    """Drop one view of a chunk that has too many, if one can go, but not the one in `region`. pre: not inside a capture
 
-    A chunk that gets a view soon after it lost one may have more from then on.
+    If a chunk gets a new view soon after it lost one, its limit is raised instead.
     """
     cdef Failure failure
     cdef View* view
@@ -561,7 +590,7 @@ cdef void drop_old_views(Arena* arena, DenseChunk* chunk, const Region* region) 
 
 
 cdef bint arena_retire(Arena* arena, Failure* failure) noexcept nogil:
-    """Give the addresses back, if there is no memory under them."""
+    """Release the addresses, if no memory is mapped there."""
     cdef DeviceTable* table = arena.engine.table
     cdef status_t status
     cdef size_t i
@@ -572,6 +601,7 @@ cdef bint arena_retire(Arena* arena, Failure* failure) noexcept nogil:
     for i in range(arena.region_count):
         free(arena.regions[i])
     arena.region_count = 0
+    arena.main = NULL
     for i in range(arena.space_count):
         arena.spaces[i].used = 0
     while arena.space_count > 0:
@@ -584,7 +614,7 @@ cdef bint arena_retire(Arena* arena, Failure* failure) noexcept nogil:
 
 
 cdef bint arena_grant(Arena* arena, device_t device, Failure* failure) noexcept nogil:
-    """Let another device at everything that is mapped now."""
+    """Give another device access to everything that is mapped now."""
     cdef DeviceTable* table = arena.engine.table
     cdef View* view
     cdef status_t status
@@ -602,14 +632,17 @@ cdef bint arena_grant(Arena* arena, device_t device, Failure* failure) noexcept 
 # --- from a pool without users ---------------------------------------------------------------------------------------
 
 cdef bint is_all_free(Arena* arena, const Region* region) noexcept nogil:
-    """Whether a region is one free tile, which the device was seen finished with, at addresses of its own."""
+    """Whether a region is one free tile, which the device was seen finished with, at addresses of its own.
+
+    pre: see_past
+    """
     cdef Tile* tile = <Tile*> region.range.head
     return (tile != NULL and tile == region.last and tile.state == TILE_FREE and region.leftovers == 0
             and clock_is_over(arena.engine, &tile.clock) and space_of(arena, region) != NULL)
 
 
 cdef Space* space_of(Arena* arena, const Region* region) noexcept nogil:
-    """The reserved addresses that are those of one region and no others; NULL if it shares them."""
+    """Return the reserved addresses that belong to exactly this region; NULL if it shares them."""
     cdef size_t i
     for i in range(arena.space_count):
         if arena.spaces[i].base == region.range.base and arena.spaces[i].size == region.room:
@@ -654,13 +687,14 @@ cdef void hand_over(Arena* arena, Arena* source, Region* old, Region* new, uint3
 
 
 cdef bint arena_adopt(Arena* arena, Arena* source, uint32_t context, Failure* failure) noexcept nogil:
-    """Take over the regions of another arena that are wholly free, without a call of the device.
+    """Take over the wholly free regions of another arena, without a device call.
 
-    pre: the source is of a private pool without users
+    pre: the source belongs to a private pool without users
     """
     cdef Region* region
     cdef Space* space
     cdef size_t i, count
+    see_past(arena.engine)
     for i in range(source.region_count):
         if not is_all_free(source, source.regions[i]):
             continue
@@ -676,7 +710,7 @@ cdef bint arena_adopt(Arena* arena, Arena* source, uint32_t context, Failure* fa
         region.range.base = source.regions[i].range.base
         region.room = source.regions[i].room
         space = space_of(source, source.regions[i])
-        # Before the last one, of which regions are still made.
+        # Insert before the last space, which new regions are still carved from.
         arena.spaces[arena.space_count] = arena.spaces[arena.space_count - 1] if arena.space_count > 0 else space[0]
         arena.spaces[arena.space_count - 1 if arena.space_count > 0 else 0] = space[0]
         arena.space_count += 1

@@ -1,7 +1,7 @@
-"""Are the tiles, views, chunks and indexes of an arena in order, and if not, which rule broke?
+"""Checks that the tiles, views, chunks and indexes of an arena are consistent, and names the rule that is broken.
 
-Everything that is kept twice is computed once more and compared. Costs a walk over everything. From the first visit on
-the arena keeps, for the next ones, when its bytes were freed.
+Computes everything that is stored redundantly once more and compares. Costs a walk over everything. From the first
+check on, the arena records for later ones when its bytes were freed.
 """
 
 from allotment._core.model.model cimport Totals

@@ -1,5 +1,5 @@
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport is_idle
@@ -72,7 +72,7 @@ cdef int check_region(Arena* arena, Region* region) except -1:
 # --- chunks ---------------------------------------------------------------------------------------------------------
 
 cdef list used_in(Arena* arena, View* view, dict tiles, uint64_t* live):
-    """What a view shows as used: [offset, size, user] of each run, and how much of it is used here."""
+    """Return what a view shows as used: (offset, size, user) of each run, and how much is used through this view."""
     found = []
     live[0] = 0
     for begin, end, state, user, _ in tiles[view.region.number]:
@@ -118,7 +118,7 @@ cdef int check_chunk(Arena* arena, DenseChunk* chunk, dict tiles) except -1:
 
 # --- clocks -----------------------------------------------------------------------------------------------------------
 
-cdef bint holds(const Clock* clock, uint32_t stream, uint64_t moment) noexcept:
+cdef bint holds(const Clock* clock, const StreamRecord* stream, uint64_t moment) noexcept:
     cdef int i
     for i in range(clock.count):
         if clock.streams[i] == stream and clock.moments[i] >= moment:
@@ -126,18 +126,18 @@ cdef bint holds(const Clock* clock, uint32_t stream, uint64_t moment) noexcept:
     return clock.everyone >= moment
 
 
-cdef int check_clock(const Tile* tile, const Clock* freed, dict done) except -1:
+cdef int check_clock(const Tile* tile, const Clock* freed) except -1:
     cdef int i
     for i in range(freed.count):
-        if freed.moments[i] > done[freed.streams[i]] and not holds(&tile.clock, freed.streams[i], freed.moments[i]):
+        if freed.moments[i] > freed.streams[i].done and not holds(&tile.clock, freed.streams[i], freed.moments[i]):
             broken("a free tile's clock holds the last free of its bytes, whichever view they were used through",
-                   f"{show(tile)} of stream {freed.streams[i]} at {freed.moments[i]}")
+                   f"{show(tile)} of stream {freed.streams[i].handle} at {freed.moments[i]}")
     if freed.everyone > tile.clock.everyone:
         broken("a free tile's clock holds what was folded", show(tile))
     return 0
 
 
-cdef int check_clocks(Arena* arena, const DenseChunk* chunk, dict tiles, dict done) except -1:
+cdef int check_clocks(Arena* arena, const DenseChunk* chunk, dict tiles) except -1:
     cdef View* view = chunk.home
     cdef const LastFree* freed
     cdef size_t i
@@ -148,18 +148,9 @@ cdef int check_clocks(Arena* arena, const DenseChunk* chunk, dict tiles, dict do
             freed = &chunk.last_frees[i]
             for begin, end, _, _, tile in free:
                 if begin < view.address + freed.end and end > view.address + freed.begin:
-                    check_clock(<const Tile*> <size_t> tile, &freed.clock, done)
+                    check_clock(<const Tile*> <size_t> tile, &freed.clock)
         view = view.next_of_chunk
     return 0
-
-
-cdef dict done_by_index(Arena* arena):
-    cdef StreamRecord* stream = arena.engine.known_streams
-    done = {}
-    while stream != NULL:
-        done[stream.index] = stream.done
-        stream = stream.next_known
-    return done
 
 
 # --- indexes --------------------------------------------------------------------------------------------------------
@@ -228,7 +219,7 @@ cdef set indexed(Node* root):
 # --- all ------------------------------------------------------------------------------------------------------------
 
 cdef dict tiles_by_region(Arena* arena):
-    """(begin, end, state, user, tile) of every tile, by region."""
+    """Return (begin, end, state, user, tile) of every tile, by region."""
     cdef Tile* tile
     cdef size_t i
     found = {}
@@ -269,10 +260,9 @@ cdef int check_arena(Arena* arena, Totals* totals) except -1:
     for i in range(arena.region_count):
         check_region(arena, arena.regions[i])
     tiles = tiles_by_region(arena)
-    done = done_by_index(arena)
     while chunk != NULL:
         check_chunk(arena, chunk, tiles)
-        check_clocks(arena, chunk, tiles, done)
+        check_clocks(arena, chunk, tiles)
         chunk = chunk.next
     check_indexes(arena)
     arena.witnessed = True

@@ -1,36 +1,51 @@
-"""Who is ordered after whom: whether a stream may have memory that others have freed.
+"""The order of streams: whether a stream may use memory that others have freed.
 
-The engine's clock counts frees and recorded events. For a pair of streams, `synced[s][a]` is the moment up to which
-everything on `a` comes before what `s` does next, because s was made to wait for an event of a; `a.done` is the
-moment up to which a was seen finished. A pair (a, moment) of a tile's clock is behind stream s if a is s itself, or
-if one of those two has reached it.
+The engine's clock counts frees and recorded events. A pair (a, moment) of a tile's clock is ordered before stream s in
+any of these cases:
 
-A wait is only ever for work that was submitted before, so the graph of waits follows the order of submission: there
-is no deadlock. Inside a capture no event is recorded, asked for or waited for, and none is recorded on a stream that is
-in one.
+    a is s
+    moment <= a.done                the stream a was seen finished with it
+    moment <= s.waited[a].moment    s waited for an event of a
+    moment <= s.joined              s waited for every stream
+
+The order is not stored for every pair of streams. A stream remembers WAITED_ROOM waits; with no more streams than that
+it remembers all of them, with more it may repeat some. *Joins* cover the rest. A stream that has to wait for all others
+waits for the streams that freed anything since the last join, and then records an event. That event covers what all
+streams did before. The next stream that has to wait for all others up to that moment waits only for this event.
+
+Cost, with n streams: deciding whether a stream may have a tile is O(1), and so is the memory for each stream. Waiting
+for a tile takes one event for each stream in its clock (at most CLOCK_STREAMS), and one for the last join. If the
+tile's moment for all streams is newer than the last join, the wait is a join. A join takes one event for each stream
+that was active since the last one, so a free pays for at most one such event, however many streams exist. Only asking
+for the progress of all streams (`see_past`, `ask_streams`, `note_all_past`) is O(n): when memory is released, when it
+is short, and when a chunk has too many views.
+
+A wait is always for work that was submitted before, so the graph of waits follows the order of submission and cannot
+deadlock. Inside a capture no event is recorded, queried or waited for, and none is recorded on a stream that is in a
+capture.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from allotment._core.model.model cimport Engine, Failure, PendingEvent, StreamRecord
 from allotment._core.placement.dense.structures cimport Arena, Clock
 
-cdef void clock_note(Clock* clock, uint32_t stream, uint64_t moment) noexcept nogil
+cdef void clock_note(Clock* clock, StreamRecord* stream, uint64_t moment) noexcept nogil
 cdef void clock_join(Clock* clock, const Clock* other) noexcept nogil
 cdef bint clock_covers_slowly(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil
-cdef bint clock_is_over(Engine* engine, const Clock* clock) noexcept nogil
-cdef bint synced_reserve(Engine* engine, StreamRecord* stream) noexcept nogil
+cdef bint clock_is_over(const Engine* engine, const Clock* clock) noexcept nogil
+cdef bint waited_reserve(StreamRecord* stream) noexcept nogil
 cdef bint order_after_clock(Arena* arena, StreamRecord* stream, const Clock* clock, Failure* failure) noexcept nogil
 cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRecord* user,
                            const PendingEvent* pending) noexcept nogil
-cdef bint all_are_past(Engine* engine, uint64_t moment) noexcept nogil
+cdef void see_past(Engine* engine) noexcept nogil
 cdef void note_all_past(Engine* engine, uint64_t moment) noexcept nogil
 cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil
 cdef void probes_clear(Arena* arena) noexcept nogil
 
 
 cdef inline bint is_past(const Engine* engine, const StreamRecord* stream, uint64_t moment) noexcept nogil:
-    """Whether a stream was seen finished with what it had at a moment."""
+    """Whether a stream was seen finished with everything it had submitted at a moment."""
     return min(moment, stream.latest) <= stream.done or engine.table.event_record == NULL
 
 
@@ -40,7 +55,7 @@ cdef inline void clock_clear(Clock* clock) noexcept nogil:
 
 
 cdef inline bint clock_covers(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil:
-    """Whether `stream` comes after everything that the clock holds. Mostly it is the one stream that is in it."""
-    if clock.everyone == 0 and (clock.count == 0 or clock.count == 1 and clock.streams[0] == stream.index):
+    """Whether `stream` is ordered after everything in the clock. Mostly the clock holds just that one stream."""
+    if clock.everyone == 0 and (clock.count == 0 or clock.count == 1 and clock.streams[0] == stream):
         return True
     return clock_covers_slowly(engine, clock, stream)

@@ -1,18 +1,19 @@
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
+from libc.stdlib cimport calloc
 
 from allotment._core.contract.table cimport NOT_READY, OK, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t, event_t
 from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.streams cimport event_give, event_take
-from allotment._core.model.model cimport Engine, Failure, PendingEvent, StreamRecord
+from allotment._core.model.model cimport WAITED_ROOM, Engine, Failure, PendingEvent, StreamRecord, Waited
 from allotment._core.placement.dense.clocks cimport is_past
 from allotment._core.placement.dense.structures cimport CLOCK_STREAMS, Arena, Clock, Probe
 from allotment._core.tools.arrays cimport make_room_for
 
 
-cdef void clock_note(Clock* clock, uint32_t stream, uint64_t moment) noexcept nogil:
-    """`stream` freed some of these bytes at a moment."""
+cdef void clock_note(Clock* clock, StreamRecord* stream, uint64_t moment) noexcept nogil:
+    """Record that `stream` freed some of these bytes at a moment."""
     cdef int32_t i
     cdef int32_t oldest = 0
     for i in range(clock.count):
@@ -42,69 +43,69 @@ cdef void clock_join(Clock* clock, const Clock* other) noexcept nogil:
 
 
 cdef inline bint is_behind(const StreamRecord* stream, const StreamRecord* other, uint64_t moment) noexcept nogil:
-    if stream == other or moment <= other.done:
+    """Whether `stream` is ordered after everything that `other` had submitted at a moment."""
+    cdef const Waited* waited
+    if stream == other or moment <= other.done or moment <= stream.joined:
         return True
-    return other.index < stream.synced_room and moment <= stream.synced[other.index]
+    if moment > stream.waited_latest:
+        return False
+    waited = &stream.waited[other.index % WAITED_ROOM]
+    return waited.index == other.index and moment <= waited.moment
 
 
-cdef inline bint owes(const Clock* clock, const StreamRecord* stream, const StreamRecord* other) noexcept nogil:
-    """Whether the clock holds something of `other` that `stream` is not ordered after."""
-    cdef int32_t i
-    for i in range(clock.count):
-        if clock.streams[i] == other.index and not is_behind(stream, other, clock.moments[i]):
-            return True
-    return clock.everyone != 0 and not is_behind(stream, other, min(clock.everyone, other.latest))
+cdef inline bint all_are_behind(const Engine* engine, const StreamRecord* stream, uint64_t moment) noexcept nogil:
+    """Whether `stream` is known to be ordered after everything that all streams had submitted at a moment."""
+    return moment <= stream.joined or moment <= engine.past
 
 
 cdef bint clock_covers_slowly(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil:
-    cdef StreamRecord* other = engine.known_streams
+    cdef int32_t i
     if engine.table.event_record == NULL:
         return True             # a device whose streams are always finished
-    while other != NULL:
-        if owes(clock, stream, other):
+    for i in range(clock.count):
+        if not is_behind(stream, clock.streams[i], clock.moments[i]):
             return False
-        other = other.next_known
-    return True
+    return all_are_behind(engine, stream, clock.everyone)
 
 
-cdef bint clock_is_over(Engine* engine, const Clock* clock) noexcept nogil:
-    """Whether everything that the clock holds was seen finished."""
-    cdef StreamRecord* other = engine.known_streams
+cdef bint clock_is_over(const Engine* engine, const Clock* clock) noexcept nogil:
+    """Whether everything in the clock was seen finished. pre: see_past"""
     cdef int32_t i
     if engine.table.event_record == NULL:
         return True
-    while other != NULL:
-        if clock.everyone != 0 and min(clock.everyone, other.latest) > other.done:
+    for i in range(clock.count):
+        if clock.moments[i] > clock.streams[i].done:
             return False
-        for i in range(clock.count):
-            if clock.streams[i] == other.index and clock.moments[i] > other.done:
-                return False
-        other = other.next_known
-    return True
+    return clock.everyone <= engine.past
 
 
-cdef bint synced_reserve(Engine* engine, StreamRecord* stream) noexcept nogil:
-    """Room to note what `stream` is ordered after, for every stream that is known."""
-    cdef size_t had = stream.synced_room
-    cdef size_t i
-    if had >= engine.stream_count:
-        return True
-    if not make_room_for(<void**> &stream.synced, &stream.synced_room, engine.stream_count, sizeof(uint64_t)):
-        return False
-    for i in range(had, stream.synced_room):
-        stream.synced[i] = 0
-    return True
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+cdef bint waited_reserve(StreamRecord* stream) noexcept nogil:
+    """Make room to record what `stream` waits for."""
+    if stream.waited == NULL:
+        stream.waited = <Waited*> calloc(WAITED_ROOM, sizeof(Waited))
+    return stream.waited != NULL
+
+
+cdef void note_wait(StreamRecord* stream, const StreamRecord* other, uint64_t moment) noexcept nogil:
+    """Record that `stream` is ordered after what `other` had submitted at a moment. pre: waited_reserve"""
+    cdef Waited* waited = &stream.waited[other.index % WAITED_ROOM]
+    if waited.index != other.index or waited.moment < moment:
+        waited.index = other.index
+        waited.moment = moment
+        stream.waited_latest = max(stream.waited_latest, moment)
 
 
 cdef bint may_record_on(Engine* engine, const StreamRecord* stream, Failure* failure) noexcept nogil:
-    """Whether an event of a stream tells of work that runs: in a capture it would be a part of the graph."""
+    """Whether an event recorded on a stream tells about running work: in a capture it would be part of the graph."""
     cdef capture_t capture = 0
     if not capture_of(engine, stream.handle, &capture, failure):
         return False
     return True if capture == 0 else device_failed(failure, NOT_READY, b"event_record")
 
 
-cdef bint order_after(Engine* engine, StreamRecord* stream, StreamRecord* other, Failure* failure) noexcept nogil:
+cdef bint order_after(Engine* engine, StreamRecord* stream, const StreamRecord* other, Failure* failure) noexcept nogil:
     """Make `stream` wait, on the device, for everything submitted to `other` so far."""
     cdef DeviceTable* table = engine.table
     cdef event_t event
@@ -119,51 +120,105 @@ cdef bint order_after(Engine* engine, StreamRecord* stream, StreamRecord* other,
     event_give(engine, event)
     if status != OK:
         return device_failed(failure, status, b"stream_wait")
-    stream.synced[other.index] = engine.moment
+    note_wait(stream, other, engine.moment)
     return True
 
 
+cdef void keep_join(Engine* engine, const StreamRecord* stream, uint64_t moment) noexcept nogil:
+    """Record one event that covers what every stream had submitted at a moment. If the device refuses, keep the old
+    one.
+
+    pre: `stream` is ordered after all of it
+    """
+    cdef Failure unused
+    cdef event_t event
+    if not (may_record_on(engine, stream, &unused) and event_take(engine, &event, &unused)):
+        return
+    if engine.table.event_record(engine.table.self, event, stream.handle) != OK:
+        event_give(engine, event)
+        return
+    if engine.joined != 0:
+        event_give(engine, engine.join)
+    engine.join = event
+    engine.joined = moment
+    engine.first_active = NULL
+
+
+cdef bint join_active(Engine* engine, StreamRecord* stream, Failure* failure) noexcept nogil:
+    """Make `stream` wait for every stream that was active since the last join. pre: it is ordered after that join"""
+    cdef uint64_t moment = engine.moment
+    cdef StreamRecord** link = &engine.first_active
+    cdef StreamRecord* other
+    while link[0] != NULL:
+        other = link[0]
+        if not (is_behind(stream, other, other.latest) or order_after(engine, stream, other, failure)):
+            # The next attempt begins with this stream: until it can be waited for, no other wait helps.
+            link[0] = other.next_active
+            other.next_active = engine.first_active
+            engine.first_active = other
+            return False
+        link = &other.next_active
+    stream.joined = moment
+    keep_join(engine, stream, moment)
+    return True
+
+
+cdef bint order_after_all(Engine* engine, StreamRecord* stream, uint64_t moment, Failure* failure) noexcept nogil:
+    """Make `stream` wait, on the device, for what every stream had submitted at a moment."""
+    cdef status_t status
+    if stream.joined < engine.joined:
+        status = engine.table.stream_wait(engine.table.self, stream.handle, engine.join)
+        if status != OK:
+            return device_failed(failure, status, b"stream_wait")
+        stream.joined = engine.joined
+    return moment <= stream.joined or join_active(engine, stream, failure)
+
+
 cdef bint order_after_clock(Arena* arena, StreamRecord* stream, const Clock* clock, Failure* failure) noexcept nogil:
-    """Make `stream` wait for all that a clock holds. What was waited for before a refusal stays waited for."""
+    """Make `stream` wait for everything in a clock. Waits made before a refusal stay in effect."""
     cdef Engine* engine = arena.engine
-    cdef StreamRecord* other = engine.known_streams
     cdef bint waited = False
-    if not synced_reserve(engine, stream):
+    cdef int32_t i
+    if not waited_reserve(stream):
         return host_memory_failed(failure)
-    while other != NULL:
-        if owes(clock, stream, other):
-            if not order_after(engine, stream, other, failure):
+    if not all_are_behind(engine, stream, clock.everyone):
+        if not order_after_all(engine, stream, clock.everyone, failure):
+            return False
+        waited = True
+    for i in range(clock.count):
+        if not is_behind(stream, clock.streams[i], clock.moments[i]):
+            if not order_after(engine, stream, clock.streams[i], failure):
                 return False
             waited = True
-        other = other.next_known
     arena.counts.waits += waited
     return True
 
 
 cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRecord* user,
                            const PendingEvent* pending) noexcept nogil:
-    """Make `stream` wait, on the device, for an event of `user` that a block waits for. pre: synced_reserve"""
+    """Make `stream` wait, on the device, for an event of `user` that a block waits for. pre: waited_reserve"""
     if user != stream:
         if engine.table.stream_wait(engine.table.self, stream.handle, pending.event) != OK:
             return False
-        stream.synced[user.index] = max(stream.synced[user.index], pending.moment)
+        note_wait(stream, user, pending.moment)
     return True
 
 
-# --- how far streams have come ----------------------------------------------------------------------------------------
+# --- progress of streams ----------------------------------------------------------------------------------------------
 
-cdef bint all_are_past(Engine* engine, uint64_t moment) noexcept nogil:
-    """Whether every stream was seen finished with what it had at a moment."""
+cdef void see_past(Engine* engine) noexcept nogil:
+    """Update `engine.past` from what is known of each stream. Linear in the number of streams."""
     cdef StreamRecord* stream = engine.known_streams
+    cdef uint64_t past = engine.moment
     while stream != NULL:
-        if not is_past(engine, stream, moment):
-            return False
+        if not is_past(engine, stream, past):
+            past = stream.done
         stream = stream.next_known
-    return True
+    engine.past = max(engine.past, past)
 
 
 cdef void note_all_past(Engine* engine, uint64_t moment) noexcept nogil:
-    """Every stream is finished with what it had at a moment."""
+    """Record that every stream is finished with what it had submitted at a moment."""
     cdef StreamRecord* stream = engine.known_streams
     while stream != NULL:
         stream.done = max(stream.done, moment)
@@ -198,9 +253,9 @@ cdef void ask_stream(Arena* arena, StreamRecord* stream, uint64_t moment) noexce
 
 
 cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil:
-    """Ask those that were not seen finished with what they had at a moment.
+    """Ask the streams not seen finished with what they had submitted at a moment, by a new event or an earlier one.
 
-    With an event now, or a look at an earlier one. What the device refuses is not known. pre: not inside a capture
+    If the device refuses, the progress stays unknown. pre: not inside a capture
     """
     cdef StreamRecord* stream = arena.engine.known_streams
     if not make_room_for(<void**> &arena.probes, &arena.probe_room, arena.engine.stream_count, sizeof(Probe)):

@@ -1,6 +1,6 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, qsort
+from libc.stdlib cimport free, qsort
 
 from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, count_t, device_t
@@ -13,7 +13,8 @@ from allotment._core.mechanism.limits cimport release_for_soft_limit, room_below
 from allotment._core.mechanism.reclaim cimport release_everything, release_tags, release_unused_pools
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
 from allotment._core.mechanism.streams cimport (
-    drop_empty_queues, is_destroyed_stream, queue_remove, wait_events, wait_for_everything, wait_unless_captured)
+    drop_empty_queues, is_destroyed_stream, next_moment, queue_remove, wait_events, wait_for_everything,
+    wait_unless_captured)
 from allotment._core.model.model cimport (
     FAILED_DEVICE, NO_FAILURE, NO_LIMITER, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request, Shelf,
     StreamRecord, Totals, visit_chunk_t, visit_t)
@@ -21,8 +22,8 @@ from allotment._core.placement.dense.arena cimport (
     arena_adopt, arena_clear, arena_grant, arena_make, arena_retire, arena_trim, free_ends)
 from allotment._core.placement.dense.arena_check cimport check_arena
 from allotment._core.placement.dense.clocks cimport (
-    all_are_past, clock_clear, clock_covers, clock_note, is_past, note_all_past, order_after_clock, synced_reserve,
-    wait_for_pending)
+    clock_clear, clock_covers, clock_note, is_past, note_all_past, order_after_clock, see_past, wait_for_pending,
+    waited_reserve)
 from allotment._core.placement.dense.growth cimport grow, grow_plainly, held, in_use, left_to_get, may_wait
 from allotment._core.placement.dense.moves cimport report_moves
 from allotment._core.placement.dense.structures cimport (
@@ -35,7 +36,11 @@ from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.slab cimport slab_reserve
 
 cdef enum:
-    PASSED_OVER = 64            # tiles that are looked at, at most, before a search gives up
+    PASSED_OVER = 64            # most tiles that a search examines before it gives up
+    # With more streams, tiles that other streams freed are rarely ready without a wait, and each examination loads the
+    # record of another stream from main memory. Examining more tiles finds hardly more.
+    MANY_STREAMS = 512
+    PASSED_OVER_AMONG_MANY = 16
 
 
 cdef inline Arena* arena_of(const Request* request) noexcept nogil:
@@ -44,12 +49,17 @@ cdef inline Arena* arena_of(const Request* request) noexcept nogil:
 
 # --- which bytes --------------------------------------------------------------------------------------------------
 
+cdef inline int most_passed_over(const Engine* engine) noexcept nogil:
+    return PASSED_OVER if engine.stream_count <= MANY_STREAMS else PASSED_OVER_AMONG_MANY
+
+
 cdef Tile* find_equal(Arena* arena, bytes_t size, const StreamRecord* stream, address_t* address) noexcept nogil:
     """Steps 1 and 2."""
     cdef Node* node = first_of_size(arena, size)
+    cdef int most = most_passed_over(arena.engine)
     cdef int looked_at = 0
     cdef Tile* tile
-    while node != NULL and node.rank == size and looked_at < PASSED_OVER:
+    while node != NULL and node.rank == size and looked_at < most:
         if clock_covers(arena.engine, &node.tile.clock, stream):
             address[0] = node.tile.block.address
             return node.tile
@@ -57,7 +67,7 @@ cdef Tile* find_equal(Arena* arena, bytes_t size, const StreamRecord* stream, ad
         looked_at += 1
     node = first_beside(arena, size)
     looked_at = 0
-    while node != NULL and node.rank == size and looked_at < PASSED_OVER:
+    while node != NULL and node.rank == size and looked_at < most:
         tile = node.tile
         if tile.block.size >= size and clock_covers(arena.engine, &tile.clock, stream):
             address[0] = tile.block.address if node.place & 1 == 0 else tile_end(tile) - size
@@ -68,16 +78,17 @@ cdef Tile* find_equal(Arena* arena, bytes_t size, const StreamRecord* stream, ad
 
 
 cdef Tile* find_ready(Arena* arena, bytes_t size, const StreamRecord* stream, address_t* address) noexcept nogil:
-    """Steps 1 to 3: a free tile, and where in it."""
+    """Steps 1 to 3: return a free tile, and the address in it."""
     cdef Node* node
     cdef Tile* tile
+    cdef int most = most_passed_over(arena.engine)
     cdef int looked_at = 0
     if size >= LARGE_TILE:
         tile = find_equal(arena, size, stream, address)
         if tile != NULL:
             return tile
     node = first_fit(arena.free_tiles, size)
-    while node != NULL and looked_at < PASSED_OVER:
+    while node != NULL and looked_at < most:
         if clock_covers(arena.engine, &node.tile.clock, stream):
             address[0] = node.tile.block.address
             return node.tile
@@ -87,7 +98,7 @@ cdef Tile* find_ready(Arena* arena, bytes_t size, const StreamRecord* stream, ad
 
 
 cdef Tile* find_after_waiting(Arena* arena, Request* request, address_t* address) noexcept nogil:
-    """Step 4. NULL with a failure: the device would not have the stream wait."""
+    """Step 4. NULL with a failure if the device refuses to make the stream wait."""
     cdef Node* node = first_fit(arena.free_tiles, request.rounded)
     if node == NULL or not order_after_clock(arena, request.shelf.stream, &node.tile.clock, &request.failure):
         return NULL
@@ -95,32 +106,46 @@ cdef Tile* find_after_waiting(Arena* arena, Request* request, address_t* address
     return node.tile
 
 
-cdef Tile* find(Arena* arena, Request* request, address_t* address, bint* lost) noexcept nogil:
-    """Steps 1 to 4. A wait that the device refuses is no reuse, and no failure; `lost`: a stream was destroyed."""
-    cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+cdef Tile* find_shared(Arena* arena, Request* request, address_t* address, bint* lost) noexcept nogil:
+    """Step 4, if it is allowed. If the device refuses the wait, returns NULL without a failure.
+
+    `lost`: a stream was destroyed.
+    """
+    cdef Tile* tile = NULL
     lost[0] = False
-    if tile == NULL and arena.engine.tuning.dense_share_streams and may_wait(arena, request):
+    if arena.engine.tuning.dense_share_streams and may_wait(arena, request):
         tile = find_after_waiting(arena, request, address)
         lost[0] = tile == NULL and is_destroyed_stream(&request.failure)
         request.failure.reason = NO_FAILURE
     return tile
 
 
-cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
-    """Wait for every stream that may still use what it freed; what was freed until now is over then. Steps out.
+cdef Tile* find(Arena* arena, Request* request, address_t* address, bint* lost) noexcept nogil:
+    """Steps 1 to 4."""
+    cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+    lost[0] = False
+    return tile if tile != NULL else find_shared(arena, request, address, lost)
 
-    Not inside a capture, where nothing may be waited for, nor for a stream in one: what it freed is not over then.
+
+cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
+    """Wait for every stream that may still use what it freed; everything freed so far is then finished. Unlocked
+    section.
+
+    Does nothing inside a capture, where waiting is forbidden, and skips streams in one: what they freed is not
+    finished.
     """
-    cdef uint64_t moment = engine.moment        # what others free meanwhile is not waited for
+    cdef uint64_t moment = engine.moment        # frees during the unlocked section are not waited for
     cdef StreamRecord* stream
     cdef capture_t capture
     cdef bint inside, ok
     if not is_inside_capture(engine, 0, &inside, failure):
         return False
-    if inside or all_are_past(engine, moment):
+    see_past(engine)
+    if inside or moment <= engine.past:
         return True
     if wait_for_everything(engine):
         note_all_past(engine, moment)
+        see_past(engine)
         return True
     stream = engine.known_streams
     while stream != NULL:
@@ -133,13 +158,21 @@ cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
             if capture == 0:
                 stream.done = max(stream.done, moment)
         stream = stream.next_known
+    see_past(engine)
     return True
 
 
-cdef Tile* find_or_synchronize(Arena* arena, Request* request, address_t* address) noexcept nogil:
-    """The same. What a destroyed stream left, which can have no event, is waited for. Steps out."""
+cdef Tile* find_or_synchronize(Arena* arena, Request* request, bint searched, address_t* address) noexcept nogil:
+    """`find`, and waits for what a destroyed stream left, which can have no event. Steps out.
+
+    `searched`: steps 1 to 3 have just found nothing.
+    """
     cdef bint lost
-    cdef Tile* tile = find(arena, request, address, &lost)
+    cdef Tile* tile
+    if searched:
+        tile = find_shared(arena, request, address, &lost)
+    else:
+        tile = find(arena, request, address, &lost)
     if tile == NULL and lost:
         if synchronize(arena.engine, &request.failure):
             tile = find(arena, request, address, &lost)
@@ -154,7 +187,7 @@ cdef inline void note_peak(Engine* engine) noexcept nogil:
 
 
 cdef Block* deliver(Arena* arena, Request* request, Tile* tile, address_t address) noexcept nogil:
-    """Bytes of a free tile in the user's hands."""
+    """Allocate bytes of a free tile."""
     cdef Engine* engine = arena.engine
     if not (slab_reserve(&arena.tiles, records_to_hand_out(tile, address, request.rounded))
             and address_reserve(engine, 1)):
@@ -179,9 +212,8 @@ cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
 # --- memory that waits for other streams ----------------------------------------------------------------------------
 
 cdef struct Waiting:
-    Block** blocks              # of one arena, that wait for events, the one freed first at the front
+    Block** blocks              # blocks of one arena that wait for events, in order of freeing
     size_t count, room
-    count_t* of_stream          # how many are of which stream, by its index
 
 
 cdef int freed_first(const void* a, const void* b) noexcept nogil:
@@ -191,6 +223,7 @@ cdef int freed_first(const void* a, const void* b) noexcept nogil:
 
 
 cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
+    """List the blocks of an arena that wait for events; count them per stream in the streams' `waiting`."""
     cdef StreamRecord* stream = arena.engine.first_waiting
     cdef PendingEvent* pending
     cdef Block* block
@@ -198,15 +231,12 @@ cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
     cdef bint ok = True
     waiting.blocks = NULL
     waiting.count = waiting.room = 0
-    waiting.of_stream = <count_t*> calloc(arena.engine.stream_count + 1, sizeof(count_t))
-    if waiting.of_stream == NULL:
-        return False
     while stream != NULL and ok:
         pending = stream.first
         while pending != NULL and ok:
             block = pending.block
-            # The first event that is met of a block stands for it: its events are of neighbouring moments.
-            # One that another process has open is not to be had by waiting for streams.
+            # The first event found stands for its block, whose events have adjacent moments. A block that another
+            # process has open cannot be had by waiting for streams.
             if (not block.releasable and block.shelf.rack.arena == <void*> arena
                     and hold_of(arena.engine, block) == NULL):
                 ok = make_room(<void**> &waiting.blocks, &waiting.room, waiting.count, sizeof(Block*))
@@ -215,25 +245,26 @@ cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
                     block.order = pending.moment
                     waiting.blocks[waiting.count] = block
                     waiting.count += 1
-                    waiting.of_stream[block.shelf.stream.index] += 1
+                    block.shelf.stream.waiting = 0
             pending = pending.next
         stream = stream.next_waiting
     for i in range(waiting.count):
         waiting.blocks[i].releasable = False
+        waiting.blocks[i].shelf.stream.waiting += 1
     if waiting.count > 1:
         qsort(waiting.blocks, waiting.count, sizeof(Block*), &freed_first)
     return ok
 
 
 cdef bint take_waiting(Arena* arena, Block* block, Request* request) noexcept nogil:
-    """Make the request's stream wait for the events of a block, which is free then. False: the device would not."""
+    """Make the request's stream wait for a block's events, and free the block. False if the device refuses."""
     cdef Engine* engine = arena.engine
     cdef StreamRecord* mine = request.shelf.stream
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
     cdef PendingEvent* following
     cdef Clock clock
-    if not synced_reserve(engine, mine):
+    if not waited_reserve(mine):
         return False
     while stream != NULL:
         pending = stream.first
@@ -249,7 +280,7 @@ cdef bint take_waiting(Arena* arena, Block* block, Request* request) noexcept no
         while pending != NULL:
             following = pending.next
             if pending.block == block:
-                clock_note(&clock, stream.index, pending.moment)
+                clock_note(&clock, stream, pending.moment)
                 queue_remove(engine, stream, pending)
                 block.event_count -= 1
             pending = following
@@ -261,7 +292,7 @@ cdef bint take_waiting(Arena* arena, Block* block, Request* request) noexcept no
 
 
 cdef Tile* find_waiting(Arena* arena, Request* request, count_t kept, address_t* address) noexcept nogil:
-    """Step 5; the newest `kept` of a stream are left alone, so that double buffering keeps its overlap."""
+    """Step 5; leaves the newest `kept` blocks of each stream alone, so that double buffering keeps its overlap."""
     cdef Waiting waiting
     cdef Tile* tile = NULL
     cdef StreamRecord* stream
@@ -272,22 +303,21 @@ cdef Tile* find_waiting(Arena* arena, Request* request, count_t kept, address_t*
     ok = list_waiting(arena, &waiting)
     for i in range(waiting.count if ok else 0):
         stream = waiting.blocks[i].shelf.stream
-        if waiting.of_stream[stream.index] > kept:
-            waiting.of_stream[stream.index] -= 1
+        if stream.waiting > kept:
+            stream.waiting -= 1
             if not take_waiting(arena, waiting.blocks[i], request):
                 break
             tile = find(arena, request, address, &lost)
             if tile != NULL:
                 break
     free(waiting.blocks)
-    free(waiting.of_stream)
     return tile
 
 
 # --- growing --------------------------------------------------------------------------------------------------------
 
 cdef Tile* find_grown(Arena* arena, Region* region, Request* request, address_t* address) noexcept nogil:
-    """A place in an arena that has grown by enough for the request."""
+    """Return a place in an arena that has grown by enough for the request."""
     cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
     if tile == NULL and not may_wait(arena, request):
         tile = region.last
@@ -298,7 +328,7 @@ cdef Tile* find_grown(Arena* arena, Region* region, Request* request, address_t*
 
 
 cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* address) noexcept nogil:
-    """Steps out where a stream was destroyed that has to be waited for."""
+    """Has an unlocked section if a destroyed stream has to be waited for."""
     cdef Region* region = grow(arena, request, last)
     cdef Tile* tile = find_grown(arena, region, request, address) if region != NULL else NULL
     if region == NULL or tile != NULL or request.failure.reason != FAILED_DEVICE:
@@ -309,7 +339,7 @@ cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* a
         tile = find_ready(arena, request.rounded, request.shelf.stream, address)
         if tile != NULL:
             return tile
-    # What is there can be had by no wait, or others have it by now.
+    # Waiting cannot get the memory, or another thread has it by now.
     request.failure.reason = NO_FAILURE
     region = grow_plainly(arena, request, left_to_get(arena))
     if region == NULL:
@@ -332,13 +362,13 @@ cdef inline Arena* arena_of_pool(const Pool* pool) noexcept nogil:
 
 
 cdef inline bint can_give(const Arena* arena, const Pool* pool) noexcept nogil:
-    """Whether a private pool without users has memory that an arena could have."""
+    """Whether a private pool without users has memory that an arena could take over."""
     return (pool.freeable and pool.asking == 0 and pool.placement == arena.pool.placement
             and arena_of_pool(pool).chunk_count > 0)
 
 
 cdef bint adopt_unused_pools(Arena* arena, Request* request) noexcept nogil:
-    """Have what is free of pools without users, addresses and all. Steps out."""
+    """Take over the free memory of pools without users, with its addresses. Has an unlocked section."""
     cdef Engine* engine = arena.engine
     cdef Pool* pool = engine.first_pool
     while pool != NULL and not can_give(arena, pool):
@@ -356,7 +386,7 @@ cdef bint adopt_unused_pools(Arena* arena, Request* request) noexcept nogil:
 
 
 cdef bint collect_garbage(Arena* arena, Request* request) noexcept nogil:
-    """Give back what was not used for longest, as far as more is held than the settings want to be."""
+    """Release the memory unused for longest, as far as more is held than the settings allow."""
     cdef Engine* engine = arena.engine
     cdef bytes_t most = <bytes_t> (engine.tuning.gc_threshold * <double> engine.limit)
     cdef bytes_t over = held(engine) - most if held(engine) > most else 0
@@ -366,7 +396,7 @@ cdef bint collect_garbage(Arena* arena, Request* request) noexcept nogil:
 
 
 cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address) noexcept nogil:
-    """Step 8, but for the lender."""
+    """Step 8, except for the lender."""
     cdef Engine* engine = arena.engine
     cdef Tile* tile
     if may_wait(arena, request):
@@ -377,13 +407,13 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
         request.failure.reason = NO_FAILURE
         if not wait_events(engine, NULL, request.context, &request.failure):
             return NULL
-        tile = find_or_synchronize(arena, request, address)
+        tile = find_or_synchronize(arena, request, False, address)
         if tile != NULL:
             return tile
         if not (adopt_unused_pools(arena, request)
                 and release_unused_pools(engine, request.context, &request.failure)):
             return NULL
-        tile = find_or_synchronize(arena, request, address)
+        tile = find_or_synchronize(arena, request, False, address)
         if tile != NULL:
             return tile
         tile = grow_and_find(arena, request, True, address)
@@ -400,7 +430,7 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
                 and release_tags(engine, 0, request.context, &request.failure)):
             return NULL
     elif arena.is_private and not request.capturing:
-        # What the default pool has cached is not a private one's, but the device can have it back.
+        # A private pool cannot use what the default pool has cached, but the device can have it back.
         engine.stats.alloc_retries += 1
         request.failure.reason = NO_FAILURE
         if not release_everything(engine, False, request.context, &request.failure):
@@ -412,13 +442,13 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
 
 
 cdef Tile* find_elsewhere(Arena* arena, Request* request, address_t* address) noexcept nogil:
-    """Steps 4 to 8."""
+    """Steps 4 to 8, after `hit` has found nothing; a look at memory that is lent may have changed something since."""
     cdef Engine* engine = arena.engine
-    cdef Tile* tile = find_or_synchronize(arena, request, address)
+    cdef Tile* tile = find_or_synchronize(arena, request, engine.lent_count == 0, address)
     if tile == NULL and may_wait(arena, request) and engine.tuning.dense_wait_reuse >= 0:
         tile = find_waiting(arena, request, engine.tuning.dense_wait_reuse, address)
     if tile == NULL and engine.callbacks != NULL and callbacks_freed(engine):
-        tile = find_or_synchronize(arena, request, address)
+        tile = find_or_synchronize(arena, request, False, address)
     if tile != NULL or not collect_garbage(arena, request):
         return tile
     if engine.limit_count > 0 and may_wait(arena, request) and (
@@ -442,12 +472,12 @@ cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
     cdef Block* block = NULL
     cdef Failure refusal
     request.segment = whole_granules(request.rounded)
-    # Whatever is released or let go on the way, the pool that is asking must still be there afterwards.
     if engine.lent_count > 0 and pool == &engine.defaults:
         request.failure.reason = NO_FAILURE
         block = borrow(engine, request, True)
         if block != NULL or request.failure.reason != NO_FAILURE:
             return block
+    # Keeps the requesting pool alive, whatever is released on the way.
     pool.asking += 1
     tile = find_elsewhere(arena, request, &address)
     pool.asking -= 1
@@ -475,7 +505,7 @@ cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
 # --- taking back ----------------------------------------------------------------------------------------------------
 
 cdef inline void give_back(Engine* engine, Block* block, uint32_t context, Clock* clock) noexcept nogil:
-    """A block is free; `clock` holds what streams other than its own owe."""
+    """Free a block; `clock` holds the moments of streams other than its own."""
     cdef StreamRecord* stream = block.shelf.stream
     note_free(engine, block, context)
     if engine.trace.on:
@@ -483,9 +513,7 @@ cdef inline void give_back(Engine* engine, Block* block, uint32_t context, Clock
     if tile_of(block).keeps_clock:
         clock[0] = tile_of(block).clock
     else:
-        engine.moment += 1
-        stream.latest = engine.moment
-        clock_note(clock, stream.index, engine.moment)
+        clock_note(clock, stream, next_moment(engine, stream))
     tile_give(<Arena*> block.shelf.rack.arena, tile_of(block), clock)
 
 
@@ -500,7 +528,7 @@ cdef bint reserve(Engine* engine, Pool* pool, size_t count) noexcept nogil:
 
 
 cdef Block* take_front(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil:
-    """pre: of a private pool, so there are no other views; free"""
+    """pre: free, and of a private pool, so there are no other views"""
     cdef Clock clock = tile_of(block).clock
     cdef Tile* tile = tile_take(<Arena*> block.shelf.rack.arena, tile_of(block), block.address, size)
     tile.clock = clock
@@ -550,7 +578,7 @@ cdef bytes_t free_bytes(Engine* engine, Pool* pool) noexcept nogil:
 
 
 cdef bytes_t joinable(Engine* engine, Pool* pool) noexcept nogil:
-    """All wholly free chunks, the longest free tail and the longest free head; or one free tile, if that is more."""
+    """All wholly free chunks plus the longest free tail and head; or one free tile, if that is larger."""
     cdef Arena* arena = arena_of_pool(pool)
     cdef DenseChunk* chunk = arena.first_chunk
     cdef bytes_t whole = 0
@@ -576,11 +604,11 @@ cdef Range* ranges(Engine* engine, Pool* pool) noexcept nogil:
 
 
 cdef bint walk(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept nogil:
-    """Every tile in use where it is used, every free byte where it is at home."""
+    """Visit every tile in use where it is used, and every free byte at its home."""
     cdef Arena* arena = <Arena*> pool.large.arena
     cdef Tile* tile
     cdef View* view
-    cdef address_t at = 0       # behind what was shown last
+    cdef address_t at = 0       # end of what was visited last
     cdef address_t low, high
     cdef size_t i
     for i in range(arena.region_count):
@@ -596,7 +624,7 @@ cdef bint walk(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept n
                 high = min(view_end(view), tile_end(tile))
                 if view.chunk.home != view:
                     low = high
-                # Free bytes of neighbouring homes are shown as one.
+                # Free bytes of adjacent homes are visited as one.
                 if view.behind == NULL or view.behind.chunk.home != view.behind or high == tile_end(tile):
                     if high > low:
                         if not visit(self, &tile.block, low, high - low, at != low):

@@ -2,9 +2,9 @@
 
 Decides what new memory a request costs (step 7 of `dense`), and has the arena carry it out.
 
-    room     what may be obtained before free memory is put together: a hundredth of the most ever in use, more at first
-    ahead    a little more than was asked for, while memory is not short
-    pressed  more than a quarter of all that can be had is held: small chunks, nothing ahead, plans that save memory
+    room     what may be allocated before free memory is stitched: a hundredth of peak use, more at first
+    ahead    a little more than was requested, while memory is not short
+    pressed  more than a quarter of all available memory is held: small chunks, nothing ahead, plans that save memory
 """
 
 from allotment._core.contract.types cimport bytes_t
@@ -18,7 +18,7 @@ cdef Region* grow_plainly(Arena* arena, Request* request, bytes_t left) noexcept
 cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil
 
 
-# How far an arena grows is measured by all memory of the engine, that of private pools included.
+# An arena's growth is measured against all memory of the engine, including private pools.
 
 cdef inline bytes_t in_use(const Engine* engine) noexcept nogil:
     return <bytes_t> tally_now(&engine.stats.active_bytes)

@@ -25,19 +25,21 @@ cdef enum:
 
 
 cdef bint may_wait(const Arena* arena, const Request* request) noexcept nogil:
-    """Whether the request's stream may be made to wait for another, on the device."""
+    """Whether the request's stream may be made to wait, on the device, for another."""
     cdef Engine* engine = arena.engine
     cdef capture_t capture = 0
     cdef Failure failure
     if arena.is_private or request.capturing or (
             engine.table.event_record != NULL and engine.table.stream_wait == NULL):
         return False
+    if request.stream == engine.calm_stream and request.stream != 0:
+        return False
     return engine.impure_routes == 0 or (
         capture_of(engine, request.shelf.stream.handle, &capture, &failure) and capture == 0)
 
 
 cdef bytes_t left_to_get(const Arena* arena) noexcept nogil:
-    """What the limit and the device leave."""
+    """Return the bytes that the limit and the device leave."""
     cdef Engine* engine = arena.engine
     cdef bytes_t left = 0
     cdef bytes_t total
@@ -48,12 +50,12 @@ cdef bytes_t left_to_get(const Arena* arena) noexcept nogil:
 
 
 cdef inline bint is_pressed(bytes_t reserved, bytes_t left) noexcept nogil:
-    """Whether more than a quarter of all that can be had is held: then chunks are small, and nothing is ahead."""
+    """Whether more than a quarter of all available memory is held: then chunks are small, and nothing is ahead."""
     return reserved > (reserved + left) // 4
 
 
 cdef bytes_t room_for(const Arena* arena, bytes_t peak, bytes_t left) noexcept nogil:
-    """How much an arena may grow by without putting together what is free."""
+    """Return how much an arena may grow without stitching free memory."""
     cdef bytes_t slack = arena.engine.tuning.dense_slack * peak // 1000000
     slack = max(slack, min(<bytes_t> 24 * MEBIBYTE, peak // 4))
     if arena.loading:
@@ -64,7 +66,7 @@ cdef bytes_t room_for(const Arena* arena, bytes_t peak, bytes_t left) noexcept n
 
 
 cdef bytes_t chunk_size(const Arena* arena, bytes_t reserved, bytes_t left, bytes_t new, bytes_t rest) noexcept nogil:
-    """The next chunk when `rest` of `new` bytes are still to be made."""
+    """Return the size of the next chunk when `rest` of `new` bytes are still to be created."""
     cdef uint64_t grain = arena.engine.tuning.dense_grain
     cdef bytes_t most, size
     if is_pressed(reserved, left):
@@ -93,7 +95,7 @@ cdef bint add_piece(Pieces* list, DenseChunk* chunk, bytes_t size) noexcept nogi
 
 
 cdef bint add_new(Arena* arena, Pieces* list, bytes_t new, bytes_t left) noexcept nogil:
-    """New memory, cut into chunks."""
+    """Add new memory, divided into chunks."""
     cdef bytes_t reserved = held(arena.engine)
     cdef bytes_t rest = new
     cdef bytes_t size
@@ -135,7 +137,7 @@ cdef inline bint refuse(Request* request) noexcept nogil:
 
 
 cdef Region* grow_plainly(Arena* arena, Request* request, bytes_t left) noexcept nogil:
-    """Fresh memory alone, behind a tail that is ready for the request, or in a region of its own."""
+    """Grow only by new memory, after a tail that is ready for the request, or in a region of its own."""
     cdef Region* region
     cdef bytes_t need, tail
     cdef size_t i
@@ -154,7 +156,7 @@ cdef Region* grow_plainly(Arena* arena, Request* request, bytes_t left) noexcept
     if need > left:
         refuse(request)
         return NULL
-    region = region_make(arena, need, request.stream, &request.failure)
+    region = region_make(arena, need, arena.region_count == 0, request.stream, &request.failure)
     if region == NULL or not grow_by(arena, region, NULL, need, left, request):
         return NULL
     return region
@@ -170,7 +172,7 @@ cdef Region* carry_out(Arena* arena, const Plan* plan, bytes_t left, Request* re
     cdef size_t i
     cdef bint ok = True
     if region == NULL:
-        region = region_make(arena, plan.added, request.stream, &request.failure)
+        region = region_make(arena, plan.added, False, request.stream, &request.failure)
         if region == NULL:
             return NULL
     list.pieces = NULL
@@ -201,7 +203,7 @@ cdef Region* carry_out(Arena* arena, const Plan* plan, bytes_t left, Request* re
 
 
 cdef void start_with(Arena* arena, Region* region, bytes_t size, Request* request) noexcept nogil:
-    """Obtain a first amount in equal chunks, as far as the device and the limit leave it."""
+    """Allocate a first amount in equal chunks, as far as the device and the limit allow."""
     cdef bytes_t piece = whole_granules(max(size // START_CHUNKS, <bytes_t> 1))
     cdef Pieces list
     cdef bint ok = True
@@ -222,9 +224,9 @@ cdef inline bytes_t free_size(const Tile* tile) noexcept nogil:
 
 
 cdef Tile* cheapest_gap(Arena* arena, bytes_t size, bytes_t* need) noexcept nogil:
-    """The gap that takes the least new memory to give a place for the request, together with what is free beside it.
+    """Return the gap that, with the free memory next to it, needs the least new memory to hold the request.
 
-    The lowest of equal ones; NULL if there is none.
+    The lowest among equals; NULL if there is none.
     """
     cdef Node* node = node_from(arena.gaps, 0, 0)
     cdef Tile* best = NULL
@@ -251,7 +253,7 @@ cdef inline bint mapping_was_refused(const Failure* failure) noexcept nogil:
 
 cdef Region* try_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t left, Request* request,
                       bint* stitched) noexcept nogil:
-    """The cheapest plan, carried out; if it creates beyond the room, it creates `more` at least."""
+    """Carry out the cheapest plan. If it creates memory beyond the room, it creates at least `more`."""
     cdef Region* region = NULL
     cdef Plan plan
     stitched[0] = False
@@ -271,7 +273,7 @@ cdef Region* try_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t le
 
 cdef Region* grow_by_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t left,
                           Request* request) noexcept nogil:
-    """By the cheapest plan. A mapping that the device refuses is tried once more without any stitching."""
+    """Grow by the cheapest plan. If the device refuses a mapping, retry once without stitching."""
     cdef Terms plain = terms[0]
     cdef bint stitched
     cdef Region* region = try_plan(arena, terms, more, left, request, &stitched)
@@ -283,14 +285,14 @@ cdef Region* grow_by_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_
 
 
 cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
-    """Step 7: the region that has grown by enough; NULL with the reason in request.failure."""
+    """Step 7: return the region that has grown by enough; NULL with the reason in request.failure."""
     cdef bytes_t size = request.rounded
     cdef bytes_t peak = max(arena.peak, in_use(arena.engine) + size)
     cdef bytes_t left = left_to_get(arena)
     cdef bytes_t room = room_for(arena, peak, left)
     cdef bint pressed = is_pressed(held(arena.engine), left)
     cdef bytes_t unlimited = full_granules(room_below_soft_limits(arena.engine, arena.pool))
-    cdef bytes_t need, ahead, more
+    cdef bytes_t start, need, ahead, more
     cdef bytes_t in_gap = 0
     cdef Region* region
     cdef Tile* gap
@@ -298,11 +300,13 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
     request.failure.reason = NO_FAILURE
     if not may_wait(arena, request):
         return grow_plainly(arena, request, left)
-    if arena.region_count == 0 and region_make(arena, 0, request.stream, &request.failure) == NULL:
+    start = min(arena.engine.tuning.dense_start, arena.engine.total_memory) if arena.numbered == 0 else 0
+    if arena.main == NULL and region_make(arena, whole_granules(max(size, start)), True, request.stream,
+                                          &request.failure) == NULL:
         return NULL
-    region = arena.regions[0]
-    if arena.numbered == 0 and arena.engine.tuning.dense_start > 0:
-        start_with(arena, region, arena.engine.tuning.dense_start, request)
+    region = arena.main
+    if start > 0:
+        start_with(arena, region, start, request)
         if free_tail(region) >= size:
             return region
         left = left_to_get(arena)
@@ -317,6 +321,11 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
         region = region_of(gap)
         in_gap = max(in_gap, min(ahead, gap.block.size))
         return region if grow_by(arena, region, gap, in_gap, left, request) else NULL
+    if need > addresses_left(region) and region.leftovers == 0 and whole_granules(size) <= room and not last:
+        if region_make(arena, whole_granules(size), True, request.stream, &request.failure) != NULL:
+            region = arena.main
+            need = whole_granules(size)
+        request.failure.reason = NO_FAILURE
     if need <= room and need <= addresses_left(region) and not last:
         need = max(need, min(ahead, addresses_left(region)))
         return region if grow_by(arena, region, NULL, need, left, request) else NULL

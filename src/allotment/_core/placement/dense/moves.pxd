@@ -1,8 +1,8 @@
 """How the history shows memory that has several addresses: at one of them at a time.
 
-What is in use is where it is used, what is free is where it is at home. So bytes that are handed out through another
-view than their home move there, and back when they are free: `segment_unmap` of one place, `segment_map` of the other.
-At every entry of the history what is mapped is then what is reserved, each byte once, as in a snapshot.
+Memory in use appears where it is used, free memory at its home. So bytes that are allocated through a view other than
+their home move there, and back when they are freed: `segment_unmap` of one place, `segment_map` of the other. At every
+entry of the history the mapped memory then equals the reserved memory, each byte once, as in a snapshot.
 """
 
 from libc.stdint cimport uint32_t

@@ -12,7 +12,7 @@ cdef void report(Arena* arena, int action, address_t address, bytes_t size, stre
 
 
 cdef void report_places(Arena* arena, const Tile* tile, bint at_home, int action, uint32_t context) noexcept nogil:
-    """What of a tile is not at home: where it is, or where its home is."""
+    """Report the parts of a tile that are not at home: where they are, or where their home is."""
     cdef const View* view = tile.view
     cdef address_t low, high, place
     while view != NULL and view.address < tile_end(tile):
@@ -25,13 +25,13 @@ cdef void report_places(Arena* arena, const Tile* tile, bint at_home, int action
 
 
 cdef void report_moves(Arena* arena, const Tile* tile, bint home, uint32_t context) noexcept nogil:
-    """The bytes of a tile in use come from their homes, or go back there."""
+    """Report that the bytes of a tile in use come from their homes, or go back there."""
     report_places(arena, tile, not home, ACTION_SEGMENT_UNMAP, context)
     report_places(arena, tile, home, ACTION_SEGMENT_MAP, context)
 
 
 cdef void report_new_home(Arena* arena, const View* old, const View* new) noexcept nogil:
-    """What is free of a chunk is at home elsewhere. pre: nothing is used through the old home"""
+    """Report that the free bytes of a chunk have another home. pre: nothing is used through the old home"""
     cdef const Tile* tile = tile_at(arena, old.region, old.address)
     cdef address_t low
     cdef bytes_t size

@@ -1,4 +1,4 @@
-"""How to grow: new memory, or what is free put side by side under new addresses, whichever costs less.
+"""How to grow: new memory, or free memory made contiguous under new addresses, whichever costs less.
 
 A plan fills the end of one region, or a new one, with
 
@@ -7,9 +7,9 @@ A plan fills the end of one region, or a new one, with
     new memory for what is missing
     the free head of the chunk with the longest one, or nothing
 
-and a chunk occurs once in a region. Its price is driver time: so much for a view, so much for a new chunk, and for
-each MiB beyond the room that the arena allows itself, so much that growing is chosen only when stitching is dear. What
-is left over of the pieces has a price too: of what is free the longest is broken up last.
+and a chunk occurs once in a region. Its price is driver time: a cost per view, a cost per new chunk, and for each MiB
+beyond the arena's room a cost so high that growing wins only when stitching is expensive. The unused part of the pieces
+has a price too: the longest free memory is broken up last.
 """
 
 from allotment._core.contract.types cimport bytes_t
@@ -19,16 +19,16 @@ from allotment._core.placement.dense.structures cimport Arena, DenseChunk, Regio
 cdef struct Plan:
     Region* region              # NULL: a new one
     DenseChunk* tail_of
-    DenseChunk** whole          # given back by plan_clear
+    DenseChunk** whole          # freed by plan_clear
     size_t whole_count
     bytes_t create
     DenseChunk* head_of
-    bytes_t added               # addresses it fills
-    bytes_t beyond              # of what is created, above the room
+    bytes_t added               # addresses that it fills
+    bytes_t beyond              # bytes created above the room
     double price
 
 cdef struct Terms:
-    # What a plan is made for.
+    # Input of a plan.
     bytes_t size
     bytes_t room
     double mebibyte_us          # price of new memory beyond the room

@@ -16,20 +16,20 @@ cdef enum:
 cdef double MAP_US = 2.5
 cdef double ACCESS_US = 30.0
 cdef double CREATE_US = 14.5
-cdef double LEFT_OVER_US = 5.0      # a MiB; from 2 to 12 less is wasted than at 0 or at 20
+cdef double LEFT_OVER_US = 5.0      # per MiB; values from 2 to 12 waste less than 0 or 20
 
 cdef struct Stock:
-    # What there is to put side by side.
-    DenseChunk** whole          # wholly free chunks, the largest first; of one size the youngest first
+    # Free memory that could be made contiguous.
+    DenseChunk** whole          # wholly free chunks, largest first; of one size, youngest first
     size_t whole_count
     DenseChunk* tails[TAILS_TRIED]      # chunks with the longest free tails
     bytes_t tail_sizes[TAILS_TRIED]
     size_t tail_count
-    DenseChunk** partly         # chunks that are partly in use, with the sizes of their free heads
+    DenseChunk** partly         # partly used chunks, with the sizes of their free heads
     bytes_t* heads
     size_t partly_count
-    bint* taken                 # of `whole`, by the plan in the making
-    DenseChunk** chosen         # those of `whole` that it takes
+    bint* taken                 # per chunk of `whole`: the current plan uses it
+    DenseChunk** chosen         # the chunks of `whole` that the current plan uses
     double view_us, chunk_us
 
 
@@ -42,7 +42,7 @@ cdef int largest_first(const void* a, const void* b) noexcept nogil:
 
 
 cdef void note_tail(Stock* stock, DenseChunk* chunk, bytes_t tail) noexcept nogil:
-    """Keep the longest few, longest first; of equal ones the older chunk first."""
+    """Keep the few longest, longest first; among equal ones the older chunk first."""
     cdef size_t i = stock.tail_count
     if stock.tail_count < TAILS_TRIED:
         stock.tail_count += 1
@@ -99,7 +99,7 @@ cdef void stock_clear(Stock* stock) noexcept nogil:
 
 
 cdef inline bint is_there(const Plan* plan, const DenseChunk* chunk) noexcept nogil:
-    """Whether the region of a plan shows a chunk already."""
+    """Whether the plan's region already shows a chunk."""
     return chunk == plan.tail_of or (plan.region != NULL and is_shown_in(chunk, plan.region))
 
 
@@ -115,7 +115,7 @@ cdef bint add_head(const Stock* stock, Plan* plan, bytes_t* head) noexcept nogil
 
 
 cdef bytes_t add_whole(Stock* stock, Plan* plan, bytes_t need, const Terms* terms) noexcept nogil:
-    """Fill `need` bytes with wholly free chunks, and what is missing with new memory. Returns what that is in all.
+    """Fill `need` bytes with wholly free chunks, and the rest with new memory. Returns the bytes filled.
 
     Linear in the number of such chunks.
     """
@@ -134,7 +134,7 @@ cdef bytes_t add_whole(Stock* stock, Plan* plan, bytes_t need, const Terms* term
         if rest + plan.create <= terms.room:
             plan.create += rest
             break
-        while stock.taken[first]:       # the largest that is left; there is one, since `rest` is part of what is there
+        while stock.taken[first]:       # the largest one left; it exists, since `rest` is part of what is there
             first += 1
         chosen = i = first
         while i < stock.whole_count and stock.whole[i].size >= rest:
@@ -189,7 +189,7 @@ cdef void consider(Stock* stock, const Terms* terms, Region* region, DenseChunk*
 
 
 cdef bint plan_cheapest(Arena* arena, const Terms* terms, Plan* best, Failure* failure) noexcept nogil:
-    """False without host memory; a price below 0: there is no plan at all. In any case `best` is to be cleared."""
+    """Return False without host memory. A price below 0 means no plan. The caller clears `best` in any case."""
     cdef Stock stock
     cdef Region* region
     cdef bytes_t have

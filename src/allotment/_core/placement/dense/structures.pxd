@@ -1,41 +1,41 @@
 """The data of dense placement, explained where it is declared. Read this file before the others of this folder.
 
-One *arena* holds all memory of a pool, for all streams and sizes. Physical memory comes in *chunks* of different
-sizes. Addresses come in *regions*, each filled from its base upwards. A *view* puts one chunk at one place of a
-region; a chunk has a home, its first view, and may have more. A region is tiled by *tiles* up to where it is filled:
+One *arena* holds all memory of a pool, for all streams and sizes. Physical memory comes in *chunks* of different sizes.
+Addresses come in *regions*, each filled from its base upwards. A *view* maps one chunk at one place of a region; a
+chunk has a home, its first view, and may have more. *Tiles* tile a region up to where it is filled:
 
     region 0   | A  in use |  B  free  |in use|  C  free tail |  D  in use |       chunks A B C D at home
-    region 3   | C (shadow)| C free tail | B | head of E free | E (shadow)         the same bytes, side by side
+    region 3   | C (shadow)| C free tail | B | head of E free | E (shadow)         the same bytes, contiguous
 
 A tile is in one of these states:
 
     TILE_FREE      free; in the arena's indexes, with the clock of its last users
-    TILE_USED      handed out, or freed and still waiting for other streams
+    TILE_USED      allocated, or freed and still waiting for other streams
     TILE_SHADOW    bytes that a tile of another region uses: the same chunk, another view
     TILE_GAP       addresses whose view is gone
 
-Free neighbours are one tile, also across the borders of chunks. For each chunk all views agree: a byte is in use
-through one of them at most, and then a shadow in all others. So no two users ever share a byte.
+Adjacent free tiles are one tile, also across the borders of chunks. All views of a chunk agree: a byte is in use
+through at most one of them, and then a shadow in all others. So no two users ever share a byte.
 
-A chunk has so many views at most, its own number that begins as the settings say. Above it the one used longest ago
-goes, if nothing is used through it and all work that used it is over: its addresses are a gap, as those of a chunk that
-was given back are. New chunks are put into gaps again.
+A chunk has a maximum number of views, its own, which begins as the settings say. When it is exceeded, the view used
+longest ago goes, if nothing is used through it and all work that used it is finished. Its addresses become a gap, like
+those of a chunk that was released. New chunks are mapped into gaps again.
 
-Everything is ordered by *place*: the number of the region, then the offset in it. Which addresses the driver chose
-decides nothing.
+Everything is ordered by *place*: the number of the region, then the offset in it. The addresses that the driver chose
+never influence a decision.
 """
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t, event_t
-from allotment._core.model.model cimport Block, Engine, Pool, Range
+from allotment._core.model.model cimport Block, Engine, Pool, Range, StreamRecord
 from allotment._core.tools.slab cimport Slab
 
 cdef enum:
     CLOCK_STREAMS = 4
-    OFFSET_BITS = 39            # of a place, in units of 512 bytes; one bit more is for the side of a neighbour
-    GRANULE = 2097152           # what chunks and views are multiples of
+    OFFSET_BITS = 39            # of a place, in units of 512 bytes; one more bit is for the side of a neighbour
+    GRANULE = 2097152           # unit of chunks and views
 
 cdef enum TileState:
     TILE_FREE
@@ -44,17 +44,18 @@ cdef enum TileState:
     TILE_GAP
 
 cdef struct Clock:
-    # The last free of any byte of a free tile, by stream: a moment of the engine's clock each. A stream `s` may have
-    # the memory once it is ordered after all of them. More streams than there is place for are folded into one
-    # moment that counts for everyone: that may make somebody wait in vain, but never too little.
+    # The last free of any byte of a free tile, by stream: a moment of the engine's clock each. A stream may have the
+    # memory once it is ordered after all of them. If there are more streams than slots, the oldest moment is kept as
+    # one that counts for every stream. That is conservative: it may cause an unnecessary wait, never a missing one. No
+    # stream is forgotten while an arena exists.
     int32_t count
-    uint32_t streams[CLOCK_STREAMS]     # indexes of stream records
+    StreamRecord* streams[CLOCK_STREAMS]
     uint64_t moments[CLOCK_STREAMS]
     uint64_t everyone                   # 0 = none was folded
 
 cdef struct Node:
-    # Of a treap by (rank, place). `longest` is the largest `size` in the subtree, so the first node that is large
-    # enough is found on one way down. The weight is drawn, since keys of nodes change in place.
+    # A node of a treap by (rank, place). `longest` is the largest `size` in the subtree, so one descent finds the first
+    # node that is large enough. The weight is random, since keys of nodes change in place.
     Node* up
     Node* low
     Node* high
@@ -68,22 +69,22 @@ cdef struct Tile:
     Block block                 # address, size and neighbours; its `range` is the region's
     int state
     View* view                  # under its first byte; NULL for a gap
-    Tile* user                  # shadow: whose bytes these are. In use: the first of its shadows
+    Tile* user                  # shadow: the tile that uses these bytes. In use: the first of its shadows
     Tile* next_shadow           # of the same user
-    Node by_place               # free tiles and gaps, each in a tree of their own
+    Node by_place               # free tiles and gaps, each in their own tree
     Node* by_size               # free, and large: by size
-    Node* beside[2]             # free, beside a large tile in use (before, behind): by that tile's size
+    Node* beside[2]             # free, next to a large tile in use (before, after): by that tile's size
     Clock clock                 # free
-    bint keeps_clock            # in use for a moment, while a checkpoint cuts the pool as it was: without a user
+    bint keeps_clock            # allocated briefly, while a checkpoint restores the pool's tiles: without a user
 
 cdef struct View:
     DenseChunk* chunk
     Region* region
     address_t address
     bytes_t live                # bytes in use through this view
-    uint64_t last_use           # when it last served, by the arena's count of requests
+    uint64_t last_use           # when it last served, by the arena's request count
     uint64_t freed              # when something used through it was last freed, by the engine's clock
-    View* before                # neighbours in the region; not always side by side, where a view has gone
+    View* before                # neighbours in the region; not always adjacent, where a view has gone
     View* behind
     View* next_of_chunk
 
@@ -94,85 +95,87 @@ cdef struct DenseChunk:
     uint64_t number             # in order of creation
     View* home                  # its first view; the others follow by `next_of_chunk`
     uint32_t view_count
-    uint32_t view_limit         # doubles when a view comes back soon: mapping and unmapping must not go on forever
-    uint64_t dropped            # when it last lost a view, by the arena's count of requests; 0: that does not count
-    LastFree* last_frees        # kept for the checker alone: see `witness`
+    uint32_t view_limit         # doubles when a dropped view comes back soon: stops endless mapping and unmapping
+    uint64_t dropped            # when it last lost a view, by the arena's request count; 0: does not count
+    LastFree* last_frees        # kept only for the checker: see `witness`
     size_t last_free_count, last_free_room
     DenseChunk* prev
     DenseChunk* next            # of the arena, in order of creation
 
 cdef struct LastFree:
-    # When some bytes of a chunk were freed, and not handed out and freed again since.
+    # When some bytes of a chunk were freed, if they were not allocated and freed again since.
     bytes_t begin, end          # in the chunk
     Clock clock
 
 cdef struct Region:
-    Range range                 # as far as there are tiles; in a list of its arena's, not of the engine's
+    Range range                 # covers its tiles; in its arena's list, not in the engine's
     uint64_t number
     bytes_t room                # its addresses
+    bint is_main                # new memory is or was put at its end: its views are not dropped
     Tile* last
     View* first_view
     View* last_view
-    count_t leftovers           # mappings without a view that the device would not take back: nothing more is put here
+    count_t leftovers           # mappings without a view that the device refused to unmap: nothing more goes here
 
 cdef struct Space:
-    # Addresses as they were reserved; regions are parts of them.
+    # Reserved addresses; regions are parts of them.
     address_t base
     bytes_t size, used
 
 cdef struct Leftover:
-    # What the device would not take back; it is asked again when the cache is emptied. Not counted as reserved.
+    # Memory that the device refused to take back; retried when the cache is emptied. Not counted as reserved.
     Region* region              # NULL: not mapped any more
     address_t address
     chunk_t handle
     bytes_t size
-    bint created                # the chunk was made for that growth, so it goes with the mapping
+    bint created                # the chunk was created for that growth, so it is released with the mapping
 
 cdef struct Probe:
-    # An event by which a stream is asked how far it has come, since nothing else of it is waited for.
+    # An event that tells a stream's progress, where no other event of it is pending.
     event_t event
-    uint64_t moment             # of the engine's clock; 0: there is none
+    uint64_t moment             # of the engine's clock; 0: none
 
 cdef struct Counts:
     count_t stitches, forced_growths, waits, wait_reuses, views, views_most, views_dropped, gaps_filled, adopted
-    count_t reserve, create, map, access, unmap, release        # calls of the device
+    count_t reserve, create, map, access, unmap, release        # device calls
 
 cdef struct Arena:
     Engine* engine
     Pool* pool
-    bint is_private             # of a private pool: fresh memory or its own, one view a chunk, nothing waits
+    bint is_private             # of a private pool: new memory or its own, one view per chunk, no waits
     Slab tiles, nodes, chunks, views
-    uint32_t seed               # of the nodes' weights
+    uint32_t seed               # of the nodes' random weights
     Counts counts
     Region** regions            # by number
     size_t region_count, region_room
+    Region* main                # the region that new memory is appended to
     Space* spaces
     size_t space_count, space_room
     Node* free_tiles            # by place
     Node* sizes                 # large free tiles by size
-    Node* neighbours            # free tiles by the size of a large tile in use beside them
+    Node* neighbours            # free tiles by the size of a large tile in use next to them
     Node* gaps                  # by place
-    Tile* loose                 # a free tile whose place among `sizes` is not up to date: see tile_index
-    bint lacks_aids             # the host's memory was short: `sizes` and `neighbours` may lack tiles, which is no harm
+    Tile* loose                 # a free tile whose position in `sizes` is out of date: see tile_index
+    bint lacks_aids             # host memory was short: `sizes` and `neighbours` may lack tiles, which does no harm
     DenseChunk* first_chunk
     DenseChunk* last_chunk
     size_t chunk_count
-    uint64_t numbered           # chunks made so far
+    uint64_t numbered           # chunks created so far
     Leftover* leftovers
     size_t leftover_count, leftover_room
     bytes_t reserved            # sum of its chunks
     bytes_t active              # bytes of it in use
-    bytes_t peak                # the most in use at once, of all pools; no reset of statistics changes it
+    bytes_t peak                # peak use of all pools together; resetting statistics does not change it
     bytes_t freed               # so far, while `loading`
-    bint loading                # until something of size was freed: what comes first mostly stays
+    bint loading                # until a notable amount was freed: what is allocated first mostly stays
     uint64_t requests
     Probe* probes               # by the index of a stream
     size_t probe_count, probe_room
-    bint witnessed              # chunks keep when their bytes were freed
+    bint witnessed              # chunks record when their bytes were freed
 
 
 cdef inline Tile* tile_of(Block* block) noexcept nogil:
-    """pre: of an arena"""
+    """pre: belongs to an arena"""
     return <Tile*> block
 
 
@@ -201,10 +204,10 @@ cdef inline uint64_t place_of(const Region* region, address_t address) noexcept 
 
 
 cdef inline bytes_t whole_granules(bytes_t size) noexcept nogil:
-    """Rounded up."""
+    """Round up."""
     return (size + (GRANULE - 1)) & ~(<bytes_t> (GRANULE - 1))
 
 
 cdef inline bytes_t full_granules(bytes_t size) noexcept nogil:
-    """Rounded down."""
+    """Round down."""
     return size & ~(<bytes_t> (GRANULE - 1))

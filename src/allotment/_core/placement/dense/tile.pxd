@@ -1,11 +1,11 @@
-"""Tiles of a region: cut, joined, shadowed, appended. Told what to do; what can fail was reserved before.
+"""Tiles of a region: split, joined, shadowed, appended. Carries out decisions; what can fail was reserved before.
 
     free      |----------------------------- A ----------------------------|
-    cut       |--- A: free ---|---- new: in use ----|----- new: free ------|     either free end may be missing
+    split     |--- A: free ---|---- new: in use ----|----- new: free ------|     either free end may be missing
     free      |------------------------------ A ---------------------------|     joined with its free neighbours
 
-Cutting bytes out for a user cuts the same bytes out of every other view of their chunks, as shadows of that user;
-taking them back frees them everywhere. Addresses whose view goes are a gap, and may be filled again from their front.
+Allocating bytes cuts the same bytes out of every other view of their chunks, as shadows of the user; freeing them frees
+them everywhere. Addresses whose view goes become a gap, which may be filled again from its front.
 
 Cost: O(log n) for n free tiles, for the tile and for each other view of each chunk under it.
 """

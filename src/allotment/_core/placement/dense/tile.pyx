@@ -14,7 +14,7 @@ from allotment._core.tools.slab cimport slab_give, slab_take
 
 cdef Tile* tile_new(Arena* arena, Region* region, address_t address, bytes_t size, int state,
                     View* view) noexcept nogil:
-    """A tile without neighbours, in no index. pre: a record is reserved"""
+    """Create a tile without neighbours, in no index. pre: a record is reserved"""
     cdef Tile* tile = <Tile*> slab_take(&arena.tiles)
     tile.block.address = address
     tile.block.size = size
@@ -37,14 +37,14 @@ cdef Tile* tile_new(Arena* arena, Region* region, address_t address, bytes_t siz
 
 
 cdef inline View* view_at(View* view, address_t address) noexcept nogil:
-    """The view under an address, from one before it or under it."""
+    """Return the view under an address, searching forward from `view`."""
     while view != NULL and view_end(view) <= address:
         view = view.behind
     return view
 
 
 cdef inline View* view_back_at(View* view, address_t address) noexcept nogil:
-    """The view under an address, from one behind it or under it."""
+    """Return the view under an address, searching backward from `view`."""
     while view.address > address:
         view = view.before
     return view
@@ -71,7 +71,7 @@ cdef inline void link_before(Tile* tile, Tile* new) noexcept nogil:
 
 
 cdef inline void unlink(Arena* arena, Tile* tile) noexcept nogil:
-    """Out of its region; the record is given back."""
+    """Remove a tile from its region and free the record."""
     cdef Region* region = region_of(tile)
     if tile.block.prev != NULL:
         tile.block.prev.next = tile.block.next
@@ -85,7 +85,7 @@ cdef inline void unlink(Arena* arena, Tile* tile) noexcept nogil:
 
 
 cdef Tile* tile_cut(Arena* arena, Tile* tile, address_t address, bytes_t size, int state) noexcept nogil:
-    """Make one tile of bytes inside a free one. pre: two records are reserved"""
+    """Cut bytes out of a free tile, as a tile of their own. pre: two records are reserved"""
     cdef Region* region = region_of(tile)
     cdef bytes_t leading = address - tile.block.address
     cdef bytes_t trailing = tile.block.size - leading - size
@@ -123,7 +123,7 @@ cdef Tile* tile_cut(Arena* arena, Tile* tile, address_t address, bytes_t size, i
 
 
 cdef Tile* tile_free(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil:
-    """A tile becomes free; what it has become, joined with its free neighbours."""
+    """Free a tile; return the tile it has become, joined with its free neighbours."""
     cdef Tile* before = tile_before(tile)
     cdef Tile* behind = tile_behind(tile)
     if behind != NULL and behind.state != TILE_FREE:
@@ -155,7 +155,7 @@ cdef Tile* tile_free(Arena* arena, Tile* tile, const Clock* clock) noexcept nogi
 
 
 cdef Tile* tile_append(Arena* arena, Region* region, bytes_t size, int state, View* view) noexcept nogil:
-    """One more tile at the end of a region, in no index. pre: a record is reserved"""
+    """Append a tile to a region, in no index. pre: a record is reserved"""
     cdef Tile* tile = tile_new(arena, region, region.range.base + region.range.size, size, state, view)
     region.range.size += size
     if region.last == NULL:
@@ -167,7 +167,7 @@ cdef Tile* tile_append(Arena* arena, Region* region, bytes_t size, int state, Vi
 
 
 cdef Tile* append_free(Arena* arena, Region* region, bytes_t size, View* view, const Clock* clock) noexcept nogil:
-    """Free bytes at the end of a region. pre: a record is reserved"""
+    """Append free bytes to a region. pre: a record is reserved"""
     cdef Clock none
     if clock == NULL:
         clock_clear(&none)
@@ -176,13 +176,13 @@ cdef Tile* append_free(Arena* arena, Region* region, bytes_t size, View* view, c
 
 
 cdef void tile_drop_free(Arena* arena, Tile* tile) noexcept nogil:
-    """A free tile is no more, and what it covered is its arena's no more."""
+    """Delete a free tile whose memory the arena no longer has."""
     tile_leave(arena, tile)
     unlink(arena, tile)
 
 
 cdef Tile* tile_at(Arena* arena, Region* region, address_t address) noexcept nogil:
-    """The tile that holds an address. pre: there is one"""
+    """Return the tile that contains an address. pre: it exists"""
     cdef Node* node = node_up_to(arena.free_tiles, 0, place_of(region, address))
     cdef Tile* tile
     if node != NULL and region_of(node.tile) == region:
@@ -197,7 +197,7 @@ cdef Tile* tile_at(Arena* arena, Region* region, address_t address) noexcept nog
 # --- addresses without memory -------------------------------------------------------------------------------------
 
 cdef void gap_settle(Arena* arena, Tile* gap) noexcept nogil:
-    """Join a gap with the gaps beside it; at the end of a region it goes, and the region ends before it."""
+    """Join a gap with adjacent gaps; at the end of a region the gap goes, and the region ends before it."""
     cdef Region* region = region_of(gap)
     cdef Tile* other = tile_behind(gap)
     gap.view = NULL
@@ -231,7 +231,7 @@ cdef void forget_shadow(Tile* shadow) noexcept nogil:
 
 
 cdef void tiles_vanish(Arena* arena, const View* view) noexcept nogil:
-    """The addresses of a view are a gap. pre: nothing is used through it; two records are reserved"""
+    """Turn the addresses of a view into a gap. pre: nothing is used through it; two records are reserved"""
     cdef address_t at = view.address
     cdef Tile* gap = NULL
     cdef Tile* tile = tile_at(arena, view.region, at)
@@ -254,7 +254,7 @@ cdef void tiles_vanish(Arena* arena, const View* view) noexcept nogil:
 
 
 cdef Tile* fill_gap(Arena* arena, Tile* gap, bytes_t size, View* view) noexcept nogil:
-    """The front of a gap becomes free memory, new. pre: a record is reserved"""
+    """Turn the front of a gap into new free memory. pre: a record is reserved"""
     cdef Clock none
     cdef Tile* tile = tile_new(arena, region_of(gap), gap.block.address, size, TILE_SHADOW, view)
     gap_leave(arena, gap)
@@ -272,7 +272,7 @@ cdef Tile* fill_gap(Arena* arena, Tile* gap, bytes_t size, View* view) noexcept 
 # --- a user's bytes, in every view --------------------------------------------------------------------------------
 
 cdef uint64_t records_to_hand_out(const Tile* tile, address_t address, bytes_t size) noexcept nogil:
-    """How many tiles handing these bytes out can make at most."""
+    """Return the most tiles that allocating these bytes can create."""
     cdef View* view = tile.view
     cdef uint64_t records = 2
     if view != NULL and view.chunk.view_count == 1 and view_end(view) >= tile.block.address + size \
@@ -286,7 +286,7 @@ cdef uint64_t records_to_hand_out(const Tile* tile, address_t address, bytes_t s
 
 
 cdef inline void count_live(Arena* arena, DenseChunk* chunk, bytes_t live) noexcept nogil:
-    """What is used of a chunk changes. What is free of one that is partly in use is counted as split off."""
+    """Set the bytes in use of a chunk. The free bytes of a partly used chunk count as inactive split."""
     cdef Stats* stats = &arena.engine.stats
     cdef bytes_t split = chunk.size - chunk.live if chunk.live > 0 else 0
     cdef bytes_t rest = chunk.size - live if live > 0 else 0
@@ -297,7 +297,7 @@ cdef inline void count_live(Arena* arena, DenseChunk* chunk, bytes_t live) noexc
 
 
 cdef void cast_shadows(Arena* arena, Tile* tile, View* view, bytes_t offset, bytes_t size) noexcept nogil:
-    """Cut bytes of a chunk out of every view of it but the one they are used through."""
+    """Cut bytes of a chunk out of every view except the one they are used through."""
     cdef View* other = view.chunk.home
     cdef Tile* shadow
     while other != NULL:
@@ -311,7 +311,7 @@ cdef void cast_shadows(Arena* arena, Tile* tile, View* view, bytes_t offset, byt
 
 
 cdef Tile* tile_take(Arena* arena, Tile* tile, address_t address, bytes_t size) noexcept nogil:
-    """Bytes of a free tile are in use from now on. pre: `records_to_hand_out` are reserved"""
+    """Allocate bytes of a free tile. pre: `records_to_hand_out` are reserved"""
     cdef Tile* taken = tile_cut(arena, tile, address, size, TILE_USED)
     cdef View* view = taken.view
     cdef address_t low, high
@@ -332,7 +332,7 @@ cdef Tile* tile_take(Arena* arena, Tile* tile, address_t address, bytes_t size) 
 
 
 cdef void tile_give(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil:
-    """The bytes of a tile are free in every view."""
+    """Free the bytes of a tile in every view."""
     cdef View* view = tile.view
     cdef address_t end = tile_end(tile)
     cdef address_t low, high

@@ -1,15 +1,15 @@
-"""The free tiles of an arena, in the orders in which they are looked for, and its gaps. No decision is made here.
+"""The free tiles of an arena, in the orders in which they are searched, and its gaps. Makes no decisions.
 
     by place          the first that is large enough, from any place on
     by size           large ones of one exact size, lowest place first
-    by neighbour      those beside a large tile in use of one exact size, lowest place first
+    by neighbour      those next to a large tile in use of one exact size, lowest place first
 
-One treap serves all three, and one more the gaps, by place. A tile that is cut or grown keeps its rank among its
-neighbours, so its keys change in place; only its size moves it in the second. The tile touched last is therefore left
-out of that one (`loose`), until somebody searches it or touches another: a block that comes and goes costs no
+One treap implementation serves all three, and the gaps, by place. A tile that is cut or grown keeps its rank among its
+neighbours, so its keys change in place; only in the second order can its size move it. That order therefore omits the
+tile touched last (`loose`) until somebody searches it or another tile is touched: a block that comes and goes costs no
 insertion.
 
-The second and third order are an aid. Without host memory for a node a tile is simply not in them.
+The second and third order are optional aids. Without host memory for a node, a tile is simply missing from them.
 
 Cost: O(log n) for n free tiles.
 """
@@ -39,7 +39,7 @@ cdef void gap_leave(Arena* arena, Tile* gap) noexcept nogil
 
 
 cdef inline Node* first_fit(Node* root, bytes_t size) noexcept nogil:
-    """The node of at least `size` at the lowest place, or NULL."""
+    """Return the node of at least `size` at the lowest place, or NULL."""
     if root == NULL or root.longest < size:
         return NULL
     while True:

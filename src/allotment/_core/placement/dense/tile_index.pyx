@@ -14,7 +14,7 @@ cdef inline bint comes_before(const Node* a, const Node* b) noexcept nogil:
 
 
 cdef inline bint update(Node* node) noexcept nogil:
-    """Whether `longest` has changed."""
+    """Recompute `longest`; return whether it changed."""
     cdef bytes_t longest = node.size
     if node.low != NULL and node.low.longest > longest:
         longest = node.low.longest
@@ -32,7 +32,7 @@ cdef inline void update_upwards(Node* node) noexcept nogil:
 
 
 cdef inline void put_in_place_of(Node** root, Node* old, Node* new) noexcept nogil:
-    """`new` becomes the child that `old` was."""
+    """Make `new` the child that `old` was."""
     if old.up == NULL:
         root[0] = new
     elif old.up.low == old:
@@ -44,7 +44,7 @@ cdef inline void put_in_place_of(Node** root, Node* old, Node* new) noexcept nog
 
 
 cdef inline void raise_child(Node** root, Node* node, Node* child) noexcept nogil:
-    """Rotate: `child` takes the place of its parent."""
+    """Rotate: `child` takes the position of its parent."""
     put_in_place_of(root, node, child)
     if node.low == child:
         node.low = child.high
@@ -62,7 +62,7 @@ cdef inline void raise_child(Node** root, Node* node, Node* child) noexcept nogi
 
 
 cdef void node_insert(Node** root, Node* node) noexcept nogil:
-    """pre: key and size are set, and it has a weight"""
+    """pre: key, size and weight are set"""
     cdef Node** link = root
     cdef Node* above = NULL
     while link[0] != NULL:
@@ -89,7 +89,7 @@ cdef void node_remove(Node** root, Node* node) noexcept nogil:
 
 
 cdef Node* node_from(Node* root, uint64_t rank, uint64_t place) noexcept nogil:
-    """The first node whose key is not less, or NULL."""
+    """Return the first node whose key is not less, or NULL."""
     cdef Node* found = NULL
     while root != NULL:
         if root.rank < rank or (root.rank == rank and root.place < place):
@@ -101,7 +101,7 @@ cdef Node* node_from(Node* root, uint64_t rank, uint64_t place) noexcept nogil:
 
 
 cdef Node* node_up_to(Node* root, uint64_t rank, uint64_t place) noexcept nogil:
-    """The last node whose key is not greater, or NULL."""
+    """Return the last node whose key is not greater, or NULL."""
     cdef Node* found = NULL
     while root != NULL:
         if root.rank > rank or (root.rank == rank and root.place > place):
@@ -124,7 +124,7 @@ cdef Node* node_next(Node* node) noexcept nogil:
 
 
 cdef Node* next_fit(Node* node, bytes_t size) noexcept nogil:
-    """The next node after this one that is large enough, or NULL."""
+    """Return the next node after this one that is large enough, or NULL."""
     if node.high != NULL and node.high.longest >= size:
         return first_fit(node.high, size)
     while node.up != NULL:
@@ -151,7 +151,7 @@ cdef inline uint32_t draw(Arena* arena) noexcept nogil:
 
 
 cdef inline Node* aid_make(Arena* arena, Tile* tile) noexcept nogil:
-    """A node of one of the two orders that are an aid; NULL without host memory."""
+    """Return a node for one of the two optional orders; NULL without host memory."""
     cdef Node* node
     if not slab_reserve(&arena.nodes, 1):
         arena.lacks_aids = True
@@ -170,7 +170,7 @@ cdef inline void aid_drop(Arena* arena, Node** root, Node** link) noexcept nogil
 
 
 cdef void sort_in(Arena* arena, Tile* tile) noexcept nogil:
-    """Put a large tile among the sizes."""
+    """Insert a large tile into the order by size."""
     tile.by_size = aid_make(arena, tile)
     if tile.by_size != NULL:
         tile.by_size.rank = tile.block.size
@@ -230,7 +230,7 @@ cdef inline void enter_by_place(Arena* arena, Node** root, Tile* tile) noexcept 
 
 
 cdef void tile_enter(Arena* arena, Tile* tile) noexcept nogil:
-    """A tile has become free. pre: it and its neighbours are as they will be"""
+    """Add a tile that has become free. pre: it and its neighbours are final"""
     tile.by_size = tile.beside[0] = tile.beside[1] = NULL
     enter_by_place(arena, &arena.free_tiles, tile)
     size_changed(arena, tile)
@@ -239,7 +239,7 @@ cdef void tile_enter(Arena* arena, Tile* tile) noexcept nogil:
 
 
 cdef void tile_leave(Arena* arena, Tile* tile) noexcept nogil:
-    """A tile is free no more, or is about to be part of another."""
+    """Remove a tile that is no longer free, or is about to become part of another."""
     node_remove(&arena.free_tiles, &tile.by_place)
     if arena.loose == tile:
         arena.loose = NULL
@@ -252,7 +252,7 @@ cdef void tile_leave(Arena* arena, Tile* tile) noexcept nogil:
 
 
 cdef void tile_changed(Arena* arena, Tile* tile) noexcept nogil:
-    """A free tile begins or ends elsewhere, or has other neighbours; its rank among the free tiles is the same."""
+    """Update a free tile with changed bounds or neighbours; its rank among the free tiles is the same."""
     cdef Node* node = &tile.by_place
     node.place = place_of(region_of(tile), tile.block.address)
     if node.size != tile.block.size:
@@ -261,7 +261,7 @@ cdef void tile_changed(Arena* arena, Tile* tile) noexcept nogil:
         size_changed(arena, tile)
     elif tile.by_size != NULL:
         tile.by_size.place = node.place
-    # Both keys are up to date before either node moves: trees are searched by them.
+    # Both keys are updated before either node moves: they order the trees.
     if tile.beside[0] != NULL:
         tile.beside[0].place = node.place << 1
     if tile.beside[1] != NULL:
@@ -271,13 +271,13 @@ cdef void tile_changed(Arena* arena, Tile* tile) noexcept nogil:
 
 
 cdef Node* first_of_size(Arena* arena, bytes_t size) noexcept nogil:
-    """The first of the free tiles of exactly this size; the next ones follow by node_next. pre: a large size"""
+    """Return the first free tile of exactly this size; the next ones follow by node_next. pre: a large size"""
     settle_loose(arena)
     return node_from(arena.sizes, size, 0)
 
 
 cdef Node* first_beside(Arena* arena, bytes_t size) noexcept nogil:
-    """The first free tile beside a tile in use of exactly this size; the lowest bit of its place tells the side."""
+    """Return the first free tile next to a used tile of exactly this size; the lowest bit of its place is the side."""
     return node_from(arena.neighbours, size, 0)
 
 

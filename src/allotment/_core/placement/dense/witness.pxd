@@ -1,7 +1,7 @@
 """When each byte was last freed, kept apart from the clocks of tiles, which are cut, copied and joined.
 
-For the checker alone, who has it kept from his first visit on: a free tile's clock must hold, in every view, at least
-what is kept here of its bytes. Bytes that were freed before he came are not known, and not checked.
+Only for the checker, which enables it at its first check: a free tile's clock must contain, in every view, at least the
+frees recorded here for its bytes. Bytes that were freed before are unknown and not checked.
 """
 
 from allotment._core.contract.types cimport bytes_t

@@ -6,7 +6,7 @@ from allotment._core.tools.arrays cimport make_room_for
 
 
 cdef void forget(DenseChunk* chunk, bytes_t begin, bytes_t end) noexcept nogil:
-    """Nothing is known of these bytes any more. pre: there is room for one more"""
+    """Drop what is known of these bytes. pre: there is room for one more"""
     cdef LastFree* known
     cdef size_t i = 0
     while i < chunk.last_free_count:
@@ -31,7 +31,7 @@ cdef void forget(DenseChunk* chunk, bytes_t begin, bytes_t end) noexcept nogil:
 
 
 cdef void witness_free(DenseChunk* chunk, bytes_t begin, bytes_t end, const Clock* clock) noexcept nogil:
-    """Bytes of a chunk are free. Without host memory nothing is known of the chunk."""
+    """Record that bytes of a chunk were freed. Without host memory nothing is known of the chunk."""
     if not make_room_for(<void**> &chunk.last_frees, &chunk.last_free_room, chunk.last_free_count + 2,
                          sizeof(LastFree)):
         chunk.last_free_count = 0

@@ -1,4 +1,4 @@
-"""Do shelves, bins, lists and counts of a pool say what its blocks are? See `invariants`, which asks."""
+"""Checks that a pool's shelves, bins, lists and counts agree with its blocks. `invariants` calls it."""
 
 from allotment._core.model.model cimport Engine, Pool
 from allotment._core.records.stats cimport Totals

@@ -90,7 +90,7 @@ cdef int check_block(const Range* range_, const Block* block) except -1:
 
 
 cdef int check_rack(Engine* engine, Rack* rack, Totals* totals) except -1:
-    """The blocks of a pool, once over its ranges and once over its shelves."""
+    """Check the blocks of a pool, once over its ranges and once over its shelves."""
     cdef Shelf* shelf = rack.shelves
     cdef Range* range_ = engine.first_range
     cdef Block* block

@@ -1,4 +1,4 @@
-"""Small and large: which half of a pool serves a request, and how much is asked of the device for it.
+"""Small and large: which half of a pool serves a request, and how much memory it costs on the device.
 
     rounded request --(<= SMALL_SIZE: small, else large)--> half of the pool
           |
@@ -12,7 +12,7 @@ from allotment._core.records.stats cimport SMALL
 
 cdef enum:
     SMALL_SEGMENT = 2097152         # segment for small requests; page of a small expandable segment
-    MIN_LARGE_SEGMENT = 10485760    # requests below this share segments of `large_segment`
+    MIN_LARGE_SEGMENT = 10485760    # smaller requests share segments of `large_segment`
     LARGE_ROUNDING = 2097152        # larger segments are multiples of this
 
 
@@ -21,7 +21,7 @@ cdef inline Rack* rack_for_size(Pool* pool, bytes_t rounded) noexcept nogil:
 
 
 cdef inline bytes_t page_size(const Tuning* tuning, const Rack* rack) noexcept nogil:
-    """Devices map whole chunks, which a segment of 11 MiB is not."""
+    """Devices map whole chunks, which a segment size of 11 MiB would not fill."""
     if rack.size_class == SMALL:
         return SMALL_SEGMENT
     return (tuning.large_segment + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))

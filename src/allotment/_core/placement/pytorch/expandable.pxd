@@ -1,16 +1,16 @@
 """Memory that grows in place: a segment whose addresses are reserved once and backed page by page.
 
-    request for more than is free at the edge
+    request for more than the free memory at the edge
 
     before   | in use | free |              unmapped ...
     map      | in use | free |new page|new page|   unmapped ...
     merge    | in use |         free           |   unmapped ...
 
-The pages follow the rounded request, not the segment size of plain memory. Of several places where a
-request fits, the lowest address wins. See `Range` in the model for the geometry.
+The number of new pages follows the rounded request, not the segment size of plain memory. If a request fits in several
+places, the lowest address wins. See `Range` in the model for the geometry.
 
-Cost: growing looks at the unmapped blocks of one shelf in order of address (holes, normally one); it does
-not depend on how much is mapped.
+Cost: growing visits the unmapped blocks of one shelf in order of address (holes, normally one). It does not depend on
+how much is mapped.
 """
 
 from libc.stdint cimport uint32_t

@@ -22,7 +22,7 @@ cdef void put_unmapped(Block* block) noexcept nogil:
 
 
 cdef bytes_t range_size(const Engine* engine, const StreamRecord* stream, bytes_t page) noexcept nogil:
-    """What an expandable range of this page size reserves: unless less is set, an eighth more than the device has."""
+    """Return the size of an expandable range: an eighth more than the device has, unless set lower."""
     cdef bytes_t most = engine.total_memory + engine.total_memory // 8
     cdef bytes_t configured = configured_range_bytes(engine, stream)
     if configured != 0 and configured < most:
@@ -31,7 +31,7 @@ cdef bytes_t range_size(const Engine* engine, const StreamRecord* stream, bytes_
 
 
 cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
-    """The first block, by address, from which free blocks, mapped or not, add up to the request."""
+    """Return the first block, by address, from which free blocks, mapped or not, add up to the request."""
     cdef Shelf* shelf = request.shelf
     cdef Block* hole
     cdef Block* start
@@ -60,8 +60,8 @@ cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
     cdef Range* range_
     cdef Block* block
     if request.rounded > size:
-        # No range could hold it, and reserving one would leave it behind for good.
-        device_failed(&request.failure, OUT_OF_MEMORY, b"range_reserve")
+        # No range could hold it, and a reserved one would stay behind for good.
+        device_failed(&request.failure, OUT_OF_MEMORY, b"chunk_create")
         return NULL
     if not slab_reserve(&engine.block_slab, 1):
         host_memory_failed(&request.failure)
@@ -108,7 +108,7 @@ cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context
 
 
 cdef bytes_t growth_in_place(Engine* engine, Request* request) noexcept nogil:
-    """What `grow_in_place` would map; no more than the request if there is no place for it."""
+    """Return what `grow_in_place` would map; at most the request if there is no place for it."""
     cdef Block* block = find_place(engine, request)
     cdef bytes_t found = 0
     cdef bytes_t mapped = 0
@@ -126,9 +126,9 @@ cdef bytes_t growth_in_place(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
-    """A free block of at least the request, off its shelf; NULL with the reason in request.failure.
+    """Return a free block of at least the request, off its shelf; NULL with the reason in request.failure.
 
-    Pages mapped before a refusal stay, mapped and free.
+    Pages mapped before a refusal stay mapped and free.
     """
     cdef bint relaxed = relax_capture(engine, request.stream)
     cdef Block* block = map_place(engine, request, find_place(engine, request))
@@ -139,7 +139,7 @@ cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* map_place(Engine* engine, Request* request, Block* block) noexcept nogil:
-    """What `find_place` found, mapped as far as the request needs it; one block by then."""
+    """Map what `find_place` found as far as the request needs it; return the single block it has become."""
     cdef Block* following
     if block == NULL:
         return NULL
@@ -170,9 +170,9 @@ cdef void free_again(Engine* engine, Block* block) noexcept nogil:
 
 
 cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Give up the whole pages inside a free block, after its stream is done; what is left at either end stays free.
+    """Unmap the whole pages inside a free block, after its stream is done; the parts at either end stay free.
 
-    While the stream is in a capture, which waiting for it would spoil, all of them stay. Steps out.
+    While the stream is in a capture, which waiting would break, all pages stay. Has an unlocked section.
     """
     cdef Pool* pool = block.shelf.rack.pool
     cdef address_t start
@@ -223,7 +223,7 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
 
 
 cdef bint give_back_if_empty(Engine* engine, Block* block, Failure* failure) noexcept nogil:
-    """Give the addresses back if an unmapped block is all that is left of its range."""
+    """Release the addresses if an unmapped block is all that is left of its range."""
     if block.mapped or block.prev != NULL or block.next != NULL:
         return True
     tree_remove(&block.shelf.unmapped, block)

@@ -4,15 +4,14 @@
                   one bit     one bit   exact sizes up to 2 MiB
     the rest:     one tree by (size, order, address)
 
-A bin whose bit is not set has undefined content, so that a new shelf need not clear 32 KiB.
+A bin whose bit is clear has undefined content, so that a new shelf need not clear 32 KiB.
 
-Which of several equal blocks comes first differs between the versions of PyTorch: the one at the lowest address, of
-the oldest segment, or made first. Each block carries that as a number, `order`, given to it when it is made (see
-`block_new`): 0 for all of them, the number of its segment, or one of its own. So one comparison serves all versions.
+PyTorch's versions differ in which of several equal blocks comes first: the one at the lowest address, of the oldest
+segment, or created first. Each block carries that as a number, `order`, assigned at its creation (see `block_new`): 0
+for all blocks, the number of its segment, or its own. So one comparison serves all versions.
 
-Trees are treaps through the blocks themselves. A node's priority is a hash of its address, so it is not
-stored, and the shape depends on nothing but the content. Unmapped blocks use the same tree, ordered by
-address alone.
+The trees are treaps, linked through the blocks themselves. A node's priority is a hash of its address, so it needs no
+field, and the shape depends only on the content. Unmapped blocks use the same tree, ordered only by address.
 
 Cost: a bin with one block is O(1); k blocks of equal size, or k in the tree, are O(log k).
 """
@@ -58,7 +57,7 @@ cdef inline bint is_binned(const Shelf* shelf, bytes_t size) noexcept nogil:
 
 
 cdef inline Block* first_bin_from(const Shelf* shelf, uint64_t bin) noexcept nogil:
-    """Lowest block of the first bin that is not empty, from `bin` on; NULL if all are."""
+    """Return the lowest block of the first nonempty bin from `bin` on; NULL if all are empty."""
     cdef uint64_t word = bin >> 6
     cdef uint64_t bits = shelf.words[word] & (~(<uint64_t> 0) << (bin & 63))
     if bits == 0:
@@ -80,7 +79,7 @@ cdef inline Block* index_first(Shelf* shelf) noexcept nogil:
 
 
 cdef inline Block* index_best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
-    """The smallest block of at least `size`, of those the first in order. pre: a multiple of 512"""
+    """Return the smallest block of at least `size`, the first in order among equals. pre: a multiple of 512"""
     cdef Block* found
     if is_binned(shelf, size):
         found = first_bin_from(shelf, size // MIN_BLOCK - 1)

@@ -42,7 +42,7 @@ cdef void rotate_up(Block** root, Block* block) noexcept nogil:
 
 
 cdef void tree_insert(Block** root, Block* block) noexcept nogil:
-    """pre: everything in one tree is mapped, or nothing is"""
+    """pre: all blocks of one tree are mapped, or none is"""
     cdef Block* at = root[0]
     cdef uint64_t mine
     block.parent = block.left = block.right = NULL
@@ -73,7 +73,7 @@ cdef void tree_remove(Block** root, Block* block) noexcept nogil:
 
 
 cdef Block* tree_at_least(Block* root, bytes_t size) noexcept nogil:
-    """The first block in order of at least `size`."""
+    """Return the first block in order of at least `size`."""
     cdef Block* best = NULL
     while root != NULL:
         if root.size >= size:
@@ -85,7 +85,7 @@ cdef Block* tree_at_least(Block* root, bytes_t size) noexcept nogil:
 
 
 cdef Block* tree_below(Block* root, bytes_t size) noexcept nogil:
-    """The last block in order of less than `size`."""
+    """Return the last block in order of less than `size`."""
     cdef Block* best = NULL
     while root != NULL:
         if root.size < size:
@@ -120,7 +120,7 @@ cdef Block* tree_prev(Block* block) noexcept nogil:
 
 
 cdef Block* index_next(Shelf* shelf, Block* block) noexcept nogil:
-    """The next block of the shelf in order of (size, order, address)."""
+    """Return the next block of the shelf in order of (size, order, address)."""
     cdef Block* following = tree_next(block)
     cdef uint64_t bin
     if following != NULL or not is_binned(shelf, block.size):
@@ -134,7 +134,7 @@ cdef Block* index_next(Shelf* shelf, Block* block) noexcept nogil:
 
 
 cdef Block* last_bin_before(const Shelf* shelf, uint64_t bin) noexcept nogil:
-    """Highest block of the last bin that is not empty and stands before `bin`."""
+    """Return the highest block of the last nonempty bin before `bin`."""
     cdef uint64_t word = bin >> 6
     cdef uint64_t bits = 0
     if bin & 63:
@@ -158,7 +158,7 @@ cdef Block* index_prev(Shelf* shelf, Block* block) noexcept nogil:
 
 
 cdef Block* index_below(Shelf* shelf, bytes_t size) noexcept nogil:
-    """The last block in order that is smaller than `size`."""
+    """Return the last block in order that is smaller than `size`."""
     cdef Block* found = tree_below(shelf.tree, size)
     if found != NULL or shelf.bins == NULL:
         return found

@@ -1,15 +1,15 @@
-"""The policy: which free block serves a request, when to split it, when to grow, what to give back.
+"""The policy: which free block serves a request, when to split it, when to grow, what to release.
 
-This is the one place that decides; everything below it only does what it is told. The rules are
-PyTorch's, so that a replay of one of its histories is a proof. A miss goes down this list until a
-block is found:
+It decides for pools with PyTorch's placement, and the files of `mechanism/` carry it out; a pool with another placement
+never comes here. The rules are PyTorch's, so that a replay of one of its histories proves them. A miss goes down this
+list until a block is found:
 
     1  best fit among the free blocks of the request's pool and stream
     2  the free-memory callbacks, then 1 again if one of them freed something
-    3  garbage collection: unused segments of at least average age, if a limit and a threshold are set; and, if a soft
-       limit would be passed, release of what is cached, after a look at what that has set free
+    3  garbage collection: unused segments of at least average age, if a limit and a threshold are set. If a soft limit
+       would be passed: wait for pending frees, try 1 again, then release cached memory
     4  a new segment (or more pages of an expandable one); the settings can reject that, which ends the request
-    5  a free block of a private pool that lends when memory is out
+    5  a free block of a private pool that lends when memory is short
     6  release of oversize blocks of the same pool and stream, then 4
     7  release of everything cached, then 4; not inside a capture
     8  out of memory
@@ -39,14 +39,14 @@ cdef inline bint collects_garbage(const Engine* engine) noexcept nogil:
 
 
 cdef inline bint is_oversize_mismatch(const Engine* engine, const Block* block, bytes_t size) noexcept nogil:
-    """Oversize blocks serve oversize requests alone, and those that waste little of them."""
+    """Whether the oversize rule forbids it: oversize blocks serve only oversize requests that waste little of them."""
     if size < engine.tuning.max_split:
         return block.size >= engine.tuning.max_split
     return block.size >= size + engine.tuning.max_non_split_rounding
 
 
 cdef inline Block* search(Engine* engine, Shelf* shelf, bytes_t size, bint expandable) noexcept nogil:
-    """Best fit, taken off its shelf; NULL if the best fit will not do (no second-best is looked for)."""
+    """Return the best fit, taken off its shelf; NULL if it is unsuitable (the second best is not tried)."""
     cdef Block* block
     if collects_garbage(engine):
         shelf.rack.search_count += 1
@@ -67,7 +67,7 @@ cdef inline Block* search(Engine* engine, Shelf* shelf, bytes_t size, bint expan
 
 
 cdef inline bint splits(const Engine* engine, const Block* block, bytes_t size, bint expandable) noexcept nogil:
-    """Whether a block gives only its front to a request of `size`. `expandable` is the request's, not the block's."""
+    """Whether a request of `size` gets only the front of a block. `expandable` is the request's, not the block's."""
     cdef bytes_t rest = block.size - size
     if rest < MIN_BLOCK or block.shelf.rack.pool.no_split:
         return False
@@ -77,7 +77,7 @@ cdef inline bint splits(const Engine* engine, const Block* block, bytes_t size, 
 
 
 cdef inline Block* deliver(Engine* engine, Request* request, Block* block) noexcept nogil:
-    """Hand a block out that was found for a request. pre: on no shelf"""
+    """Allocate the block that was found for a request. pre: on no shelf"""
     if not (slab_reserve(&engine.block_slab, 1) and address_reserve(engine, 1)):
         shelve(block)
         host_memory_failed(&request.failure)
@@ -93,13 +93,13 @@ cdef inline bint grows_in_place(const Engine* engine, const Pool* pool) noexcept
 
 
 cdef inline Block* hit_shelf(Engine* engine, Request* request) noexcept nogil:
-    """Step 1: a block from the cache, in the user's hands; NULL with NO_FAILURE if none will do."""
+    """Step 1: allocate a block from the cache; NULL with NO_FAILURE if none fits."""
     request.expandable = grows_in_place(engine, request.shelf.rack.pool)
     return hit_shelf_as_asked(engine, request)
 
 
 cdef inline Block* hit_shelf_as_asked(Engine* engine, Request* request) noexcept nogil:
-    """The same, where it is said already whether expandable memory may serve the request."""
+    """The same, with `request.expandable` already set."""
     cdef Block* block = search(engine, request.shelf, request.rounded, request.expandable)
     if block == NULL:
         return NULL

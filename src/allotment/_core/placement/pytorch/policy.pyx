@@ -37,7 +37,7 @@ cdef inline bytes_t size_with_room_to_grow(const Block* block) noexcept nogil:
 
 
 cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil:
-    """Step from a block at the growing edge to a fit that costs no room to grow, if the next ones offer it."""
+    """Move from a block at the growing edge to a fit that costs no room to grow, if one of the next blocks is one."""
     cdef Block* following
     tidy(shelf.rack)
     while not is_plain(block):
@@ -58,7 +58,7 @@ cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil:
 # --- when to grow ------------------------------------------------------------------------------------------
 
 cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil:
-    """New memory within the limit; NULL with the reason in request.failure (out of memory: more can be tried)."""
+    """Allocate new memory within the limit; NULL with the reason in request.failure (out of memory: try more)."""
     cdef Pool* pool = request.shelf.rack.pool
     cdef Block* block
     request.failure.reason = NO_FAILURE
@@ -84,15 +84,15 @@ cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil
 
 
 cdef bytes_t growth(Engine* engine, Request* request) noexcept nogil:
-    """What serving a request with new memory would add to its pool."""
+    """Return how much a request served with new memory would add to its pool."""
     return growth_in_place(engine, request) if request.expandable else request.segment
 
 
 cdef bint make_room_below_soft_limit(Engine* engine, Request* request, Block** block) noexcept nogil:
-    """What is cached and does not fit goes back before the pool grows. `block`: what has become free meanwhile.
+    """Release cached memory that does not fit below the soft limit. `block`: one that has become free meanwhile.
 
-    Pages that the request would have grown around may be among them, and then it has to grow by more than before:
-    so it is reckoned again until it fits, or nothing more goes back.
+    Pages that the request would have grown around may be among the released ones. It then has to grow by more than
+    before, so the growth is computed again until it fits, or nothing more is released.
     """
     cdef Pool* pool = request.shelf.rack.pool
     cdef bytes_t more = growth(engine, request)
@@ -117,10 +117,10 @@ cdef inline bint is_worth_another_try(const Request* request) noexcept nogil:
     return request.failure.reason == FAILED_DEVICE and request.failure.status == OUT_OF_MEMORY
 
 
-# --- what to give back -------------------------------------------------------------------------------------
+# --- what to release ---------------------------------------------------------------------------------------
 
 cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
-    """Step 3: release unused large segments, oldest half first, until reserved memory is below the threshold.
+    """Step 3: release unused large segments, older half first, until reserved memory is below the threshold.
 
     The list of releasable blocks is in order of age, so the blocks of at least average age are its front.
     """
@@ -156,7 +156,7 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef bint release_oversize(Engine* engine, Request* request, bint* enough) noexcept nogil:
-    """Step 6: release one oversize block that is large enough, or several that are together."""
+    """Step 6: release one oversize block that is large enough, or several that are so together."""
     cdef Shelf* shelf = request.shelf
     cdef bytes_t wanted = max(request.rounded, engine.tuning.max_split)
     cdef bytes_t released = 0
@@ -188,10 +188,10 @@ cdef bint release_oversize(Engine* engine, Request* request, bint* enough) noexc
 # --- the chain ---------------------------------------------------------------------------------------------
 
 cdef Block* miss_shelf(Engine* engine, Request* request) noexcept nogil:
-    """Steps 2 to 8: a block in the user's hands, or NULL with the reason in request.failure."""
+    """Steps 2 to 8: allocate a block, or NULL with the reason in request.failure."""
     cdef Pool* pool = request.shelf.rack.pool
     cdef Block* block
-    # Whatever is released or let go on the way, the pool that is asking must still be there afterwards.
+    # Keeps the requesting pool alive, whatever is released on the way.
     pool.asking += 1
     block = find_elsewhere(engine, request)
     pool.asking -= 1
@@ -205,7 +205,7 @@ cdef Block* miss_shelf(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
-    """A block off its shelf, or one that a lender has handed out."""
+    """Return a block off its shelf, or one that a lender has already allocated."""
     cdef Block* block
     cdef bint enough
     request.segment = segment_size(&engine.tuning, request.rounded)
@@ -275,9 +275,9 @@ cdef bytes_t free_on_shelves(Engine* engine, Pool* pool) noexcept nogil:
 # --- at an address ------------------------------------------------------------------------------------------
 
 cdef Block* free_block_around(Shelf* shelf, address_t address, bytes_t size) noexcept nogil:
-    """The free block of a shelf that holds [address, address + size); it stays where it is.
+    """Return the free block of a shelf that contains [address, address + size); does not remove it.
 
-    Free blocks are kept by size, so this looks at all that are large enough.
+    Free blocks are kept by size, so this visits all that are large enough.
     """
     cdef Block* block
     tidy(shelf.rack)
@@ -288,12 +288,12 @@ cdef Block* free_block_around(Shelf* shelf, address_t address, bytes_t size) noe
 
 
 cdef Block* hit_address(Engine* engine, Request* request, address_t address, Block** front) noexcept nogil:
-    """A block at exactly this address, in the user's hands; NULL with NO_FAILURE if it is not free.
+    """Allocate a block at exactly this address; NULL with NO_FAILURE if it is not free.
 
-    What was in front of it in the same free block is in the user's hands too, for the caller to take back at once.
+    The part before it in the same free block is allocated too; the caller frees it at once.
 
         free       |------------------------- A --------------------------|
-        hand out   |---- front ----|------------------ A -----------------|
+        allocate   |---- front ----|------------------ A -----------------|
         serve      |---- front ----|---- request ----|-------- A ---------|
         free       |---- free -----|---- request ----|------- free -------|
     """
@@ -320,7 +320,7 @@ cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
-    """Step 5, on the lender's side: plain memory alone, cut as a request for plain memory would be."""
+    """Step 5, on the lender's side: only plain memory, split as a request for plain memory would be."""
     cdef Shelf* shelf = shelf_for(engine, rack_for_size(request.shelf.rack.pool, request.rounded), request.shelf.stream)
     cdef bint expandable = request.expandable
     cdef Block* block

@@ -1,8 +1,8 @@
-"""Giving a pool's cached memory back to the device, in PyTorch's order.
+"""Releasing a pool's cached memory to the device, in PyTorch's order.
 
-Blocks go in the order of the free set: by stream handle, size, address. A walk first collects what is to
-go and sorts that, so it costs O(k log k) for k blocks given back, however many there are in all (expandable
-memory: k free blocks of a page or more).
+Blocks go in the order of the free set: by stream handle, size, address. A walk first collects the candidates and sorts
+them. So it costs O(k log k) for k released blocks, however many exist (expandable memory: k free blocks of a page or
+more).
 """
 
 from libc.stddef cimport size_t

@@ -31,12 +31,12 @@ cdef int in_free_set_order(const void* a, const void* b) noexcept nogil:
 
 
 cdef void list_sort(BlockList* list) noexcept nogil:
-    if list.count > 1:      # an empty list has no array, and qsort wants one
+    if list.count > 1:      # an empty list has no array, which qsort needs
         qsort(list.blocks, list.count, sizeof(Block*), &in_free_set_order)
 
 
 cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Give a segment back. Steps out. pre: `block` is free, plain, and all of its segment"""
+    """Release a segment. Has an unlocked section. pre: `block` is free, plain, and all of its segment"""
     claim(block)
     if not segment_give_back(engine, block, context, failure):
         return_to_shelf(block)
@@ -47,7 +47,7 @@ cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failur
 
 cdef bint release_segments(Engine* engine, BlockList* list, bytes_t keep, uint32_t context,
                            Failure* failure) noexcept nogil:
-    """Release the listed segments of a pool in order, until it holds no more than `keep`. Steps out.
+    """Release the listed segments of a pool in order, until it holds at most `keep`. Has an unlocked section.
 
     pre: each block is free, plain, and all of its segment
     """
@@ -63,7 +63,7 @@ cdef bint release_segments(Engine* engine, BlockList* list, bytes_t keep, uint32
 
 
 cdef void claim_all(BlockList* list) noexcept nogil:
-    """While one of them is given back, no other thread must take the others."""
+    """While one of them is being released, no other thread may take the others."""
     cdef size_t i
     for i in range(list.count):
         claim(list.blocks[i])
@@ -71,14 +71,13 @@ cdef void claim_all(BlockList* list) noexcept nogil:
 
 cdef bint unmap_blocks(Engine* engine, BlockList* list, bytes_t keep, bint ok, uint32_t context,
                        Failure* failure) noexcept nogil:
-    """Unmap the listed blocks of a pool in order, until it holds no more than `keep`. Steps out. pre: claimed
+    """Unmap the listed blocks of a pool in order, until it holds at most `keep`. Has an unlocked section. pre: claimed
 
-    Ranges that are empty then go too. All that comes behind a refusal is where it was, and everything if the first is
-    not to go (`ok` is False).
+    Releases ranges that are empty then. Blocks after a refusal go back to where they were; so do all if `ok` is False.
     """
     cdef size_t i
     for i in range(list.count):
-        # A paused pool holds nothing, and needs the less for its resume.
+        # A paused pool holds no memory; what is unmapped now, a resume need not back.
         if ok and (list.blocks[i].shelf.rack.pool.reserved_bytes > keep
                    or list.blocks[i].shelf.rack.pool.sleep == ASLEEP):
             ok = (unmap_block(engine, list.blocks[i], context, failure)
@@ -97,7 +96,7 @@ cdef bint collect_expandable(Rack* rack, BlockList* list) noexcept nogil:
     while shelf != NULL:
         block = index_first(shelf)
         while block != NULL:
-            # Less than a page cannot hold a whole one.
+            # A block smaller than a page cannot contain one.
             if not is_plain(block) and block.size >= block.range.page and not list_append(list, block):
                 return False
             block = index_next(shelf, block)
@@ -106,9 +105,9 @@ cdef bint collect_expandable(Rack* rack, BlockList* list) noexcept nogil:
 
 
 cdef bint release_rack(Engine* engine, Rack* rack, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Release plain segments that are wholly free, then unmap what is free of expandable ones, down to `keep`.
+    """Release wholly free plain segments, then unmap the free pages of expandable ones, down to `keep`.
 
-    Steps out.
+    Has an unlocked section.
     """
     cdef BlockList plain, growing
     cdef Block* block
@@ -143,7 +142,7 @@ cdef bint release_shelves(Engine* engine, Pool* pool, bytes_t keep, uint32_t con
 
 
 cdef bint drop_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
-    """Give back the ranges that a pool has reserved without any memory in them (their first map was refused)."""
+    """Release the ranges that a pool has reserved without any memory in them (their first map was refused)."""
     return (drop_ranges_of(engine, pool.small.shelves, failure)
             and drop_ranges_of(engine, pool.large.shelves, failure))
 

@@ -1,8 +1,8 @@
-"""How blocks come and go on a shelf: kept while free, cut when handed out, merged with their neighbours when freed.
+"""How blocks enter and leave a shelf: kept while free, split when allocated, merged with their neighbours when freed.
 
-Free neighbours of one kind, mapped or not, are merged at once, so a shelf holds maximal runs.
+Adjacent free blocks of one kind, mapped or not, are merged at once, so a shelf holds maximal runs.
 
-Cost: O(1) beside the free index. This is the hot path, so it is inline.
+Cost: O(1) besides the free index. This is the hot path, so it is inline.
 """
 
 from libc.stdint cimport uint32_t
@@ -14,9 +14,9 @@ from allotment._core.model.model cimport LEAVING, Block, Engine, Rack, Shelf
 from allotment._core.placement.pytorch.free_index cimport comes_before, index_best_fit, tree_remove
 from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_up
 
-# A block that has just become free is likely to be the next one asked for, or to be merged with the next one
-# freed. So the last one stays at hand, and goes on its shelf when another takes its place, or when somebody
-# wants to walk the shelves (`tidy`). Both happen in order of freeing, which is the order of age.
+# A block that was just freed is likely to be requested next, or to be merged with the next one freed. So the last freed
+# block stays at hand. It goes on its shelf when another takes its place, or before somebody walks the shelves (`tidy`).
+# Both happen in order of freeing, which is the order of age.
 
 cdef void put_on_shelf(Block* block) noexcept nogil
 cdef void take_off_shelf(Block* block) noexcept nogil
@@ -24,7 +24,7 @@ cdef void return_to_shelf(Block* block) noexcept nogil
 
 
 cdef inline void tidy(Rack* rack) noexcept nogil:
-    """Afterwards the shelves, and what the pool counts of them, are complete."""
+    """Flush the block at hand, so that the shelves, and the counts of their content, are complete."""
     if rack.at_hand != NULL:
         put_on_shelf(rack.at_hand)
         rack.at_hand = NULL
@@ -40,7 +40,7 @@ cdef inline void shelve(Block* block) noexcept nogil:
 
 
 cdef inline void unshelve(Block* block) noexcept nogil:
-    """Take a free block from where it is kept. pre: its size and neighbours are as they were when it was put there"""
+    """Remove a free block from where it is kept. pre: its size and neighbours have not changed since"""
     cdef Rack* rack = block.shelf.rack
     if rack.at_hand == block:
         rack.at_hand = NULL
@@ -49,14 +49,14 @@ cdef inline void unshelve(Block* block) noexcept nogil:
 
 
 cdef inline void claim(Block* block) noexcept nogil:
-    """Take a free block out of everybody's reach, to give its memory back. A second time nothing happens."""
+    """Put a free block out of reach for other threads, to release its memory. Does nothing the second time."""
     if block.deferred != LEAVING:
         unshelve(block)
         block.deferred = LEAVING
 
 
 cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
-    """The smallest free block of at least `size`, of those the first in order; it stays where it is."""
+    """Return the smallest free block of at least `size`, the first in order among equals; does not remove it."""
     cdef Block* at_hand = shelf.rack.at_hand
     cdef Block* found = index_best_fit(shelf, size)
     if at_hand == NULL or at_hand.shelf != shelf or at_hand.size < size:
@@ -65,7 +65,7 @@ cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
 
 
 cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
-    """Merge a neighbour into a block that is in no set, if it is idle and of the same kind; bytes gained."""
+    """Merge a neighbour, if idle and of the same kind, into a block that is in no set; return the bytes gained."""
     if neighbour == NULL or not is_within_reach(neighbour) or neighbour.mapped != block.mapped:
         return 0
     if neighbour.mapped:
@@ -77,9 +77,9 @@ cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbou
 
 cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t requested, bint split,
                      uint32_t context) noexcept nogil:
-    """Give `block`, or its first `size` bytes if `split`, to a user.
+    """Allocate `block`, or its first `size` bytes if `split`.
 
-    pre: on no shelf, mapped; a block record and a place in the address map are reserved
+    pre: on no shelf, mapped; a block record and a slot in the address map are reserved
     """
     cdef Stats* stats = &engine.stats
     cdef Rack* rack = block.shelf.rack
@@ -104,7 +104,7 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
 
 
 cdef inline void free_to_shelf_untraced(Engine* engine, Block* block) noexcept nogil:
-    """The block is free for good: merge it with its free neighbours and shelve it."""
+    """Complete the free of a block: merge it with its free neighbours and shelve it."""
     cdef Stats* stats = &engine.stats
     cdef int size_class = block.shelf.rack.size_class
     cdef bytes_t size = block.size
@@ -133,6 +133,6 @@ cdef inline void free_to_shelf_untraced(Engine* engine, Block* block) noexcept n
 
 
 cdef inline void free_to_shelf(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """`free_to_shelf_untraced`, told to whom it concerns."""
+    """Same, and records the free in the trace."""
     trace_free(engine, block, context)
     free_to_shelf_untraced(engine, block)

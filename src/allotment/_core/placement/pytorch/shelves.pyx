@@ -21,7 +21,7 @@ cdef void put_on_shelf(Block* block) noexcept nogil:
 
 
 cdef void return_to_shelf(Block* block) noexcept nogil:
-    """Put back a plain segment that was claimed and could not go, with the age it had."""
+    """Put back a claimed plain segment that could not be released, with the age it had."""
     cdef Rack* rack = block.shelf.rack
     cdef Block* newer = rack.oldest
     block.deferred = False

@@ -1,0 +1,266 @@
+"""Programs of PyTorch that need too much memory for a known reason. Is that reason what `explain` says first?
+
+    python benchmarks/gpu/known_causes.py --record FOLDER [PROGRAM ...]     on a GPU: writes FOLDER/PROGRAM.pickle
+    python benchmarks/gpu/known_causes.py --explain FOLDER                  anywhere: a line for each recording
+
+Each program runs in a process of its own under PyTorch's own allocator, with its history and all stacks recorded. The
+first command needs PyTorch and no Allotment, the second Allotment and no PyTorch. The second ends with 1 if the first
+thing that `explain` says about a program does not name its cause.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WORKER = "--worker"
+MIB = 1 << 20
+
+
+def _model(width: int = 1024, depth: int = 4) -> Any:
+    import torch
+
+    layers: list[Any] = []
+    for _ in range(depth):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers).cuda()
+
+
+def _train(step: Callable[[Any, Any, int], Any], model: Any, steps: int = 12, batch: int = 1024) -> None:
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        data = torch.randn(batch, 1024, device="cuda")
+        loss = step(model, data, number)
+        loss.backward()
+        optimizer.step()
+
+
+def leak_of_losses() -> None:
+    """Validation losses are kept in a list with their graphs."""
+    losses = []
+
+    def step(model: Any, data: Any, number: int) -> Any:
+        losses.append(model(data).square().mean())
+        return model(data).mean()
+
+    _train(step, _model())
+
+
+def leak_by_hook() -> None:
+    """A forward hook copies each output of a layer into a list."""
+    import torch
+
+    model, kept = _model(), []
+
+    def keep_output(module: Any, inputs: Any, output: Any) -> None:
+        kept.append(output.detach().clone())
+
+    model[2].register_forward_hook(keep_output)
+    _train(lambda model, data, number: model(data).mean(), model)
+    assert isinstance(kept[0], torch.Tensor)
+
+
+def kept_by_closure() -> None:
+    """A function made in each step keeps that step's largest tensor until the next one replaces it."""
+    report: list[Callable[[], float]] = [lambda: 0.0]
+
+    def step(model: Any, data: Any, number: int) -> Any:
+        wide = model(data).repeat(1, 64)
+        loss = wide.square().mean()
+        report[0] = lambda: float(wide.max())
+        return loss
+
+    _train(step, _model(), batch=512)
+
+
+def temporary_at_peak() -> None:
+    """A short-lived copy of a large tensor makes the peak."""
+    import torch
+
+    def step(model: Any, data: Any, number: int) -> Any:
+        output = model(data)
+        with torch.no_grad():
+            distances = torch.cdist(output.repeat(4, 1), output.repeat(4, 1)).double().max()
+        return output.mean() + 0 * distances.float()
+
+    _train(step, _model(), batch=2048)
+
+
+def varying_sizes() -> None:
+    """Batches of other lengths in each step leave free memory in pieces."""
+    import random
+
+    import torch
+
+    choose = random.Random(3)
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept: list[Any] = []
+    for _ in range(40):
+        optimizer.zero_grad(set_to_none=True)
+        data = torch.randn(choose.randrange(300, 6000), 1024, device="cuda")
+        model(data).mean().backward()
+        optimizer.step()
+        kept = [*kept[-6:], data.mean(0).repeat(choose.randrange(500, 1500))]
+
+
+def record_stream_delay() -> None:
+    """Batches are copied on a stream of their own, and their frees wait for the computing stream."""
+    import torch
+
+    model = _model()
+    copying = torch.cuda.Stream()
+    source = torch.randn(16 * MIB // 4, pin_memory=True)
+    weight = torch.randn(4096, 4096, device="cuda")
+    for _ in range(60):
+        with torch.cuda.stream(copying):
+            batch = source.cuda(non_blocking=True)
+        torch.cuda.current_stream().wait_stream(copying)
+        for _ in range(8):
+            weight @ weight
+        model(batch.view(-1, 1024)[:64])
+        batch.record_stream(torch.cuda.current_stream())
+        del batch
+
+
+def graph_pools() -> None:
+    """A graph is captured for each of several batch sizes, each with a pool of its own."""
+    import torch
+
+    model = _model()
+    graphs = []
+    with torch.no_grad():
+        for batch in (512, 1024, 2048, 4096, 8192):
+            data = torch.randn(batch, 1024, device="cuda")
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                model(data)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = model(data)
+            graphs.append((graph, data, output))
+    for graph, _, _ in graphs:
+        graph.replay()
+
+
+def cached_workspace() -> None:
+    """Products on many streams leave a workspace of cuBLAS for each of them."""
+    import torch
+
+    a = torch.randn(512, 512, device="cuda")
+    for stream in [torch.cuda.Stream() for _ in range(16)]:
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                a @ a
+    torch.cuda.synchronize()
+
+
+def two_models() -> None:
+    """A copy of the model that is averaged into is as large as the model."""
+    import copy
+
+    import torch
+
+    model = _model(1024, 24)
+    average = copy.deepcopy(model)
+    for _ in range(8):
+        with torch.no_grad():
+            data = torch.randn(64, 1024, device="cuda")
+            (model(data) - average(data)).square().mean()
+
+
+def too_large_batch() -> None:
+    """One batch is several times as large as the others and does not fit."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(600 * MIB / total)
+
+    def step(model: Any, data: Any, number: int) -> Any:
+        if number == 9:
+            data = torch.randn(16384, 1024, device="cuda")
+        return model(data).square().mean()
+
+    try:
+        _train(step, _model())
+    except torch.OutOfMemoryError:
+        return
+    raise SystemExit(f"the large batch was served, with {free} bytes free at the start")
+
+
+PROGRAMS: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
+    "leak_of_losses": (leak_of_losses, ("grows by", "a step", "graph")),
+    "leak_by_hook": (leak_by_hook, ("grows by", "a step", "hook", "keep_output")),
+    "kept_by_closure": (kept_by_closure, ("previous step",)),
+    "temporary_at_peak": (temporary_at_peak, ("short",)),
+    "varying_sizes": (varying_sizes, ("pieces", "sizes")),
+    "record_stream_delay": (record_stream_delay, ("record_stream",)),
+    "graph_pools": (graph_pools, ("graph", "pools")),
+    "cached_workspace": (cached_workspace, ("workspace",)),
+    "two_models": (two_models, ("twice",)),
+    "too_large_batch": (too_large_batch, ("batch",)),
+}
+"""By name: the program, and the words that the first thing said about it must have."""
+
+
+def record(name: str, file: Path) -> None:
+    import torch
+
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="all")
+    PROGRAMS[name][0]()
+    torch.cuda.memory._dump_snapshot(str(file))
+
+
+def record_all(folder: Path, names: list[str]) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name in names:
+        file = folder / f"{name}.pickle"
+        done = subprocess.run([sys.executable, __file__, WORKER, name, str(file)], check=False)
+        print(f"{name}: " + (f"{file.stat().st_size:,} bytes" if done.returncode == 0 else "FAILED"), flush=True)
+        failed += done.returncode != 0
+    return min(failed, 1)
+
+
+def explain_all(folder: Path) -> int:
+    from allotment.lab import explain
+
+    missed = 0
+    for name, (_, words) in PROGRAMS.items():
+        file = next((each for each in sorted(folder.glob(f"{name}.pickle*"))), None)
+        if file is None:
+            continue
+        advice = explain(file).advice
+        said = advice[0].text if advice else "nothing"
+        is_named = all(word in said.lower() for word in words)
+        missed += not is_named
+        print(f"{'named ' if is_named else 'MISSED'} {name}: {said}")
+    return min(missed, 1)
+
+
+def main() -> int:
+    if sys.argv[1:2] == [WORKER]:
+        record(sys.argv[2], Path(sys.argv[3]))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--record", type=Path, metavar="FOLDER")
+    which.add_argument("--explain", type=Path, metavar="FOLDER")
+    parser.add_argument("programs", nargs="*", choices=[[], *PROGRAMS], default=[])
+    chosen = parser.parse_args()
+    if chosen.record is not None:
+        return record_all(chosen.record, chosen.programs or list(PROGRAMS))
+    return explain_all(chosen.explain)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,10 @@
+"""Memory of this process that no device is involved in, as buffers and arrays.
+
+`Buffer` knows this class: it has no device to ask whether its memory can be read.
+"""
+
+from allotment._core.contract.types cimport address_t, bytes_t
+
+cdef class HostMemory:
+    cdef int adopt(self, address_t address, bytes_t size) except -1             # raises unless a buffer may own it
+    cdef int require_in_use(self, address_t address, bytes_t size) except -1    # raises if it is known to be free

@@ -1,0 +1,7 @@
+# Made from noted.pyx by `make stubs`: change it there.
+
+from collections.abc import Callable
+from typing import Any
+
+def noted(kept: list[Any], item: Any, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Call a compiled function, and append `item` to `kept` if it succeeds; gives what it returned."""

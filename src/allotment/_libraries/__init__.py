@@ -1,0 +1,76 @@
+"""Where the compiled modules are: one shared library for each layer, with all modules of that layer in it.
+
+A file for each of the 150 modules would cost a process a hundred `dlopen` calls and most of its import time. Python
+itself looks for one file per module, so `install` adds a finder that Python asks last. A build with one file for each
+module, as sanitizers and coverage use, therefore works without it.
+
+`LIBRARIES` is also what the build goes by. Two modules of one library must differ in the last part of their names:
+Python derives the name of a module's init function from it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from types import ModuleType
+
+LIBRARIES = {
+    "allotment._core": "core",
+    "allotment._devices": "devices",
+    "allotment._devices.cuda": "cuda",
+    "allotment._devices.host": "host",
+    "allotment._devices.shared": "shared",
+    "allotment._devices.simulated": "simulated",
+    "allotment._sharing": "sharing",
+    "allotment._allocators": "allocators",
+    "allotment._allocators.host_cache": "host_cache",
+    "allotment._allocators.pinned": "pinned",
+    "allotment._allocators.pluggable": "pluggable",
+    "allotment._allocators.stream_ordered": "stream_ordered",
+    "allotment._formats": "formats",
+    "allotment.cupy": "cupy",
+    "allotment.numpy": "numpy",
+    "allotment.torch": "torch_hooks",
+    "allotment.torch._deep": "torch_deep",
+    "allotment.lab": "lab",
+}
+"""The library that holds the compiled modules of a package and of its subpackages; the longest name counts."""
+
+
+def library_of(module: str) -> str | None:
+    """The library that holds a compiled module of this name, if one does."""
+    package = module.rpartition(".")[0]
+    while package:
+        if package in LIBRARIES:
+            return LIBRARIES[package]
+        package = package.rpartition(".")[0]
+    return None
+
+
+class _Loader(ExtensionFileLoader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        try:
+            return super().create_module(spec)
+        except ImportError as error:
+            if "PyInit_" in str(error):  # the library is there, and holds no such module
+                raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name) from None
+            raise
+
+
+class _Finder:  # no MetaPathFinder: importing that class takes longer than all of this
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        library = library_of(name)
+        if library is None:
+            return None
+        for suffix in EXTENSION_SUFFIXES:
+            file = os.path.join(os.path.dirname(__file__), library + suffix)
+            if os.path.exists(file):
+                return ModuleSpec(name, _Loader(name, file), origin=file)
+        return None
+
+
+def install() -> None:
+    """Have Python find the compiled modules. May be called again."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())  # type: ignore[arg-type]

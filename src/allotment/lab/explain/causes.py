@@ -1,0 +1,377 @@
+"""Why a program needs the memory that it does: findings about the program itself, each with what it costs.
+
+A finding looks at the moment at which most is in use, or at the request that failed, and computes what the peak would
+be without what it found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allotment._texts import exact_size
+from allotment.lab.explain.failure import Failure
+from allotment.lab.explain.holders import UNKNOWN
+from allotment.lab.explain.kinds import KindOfMemory
+from allotment.lab.explain.models import models_there_twice
+from allotment.lab.explain.steps import Steps
+from allotment.lab.explain.study import Study
+from allotment.lab.explain.waste import Waste
+from allotment.lab.replay.moment import Moment
+
+__all__ = ["Cause", "Scene", "causes_of"]
+
+SHORT = 0.1
+"""The part of a step that a temporary lasts at the most."""
+SHORT_CALLS = 64
+"""The same in calls, where there are no steps."""
+LARGE = 0.1
+"""The part of the peak from which on pieces and pools are a finding."""
+OUTLIER = 1.3
+"""How many times as much as any other step a step has to use to stand out."""
+PASSING = (KindOfMemory.ACTIVATIONS, KindOfMemory.TEMPORARIES, KindOfMemory.UNKNOWN)
+"""Kinds that a step makes for itself."""
+MOST_LINES = 3
+LEAST_SIZES = 8
+"""Different sizes at one line that count as sizes that vary."""
+WORTH_COMPARING = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A finding."""
+
+    text: str
+    gain_bytes: int
+    rank: int = 1
+    """Findings with a lower rank come first, whatever they gain."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scene:
+    """What findings look at."""
+
+    study: Study
+    moment: int
+    """At which most is in use; of a run that failed, the one at which it did."""
+    peak: Moment
+    """Memory at the peak of what is reserved."""
+    peak_moment: int
+    peak_reserved_bytes: int
+    waste: Waste
+    failure: Failure | None
+
+
+def causes_of(scene: Scene) -> Iterator[Cause]:
+    """All findings, in no order."""
+    yield from _large_batch(scene)
+    yield from _kept_from_previous_step(scene)
+    yield from _temporaries(scene)
+    yield from _pieces(scene)
+    yield from _other_streams(scene)
+    yield from _waiting(scene)
+    yield from _pools(scene)
+    yield from _workspaces(scene)
+    yield from models_there_twice_as_causes(scene)
+
+
+def _peak_without(study: Study, lives: NDArray[np.bool_]) -> int:
+    """The most in use at once if these blocks had not been there."""
+    return int(study.blocks.in_use(~lives).max(initial=0))
+
+
+def _lines(study: Study, lives: NDArray[np.int64], lead: str) -> str:
+    """The lines of some blocks after a word, those with most bytes first; nothing where none is known."""
+    counted: Counter[str] = Counter()
+    for line, size in zip(study.lines_of(lives), study.blocks.size[lives].tolist(), strict=True):
+        counted[line] += size
+    counted.pop(UNKNOWN, None)
+    named = [line for line, _ in counted.most_common(MOST_LINES)]
+    more = len(counted) - len(named)
+    others = f" and {more} other line{'s' if more > 1 else ''}" if more > 0 else ""
+    return f"{lead}{', '.join(named)}{others}" if named else ""
+
+
+def _largest_line(study: Study, lives: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]] | None:
+    """The number of the line with most bytes among some blocks, and its blocks among them."""
+    if len(lives) == 0:
+        return None
+    lines = study.origins.of_life[lives]
+    held = np.bincount(lines, study.blocks.size[lives])
+    best = int(np.argmax(held))
+    return best, lives[lines == best]
+
+
+# --- one step ------------------------------------------------------------------------------------------------------
+
+
+def _large_batch(scene: Scene) -> Iterator[Cause]:
+    """A step that uses far more than any other, because its tensors are larger."""
+    study, steps = scene.study, scene.study.steps
+    if steps is None or len(steps.edges) < 4:
+        return
+    in_use, edges = study.in_use, steps.edges
+    bounds = [*edges.tolist(), len(in_use)]
+    peaks, passing = (
+        np.array([curve[first:end].max(initial=0) for first, end in pairwise(bounds)])
+        for curve in (in_use, steps.passing)
+    )
+    step = int(np.searchsorted(edges, scene.moment, "left")) - 1
+    if step < 0 or passing[step] < OUTLIER * np.delete(passing, step).max(initial=1):
+        return
+    base = int(np.median(in_use[edges[1:]]))
+    others = np.delete(peaks, step)
+    ratio = _size_ratio(study, steps, step)
+    lives = study.blocks.at(scene.moment)
+    lives = lives[study.blocks.begin[lives] >= edges[step]]
+    of_batch = np.isin(study.kinds.of_life[lives], PASSING)
+    sizes = study.blocks.size[lives]
+    if ratio is None or ratio < OUTLIER or 2 * sizes[of_batch].sum() < sizes.sum():
+        return
+    usual = int(np.median(others))
+    text = (
+        f"The batch of step {step + 1:,} is {ratio:.1f} times as large as those of other steps, by the sizes asked"
+        f" for{_lines(study, lives, ' at ')}: {exact_size(int(peaks[step]))} are in use where other steps use"
+        f" {exact_size(usual)}."
+    )
+    if scene.failure is not None and usual > base:
+        fits = (scene.failure.capacity - base) / (usual - base)
+        text += f" Batches up to {fits:.1f} times the usual size fit on {exact_size(scene.failure.capacity)}."
+    yield Cause(text, int(peaks[step]) - usual, rank=0)
+
+
+def _size_ratio(study: Study, steps: Steps, step: int) -> float | None:
+    """How many times as large the blocks of a step are as those of the same stacks in other steps."""
+    blocks = study.blocks
+    of_step = np.searchsorted(steps.edges, blocks.begin, "left") - 1
+    large = np.flatnonzero((blocks.begin >= 1) & (blocks.size >= WORTH_COMPARING) & (blocks.stack >= 0))
+    here = large[of_step[large] == step]
+    there = large[of_step[large] != step]
+    ratios, weights = [], []
+    count = int(blocks.stack.max(initial=-1)) + 1
+    mean_here = _means(blocks.stack[here], blocks.size[here], count)
+    mean_there = _means(blocks.stack[there], blocks.size[there], count)
+    for stack in np.flatnonzero((mean_here > 0) & (mean_there > 0)).tolist():
+        ratios.append(mean_here[stack] / mean_there[stack])
+        weights.append(mean_here[stack])
+    if not ratios:
+        return None
+    order = np.argsort(ratios)
+    reached = np.cumsum(np.array(weights)[order])
+    return float(np.array(ratios)[order][np.searchsorted(reached, reached[-1] / 2)])
+
+
+def _means(keys: NDArray[np.int32], values: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+    many = np.bincount(keys, minlength=count)
+    return np.asarray(np.bincount(keys, values, count) / np.maximum(many, 1))
+
+
+def _kept_from_previous_step(scene: Scene) -> Iterator[Cause]:
+    """Blocks of a step that are still there while the next one makes the same again."""
+    study, steps = scene.study, scene.study.steps
+    if steps is None:
+        return
+    blocks, edges = study.blocks, steps.edges
+    begin_step = np.searchsorted(edges, blocks.begin, "left")
+    passing = np.isin(study.kinds.of_life, PASSING)
+    now = int(np.searchsorted(edges, scene.moment, "left"))
+    lives = blocks.at(scene.moment)
+    old = lives[passing[lives] & (begin_step[lives] == now - 1) & (begin_step[lives] >= 1)]
+    old = old[blocks.freed[old] <= blocks.last]
+    found = _largest_line(study, old)
+    if found is None:
+        return
+    line, kept = found
+    of_line = study.origins.of_life == line
+    again = np.flatnonzero(of_line & (begin_step == now) & (blocks.begin <= scene.moment))
+    if len(again) == 0 or study.origins.lines[line] == UNKNOWN:
+        return
+    # What the peak would be if the line's blocks went at the end of their step.
+    ends = np.append(edges, blocks.last + 1)[begin_step]
+    early = np.where(of_line & passing, np.minimum(blocks.freed, np.maximum(ends, blocks.begin)), blocks.freed)
+    change = np.bincount(blocks.begin, blocks.size, blocks.last + 2) - np.bincount(early, blocks.size, blocks.last + 2)
+    gain = int(study.in_use.max(initial=0)) - round(float(np.cumsum(change)[: blocks.last + 1].max(initial=0)))
+    size = exact_size(int(blocks.size[kept].sum()))
+    yield Cause(
+        f"At the peak {size} of the previous step are still in use, beside the same of the current step: allocated at"
+        f" {study.origins.lines[line]}, and kept by a variable, a closure or an object that is replaced too late."
+        f" Delete it before the next step begins: the most in use would be"
+        f" {exact_size(int(study.in_use.max(initial=0)) - gain)}.",
+        gain,
+    )
+
+
+def _temporaries(scene: Scene) -> Iterator[Cause]:
+    """Memory that is needed for a short time and makes the peak."""
+    study, steps = scene.study, scene.study.steps
+    blocks = study.blocks
+    moment = int(np.argmax(study.in_use))
+    lives = blocks.at(moment)
+    is_temporary = study.kinds.of_life == KindOfMemory.TEMPORARIES
+    length = blocks.freed - blocks.begin
+    most = max(SHORT * float(np.median(np.diff(steps.edges))), SHORT_CALLS) if steps is not None else SHORT_CALLS
+    found = _largest_line(study, lives[is_temporary[lives] & (length[lives] <= most)])
+    if found is None:
+        return
+    line, there = found
+    of_line = is_temporary & (study.origins.of_life == line) & (length <= most)
+    rest = _peak_without(study, of_line)
+    gain = int(study.in_use.max(initial=0)) - rest
+    yield Cause(
+        f"{study.origins.lines[line]} needs {exact_size(int(blocks.size[there].sum()))} for a short time, just when"
+        f" most is in use. Without it the most in use would be {exact_size(rest)}: compute it in parts, in place or in"
+        f" a smaller type.",
+        gain,
+    )
+
+
+# --- reserved and not in use -----------------------------------------------------------------------------------------
+
+
+def _pieces(scene: Scene) -> Iterator[Cause]:
+    """Free memory that does not serve, and the line whose sizes change most."""
+    pieces, whole = scene.waste.pieces, scene.waste.unreleased
+    if pieces + whole < LARGE * scene.peak_reserved_bytes:
+        return
+    where = [f"{exact_size(pieces)} in pieces beside blocks in use"] if pieces else []
+    where += [f"{exact_size(whole)} in whole segments"] if whole else []
+    text = f"{exact_size(pieces + whole)} of what is reserved are free and do not serve: {' and '.join(where)}"
+    yield Cause(text + (_changing_sizes(scene) or f"{_pinned_by(scene)}."), pieces + whole)
+
+
+def _changing_sizes(scene: Scene) -> str:
+    """The line that asks for most memory in many different sizes."""
+    study = scene.study
+    blocks, line_of = study.blocks, study.origins.of_life
+    large = np.flatnonzero((blocks.size >= WORTH_COMPARING) & (blocks.begin <= scene.peak_moment))
+    pairs = np.unique(np.stack([line_of[large].astype(np.int64), blocks.size[large]]), axis=1)
+    sizes = np.bincount(pairs[0], minlength=1) if pairs.size else np.zeros(1, dtype=np.int64)
+    asked = np.bincount(line_of[large], blocks.size[large], len(sizes))
+    varying = np.where(sizes >= LEAST_SIZES, asked, 0)
+    if varying.max(initial=0) <= 0:
+        return ""
+    line = int(np.argmax(varying))
+    of_line = pairs[1][pairs[0] == line]
+    asker = "the program" if study.origins.lines[line] == UNKNOWN else study.origins.lines[line]
+    return (
+        f", because sizes change: {asker} asked for {len(of_line):,} different sizes, from"
+        f" {exact_size(int(of_line.min()))} to {exact_size(int(of_line.max()))}. Round lengths up to a few sizes, begin"
+        " with the largest, or use other settings."
+    )
+
+
+def _pinned_by(scene: Scene) -> str:
+    """The line whose blocks keep most of the pieces."""
+    study, moment = scene.study, scene.peak
+    lives, places = moment.live
+    kept = moment.pinned[places]
+    if len(lives) == 0 or kept.max(initial=0) <= 0:
+        return ""
+    held = np.bincount(study.origins.of_life[lives], kept)
+    line = int(np.argmax(held))
+    if study.origins.lines[line] == UNKNOWN:
+        return ""
+    return f"; {exact_size(int(held[line]))} of them lie beside blocks from {study.origins.lines[line]}"
+
+
+def _other_streams(scene: Scene) -> Iterator[Cause]:
+    """Free memory that only other streams may use."""
+    size = scene.waste.other_streams
+    if size < LARGE * scene.peak_reserved_bytes:
+        return
+    yield Cause(
+        f"{exact_size(size)} of what is reserved are free for other streams than the one that asked at the peak:"
+        " PyTorch gives a block only to the stream that it was first allocated for. Allocate on one stream, or use"
+        " placement:dense, whose free memory serves all streams.",
+        size,
+    )
+
+
+def _waiting(scene: Scene) -> Iterator[Cause]:
+    """Freed memory that waits for other streams."""
+    study = scene.study
+    blocks = study.blocks
+    # Frees in private pools wait for the end of a capture, not for a stream.
+    late = np.flatnonzero((blocks.done > blocks.freed) & (blocks.pool == 0))
+    if len(late) == 0:
+        return
+    size, span = blocks.size[late], blocks.last + 2
+    change = np.bincount(np.minimum(blocks.freed[late], span - 1), size, span)
+    change -= np.bincount(np.minimum(blocks.done[late], span - 1), size, span)
+    curve = np.rint(np.cumsum(change)[: blocks.last + 1]).astype(np.int64)
+    moment = int(np.argmax(curve))
+    most = int(curve[moment])
+    if most == 0:
+        return
+    waiting = blocks.waiting_at(moment)
+    waiting = waiting[blocks.pool[waiting] == 0]
+    streams = np.unique(blocks.stream[waiting]).tolist()
+    yield Cause(
+        f"Up to {exact_size(most)} were freed and could not be used again, because another stream still worked with"
+        f" them (record_stream): allocated{_lines(study, waiting, ' at ')} on stream"
+        f" {' and '.join(str(stream) for stream in streams[:MOST_LINES])}. Let that stream wait for the other one"
+        " earlier, or keep fewer batches on the way.",
+        most,
+    )
+
+
+def _pools(scene: Scene) -> Iterator[Cause]:
+    """Private pools, of graphs, that each hold memory of their own."""
+    blocks = scene.peak.blocks
+    private = (blocks["pool_first"] > 0) | (blocks["pool_second"] > 0)
+    held: Counter[tuple[int, int]] = Counter()
+    for first, second, size in blocks[private][["pool_first", "pool_second", "size"]].tolist():
+        held[first, second] += size
+    total = sum(held.values())
+    if len(held) < 2 or total < LARGE * scene.peak_reserved_bytes:
+        return
+    in_use = int(blocks["requested"][private].sum())
+    yield Cause(
+        f"{len(held)} private pools, as graph captures make them, hold {exact_size(total)}, of which"
+        f" {exact_size(in_use)} are in use. Graphs that do not run at the same time can share one pool"
+        " (torch.cuda.graph_pool_handle()), the largest captured first: they would need little more than"
+        f" {exact_size(max(held.values()))}.",
+        total - max(held.values()),
+    )
+
+
+def _workspaces(scene: Scene) -> Iterator[Cause]:
+    """Workspaces of libraries, one for each thread and stream."""
+    study = scene.study
+    lives = study.blocks.at(scene.moment)
+    lives = lives[study.kinds.of_life[lives] == KindOfMemory.WORKSPACES]
+    if len(lives) < 2:
+        return
+    total = int(study.blocks.size[lives].sum())
+    there, places = scene.peak.live
+    beside = int(scene.peak.pinned[places[np.isin(there, lives)]].sum())
+    pinning = f" (and {exact_size(beside)} of free memory beside them)" if beside > total // 10 else ""
+    yield Cause(
+        f"{len(lives)} workspaces of libraries such as cuBLAS hold {exact_size(total)}{pinning} and are never freed:"
+        f" one for each stream and thread that multiplied matrices{_lines(study, lives, ', at ')}. Use fewer streams"
+        " and threads, CUBLAS_WORKSPACE_CONFIG=:16:8 for smaller ones, or torch._C._cuda_clearCublasWorkspaces().",
+        total + beside - int(study.blocks.size[lives].max()),
+    )
+
+
+def models_there_twice_as_causes(scene: Scene) -> Iterator[Cause]:
+    """Parameters that are there twice, or of two models."""
+    for each in models_there_twice(scene.study, scene.moment):
+        if each.are_equal:
+            text = (
+                f"The same model is there twice: {exact_size(each.first_bytes)} from {each.first} and"
+                f" {exact_size(each.second_bytes)} in blocks of the same sizes from {each.second}. If one is a copy"
+                " that is used rarely, keep it in host memory."
+            )
+        else:
+            text = (
+                f"Two models are there at once: {exact_size(each.first_bytes)} from {each.first} and"
+                f" {exact_size(each.second_bytes)} from {each.second}. If they are not used at the same time, keep one"
+                " in host memory."
+            )
+        yield Cause(text, min(each.first_bytes, each.second_bytes))

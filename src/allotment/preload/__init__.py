@@ -1,0 +1,84 @@
+"""Everything in a process that asks the CUDA driver for memory, counted, under one limit, and served if wanted.
+
+    python -m allotment.preload script.py                               # counted, by library
+    python -m allotment.preload --limit 40GiB script.py                 # and never more than that, context included
+    python -m allotment.preload --depth serve script.py                 # and from the process's allocator
+
+A small library is loaded before all others and stands between the process and the driver. `environment()` is for
+launchers of your own; what is held is told by `Allocator.process()`. Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from allotment._process.library import preloaded
+from allotment._settings.sizes import parse_size
+from allotment.errors import RequestError, UnsupportedError
+
+__all__ = ["depth", "environment", "library_path", "stacks"]
+
+Depth = Literal["count", "serve"]
+
+_LIBRARY = Path(__file__).parent / "liballotment_preload.so"
+_DEPTH, _LIMIT, _MIN_SIZE, _STACKS = (
+    "ALLOTMENT_PRELOAD", "ALLOTMENT_PRELOAD_LIMIT", "ALLOTMENT_PRELOAD_MIN_SIZE", "ALLOTMENT_PRELOAD_STACKS",
+)  # fmt: skip
+
+
+def library_path() -> str:
+    """The file to preload. Raises UnsupportedError where it was not built."""
+    if not _LIBRARY.exists():
+        raise UnsupportedError("the library to preload was not built: that takes Linux and gcc", operation="preload")
+    return str(_LIBRARY)
+
+
+def environment(
+    depth: Depth = "count",
+    limit: int | str | None = None,
+    min_size: int | str | None = None,
+    stacks: bool = False,
+) -> dict[str, str]:
+    """The variables that start a program with the library, to put over those it is started with.
+
+    At depth "serve" a Python program that is started so has to import `allotment.preload`, or all passes through.
+    A library in LD_PRELOAD stays there, behind ours. Raises RequestError for another depth, SettingsError for a size
+    that is none, UnsupportedError where the library was not built.
+    """
+    if depth not in ("count", "serve"):
+        raise RequestError(f"depth must be 'count' or 'serve', not {depth!r}")
+    ours = library_path()
+    before = [name for name in os.environ.get("LD_PRELOAD", "").replace(":", " ").split() if name != ours]
+    found = {"LD_PRELOAD": ":".join([ours, *before]), _DEPTH: depth, _STACKS: "1" if stacks else "0"}
+    found[_LIMIT] = str(parse_size(limit)) if limit is not None else ""
+    found[_MIN_SIZE] = str(parse_size(min_size)) if min_size is not None else ""
+    return found
+
+
+def depth() -> str | None:
+    """The depth at which this process was started: "count", "serve", or None without the library."""
+    library = preloaded()
+    return library.depth if library is not None else None
+
+
+def stacks() -> list[dict[str, Any]]:
+    """Native stacks that hold memory, the largest first: "bytes", "calls", "frames" (addresses). Needs `--stacks`."""
+    library = preloaded()
+    found = [] if library is None else [stack for stack in library.stacks() if stack.bytes]
+    return [
+        {"bytes": stack.bytes, "calls": stack.calls, "frames": list(stack.frames)}
+        for stack in sorted(found, key=lambda stack: -stack.bytes)
+    ]
+
+
+def _attach() -> None:
+    library = preloaded()
+    if library is not None and library.depth == "serve":
+        from allotment.preload import _serving  # late: it loads the allocators
+
+        _serving.attach(library)
+
+
+_attach()

@@ -1,0 +1,382 @@
+/* The functions that callers get. Each passes the driver's answer on as it is, and counts what came of it. */
+#include "parts.h"
+
+/* Without the driver's function nobody could have found ours. */
+#define PASS(name, ...) T_##name real = REAL(name); if (!real) return NOT_FOUND; \
+                        if (passes(F_##name, __builtin_return_address(0))) return real(__VA_ARGS__)
+
+/* What the driver takes for a request: from a mebibyte on, whole pages. */
+static uint64_t taken(uint64_t size) { return size < MIB ? size : (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB); }
+
+typedef struct Pending { Entry entry; int is_counted; } Pending;
+
+/* Before the driver is asked for memory. 0: beyond the limit. Without a context the driver decides. */
+static int begin(Pending* pending, int device, uint64_t size, int kind, Caller caller) {
+    *pending = (Pending){{.size = size, .stack = caller.stack, .library = (uint16_t)caller.library,
+                          .kind = (uint8_t)kind, .device = (uint8_t)device}, device >= 0};
+    if (!pending->is_counted) return 1;
+    if (kind == KIND_ASYNC) atomic_store(&figures[device].has_pool, 1);
+    if (!limit_allows(device, size, caller)) return 0;
+    atomic_fetch_add(&figures[device].in_flight, 1);
+    return 1;
+}
+
+static CUresult finish(Pending* pending, CUresult result, uint64_t key) {
+    int device = pending->entry.device;
+    if (!pending->is_counted) return result;
+    pending->entry.key = key;
+    if (result != SUCCESS || !ledger_add(&pending->entry)) ledger_discharge(device, pending->entry.size);
+    atomic_fetch_sub(&figures[device].in_flight, 1);
+    return result;
+}
+
+/* The allocator frees and shares segments, in which served blocks lie, perhaps from the same address on. */
+static int is_ours(Caller caller) { return caller.library == LIBRARY_OURS; }
+
+/* A block that was freed twice may begin where a segment of the allocator does, which is not the caller's to free. */
+static int is_the_allocators(CUdeviceptr address, Caller caller) {
+    return options.depth == DEPTH_SERVE && !is_ours(caller) && ledger_library(address) == LIBRARY_OURS;
+}
+
+/* --- plain memory --- */
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
+    CUresult result;
+    Pending pending;
+    PASS(cuMemAlloc_v2, address, size);
+    Caller caller = CALLER;
+    if (serve_plain(address, size, caller, &result)) return result;
+    if (!begin(&pending, current_device(), taken(size), KIND_PLAIN, caller)) return OUT_OF_MEMORY;
+    result = real(address, size);
+    return finish(&pending, result, result == SUCCESS ? *address : 0);
+}
+
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height,
+                                   unsigned int element) {
+    Pending pending;
+    PASS(cuMemAllocPitch_v2, address, pitch, width, height, element);
+    Caller caller = CALLER;
+    uint64_t size = height && width <= UINT64_MAX / 2 / height ? (width + 511) / 512 * 512 * height : 0;
+    if (!begin(&pending, current_device(), taken(size), KIND_PLAIN, caller)) return OUT_OF_MEMORY;
+    CUresult result = real(address, pitch, width, height, element);
+    return finish(&pending, result, result == SUCCESS ? *address : 0);
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned int flags) {
+    Pending pending;
+    PASS(cuMemAllocManaged, address, size, flags);
+    Caller caller = CALLER;
+    if (!begin(&pending, current_device(), taken(size), KIND_MANAGED, caller)) return OUT_OF_MEMORY;
+    CUresult result = real(address, size, flags);
+    return finish(&pending, result, result == SUCCESS ? *address : 0);
+}
+
+/* Its line is taken before: afterwards the address may be another's already. */
+static int begin_free(CUdeviceptr address, Entry* entry) {
+    if (!address || !ledger_take(address, entry)) return 0;
+    atomic_fetch_add(&figures[entry->device].in_flight, 1);
+    return 1;
+}
+static CUresult finish_free(const Entry* entry, CUresult result) {
+    if (result == SUCCESS) ledger_discharge(entry->device, entry->size);
+    else ledger_add(entry);
+    atomic_fetch_sub(&figures[entry->device].in_flight, 1);
+    return result;
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
+    Entry entry;
+    PASS(cuMemFree_v2, address);
+    Caller caller = CALLER;
+    if (!is_ours(caller) && ledger_take_served(address, &entry)) return serve_free(&entry);
+    if (is_the_allocators(address, caller)) return INVALID_VALUE;
+    if (!begin_free(address, &entry)) return real(address);
+    return finish_free(&entry, real(address));
+}
+
+/* --- stream-ordered memory --- */
+
+static int is_captured(CUstream stream) {
+    int status = 0;
+    T_cuStreamIsCapturing real = REAL(cuStreamIsCapturing);
+    return real && real(stream, &status) == SUCCESS && status != 0;
+}
+
+/* Memory of a graph is the graph's: it is in what the driver reports, and in no line here. */
+#define ALLOCATE_ASYNC(kind, call) \
+    if (is_captured(own)) return call; \
+    if (!begin(&pending, device, (size + 511) / 512 * 512, kind, caller)) return OUT_OF_MEMORY; \
+    result = call; \
+    return finish(&pending, result, result == SUCCESS ? *address : 0)
+
+static int is_default(int device, CUpool pool) { return device >= 0 && pool == default_pool(device); }
+
+static int pool_in_use_is_default(int device) {
+    CUpool pool = NULL;
+    T_cuDeviceGetMemPool real = REAL(cuDeviceGetMemPool);
+    return !real || real(&pool, device) != SUCCESS || is_default(device, pool);
+}
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream stream) {
+    CUresult result;
+    Pending pending;
+    PASS(cuMemAllocAsync, address, size, stream);
+    Caller caller = CALLER;
+    CUstream own = stream;
+    int device = current_device(), is_plain = device >= 0 && pool_in_use_is_default(device);
+    if (is_plain && serve_async(address, size, own, caller, &result)) return result;
+    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_PLAIN, real(address, size, stream));
+}
+
+EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, CUstream stream) {
+    CUresult result;
+    Pending pending;
+    PASS(cuMemAllocAsync_ptsz, address, size, stream);
+    Caller caller = CALLER;
+    CUstream own = stream ? stream : THREAD_STREAM;
+    int device = current_device(), is_plain = device >= 0 && pool_in_use_is_default(device);
+    if (is_plain && serve_async(address, size, own, caller, &result)) return result;
+    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_PLAIN, real(address, size, stream));
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, CUpool pool, CUstream stream) {
+    CUresult result;
+    Pending pending;
+    PASS(cuMemAllocFromPoolAsync, address, size, pool, stream);
+    Caller caller = CALLER;
+    CUstream own = stream;
+    int device = current_device(), is_plain = is_default(device, pool);
+    if (is_plain && serve_async(address, size, own, caller, &result)) return result;
+    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_PLAIN, real(address, size, pool, stream));
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size, CUpool pool, CUstream stream) {
+    CUresult result;
+    Pending pending;
+    PASS(cuMemAllocFromPoolAsync_ptsz, address, size, pool, stream);
+    Caller caller = CALLER;
+    CUstream own = stream ? stream : THREAD_STREAM;
+    int device = current_device(), is_plain = is_default(device, pool);
+    if (is_plain && serve_async(address, size, own, caller, &result)) return result;
+    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_PLAIN, real(address, size, pool, stream));
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    Entry entry;
+    PASS(cuMemFreeAsync, address, stream);
+    if (!is_captured(stream) && ledger_take_served(address, &entry)) return serve_free_async(&entry, stream);
+    if (is_captured(stream) || !begin_free(address, &entry)) return real(address, stream);
+    return finish_free(&entry, real(address, stream));
+}
+
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+    Entry entry;
+    PASS(cuMemFreeAsync_ptsz, address, stream);
+    CUstream own = stream ? stream : THREAD_STREAM;
+    if (!is_captured(own) && ledger_take_served(address, &entry)) return serve_free_async(&entry, own);
+    if (is_captured(own) || !begin_free(address, &entry)) return real(address, stream);
+    return finish_free(&entry, real(address, stream));
+}
+
+/* --- virtual memory --- */
+
+EXPORT CUresult cuMemCreate(CUhandle* handle, size_t size, const CUproperties* properties, unsigned long long flags) {
+    Pending pending;
+    PASS(cuMemCreate, handle, size, properties, flags);
+    Caller caller = CALLER;
+    int device = properties && properties->location_type == LOCATION_DEVICE ? properties->location_id : -1;
+    if (device >= DEVICES) device = -1;
+    if (device >= 0 && device != current_device() && options.limit) device = -1;    /* its figures cannot be asked */
+    if (!begin(&pending, device, size, KIND_CHUNK, caller)) return OUT_OF_MEMORY;
+    pending.entry.more = 1;
+    CUresult result = real(handle, size, properties, flags);
+    return finish(&pending, result, result == SUCCESS ? *handle : 0);
+}
+
+EXPORT CUresult cuMemRelease(CUhandle handle) {
+    Entry ended;
+    PASS(cuMemRelease, handle);
+    int has_ended = ledger_chunk(handle, -1, 0, &ended);
+    if (has_ended) atomic_fetch_add(&figures[ended.device].in_flight, 1);
+    CUresult result = real(handle);
+    ended.more = 1;
+    return has_ended ? finish_free(&ended, result) : result;
+}
+
+EXPORT CUresult cuMemRetainAllocationHandle(CUhandle* handle, void* address) {
+    Entry ended;
+    PASS(cuMemRetainAllocationHandle, handle, address);
+    CUresult result = real(handle, address);
+    if (result == SUCCESS) ledger_chunk(*handle, 1, 0, &ended);
+    return result;
+}
+
+EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhandle handle, unsigned long long flags) {
+    PASS(cuMemMap, address, size, offset, handle, flags);
+    CUresult result = real(address, size, offset, handle, flags);
+    if (result == SUCCESS) ledger_add(&(Entry){.key = address, .size = size, .more = handle, .kind = KIND_MAPPING});
+    return result;
+}
+
+EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
+    Entry ended;
+    PASS(cuMemUnmap, address, size);
+    CUresult result = real(address, size);
+    for (uint64_t at = address, own = 0, handle; result == SUCCESS && at < address + size; at += own) {
+        if (!ledger_take_mapping(at, &own, &handle)) break;
+        if (ledger_chunk(handle, 0, -1, &ended)) ledger_discharge(ended.device, ended.size);
+    }
+    return result;
+}
+
+/* --- answers --- */
+
+EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+    PASS(cuMemGetInfo_v2, free_bytes, total_bytes);
+    CUresult result = real(free_bytes, total_bytes);
+    int device = options.limit && result == SUCCESS ? current_device() : -1;
+    if (device >= 0) limit_info(device, free_bytes, total_bytes);
+    return result;
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
+    Entry entry;
+    PASS(cuMemGetAddressRange_v2, base, size, address);
+    if (!ledger_find_served(address, &entry)) return real(base, size, address);
+    if (base) *base = entry.key;
+    if (size) *size = entry.size;
+    return SUCCESS;
+}
+
+/* The driver would share the segment that a served block lies in, from its start. */
+EXPORT CUresult cuIpcGetMemHandle(void* handle, CUdeviceptr address) {
+    Entry entry;
+    PASS(cuIpcGetMemHandle, handle, address);
+    Caller caller = CALLER;
+    if (is_ours(caller) || !ledger_find_served(address, &entry)) return real(handle, address);
+    say(SAID_SHARED, "%s shares memory with another process, which served memory cannot be: use --depth count or a "
+        "larger --min-size", library_name(caller.library));
+    return NOT_SUPPORTED;
+}
+
+/* --- what loads code --- */
+
+#define LOADS(name, parameters, ...) \
+    EXPORT CUresult name parameters { \
+        PASS(name, __VA_ARGS__); \
+        CUresult result = real(__VA_ARGS__); \
+        if (result == SUCCESS) after_load(); \
+        return result; \
+    }
+LOADS(cuModuleLoad, (void** module, const char* file), module, file)
+LOADS(cuModuleLoadData, (void** module, const void* image), module, image)
+LOADS(cuModuleLoadDataEx, (void** module, const void* image, unsigned int count, int* options_, void** values),
+      module, image, count, options_, values)
+LOADS(cuModuleLoadFatBinary, (void** module, const void* image), module, image)
+LOADS(cuModuleGetFunction, (CUfunction* function, void* module, const char* name), function, module, name)
+LOADS(cuKernelGetFunction, (CUfunction* function, void* kernel), function, kernel)
+LOADS(cuLibraryLoadData, (void** library, const void* code, int* choices, void** values, unsigned int count,
+                          int* library_choices, void** library_values, unsigned int library_count_),
+      library, code, choices, values, count, library_choices, library_values, library_count_)
+LOADS(cuLibraryLoadFromFile, (void** library, const char* file, int* choices, void** values, unsigned int count,
+                              int* library_choices, void** library_values, unsigned int library_count_),
+      library, file, choices, values, count, library_choices, library_values, library_count_)
+
+/* Work on the default stream of a thread is work that no other thread can ask about: see `serving`. */
+#define LAUNCHES(name, parameters, stream_used, ...) \
+    EXPORT CUresult name parameters { \
+        PASS(name, __VA_ARGS__); \
+        if (stream_used == THREAD_STREAM) note_thread_streams(); \
+        CUresult result = real(__VA_ARGS__); \
+        if (result == SUCCESS) note_launch(function); \
+        return result; \
+    }
+LAUNCHES(cuLaunchKernel, (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                          unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
+                          CUstream stream, void** parameters, void** extra),
+         stream, function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, extra)
+LAUNCHES(cuLaunchKernel_ptsz, (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                               unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
+                               CUstream stream, void** parameters, void** extra),
+         (stream ? stream : THREAD_STREAM), function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, extra)
+LAUNCHES(cuLaunchKernelEx, (const CUlaunch* how, CUfunction function, void** parameters, void** extra),
+         (how ? how->stream : NULL), how, function, parameters, extra)
+LAUNCHES(cuLaunchKernelEx_ptsz, (const CUlaunch* how, CUfunction function, void** parameters, void** extra),
+         (how && how->stream ? how->stream : THREAD_STREAM), how, function, parameters, extra)
+
+#define COPIES(name, to_type, from_type) \
+    EXPORT CUresult name(to_type to, from_type from, size_t size, CUstream stream) { \
+        PASS(name, to, from, size, stream); \
+        if (!stream) note_thread_streams(); \
+        return real(to, from, size, stream); \
+    }
+COPIES(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr)
+COPIES(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void*)
+COPIES(cuMemcpyDtoHAsync_v2_ptsz, void*, CUdeviceptr)
+COPIES(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, CUdeviceptr)
+
+/* --- streams and contexts --- */
+
+EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
+    PASS(cuStreamCreate, stream, flags);
+    CUresult result = real(stream, flags);
+    if (result == SUCCESS) note_stream(*stream, 1);
+    return result;
+}
+EXPORT CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
+    PASS(cuStreamCreateWithPriority, stream, flags, priority);
+    CUresult result = real(stream, flags, priority);
+    if (result == SUCCESS) note_stream(*stream, 1);
+    return result;
+}
+EXPORT CUresult cuGreenCtxStreamCreate(CUstream* stream, void* context, unsigned int flags, int priority) {
+    PASS(cuGreenCtxStreamCreate, stream, context, flags, priority);
+    CUresult result = real(stream, context, flags, priority);
+    if (result == SUCCESS) note_stream(*stream, 1);
+    return result;
+}
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+    PASS(cuStreamDestroy_v2, stream);
+    note_stream(stream, 0);
+    return real(stream);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    PASS(cuDevicePrimaryCtxRetain, context, device);
+    uint64_t used_before = used_before_context(device);
+    CUresult result = real(context, device);
+    if (result == SUCCESS) context_made(device, *context, 1, used_before);
+    return result;
+}
+/* All memory of the context ends with it. */
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    PASS(cuDevicePrimaryCtxReset_v2, device);
+    CUresult result = real(device);
+    if (result == SUCCESS && device >= 0 && device < DEVICES) {
+        ledger_forget_device(device);
+        atomic_store(&figures[device].is_measured, 0);
+        atomic_store(&figures[device].modules, 0);
+    }
+    return result;
+}
+EXPORT CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice device) {
+    PASS(cuCtxCreate_v2, context, flags, device);
+    uint64_t used_before = used_before_context(device);
+    CUresult result = real(context, flags, device);
+    if (result == SUCCESS) context_made(device, *context, 0, used_before);
+    return result;
+}
+EXPORT CUresult cuCtxCreate_v3(CUcontext* context, void* parameters, int count, unsigned int flags, CUdevice device) {
+    PASS(cuCtxCreate_v3, context, parameters, count, flags, device);
+    uint64_t used_before = used_before_context(device);
+    CUresult result = real(context, parameters, count, flags, device);
+    if (result == SUCCESS) context_made(device, *context, 0, used_before);
+    return result;
+}
+EXPORT CUresult cuCtxCreate_v4(CUcontext* context, void* parameters, unsigned int flags, CUdevice device) {
+    PASS(cuCtxCreate_v4, context, parameters, flags, device);
+    uint64_t used_before = used_before_context(device);
+    CUresult result = real(context, parameters, flags, device);
+    if (result == SUCCESS) context_made(device, *context, 0, used_before);
+    return result;
+}

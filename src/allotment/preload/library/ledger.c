@@ -1,0 +1,228 @@
+/* Every allocation that lives, with its library. Tables lie on memory of their own; a spinlock guards them for the few
+ * steps that a change takes, and nothing else is called meanwhile. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/mman.h>
+
+#include "parts.h"
+
+typedef struct Table { Entry* entries; size_t capacity, used; } Table;     /* open addressing; key 0 is free */
+enum { ADDRESSES, SERVED, HANDLES, MAPPINGS, TABLES };     /* a served block may begin where its segment does */
+enum { FIRST_CAPACITY = 4096 };
+
+static Table tables[TABLES];
+static Sum sums[DEVICES][LIBRARIES];
+static uint64_t held[DEVICES], pooled[DEVICES];
+static struct { uint64_t bytes, calls; } by_stack[STACKS];
+static Spin lock = ATOMIC_FLAG_INIT;
+
+void ledger_lock(void) { spin_lock(&lock); }
+void ledger_unlock(void) { spin_unlock(&lock); }
+
+static size_t place_of(const Table* table, uint64_t key) {
+    size_t at = (key >> 8 ^ key) * 0x9E3779B97F4A7C15ull & (table->capacity - 1);
+    while (table->entries[at].key && table->entries[at].key != key) at = (at + 1) & (table->capacity - 1);
+    return at;
+}
+
+static int make_room(Table* table) {
+    if (table->capacity && table->used * 2 < table->capacity) return 1;
+    Table larger = {.capacity = table->capacity ? table->capacity * 2 : FIRST_CAPACITY, .used = table->used};
+    size_t size = larger.capacity * sizeof(Entry);
+    larger.entries = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (larger.entries == MAP_FAILED) return 0;
+    for (size_t at = 0; at < table->capacity; at++)
+        if (table->entries[at].key) larger.entries[place_of(&larger, table->entries[at].key)] = table->entries[at];
+    if (table->capacity) munmap(table->entries, table->capacity * sizeof(Entry));
+    *table = larger;
+    return 1;
+}
+
+static Entry* find(Table* table, uint64_t key) {
+    if (!table->capacity || !key) return NULL;
+    Entry* entry = &table->entries[place_of(table, key)];
+    return entry->key ? entry : NULL;
+}
+
+static void erase(Table* table, Entry* entry) {
+    size_t mask = table->capacity - 1, hole = (size_t)(entry - table->entries);
+    for (size_t at = (hole + 1) & mask; table->entries[at].key; at = (at + 1) & mask) {
+        uint64_t key = table->entries[at].key;
+        size_t wanted = (key >> 8 ^ key) * 0x9E3779B97F4A7C15ull & mask;
+        if (((at - wanted) & mask) < ((at - hole) & mask)) continue;
+        table->entries[hole] = table->entries[at];
+        hole = at;
+    }
+    table->entries[hole].key = 0;
+    table->used--;
+}
+
+static int is_served(const Entry* entry) { return entry->kind == KIND_SERVED || entry->kind == KIND_SERVED_ASYNC; }
+
+/* `held` is apart: it is charged before the driver is asked, and discharged when the driver has freed. */
+static void count_in(const Entry* entry) {
+    Sum* sum = &sums[entry->device][entry->library];
+    *(is_served(entry) ? &sum->served : &sum->driver) += entry->size;
+    sum->calls++;
+    if (sum->driver + sum->served > sum->peak) sum->peak = sum->driver + sum->served;
+    if (entry->kind == KIND_ASYNC) pooled[entry->device] += entry->size;
+    by_stack[entry->stack].bytes += entry->size;
+    by_stack[entry->stack].calls++;
+}
+
+static void count_out(const Entry* entry) {
+    Sum* sum = &sums[entry->device][entry->library];
+    *(is_served(entry) ? &sum->served : &sum->driver) -= entry->size;
+    if (entry->kind == KIND_ASYNC) pooled[entry->device] -= entry->size;
+    by_stack[entry->stack].bytes -= entry->size;
+}
+
+/* An entry whose end was not seen, or is known to have come with the context's. */
+static void forget(const Entry* entry) {
+    count_out(entry);
+    if (!is_served(entry)) held[entry->device] -= entry->size;
+}
+
+int ledger_add(const Entry* entry) {
+    Table* table = &tables[is_served(entry) ? SERVED : entry->kind == KIND_CHUNK ? HANDLES
+                           : entry->kind == KIND_MAPPING ? MAPPINGS : ADDRESSES];
+    ledger_lock();
+    int has_room = entry->key && make_room(table);
+    if (has_room) {
+        Entry* place = &table->entries[place_of(table, entry->key)];
+        if (!place->key) table->used++;
+        else if (entry->kind != KIND_MAPPING) forget(place);
+        *place = *entry;
+        if (entry->kind != KIND_MAPPING) count_in(entry);
+        if (entry->kind == KIND_MAPPING) {
+            Entry* chunk = find(&tables[HANDLES], entry->more);
+            if (chunk) chunk->more += (uint64_t)1 << 32;
+        }
+    }
+    ledger_unlock();
+    if (!has_room) say(SAID_FULL, "the host has no memory for the ledger; what is allocated now is not counted");
+    return has_room;
+}
+
+static int take_from(Table* table, uint64_t address, Entry* entry) {
+    ledger_lock();
+    Entry* found = find(table, address);
+    if (found) {
+        *entry = *found;
+        count_out(found);
+        erase(table, found);
+    }
+    ledger_unlock();
+    return found != NULL;
+}
+int ledger_take(uint64_t address, Entry* entry) { return take_from(&tables[ADDRESSES], address, entry); }
+int ledger_take_served(uint64_t address, Entry* entry) {
+    return options.depth == DEPTH_SERVE && take_from(&tables[SERVED], address, entry);
+}
+
+int ledger_library(uint64_t address) {
+    ledger_lock();
+    const Entry* found = find(&tables[ADDRESSES], address);
+    int library = found ? found->library : -1;
+    ledger_unlock();
+    return library;
+}
+
+int ledger_find_served(uint64_t address, Entry* entry) {
+    if (options.depth != DEPTH_SERVE) return 0;
+    ledger_lock();
+    Entry* found = find(&tables[SERVED], address);
+    for (size_t at = 0; at < tables[SERVED].capacity && !found; at++) {
+        Entry* here = &tables[SERVED].entries[at];
+        if (here->key && here->key < address && address - here->key < here->size) found = here;
+    }
+    if (found) *entry = *found;
+    ledger_unlock();
+    return found != NULL;
+}
+
+int ledger_chunk(uint64_t handle, int references, int mappings, Entry* ended) {
+    ledger_lock();
+    Entry* chunk = find(&tables[HANDLES], handle);
+    if (chunk) chunk->more += (uint64_t)(int64_t)references + ((uint64_t)(int64_t)mappings << 32);
+    int has_ended = chunk && !chunk->more;      /* references below, mappings above */
+    if (has_ended) {
+        *ended = *chunk;
+        count_out(chunk);
+        erase(&tables[HANDLES], chunk);
+    }
+    ledger_unlock();
+    return has_ended;
+}
+
+int ledger_take_mapping(uint64_t address, uint64_t* size, uint64_t* handle) {
+    ledger_lock();
+    Entry* found = find(&tables[MAPPINGS], address);
+    if (found) {
+        *size = found->size;
+        *handle = found->more;
+        erase(&tables[MAPPINGS], found);
+    }
+    ledger_unlock();
+    return found != NULL;
+}
+
+void ledger_sum(int device, int library, Sum* sum) {
+    ledger_lock();
+    *sum = sums[device][library];
+    ledger_unlock();
+}
+uint64_t ledger_held(int device) {
+    ledger_lock();
+    uint64_t bytes = held[device];
+    ledger_unlock();
+    return bytes;
+}
+uint64_t ledger_pooled(int device) {
+    ledger_lock();
+    uint64_t bytes = pooled[device];
+    ledger_unlock();
+    return bytes;
+}
+int ledger_charge(int device, uint64_t size, uint64_t most) {
+    ledger_lock();
+    int fits = size <= most && held[device] <= most - size;
+    if (fits) held[device] += size;
+    ledger_unlock();
+    return fits;
+}
+void ledger_discharge(int device, uint64_t size) {
+    ledger_lock();
+    held[device] -= size;
+    ledger_unlock();
+}
+uint64_t ledger_stack_bytes(uint32_t stack, uint64_t* calls) {
+    ledger_lock();
+    uint64_t bytes = by_stack[stack].bytes;
+    *calls = by_stack[stack].calls;
+    ledger_unlock();
+    return bytes;
+}
+
+void ledger_empty(void) {
+    for (int table = 0; table < TABLES; table++) {
+        if (tables[table].capacity) memset(tables[table].entries, 0, tables[table].capacity * sizeof(Entry));
+        tables[table].used = 0;
+    }
+    memset(sums, 0, sizeof sums);
+    memset(held, 0, sizeof held);
+    memset(pooled, 0, sizeof pooled);
+    memset(by_stack, 0, sizeof by_stack);
+}
+
+void ledger_forget_device(int device) {
+    ledger_lock();
+    for (int table = 0; table < TABLES; table++)
+        for (size_t at = 0; at < tables[table].capacity;) {
+            Entry* entry = &tables[table].entries[at];
+            if (!entry->key || entry->device != device) { at++; continue; }
+            if (table != MAPPINGS) forget(entry);
+            erase(&tables[table], entry);       /* another may have taken the place */
+        }
+    ledger_unlock();
+}

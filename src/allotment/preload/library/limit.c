@@ -1,0 +1,45 @@
+/* The cap of a device for the whole process: context, modules and all that anybody asked of the driver.
+ *
+ * Part of it is kept free for what the driver takes unasked: kernels that are loaded at their first launch, their local
+ * memory. A request beyond the cap first makes the driver's pool and the process's allocator give back what they keep. */
+#include "parts.h"
+
+enum { SAMPLE_EVERY = 32, HEADROOM_PART = 64 };
+#define HEADROOM_MOST (256 * MIB)
+
+static uint64_t room_in(uint64_t limit) {
+    uint64_t kept = limit / HEADROOM_PART;
+    return limit - (kept < HEADROOM_MOST ? kept : HEADROOM_MOST);
+}
+
+static int fits(int device, uint64_t size) {
+    uint64_t room = room_in(options.limit), overhead = atomic_load(&figures[device].overhead);
+    return overhead < room && ledger_charge(device, size, room - overhead);
+}
+
+static void trim_pool(int device) {
+    T_cuMemPoolTrimTo trim = REAL(cuMemPoolTrimTo);
+    CUpool pool = atomic_load(&figures[device].has_pool) ? default_pool(device) : NULL;
+    if (trim && pool) trim(pool, 0);
+}
+
+int limit_allows(int device, uint64_t size, Caller caller) {
+    static atomic_uint asked;
+    if (!options.limit) return ledger_charge(device, size, UINT64_MAX);
+    if (atomic_fetch_add(&asked, 1) % SAMPLE_EVERY == 0) sample(device);
+    if (fits(device, size)) return 1;
+    if (sample(device) && fits(device, size)) return 1;
+    trim_pool(device);
+    if (sample(device) && fits(device, size)) return 1;
+    return caller.library != LIBRARY_OURS && serve_give_back(device) && sample(device) && fits(device, size);
+}
+
+void limit_info(int device, size_t* free_bytes, size_t* total_bytes) {
+    if (!options.limit) return;
+    uint64_t used = *total_bytes - *free_bytes, others = atomic_load(&figures[device].others);
+    uint64_t room = room_in(options.limit);
+    used = used > others ? used - others : 0;
+    uint64_t left = used < room ? room - used : 0;
+    if (*free_bytes > left) *free_bytes = left;
+    if (*total_bytes > options.limit) *total_bytes = options.limit;
+}

@@ -1,0 +1,132 @@
+/* The parts of the library, and what each knows of the others.
+ *
+ *   finding    the driver's functions, and ours in their place: linked, dlsym, dlvsym, cuGetProcAddress
+ *   callers    which shared library called, and from which stack
+ *   ledger     every allocation that lives, with its library: tables on memory of their own under a spinlock
+ *   figures    what the driver says that this process has: the context, modules, the rest
+ *   limit      the cap of a device
+ *   serving    requests answered by the process's allocator, through its table of C functions
+ *   hooks      the functions that callers get
+ *   reading    what Python asks
+ *
+ * No function here allocates from the C library's heap, and no lock of ours is held while the driver or the allocator
+ * is called, with one exception: the list of streams, while streams are queried. */
+#ifndef ALLOTMENT_PRELOAD_PARTS_H
+#define ALLOTMENT_PRELOAD_PARTS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "../../include/allotment.h"
+#include "driver.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define MIB ((uint64_t)1 << 20)
+
+enum { DEVICES = 16, LIBRARIES = 256, NAME_LENGTH = 96, FRAMES = 16, STACKS = 4096 };
+enum { DEPTH_COUNT, DEPTH_SERVE };
+enum { TENANT_JAX, TENANT_CUDNN, TENANT_OTHER, TENANTS };
+
+/* --- setup --- */
+
+typedef struct Options { int depth, stacks, is_off; uint64_t limit, min_size; } Options;
+extern Options options;
+
+/* One line on standard error. A word that was said is not said again: `what` is one of these. */
+enum { SAID_LIMIT, SAID_FULL, SAID_OTHER_DRIVER, SAID_MISSING, SAID_SHARED, SAID_TWICE, SAID_DEPTH, SAYINGS };
+void say(int what, const char* form, ...) __attribute__((format(printf, 2, 3)));
+
+typedef atomic_flag Spin;
+void spin_lock(Spin* spin);
+void spin_unlock(Spin* spin);
+
+int allotment_preload_depth(void);  /* -1: everything passes through */
+
+/* --- callers --- */
+
+enum { LIBRARY_UNKNOWN, LIBRARY_OURS };
+typedef struct Caller { int library; uint32_t stack; } Caller;
+#define CALLER caller_at(__builtin_return_address(0))
+Caller caller_at(void* address);
+int library_at(void* address);      /* that holds this code; the runtime counts as itself */
+int tenant_of(int library);         /* -1: its requests are never served */
+const char* library_name(int library);
+int library_count(void);
+void callers_forget(void);          /* addresses may belong to other libraries now */
+int stack_frames(uint32_t stack, void** frames);
+
+/* --- ledger --- */
+
+enum { KIND_PLAIN, KIND_ASYNC, KIND_MANAGED, KIND_CHUNK, KIND_MAPPING, KIND_SERVED, KIND_SERVED_ASYNC };
+typedef struct Entry {
+    uint64_t key, size, more;       /* more: the stream of a served block, the handle of a mapping, or two counts */
+    uint32_t stack;
+    uint16_t library;
+    uint8_t kind, device;
+} Entry;
+typedef struct Sum { uint64_t driver, served, calls, peak; } Sum;
+
+int ledger_add(const Entry* entry);                                 /* 0: no room */
+int ledger_take(uint64_t address, Entry* entry);                    /* 0: unknown; stays charged */
+int ledger_take_served(uint64_t address, Entry* entry);
+int ledger_library(uint64_t address);                               /* of driver memory; -1: unknown */
+int ledger_find_served(uint64_t address, Entry* entry);             /* also in the middle of a block */
+int ledger_chunk(uint64_t handle, int references, int mappings, Entry* ended);  /* more or fewer; 1: that was the last */
+int ledger_take_mapping(uint64_t address, uint64_t* size, uint64_t* handle);
+void ledger_sum(int device, int library, Sum* sum);
+uint64_t ledger_held(int device);                                   /* bytes asked of the driver */
+uint64_t ledger_pooled(int device);                                 /* those among them from the driver's pools */
+int ledger_charge(int device, uint64_t size, uint64_t most);        /* 0: held + size would be more than `most` */
+void ledger_discharge(int device, uint64_t size);
+uint64_t ledger_stack_bytes(uint32_t stack, uint64_t* calls);
+void ledger_lock(void);
+void ledger_unlock(void);
+void ledger_empty(void);                                            /* pre: locked */
+void ledger_forget_device(int device);
+
+/* --- figures --- */
+
+typedef struct Figures {
+    atomic_ullong context, modules, others, overhead;
+    _Atomic(CUcontext) primary;
+    atomic_int is_measured, has_loaded, in_flight, has_pool;
+    atomic_ullong last_sample_ns;
+} Figures;
+extern Figures figures[DEVICES];
+
+int current_device(void);                           /* -1 without a context */
+uint64_t used_before_context(int device);           /* of the device, by everybody; UINT64_MAX if it cannot be known */
+void context_made(int device, CUcontext context, int is_primary, uint64_t used_before);
+int sample(int device);                             /* ask the driver; 0 if it does not say. pre: it is current */
+void after_load(void);
+void note_launch(CUfunction function);
+uint64_t pool_reserved(int device);                 /* by the device's default pool */
+CUpool default_pool(int device);
+
+/* --- limit --- */
+
+int limit_allows(int device, uint64_t size, Caller caller);     /* charges it; 0: it would be beyond the limit */
+void limit_info(int device, size_t* free_bytes, size_t* total_bytes);
+
+/* --- serving --- */
+
+typedef struct Server { _Atomic(const allotment_entry_points*) tables[TENANTS]; CUstream home; atomic_int state; } Server;
+extern Server servers[DEVICES];
+
+int serve_plain(CUdeviceptr* address, size_t size, Caller caller, CUresult* result);
+int serve_async(CUdeviceptr* address, size_t size, CUstream stream, Caller caller, CUresult* result);
+CUresult serve_free(const Entry* entry);
+CUresult serve_free_async(const Entry* entry, CUstream stream);
+int serve_give_back(int device);
+void note_stream(CUstream stream, int is_new);
+void note_thread_streams(void);
+void serving_end(void);             /* in a forked process */
+
+/* --- finding --- */
+
+enum { WAY_DLSYM, WAY_DLVSYM, WAY_PROC_ADDRESS, WAYS };         /* none of them: linked */
+void* hook_for(const char* name, void* real);                   /* NULL: none of ours */
+int passes(int number, void* caller);                           /* counts a call; 1: the driver's own, or we are off */
+void finding_start(void);
+
+#endif

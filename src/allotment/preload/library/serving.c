@@ -1,0 +1,187 @@
+/* Requests answered by the process's allocator, through its table of C functions.
+ *
+ * A block of cuMemAlloc belongs to no stream: whoever gets it may use it on any of them at once. So these blocks are
+ * those of a stream of their own, on which nothing ever runs, and cuMemFree, which in the driver waits for all work,
+ * tells the allocator which streams have work: the block is used again when that has passed. */
+#include <string.h>
+
+#include "parts.h"
+
+enum { STREAMS = 4096, BUSY = 64, UNKNOWN = 0, READY, OFF, BEING_SET_UP };
+
+Server servers[DEVICES];
+static _Atomic(int (*)(int)) set_up;
+static __thread int inside __attribute__((tls_model("initial-exec")));
+
+static CUstream streams[STREAMS];
+static int stream_count, too_many_streams;
+static Spin listing = ATOMIC_FLAG_INIT;
+static atomic_int has_thread_streams;
+
+EXPORT void allotment_preload_set_up_with(int (*function)(int)) { atomic_store(&set_up, function); }
+
+/* Called by `set_up`, with a table for each tenant. */
+EXPORT void allotment_preload_serve(int device, const allotment_entry_points* const* tables, void* home) {
+    servers[device].home = home;
+    for (int tenant = 0; tenant < TENANTS; tenant++)
+        atomic_store(&servers[device].tables[tenant], allotment_has(tables[tenant]) ? tables[tenant] : NULL);
+}
+
+void serving_end(void) {
+    atomic_store(&set_up, NULL);
+    for (int device = 0; device < DEVICES; device++) atomic_store(&servers[device].state, OFF);
+    stream_count = 0;
+    atomic_flag_clear(&listing);
+}
+
+/* --- streams that there are --- */
+
+void note_stream(CUstream stream, int is_new) {
+    if (options.depth != DEPTH_SERVE) return;
+    spin_lock(&listing);
+    int at = 0;
+    while (at < stream_count && streams[at] != stream) at++;
+    if (is_new && at == stream_count) {
+        if (stream_count < STREAMS) streams[stream_count++] = stream;
+        else too_many_streams = 1;
+    } else if (!is_new && at < stream_count) streams[at] = streams[--stream_count];
+    spin_unlock(&listing);
+}
+
+void note_thread_streams(void) { atomic_store(&has_thread_streams, 1); }
+
+static int is_capturing(CUstream stream) {
+    int status = 0;
+    T_cuStreamIsCapturing real = REAL(cuStreamIsCapturing);
+    return !real || real(stream, &status) != SUCCESS || status != 0;
+}
+
+static int has_work(CUstream stream) {
+    return !is_capturing(stream) && REAL(cuStreamQuery)(stream) == NOT_READY;
+}
+
+/* The block comes after all work that was given to the device. */
+static void order_after_all_work(const allotment_entry_points* table, const Entry* entry) {
+    int mode = CAPTURE_RELAXED, count = 0;
+    CUstream busy[BUSY];
+    T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
+    void* block = (void*)(uintptr_t)entry->key;
+    if (atomic_load(&has_thread_streams) || too_many_streams) {     /* those of other threads cannot be named */
+        REAL(cuCtxSynchronize)();
+        return;
+    }
+    if (exchange) exchange(&mode);
+    if (has_work(NULL)) table->record_stream(table->context, block, NULL);
+    spin_lock(&listing);            /* so that none of them is destroyed while it is asked */
+    for (int at = 0; at < stream_count && count < BUSY; at++)
+        if ((uint64_t)(uintptr_t)streams[at] != entry->more && has_work(streams[at])) busy[count++] = streams[at];
+    spin_unlock(&listing);
+    for (int at = 0; at < count; at++) table->record_stream(table->context, block, busy[at]);
+    if (exchange) exchange(&mode);
+    if (count == BUSY) REAL(cuCtxSynchronize)();
+}
+
+/* --- requests --- */
+
+static int is_ready(int device) {
+    Server* server = &servers[device];
+    int expected = UNKNOWN, state = atomic_load_explicit(&server->state, memory_order_acquire);
+    if (state == READY) return 1;
+    int (*function)(int) = atomic_load(&set_up);
+    if (state != UNKNOWN || !function || !atomic_compare_exchange_strong(&server->state, &expected, BEING_SET_UP)) return 0;
+    inside++;
+    int worked = function(device) && atomic_load(&server->tables[TENANT_OTHER]);
+    inside--;
+    atomic_store_explicit(&server->state, worked ? READY : OFF, memory_order_release);
+    return worked;
+}
+
+/* The table to ask, if this request is one to be served. */
+static const allotment_entry_points* table_for(size_t size, Caller caller, int* device) {
+    CUcontext context = NULL;
+    int tenant = tenant_of(caller.library);
+    if (options.depth != DEPTH_SERVE || inside || tenant < 0 || size == 0 || size < options.min_size) return NULL;
+    T_cuCtxGetCurrent current = REAL(cuCtxGetCurrent);
+    *device = current_device();
+    if (*device < 0 || !current || current(&context) != SUCCESS) return NULL;
+    if (context != atomic_load(&figures[*device].primary) || !is_ready(*device)) return NULL;
+    return atomic_load(&servers[*device].tables[tenant]);
+}
+
+static int is_out_of_memory(const allotment_entry_points* table) {
+    char text[16] = "";
+    size_t length = table->last_error(table->context, text, sizeof text - 1);
+    return length >= 13 && !strncmp(text, "out of memory", 13);
+}
+
+static int serve(const allotment_entry_points* table, Entry entry, CUdeviceptr* address, CUresult* result) {
+    inside++;
+    void* block = table->allocate(table->context, entry.size, entry.device, (void*)(uintptr_t)entry.more);
+    if (!block && is_out_of_memory(table)) {
+        inside--;
+        *result = OUT_OF_MEMORY;
+        return 1;
+    }
+    entry.key = (uint64_t)(uintptr_t)block;
+    int is_noted = block && ledger_add(&entry);
+    if (block && !is_noted) table->free(table->context, block, entry.size, entry.device, NULL);
+    inside--;
+    if (!is_noted) return 0;
+    *address = entry.key;
+    *result = SUCCESS;
+    return 1;
+}
+
+int serve_plain(CUdeviceptr* address, size_t size, Caller caller, CUresult* result) {
+    int device = -1;
+    const allotment_entry_points* table = address ? table_for(size, caller, &device) : NULL;
+    if (!table) return 0;
+    Entry entry = {.size = size, .more = (uintptr_t)servers[device].home, .stack = caller.stack,
+                   .library = (uint16_t)caller.library, .kind = KIND_SERVED, .device = (uint8_t)device};
+    return serve(table, entry, address, result);
+}
+
+int serve_async(CUdeviceptr* address, size_t size, CUstream stream, Caller caller, CUresult* result) {
+    int device = -1;
+    const allotment_entry_points* table = address ? table_for(size, caller, &device) : NULL;
+    if (!table || stream == THREAD_STREAM || is_capturing(stream)) return 0;
+    if (stream == LEGACY_STREAM) stream = NULL;
+    Entry entry = {.size = size, .more = (uintptr_t)stream, .stack = caller.stack,
+                   .library = (uint16_t)caller.library, .kind = KIND_SERVED_ASYNC, .device = (uint8_t)device};
+    return serve(table, entry, address, result);
+}
+
+static CUresult give_back(const allotment_entry_points* table, const Entry* entry) {
+    return table->free(table->context, (void*)(uintptr_t)entry->key, entry->size, entry->device, NULL) ? SUCCESS
+                                                                                                        : INVALID_VALUE;
+}
+
+CUresult serve_free(const Entry* entry) {
+    const allotment_entry_points* table = atomic_load(&servers[entry->device].tables[TENANT_OTHER]);
+    inside++;
+    order_after_all_work(table, entry);
+    CUresult result = give_back(table, entry);
+    inside--;
+    return result;
+}
+
+CUresult serve_free_async(const Entry* entry, CUstream stream) {
+    const allotment_entry_points* table = atomic_load(&servers[entry->device].tables[TENANT_OTHER]);
+    if (stream == LEGACY_STREAM) stream = NULL;
+    inside++;
+    if (stream == THREAD_STREAM) REAL(cuCtxSynchronize)();
+    else if ((uint64_t)(uintptr_t)stream != entry->more)
+        table->record_stream(table->context, (void*)(uintptr_t)entry->key, stream);
+    CUresult result = give_back(table, entry);
+    inside--;
+    return result;
+}
+
+int serve_give_back(int device) {
+    const allotment_entry_points* table = atomic_load(&servers[device].tables[TENANT_OTHER]);
+    if (atomic_load(&servers[device].state) != READY || !table || inside) return 0;
+    inside++;
+    int worked = table->empty_cache(table->context);
+    inside--;
+    return worked;
+}

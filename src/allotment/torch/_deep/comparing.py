@@ -1,0 +1,88 @@
+"""What two processes tell of PyTorch's allocator, made comparable, and the first place where they differ."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def in_settled_order(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A history in which one call gives segments back by pool, in the order in which pools were made, then by stream.
+
+    PyTorch keeps pools that are out of use in a hash table, and sorts free blocks by the handle of their stream, which
+    is an address that the driver chose: both orders are chance. Among the segments of one stream in one pool the order
+    stays.
+    """
+
+    def place(freed: dict[str, Any]) -> tuple[str, str]:
+        return pool_of.get(freed["addr"], ""), str(freed["stream"])
+
+    pool_of: dict[int, str] = {}
+    settled: list[dict[str, Any]] = []
+    run: list[dict[str, Any]] = []
+    for entry in trace:
+        if entry["action"] in ("segment_alloc", "segment_map"):
+            pool_of[entry["addr"]] = entry["user_metadata"]
+        if run and (entry["action"] != run[0]["action"] or entry["frames"] != run[0]["frames"]):
+            settled += sorted(run, key=place)
+            run = []
+        if entry["action"] in ("segment_free", "segment_unmap"):
+            run.append(entry)
+        else:
+            settled.append(entry)
+    return settled + sorted(run, key=place)
+
+
+class Places:
+    """Addresses of one run, told by the order in which the driver gave memory out: where it lies differs by process.
+
+    What is mapped behind a place belongs to it, as segments grow, and so does what comes to lie in one given back.
+    """
+
+    def __init__(self, trace: list[dict[str, Any]]) -> None:
+        self.ends: dict[int, int] = {}
+        for entry in trace:
+            if entry["action"] in ("segment_alloc", "segment_map"):
+                base = self._around(entry["addr"], grown=True)
+                base = entry["addr"] if base is None else base
+                self.ends[base] = max(self.ends.get(base, 0), entry["addr"] + entry["size"])
+        self.names = {base: number for number, base in enumerate(self.ends)}
+
+    def _around(self, address: int, grown: bool = False) -> int | None:
+        return next((base for base, end in self.ends.items() if base <= address < end + grown), None)
+
+    def told(self, told: Any) -> Any:
+        """What was told, with places for addresses."""
+        if isinstance(told, dict):
+            return {key: self.place(told[key]) if key in ("addr", "address") else self.told(told[key]) for key in told}
+        return [self.told(part) for part in told] if isinstance(told, list) else without_others(told)
+
+    def place(self, address: int) -> str:
+        base = self._around(address)
+        return "elsewhere" if base is None else f"place {self.names[base]} + {address - base}"
+
+
+def without_others(text: Any) -> Any:
+    """An error's text without what other processes had of the GPU at that moment."""
+    if not isinstance(text, str):
+        return text
+    return re.sub(r" of which [\d.]+ \w+ is free|Process \d+ has [\d.]+ \w+ memory in use\. ", "", text)
+
+
+def difference(a: Any, b: Any, place: str = "") -> str | None:
+    """The first place where two things told are not the same."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *[key for key in b if key not in a]]:
+            if key not in a or key not in b:
+                return f"{place}.{key}: only {'native' if key in a else 'deep'} has it"
+            found = difference(a[key], b[key], f"{place}.{key}")
+            if found:
+                return found
+        return None
+    if isinstance(a, list) and isinstance(b, list):
+        for number, (one, other) in enumerate(zip(a, b, strict=False)):
+            found = difference(one, other, f"{place}[{number}]")
+            if found:
+                return found
+        return None if len(a) == len(b) else f"{place}: {len(a)} natively, {len(b)} in deep mode"
+    return None if a == b else f"{place}: {a!r} natively, {b!r} in deep mode"

@@ -1,0 +1,195 @@
+"""A check of deep mode with a release of PyTorch that it has not been proven with on a GPU.
+
+Two child processes run the same short program, one with PyTorch's own allocator and one in deep mode. What PyTorch
+tells in them must be equal, key by key. The verdict is kept beside the compiled library, so the check runs once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from allotment.torch._deep.building import CannotBuild, Folder, Library, Say, TorchFacts, one_process_at_a_time
+from allotment.torch._deep.comparing import Places, difference, in_settled_order
+
+RUNNING = "ALLOTMENT_SELF_CHECK"
+"""An environment variable of the children. There `install` does nothing, in case a program calls it at every start."""
+SETTINGS = (
+    "ALLOTMENT_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+)  # fmt: skip
+MODES = ("native", "deep")
+LIMIT_SECONDS = 300
+PASSED = "passed"
+CHILD = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from allotment.torch._deep.self_check import work
+work(sys.argv[1])
+"""
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class CannotCheck(Exception):
+    """The check found nothing out, so there is no verdict to keep."""
+
+
+def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
+    """Raise CannotBuild unless the check passes, now or when it ran before."""
+    stem = built.path.name.removesuffix(".so")
+    insist = "install(mode='deep') takes it all the same"
+    try:
+        with Folder(built.path.parent) as folder, one_process_at_a_time(folder, f"{stem}.lock", say):
+            verdict = folder.text(f"{stem}.checked")
+            if verdict is None:
+                say(f"deep mode has not been proven with PyTorch {torch.version}; comparing both allocators ...")
+                verdict = run()
+                if verdict != PASSED:
+                    verdict = run()  # a driver may have given memory out in another order in one of the two processes
+                folder.keep(f"{stem}.checked", verdict)
+                if verdict == PASSED:
+                    say(f"the check passed: deep mode is used with PyTorch {torch.version}")
+    except CannotCheck as error:
+        raise CannotBuild(f"deep mode with PyTorch {torch.version} could not be checked: {error}; {insist}") from error
+    except OSError as error:
+        raise CannotBuild(f"the verdict on deep mode cannot be kept: {error}; {insist}") from error
+    if verdict != PASSED:
+        raise CannotBuild(f"a check of deep mode with PyTorch {torch.version} failed: {verdict}; {insist}")
+
+
+def run() -> str:
+    """The verdict: PASSED, or what differs. Raises CannotCheck."""
+    if not sys.executable:
+        raise CannotCheck("this process does not know which Python it runs")
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | {RUNNING: "1"}
+    children = {
+        mode: subprocess.Popen(
+            [sys.executable, "-c", CHILD, mode, json.dumps(sys.path)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        for mode in MODES
+    }
+    try:
+        ends = {mode: _end_of(child) for mode, child in children.items()}
+    except subprocess.TimeoutExpired as error:
+        raise CannotCheck(f"it took more than {LIMIT_SECONDS} s") from error
+    finally:
+        for child in children.values():
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    if isinstance(ends["native"], str):
+        raise CannotCheck(f"PyTorch's own allocator did not run the program: {ends['native']}")
+    if isinstance(ends["deep"], str):
+        return f"the program does not run in deep mode: {ends['deep']}"
+    return difference(ends["native"], ends["deep"]) or PASSED
+
+
+def _end_of(child: subprocess.Popen[str]) -> list[Any] | str:
+    """What a child told; a text says how it failed."""
+    told, complaints = child.communicate(timeout=LIMIT_SECONDS)
+    if child.returncode == 0:
+        with contextlib.suppress(ValueError, IndexError, KeyError, TypeError):
+            answers = json.loads(told.splitlines()[-1])
+            comparable: list[Any] = Places(answers[-1]["device_traces"][0]).told(answers)
+            return comparable
+    lines = [line for line in complaints.splitlines() if line.strip()] or ["it said nothing"]
+    return f"exit status {child.returncode}, {lines[-1].strip()[:300]}"
+
+
+# The program of the children.
+
+
+def work(mode: str) -> None:
+    """Run the program under an allocator, and print what PyTorch tells."""
+    import torch
+
+    if mode == "deep":
+        del os.environ[RUNNING]
+        from allotment.torch._install import install
+
+        install("deep")
+    print("\n" + json.dumps(Program(torch).run()), flush=True)
+
+
+class Program:
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+        self.kept: list[Any] = []
+        self.told: list[Any] = []
+
+    def run(self) -> list[Any]:
+        cuda = self.torch.cuda
+        cuda.memory._record_memory_history(stacks="python")
+        for step in (self.sizes, self.streams_and_events, self.contents, self.pool, self.capture, self.failure):
+            step()
+            self.told.append(dict(cuda.memory_stats()))
+        cuda.empty_cache()
+        self.told += [self.known(cuda.memory_snapshot()), self.known(cuda.memory._snapshot())]
+        return self.told
+
+    def new(self, size: int) -> Any:
+        return self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
+
+    def sizes(self) -> None:
+        self.kept += [self.new(size) for size in (1, 512, 4_000, 900_000, MIB, 3 * MIB, 11 * MIB, 30 * MIB)]
+        del self.kept[1::2]
+        self.kept += [self.new(size) for size in (300, 2 * MIB, 20 * MIB)]
+
+    def streams_and_events(self) -> None:
+        with self.torch.cuda.stream(self.streams[1]):
+            self.kept.append(self.new(70_000))
+        self.kept[0].record_stream(self.streams[1])
+        del self.kept[0]
+        self.torch.cuda.synchronize()
+        self.kept.append(self.new(200 * KIB))
+
+    def contents(self) -> None:
+        source = self.torch.arange(256, dtype=self.torch.uint8).repeat(4096)
+        self.told.append(bool((source.cuda().cpu() == source).all()))
+
+    def pool(self) -> None:
+        pool = self.torch.cuda.MemPool()
+        with self.torch.cuda.use_mem_pool(pool):
+            tensor = self.new(3 * MIB)
+        self.told.append([pool.use_count(), len(pool.snapshot())])
+        del tensor
+
+    def capture(self) -> None:
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=self.streams[1]):
+            made = self.new(MIB)
+            made.zero_()
+        made.copy_(self.torch.arange(256, dtype=self.torch.uint8).repeat(4096))
+        graph.replay()
+        self.torch.cuda.synchronize()
+        self.told.append(int(made.cpu().max()))
+        self.kept += [graph, made]
+
+    def failure(self) -> None:
+        try:
+            self.new(1 << 50)
+        except self.torch.OutOfMemoryError as error:
+            self.told.append(type(error).__name__)
+
+    def known(self, told: Any) -> Any:
+        """What was told, without what depends on chance: clocks, handles of streams, what other processes use."""
+        if isinstance(told, dict):
+            known = {key: self.known(value) for key, value in told.items() if key not in ("time_us", "device_free")}
+            if "device_traces" in known:
+                known["device_traces"] = [in_settled_order(trace) for trace in known["device_traces"]]
+            if "stream" in known:
+                handles = [stream.cuda_stream for stream in self.streams]
+                known["stream"] = handles.index(known["stream"]) if known["stream"] in handles else "another"
+            return known
+        return [self.known(part) for part in told] if isinstance(told, (list, tuple)) else told

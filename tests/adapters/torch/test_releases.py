@@ -1,0 +1,129 @@
+"""A PyTorch that nobody has seen yet: the installed one, by links, with other versions and headers."""
+
+from pathlib import Path
+
+import pytest
+
+from helpers.torch_on_host_memory import NEEDED
+
+pytestmark = NEEDED
+
+PROGRAM = """
+import contextlib, io, sys
+sys.path.insert(0, {place!r})
+said = io.StringIO()
+with contextlib.redirect_stderr(said):
+    import allotment.torch
+    allotment.torch.install({arguments})
+import torch
+print(torch.__version__, allotment.torch.installed_mode(), torch.ones(3, device="cpu").sum().item())
+print(said.getvalue())
+"""
+
+
+class Release:
+    """The installed PyTorch under another place, made of links: a file that is changed is a copy."""
+
+    def __init__(self, place: Path, original: Path) -> None:
+        self.place, self.original = place, original
+        place.mkdir()
+        for name in ("torch", "nvidia"):
+            if (original.parent / name).exists():
+                (place / name).symlink_to(original.parent / name)
+
+    def change(self, name: str, old: str, new: str) -> None:
+        path = self.place
+        for part in Path("torch", name).parts:
+            path = path / part
+            if path.is_symlink():
+                self._open(path)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    def _open(self, link: Path) -> None:
+        """A link becomes a folder of links, or a copy of the file."""
+        target = link.resolve()
+        link.unlink()
+        if target.is_dir():
+            link.mkdir()
+            for entry in target.iterdir():
+                (link / entry.name).symlink_to(entry)
+        else:
+            link.write_bytes(target.read_bytes())
+
+
+@pytest.fixture
+def release(run, tmp_path):
+    original = Path(run("-c", "import torch; print(torch.__file__)").strip()).parent
+    version = run("-c", "import torch; print(torch.version.__version__)").strip()
+    found = Release(tmp_path / "site", original)
+    found.change("version.py", version, "2.99.0+made.up")
+    return found
+
+
+@pytest.fixture
+def install(release, run, tmp_path):
+    def install(arguments="", **settings):
+        program = PROGRAM.format(place=str(release.place), arguments=arguments)
+        return run("-c", program, XDG_CACHE_HOME=str(tmp_path / "cache"), **settings)
+
+    return install
+
+
+def test_an_unknown_release_is_compiled_for_checked_and_taken_and_told_once(install):
+    told = install()
+    assert told.splitlines()[0].startswith("2.99.0+made.up deep")
+    assert "the check passed: deep mode is used with PyTorch 2.99.0+made.up" in told
+    assert "allotment:" not in install()
+
+
+def test_an_unknown_release_whose_interface_has_grown_is_served_by_hooks_with_the_reason(release, install):
+    header = "include/c10/cuda/CUDACachingAllocator.h"
+    known = "virtual void init(int device_count) = 0;"
+    release.change(header, known, f"{known}\n  virtual int grown() = 0;")
+    told = install()
+    assert told.splitlines()[0].startswith("2.99.0+made.up hooks")
+    assert "hooks mode for PyTorch, not deep: the stand-in does not compile" in told and "abstract" in told
+
+
+def test_an_unknown_release_that_tells_something_else_is_served_by_hooks_unless_the_user_insists(release, install):
+    told_too = "result = [('grown', __import__('allotment.torch').torch.is_installed())]"
+    release.change("cuda/memory.py", "result = []", told_too)
+    told = install()
+    assert told.splitlines()[0].startswith("2.99.0+made.up hooks")
+    assert "grown: False natively, True in deep mode; install(mode='deep') takes it all the same" in told
+    assert install('"deep"').startswith("2.99.0+made.up deep")
+
+
+CALLS = """
+import sys
+if sys.argv[1] == "hooks":
+    import allotment.torch
+    allotment.torch.install("hooks", patch=True)
+import torch
+
+memory = torch.cuda.memory
+pool = torch.cuda.MemPool()
+tensor = torch.empty(1000, device="cuda")
+memory._record_memory_history(True, trace_alloc_max_entries=100, trace_alloc_record_context=True)
+torch.empty(5, device="cuda")
+if hasattr(memory, "_annotate_tensor"):
+    memory._annotate_tensor(tensor[1:], "noted")
+    print(memory._memory_metadata_supported())
+print([entry["action"] for entry in memory._snapshot()["device_traces"][0]])
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    outside = torch.empty(1000, device="cuda")
+    with torch.cuda.use_mem_pool(pool):
+        inside = torch.empty(1000, device="cuda")
+    outside.zero_()
+print(pool.use_count(), sorted(torch.accelerator.memory_stats()))
+del outside, inside
+graph.reset()
+print(pool.use_count())
+"""
+
+
+def test_hooks_answer_what_pytorchs_own_allocator_answers(run):
+    assert run("-c", CALLS, "hooks") == run("-c", CALLS, "native")

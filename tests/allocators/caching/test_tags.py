@@ -1,0 +1,46 @@
+"""Names of tags: as many as a program wants over time, though not at once."""
+
+import pytest
+
+import allotment
+from allotment.errors import RequestError
+from helpers.engine import GIB, on_device
+
+MOST = 65_535
+
+
+def test_a_program_can_use_more_names_than_there_are_numbers():
+    alloc = on_device(GIB)
+    with allotment.tag("kept in memory"):
+        block = alloc.malloc(512)
+    alloc.set_limit("kept by a limit", hard="1MiB")
+    held = allotment.tag("kept by an object")
+    with allotment.tag("kept by a thread inside") as inside:
+        for number in range(MOST + 1000):
+            allotment.tag(f"passing {number}")
+        with allotment.tag("new"):
+            other = alloc.malloc(512)
+        assert inside.name == "kept by a thread inside"
+        inner = alloc.malloc(512)
+    assert held.name == "kept by an object"
+    assert set(alloc.tags()) == {"kept in memory", "kept by a limit", "kept by a thread inside", "new"}
+    assert alloc.pause("kept in memory", keep="nothing") > 0
+    alloc.resume("kept in memory")
+    alloc.check_invariants()
+    for address in (block, other, inner):
+        alloc.free(address)
+
+
+def test_names_that_are_all_in_use_leave_none():
+    held = [allotment.tag(f"held {number}") for number in range(MOST - 1)]
+    with pytest.raises(RequestError, match="65535 at once"):
+        held += [allotment.tag(f"one more {number}") for number in range(MOST)]
+    held.clear()
+    assert allotment.tag("there is room again").name == "there is room again"
+
+
+def test_a_tag_that_is_made_stays_what_it_is():
+    tag = allotment.tag("first")
+    with pytest.raises(TypeError, match="made already"):
+        tag.__init__("second")
+    assert tag.name == "first"

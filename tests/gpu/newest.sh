@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# newest.sh PARTS KIT OUT [SECONDS]: deep mode under another release of PyTorch than the one installed, on a GPU.
+#
+# PARTS holds that release, packed; KIT holds `unpack.sh`, which lays it out, and `pytorch/`, PyTorch's own tests of its
+# allocator with their runner. Results go to OUT, and every stage prints as it goes. A stage that would not end within
+# SECONDS (540) of the start is left out, and a line says so. RELEASE_STAGES names the stages to run. `trees` compiles
+# much, so it is only run if it is named; it needs Triton, in PARTS as triton.part.0 and so on.
+set -uo pipefail
+mkdir -p "$3"
+parts=$(realpath "$1") kit=$(realpath "$2") out=$(realpath "$3") limit=${4:-540}
+stages=${RELEASE_STAGES:-tests programs speed training expandable}
+here=$(cd "$(dirname "$0")/../.." && pwd)
+target=${RELEASE_TARGET:-/tmp/allotment-release}
+only='memory|alloc|mempool|MemPool|pool|graph|snapshot|oom|expandable|pinned|caching|history|trace|checkpoint|Block|cudart|stream|event|garbage|record'
+export PYTHONUNBUFFERED=1
+
+say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
+wanted() {  # NAME SECONDS: whether a stage is asked for, and time for it is left
+  [[ " $stages " == *" $1 "* ]] || return 1
+  if ((SECONDS + $2 > limit)); then say "$1: left out, $2 s are needed and $((limit - SECONDS)) are left"; return 1; fi
+  say "$1 begins"
+}
+
+(cd "$here" && flock /tmp/allotment-build.lock python3 setup.py --quiet build_ext --inplace >/tmp/allotment-build.txt 2>&1) & building=$!
+if [[ ! -x $target/python ]]; then bash "$kit/unpack.sh" "$parts" "$target" || exit 1; fi
+if [[ -e $parts/triton.part.0 && ! -e $target/triton ]]; then cat "$parts"/triton.part.? | xz -d | tar x -C "$target" || exit 1; fi
+wait $building || { tail -20 /tmp/allotment-build.txt; exit 1; }
+say "unpacked and built"
+python=$target/python
+export PYTHONPATH=$here/src${PYTHONPATH:+:$PYTHONPATH}
+cd "$here" || exit 1
+"$python" -c 'import allotment.torch as a; a.install("deep"); import torch; print(torch.__version__, a.installed_mode(), torch.ones(3, device="cuda").sum().item())' || exit 1
+say "deep mode is compiled"
+
+own_tests() {  # NAME BUDGET EXTRA...: PyTorch's own tests natively and in deep mode, at the same time
+  local name=$1 budget=$2 mode; shift 2
+  for mode in native deep; do
+    mkdir -p "/tmp/allotment-tests-$mode-$name/home/.cache"  # with the library that is compiled already
+    cp -a "${XDG_CACHE_HOME:-$HOME/.cache}/allotment" "/tmp/allotment-tests-$mode-$name/home/.cache/"
+    (cd "$kit/pytorch" && PYTHONPATH='' python3 run.py $mode --python "$python" \
+      --allotment "$here/src" --jobs 7 --budget "$budget" --collect-again --out "$out" --work "/tmp/allotment-tests-$mode-$name" "$@" \
+      2>&1 | sed -u "s/^/$mode: /") &
+  done
+  wait
+  (cd "$kit/pytorch" && python3 run.py table "$out") | grep -E '^## |^- |of those|^\| (pass|fail|crash|skip|timeout|not run)|\*\*(FAIL|CRASH|TIMEOUT)'
+}
+
+of_memory=(--whole test/test_cuda.py --only "$only")
+if wanted tests 250; then own_tests default $((limit - SECONDS - 60 > 330 ? 330 : limit - SECONDS - 60)) "${of_memory[@]}"; fi
+
+programs() {  # NAME SETTINGS: eight drawn programs at the same time
+  local seed
+  for seed in 1 2 3 4 5 6 7 8; do
+    "$python" benchmarks/gpu/deep_programs.py --programs 1 --seed $seed --settings "$2" 2>&1 | sed -u "s/^/$1: /" &
+  done
+  wait
+}
+
+if wanted programs 60; then
+  programs plain '' & programs expandable expandable_segments:True & wait
+fi
+if wanted speed 60; then
+  timeout 120 "$python" benchmarks/gpu/torch_speed.py --rounds 15 --out "$out/speed.json" 2>&1
+fi
+if wanted training 60; then
+  timeout 150 "$python" benchmarks/gpu/gpt2_training.py --settings default --rounds 2 --out "$out/training.json" 2>&1
+fi
+if wanted expandable 250; then own_tests expandable $((limit - SECONDS)) --expandable "${of_memory[@]}"; fi
+if wanted trees 300; then own_tests trees $((limit - SECONDS)) --groups trees --name trees; fi
+say "done"

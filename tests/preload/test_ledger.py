@@ -1,0 +1,230 @@
+"""Every allocation is counted with the library that asked for it, and every answer of the driver is passed on."""
+
+import ast
+
+import pytest
+
+from helpers.preloaded import output_of
+
+CONTEXT = 16 << 20
+
+
+def test_plain_pitched_managed_and_stream_ordered_memory_is_counted_until_it_is_freed(driver, tmp_path):
+    program = """
+    addresses = [allocate(3 * MIB), allocate(2 * MIB, "cuMemAllocManaged", 1)]
+    pitch, pitched = ctypes.c_size_t(), ctypes.c_uint64()
+    sizes = ctypes.c_size_t(1000), ctypes.c_size_t(1024), 4
+    print(cuda.cuMemAllocPitch_v2(ctypes.byref(pitched), ctypes.byref(pitch), *sizes))
+    ordered = allocate(1000, "cuMemAllocAsync", None)
+    print(held())
+    for address in [*addresses, pitched.value]:
+        assert free(address) == 0
+    assert free(ordered, "cuMemFreeAsync", None) == 0
+    print(held(), preloaded().libraries(0)["ctypes"].calls, preloaded().libraries(0)["ctypes"].peak // MIB)
+    """
+    # The driver takes whole pages for what is larger than one half of a page.
+    assert output_of(driver, tmp_path, program) == ["0", f"{{'ctypes': {(4 + 2 + 2 << 20) + 1024}}}", "{} 4 8"]
+
+
+def test_a_chunk_is_counted_as_long_as_a_handle_or_a_mapping_holds_it(driver, tmp_path):
+    program = """
+    class Properties(ctypes.Structure):
+        _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("kind", ctypes.c_int), ("id", ctypes.c_int),
+                    ("unused", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8)]
+    properties = Properties(type=1, kind=1)
+    size = ctypes.c_size_t(4 * MIB)
+    chunk, base = ctypes.c_uint64(), ctypes.c_uint64()
+    print(cuda.cuMemCreate(ctypes.byref(chunk), size, ctypes.byref(properties), ctypes.c_uint64(0)), held())
+    cuda.cuMemAddressReserve(ctypes.byref(base), size, ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+    print(cuda.cuMemMap(base, size, ctypes.c_size_t(0), chunk, ctypes.c_uint64(0)))
+    print(cuda.cuMemRelease(chunk), held())
+    print(cuda.cuMemUnmap(base, size), held())
+    cuda.cuMemCreate(ctypes.byref(chunk), size, ctypes.byref(properties), ctypes.c_uint64(0))
+    print(cuda.cuMemRelease(chunk), held())
+    """
+    here = "{'ctypes': 4194304}"
+    assert output_of(driver, tmp_path, program) == [f"0 {here}", "0", f"0 {here}", "0 {}", "0 {}"]
+
+
+FAILING = {
+    "cuMemAlloc_v2": "print(allocate(MIB), held())",
+    "cuMemAllocPitch_v2": "print(-cuda.cuMemAllocPitch_v2(ctypes.byref(ctypes.c_uint64()),"
+    " ctypes.byref(ctypes.c_size_t()), ctypes.c_size_t(9), ctypes.c_size_t(9), 4), held())",
+    "cuMemAllocManaged": 'print(allocate(MIB, "cuMemAllocManaged", 1), held())',
+    "cuModuleLoadData": "print(-cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()),"
+    " ctypes.byref(ctypes.c_uint64(9))), held())",
+    "cuMemGetInfo_v2": "print(-cuda.cuMemGetInfo_v2(ctypes.byref(ctypes.c_size_t()),"
+    " ctypes.byref(ctypes.c_size_t())), held())",
+    "cuMemCreate": "print(-cuda.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(2 * MIB),"
+    " ctypes.byref((ctypes.c_int * 16)(1, 0, 1, 0)), ctypes.c_uint64(0)), held())",
+}
+
+
+@pytest.mark.parametrize("depth", ["count", "serve"])
+@pytest.mark.parametrize("function", FAILING)
+def test_a_failure_is_passed_on_as_it_is_and_nothing_is_counted(driver, tmp_path, function, depth):
+    options = ["--depth", depth, "--min-size", "1GiB"]  # small requests pass, so that the driver is asked
+    said = output_of(driver, tmp_path, FAILING[function], *options, FAKE_CUDA_FAIL=function)
+    assert said == ["-999 {}"]
+
+
+@pytest.mark.parametrize("function", ["cuMemFree_v2", "cuMemFreeAsync"])
+def test_a_free_that_failed_leaves_the_line_in_the_ledger(driver, tmp_path, function):
+    program = f"""
+    address = allocate(MIB, "cuMemAllocAsync", None) if {function!r}.endswith("Async") else allocate(2 * MIB)
+    before = held()
+    print(free(address, {function!r}, *([None] if {function!r}.endswith("Async") else [])), held() == before)
+    print(free(12345 << 20), held() == before)
+    """
+    first, second = output_of(driver, tmp_path, program, FAKE_CUDA_FAIL=function)
+    assert first == "999 True" and second in ("1 True", "999 True")
+
+
+def test_without_a_context_the_driver_decides(driver, tmp_path):
+    program = """
+    cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    print(allocate(MIB), held())
+    """
+    assert output_of(driver, tmp_path, program) == ["-201 {}"]
+
+
+LEDGER = """
+image, function = ctypes.c_uint64({module}), ctypes.c_int(0)
+allocator = allotment.current("cuda:0")
+own = allocator.malloc(1000)
+assert cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), ctypes.byref(image)) == 0
+taken = allocate(6 * MIB, {how!r}, *{more})
+for _ in range(3):
+    assert cuda.cuLaunchKernel(ctypes.byref(function), 1, 1, 1, 1, 1, 1, 0, None, None, None) == 0
+print(allocator.process())
+"""
+
+
+def test_the_parts_of_the_ledger_add_up_to_the_drivers_figure(driver, tmp_path):
+    program = LEDGER.format(module=5 << 20, how="cuMemAlloc_v2", more=())
+    (said,) = output_of(driver, tmp_path, program, FAKE_CUDA_CONTEXT=str(CONTEXT))
+    found = ast.literal_eval(said)
+    assert found == {
+        "libraries": {"ctypes": 6 << 20, "allotment": 2 << 20},
+        "context": CONTEXT,
+        "modules": (5 << 20) + (2 << 20),  # its image, and the page that its kernel took when it was launched
+        "unexplained": 0,
+        "total": CONTEXT + (6 + 2 + 5 + 2 << 20),
+    }
+
+
+def test_what_the_drivers_pool_keeps_has_a_name(driver, tmp_path):
+    program = (
+        LEDGER.format(module=0, how="cuMemAllocAsync", more=(None,))
+        + """
+free(taken, "cuMemFreeAsync", None)
+print(allocator.process()["libraries"])
+"""
+    )
+    _, said = output_of(driver, tmp_path, program)
+    assert ast.literal_eval(said)["driver pool"] == 6 << 20
+
+
+def test_what_was_taken_past_us_is_unexplained(driver, tmp_path):
+    program = """
+    allocator = allotment.current("cuda:0")
+    before = allocator.process()
+    assert cuda.cuArrayCreate_v2(ctypes.byref(ctypes.c_void_p()), ctypes.byref(ctypes.c_size_t(3 * MIB))) == 0
+    after = allocator.process()
+    print(before["unexplained"], after["unexplained"] // MIB, (after["total"] - before["total"]) // MIB)
+    """
+    assert output_of(driver, tmp_path, program, FAKE_CUDA_CONTEXT=str(CONTEXT)) == ["0 3 3"]
+
+
+def test_a_process_that_was_not_started_so_is_told_the_command():
+    import allotment
+
+    with allotment.Allocator("sim:1GiB") as allocator, pytest.raises(allotment.UnsupportedError) as caught:
+        allocator.process()
+    assert "python -m allotment.preload script.py" in str(caught.value)
+
+
+def test_another_device_than_a_gpu_is_refused(driver, tmp_path):
+    program = """
+    try:
+        allotment.Allocator("sim:1GiB").process()
+    except allotment.UnsupportedError as error:
+        print(error)
+    """
+    (said,) = output_of(driver, tmp_path, program)
+    assert "not a CUDA device" in said
+
+
+def test_a_forked_process_starts_with_an_empty_ledger(driver, tmp_path):
+    program = """
+    kept = allocate(2 * MIB)
+    child = os.fork()
+    if child == 0:
+        print(held(), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(held())
+    """
+    assert output_of(driver, tmp_path, program) == ["{}", "{'ctypes': 2097152}"]
+
+
+def test_forks_beside_threads_that_allocate_do_not_hang(driver, tmp_path):
+    program = """
+    import threading
+    stop = threading.Event()
+    def work():
+        cuda.cuCtxPushCurrent_v2(context)
+        while not stop.is_set():
+            free(allocate(MIB))
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads: thread.start()
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if held() == {} else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    stop.set()
+    for thread in threads: thread.join()
+    print(held())
+    """
+    assert output_of(driver, tmp_path, program) == ["{}"]
+
+
+@pytest.mark.threads
+def test_threads_that_end_with_the_process_while_they_allocate_do_no_harm(driver, tmp_path):
+    program = """
+    import threading
+    def work():
+        cuda.cuCtxPushCurrent_v2(context)
+        while True:
+            free(allocate(MIB))
+    for _ in range(3): threading.Thread(target=work, daemon=True).start()
+    print("ends")
+    """
+    for depth in ("count", "serve"):
+        assert output_of(driver, tmp_path, program, "--depth", depth) == ["ends"]
+
+
+def test_thousands_of_live_allocations_are_found_again(driver, tmp_path):
+    program = """
+    import random
+    addresses = [allocate(4096, "cuMemAllocAsync", None) for _ in range(6000)]
+    print(held())
+    random.Random(1).shuffle(addresses)
+    for address in addresses[:3000]: assert free(address, "cuMemFreeAsync", None) == 0
+    print(held())
+    for address in addresses[3000:]: assert free(address, "cuMemFreeAsync", None) == 0
+    print(held())
+    """
+    said = output_of(driver, tmp_path, program)
+    assert said == [f"{{'ctypes': {6000 * 4096}}}", f"{{'ctypes': {3000 * 4096}}}", "{}"]
+
+
+def test_stacks_are_counted_if_asked_for(driver, tmp_path):
+    program = """
+    kept = [allocate(2 * MIB) for _ in range(3)]
+    found = preload.stacks()
+    print([(stack["bytes"], stack["calls"], len(stack["frames"]) > 2) for stack in found])
+    """
+    assert output_of(driver, tmp_path, program, "--stacks") == ["[(6291456, 3, True)]"]
+    assert output_of(driver, tmp_path, program) == ["[]"]

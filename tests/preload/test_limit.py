@@ -1,0 +1,122 @@
+"""One cap for the whole process: what everybody is told, and what everybody gets."""
+
+import pytest
+
+from helpers.preloaded import OPEN, output_of, run
+
+TOTAL = 1 << 30  # of the driver that is made of host memory
+
+
+def room_in(limit: int) -> int:
+    return limit - limit // 64  # what the driver may take unasked is kept free
+
+
+def test_the_driver_tells_of_the_limit_instead_of_the_device(driver, tmp_path):
+    program = """
+    print(*info())
+    kept = allocate(100 * MIB)
+    print(*info())
+    """
+    limit, context = 512 << 20, 64 << 20
+    said = output_of(driver, tmp_path, program, "--limit", "512MiB", FAKE_CUDA_CONTEXT=str(context))
+    room = room_in(limit)
+    assert said == [f"{room - context} {limit}", f"{room - context - (100 << 20)} {limit}"]
+
+
+@pytest.mark.parametrize("how", ["cuMemAlloc_v2", "cuMemAllocManaged", "cuMemAllocAsync"])
+def test_requests_beyond_the_limit_fail_as_out_of_memory_and_fit_again_after_a_free(driver, tmp_path, how):
+    program = f"""
+    how = {how!r}
+    more = {{"cuMemAllocManaged": [1], "cuMemAllocAsync": [None]}}.get(how, [])
+    release, rest = ("cuMemFreeAsync", [None]) if how == "cuMemAllocAsync" else ("cuMemFree_v2", [])
+    got = []
+    while (address := allocate(32 * MIB, how, *more)) > 0:
+        got.append(address)
+    print(len(got), address)
+    assert free(got.pop(), release, *rest) == 0
+    print(allocate(32 * MIB, how, *more) > 0, allocate(32 * MIB, how, *more))
+    """
+    said = output_of(driver, tmp_path, program, "--limit", "256MiB", FAKE_CUDA_CONTEXT=str(32 << 20))
+    assert said == ["6 -2", "True -2"]
+
+
+def test_the_context_and_modules_count(driver, tmp_path):
+    program = """
+    assert cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), ctypes.byref(ctypes.c_uint64(100 * MIB))) == 0
+    print(allocate(80 * MIB) > 0, allocate(40 * MIB))
+    """
+    said = output_of(driver, tmp_path, program, "--limit", "256MiB", FAKE_CUDA_CONTEXT=str(40 << 20))
+    assert said == ["True -2"]
+
+
+def test_memory_taken_past_us_counts_as_soon_as_the_driver_tells(driver, tmp_path):
+    program = """
+    cuda.cuArrayCreate_v2(ctypes.byref(ctypes.c_void_p()), ctypes.byref(ctypes.c_size_t(200 * MIB)))
+    print(allocate(56 * MIB), allocate(40 * MIB) > 0, allocate(20 * MIB))
+    """
+    assert output_of(driver, tmp_path, program, "--limit", "256MiB") == ["-2 True -2"]
+
+
+def test_a_request_of_a_library_makes_the_allocator_give_back_its_cache(driver, tmp_path):
+    program = """
+    allocator = allotment.current("cuda:0")
+    block = allocator.malloc(200 * MIB)
+    print(allocate(1024) > 0, allocate(100 * MIB, "cuMemAllocManaged", 1))
+    allocator.free(block)
+    print(allocator.stats()["reserved_bytes.all.current"] // MIB)
+    print(allocate(100 * MIB, "cuMemAllocManaged", 1) > 0, allocator.stats()["reserved_bytes.all.current"] // MIB)
+    """
+    options = ["--limit", "256MiB", "--depth", "serve"]
+    assert output_of(driver, tmp_path, program, *options) == ["True -2", "202", "True 2"]
+
+
+def test_the_allocator_itself_is_under_the_limit_and_gives_its_cache_back_for_itself(driver, tmp_path):
+    program = """
+    allocator = allotment.Allocator("cuda:0")
+    allocator.free(allocator.malloc(200 * MIB))
+    block = allocator.malloc(220 * MIB)
+    try:
+        allocator.malloc(100 * MIB)
+    except allotment.OutOfMemoryError as error:
+        print("out of memory", allocator.stats()["reserved_bytes.all.current"] // MIB)
+    """
+    assert output_of(driver, tmp_path, program, "--limit", "256MiB") == ["out of memory 220"]
+
+
+def test_threads_together_never_get_more_than_the_limit(driver, tmp_path):
+    program = """
+    import threading
+    counts = []
+    def work():
+        cuda.cuCtxPushCurrent_v2(context)
+        got = 0
+        while allocate(2 * MIB) > 0:
+            got += 1
+        counts.append(got)
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(sum(counts))
+    """
+    assert output_of(driver, tmp_path, program, "--limit", "256MiB") == [str(room_in(256 << 20) // (2 << 20))]
+
+
+def test_a_limit_below_the_context_is_said_and_not_kept(driver, tmp_path):
+    (tmp_path / "program.py").write_text(OPEN + "print(allocate(100 << 20) > 0)\n")
+    done = run(
+        driver, "-m", "allotment.preload", "--limit", "50MiB", tmp_path / "program.py", FAKE_CUDA_CONTEXT="104857600"
+    )
+    assert done.stdout == "True\n"
+    assert done.stderr == (
+        "allotment.preload: the limit of 50 MiB is below the 100 MiB that the context takes, and is not kept\n"
+    )
+
+
+@pytest.mark.parametrize(("name", "value"), [("ALLOTMENT_PRELOAD_LIMIT", "lots"), ("ALLOTMENT_PRELOAD", "deep")])
+def test_a_variable_that_says_nothing_is_said_and_ignored(driver, tmp_path, name, value):
+    from allotment import preload
+
+    (tmp_path / "program.py").write_text(OPEN + "print(allocate(1 << 20) > 0)\n")
+    done = run(driver, tmp_path / "program.py", **{**preload.environment(), name: value})
+    assert done.stdout == "True\n"
+    assert len(done.stderr.splitlines()) == 1 and f"{name}={value}" in done.stderr

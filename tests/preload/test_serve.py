@@ -1,0 +1,212 @@
+"""At depth `serve` memory comes from the process's allocator, in the order that CUDA promises."""
+
+import pytest
+
+from helpers.preloaded import OPEN, output_of, run
+
+SERVE = ("--depth", "serve")
+
+HOLD = """
+flag = ctypes.c_uint64(allotment.current("cuda:0").malloc(4))
+cuda.cuMemsetD8Async(flag, 0, ctypes.c_size_t(4), None)
+
+def hold(where):
+    assert cuda.cuStreamWaitValue32_v2(where, flag, 1, 0) == 0
+
+def let_go():
+    other = stream()
+    assert cuda.cuStreamWriteValue32_v2(other, flag, 1, 0) == 0
+"""
+
+
+def test_a_block_comes_from_the_shared_allocator_under_the_name_of_its_library(driver, tmp_path):
+    program = """
+    address = allocate(3 * MIB)
+    allocator = allotment.current("cuda:0")
+    print(allocator.tenants()["other"]["blocks"], served(), allocator.base_allocation(address)[1] // MIB)
+    print(free(address), served(), allocator.stats()["allocated_bytes.all.current"])
+    print(allocate(3 * MIB) == address)
+    allocator.check_invariants()
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["1 {'ctypes': 3145728} 20", "0 {} 0", "True"]
+
+
+def test_the_ledger_divides_the_allocators_memory_among_those_who_have_it(driver, tmp_path):
+    program = """
+    kept = allocate(3 * MIB)
+    allocator = allotment.current("cuda:0")
+    mine = allocator.tenant("torch").malloc(5 * MIB)
+    found = allocator.process()
+    whole = sum(found["libraries"].values()) + found["context"]
+    print(found["libraries"], found["total"] == whole, found["unexplained"])
+    """
+    said = output_of(driver, tmp_path, program, *SERVE)
+    sizes = {"allotment": 32 << 20, "torch": 5 << 20, "ctypes": 3 << 20}
+    assert said == [f"{sizes} True 0"]
+
+
+@pytest.mark.parametrize("where", ["stream()", "None"], ids=["a stream", "the default stream"])
+def test_a_plain_block_is_used_again_only_after_all_work_that_was_given(driver, tmp_path, where):
+    program = (
+        HOLD
+        + f"""
+address = allocate(3 * MIB)
+busy = {where}
+hold(busy)
+cuda.cuMemsetD8Async(ctypes.c_uint64(address), 7, ctypes.c_size_t(100), busy)
+print(free(address), allocate(3 * MIB) != address)
+let_go()
+cuda.cuCtxSynchronize()
+print(allocate(3 * MIB) == address)
+allotment.current("cuda:0").check_invariants()
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 True", "True"]
+
+
+def test_work_on_the_stream_of_a_thread_is_waited_for(driver, tmp_path):
+    program = (
+        HOLD
+        + """
+import threading
+address = allocate(3 * MIB)
+function = ctypes.c_int(1)
+cuda.cuLaunchKernel(ctypes.byref(function), 1, 1, 1, 1, 1, 1, 0, ctypes.c_void_p(2), None, None)
+hold(ctypes.c_void_p(2))
+threading.Timer(0.2, lambda: (cuda.cuCtxPushCurrent_v2(context), let_go())).start()
+print(free(address), cuda.cuStreamQuery(ctypes.c_void_p(2)))
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 0"]
+
+
+def test_stream_ordered_memory_is_used_again_on_its_stream_at_once_and_elsewhere_later(driver, tmp_path):
+    program = (
+        HOLD
+        + """
+first, second = stream(), stream()
+hold(first)
+address = allocate(3 * MIB, "cuMemAllocAsync", first)
+print(free(address, "cuMemFreeAsync", first), allocate(3 * MIB, "cuMemAllocAsync", first) == address)
+hold(second)
+print(free(address, "cuMemFreeAsync", second), allocate(3 * MIB, "cuMemAllocAsync", first) != address)
+let_go()
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 True", "0 True"]
+
+
+def test_a_destroyed_stream_is_not_asked(driver, tmp_path):
+    program = """
+    gone = stream()
+    address = allocate(3 * MIB)
+    cuda.cuStreamDestroy_v2(gone)
+    print(free(address))
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0"]
+
+
+def test_memory_of_a_graph_is_the_drivers(driver, tmp_path):
+    program = """
+    captured, graph = stream(), ctypes.c_void_p()
+    allocate(1024)
+    assert cuda.cuStreamBeginCapture_v2(captured, 1) == 0
+    before = served()
+    address = allocate(3 * MIB, "cuMemAllocAsync", captured)
+    print(address > 0, served() == before, held().get("ctypes", 0))
+    print(free(address, "cuMemFreeAsync", captured), cuda.cuStreamEndCapture(captured, ctypes.byref(graph)))
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["True True 0", "0 0"]
+
+
+def test_a_free_beside_a_capture_leaves_the_capture_alone(driver, tmp_path):
+    program = """
+    captured, graph, address = stream(), ctypes.c_void_p(), allocate(3 * MIB)
+    assert cuda.cuStreamBeginCapture_v2(captured, 1) == 0
+    print(free(address), cuda.cuStreamEndCapture(captured, ctypes.byref(graph)))
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 0"]
+
+
+def test_managed_memory_and_small_requests_are_never_served_where_that_is_asked_for(driver, tmp_path):
+    program = """
+    kept = [allocate(2 * MIB, "cuMemAllocManaged", 1), allocate(MIB), allocate(3 * MIB)]
+    print(served(), held()["ctypes"])
+    """
+    said = output_of(driver, tmp_path, program, *SERVE, "--min-size", "2MiB")
+    assert said == [f"{{'ctypes': {3 << 20}}} {4 << 20}"]
+
+
+def test_the_range_of_a_served_block_is_its_own_also_from_its_middle(driver, tmp_path):
+    program = """
+    first, address = allocate(3 * MIB), allocate(3 * MIB)
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    for at in (address, address + 12345):
+        print(cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(at)),
+              base.value == address, size.value)
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 True 3145728", "0 True 3145728"]
+
+
+def test_sharing_a_served_block_is_refused_with_a_line(driver, tmp_path):
+    share = "cuda.cuIpcGetMemHandle(ctypes.create_string_buffer(64), ctypes.c_uint64(allocate(3 << 20)))"
+    (tmp_path / "program.py").write_text(f"{OPEN}print({share})\n")
+    done = run(driver, "-m", "allotment.preload", *SERVE, tmp_path / "program.py")
+    assert done.stdout == "801\n", done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "--min-size" in done.stderr
+
+
+def test_out_of_memory_is_the_drivers_error(driver, tmp_path):
+    program = """
+    print(allocate(2 << 30), allocate(MIB) > 0)
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["-2 True"]
+
+
+def test_an_address_that_is_unknown_or_free_already_is_refused_also_where_a_segment_begins(driver, tmp_path):
+    program = """
+    address = allocate(MIB)
+    print(allotment.current("cuda:0").base_allocation(address)[0] == address)
+    print(free(0x1234), free(address), free(address))
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["True", "1 0 1"]
+
+
+def test_a_child_that_does_not_import_us_passes_through(driver, tmp_path):
+    code = OPEN + "print(allocate(3 << 20) > 0, ctypes.CDLL(None).allotment_preload_depth())"
+    program = f"""
+    import subprocess
+    print(subprocess.run([sys.executable, "-c", {code!r}], capture_output=True, text=True, check=True).stdout.strip())
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["True 1"]
+
+
+@pytest.mark.threads
+def test_threads_that_take_and_free_together_leave_the_allocator_in_order(driver, tmp_path):
+    program = """
+    import random, threading
+    def work(seed):
+        cuda.cuCtxPushCurrent_v2(context)
+        draw, kept = random.Random(seed), []
+        for _ in range(300):
+            if kept and draw.random() < 0.5:
+                assert free(kept.pop(draw.randrange(len(kept)))) == 0
+            else:
+                kept.append(allocate(draw.choice([512, 5000, MIB, 3 * MIB])))
+        for address in kept:
+            assert address > 0 and free(address) == 0
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    allocator = allotment.current("cuda:0")
+    allocator.check_invariants()
+    print(served(), allocator.stats()["allocated_bytes.all.current"])
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["{} 0"]
+
+
+def test_a_device_that_cannot_be_served_is_said_once_and_passes_through(driver, tmp_path):
+    (tmp_path / "program.py").write_text(f"{OPEN}print(allocate(3 << 20) > 0, allocate(3 << 20) > 0)\n")
+    done = run(driver, "-m", "allotment.preload", *SERVE, tmp_path / "program.py", ALLOTMENT_CONF="no_such_key:1")
+    assert done.stdout == "True True\n"
+    assert len(done.stderr.splitlines()) == 1 and "cuda:0 is not served" in done.stderr
