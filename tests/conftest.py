@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -25,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "function", None), "runs_threads", False):
             item.add_marker(pytest.mark.threads)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Fail a test that leaves this thread with a lock: threads of later tests would wait for it."""
+    module = sys.modules.get("allotment._core.tools.fork_safe_lock")
+    if module is not None and any(lock._is_owned() for lock in list(module._locks)):
+        raise AssertionError(f"{item.nodeid} left a lock held")
+    if sys.exc_info()[1] is not None:
+        raise AssertionError(f"{item.nodeid} left the interpreter handling {sys.exc_info()[1]!r}")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ for signals), and while a function of the device runs, which Python notices at t
 
 import _weakrefset
 import dis
+import inspect
 import itertools
 import sys
 import threading
@@ -25,6 +26,12 @@ NOTICES_SIGNALS = ("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 # A thread that is interrupted while it starts is a test of its own; what is raised in callbacks of weak references
 # reaches nobody.
 FILES_LEFT_OUT = {__file__, threading.__file__, weakref.__file__, _weakrefset.__file__}
+
+
+def handler_at(code, offset):
+    """Return where the interpreter goes on if the instruction at this offset raises; None if that leaves the frame."""
+    entries = dis._parse_exception_table(code)
+    return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
 
 
 def is_in_finalizer(frame):
@@ -50,16 +57,19 @@ def interrupted_at(number, operation):
         code = frame.f_code
         if done or code.co_filename in FILES_LEFT_OUT or is_in_finalizer(frame):
             return None
-        if code.co_name not in OF_WITH:
+        # A trace function that raises when a generator resumes leaves the interpreter inside that generator.
+        if code.co_name not in OF_WITH and not code.co_flags & inspect.CO_GENERATOR:
             boundary()
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        before = ""
+        before = None
 
         def trace_inside(frame, event, argument):
             nonlocal before
             if event == "opcode":
-                notices = before.startswith(NOTICES_SIGNALS)
-                before = dis.opname[code.co_code[frame.f_lasti]]
+                # A signal is raised by the instruction that notices it, and the trace function by the next one. They
+                # differ where a block ends: there, only the trace function would skip the block's `__exit__`.
+                notices = before is not None and handler_at(code, before) == handler_at(code, frame.f_lasti)
+                before = frame.f_lasti if dis.opname[code.co_code[frame.f_lasti]].startswith(NOTICES_SIGNALS) else None
                 if notices and not done:
                     boundary()
             return trace_inside

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from allotment._core.tools import fork_safe_lock as module
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from helpers.child import output_of
 
@@ -76,6 +77,21 @@ def test_two_that_are_nested_either_way_do_not_lock_up_a_fork():
         over.set()
         for thread in threads:
             thread.join()
+
+
+def test_a_fork_of_another_thread_waits_and_releases_nothing_of_the_first():
+    lock = fork_safe_lock()
+    second = threading.Thread(target=lambda: (module._ahead_of_fork(), module._behind_fork()))
+    module._ahead_of_fork()
+    try:
+        second.start()
+        second.join(0.05)  # it tries a few times
+        assert second.is_alive() and lock._is_owned()
+    finally:
+        module._behind_fork()
+    second.join(60)
+    assert not second.is_alive() and lock.acquire(blocking=False)
+    lock.release()
 
 
 def test_a_child_gets_the_shared_allocator_though_another_thread_was_making_it():

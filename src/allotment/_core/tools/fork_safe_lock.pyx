@@ -17,7 +17,7 @@ import time
 from weakref import WeakSet
 
 _locks = WeakSet()
-_taken = []
+_taken = []     # by the thread that forks; changed only by the one that holds all locks
 _PAUSE = 0.0002  # seconds; a holder needs the interpreter lock to finish
 
 
@@ -29,28 +29,39 @@ def fork_safe_lock() -> Any:
 
 
 def _ahead_of_fork():
-    while not (_take_all() and take_long_locks()):
-        _give_all()
+    while not _take_both():
         time.sleep(_PAUSE)
 
 
 def _behind_fork():
     give_long_locks()
-    _give_all()
+    _release(_taken)
 
 
-cdef bint _take_all() except -1:
-    """Return False if another thread holds one of them."""
-    for lock in list(_locks):
-        if not lock.acquire(blocking=False):
-            return False
-        _taken.append(lock)
+cdef bint _take_both() except -1:
+    if not _take_all():
+        return False
+    if not take_long_locks():
+        _release(_taken)
+        return False
     return True
 
 
-cdef int _give_all() except -1:
-    while _taken:
-        _taken.pop().release()
+cdef bint _take_all() except -1:
+    """Return False, holding none, if another thread holds one of them: perhaps for a fork of its own."""
+    cdef list taken = []
+    for lock in list(_locks):
+        if not lock.acquire(blocking=False):
+            _release(taken)
+            return False
+        taken.append(lock)
+    _taken.extend(taken)
+    return True
+
+
+cdef int _release(list taken) except -1:
+    while taken:
+        taken.pop().release()
     return 0
 
 
