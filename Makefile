@@ -9,17 +9,21 @@ COPIED := src docs tools examples benchmarks changelog.d .ci Makefile pyproject.
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -path '*/preload/library/*.[ch]')
 MADE := -not -path '*/preload/library/*.c'  # of all C, only that is written by hand
 
-.PHONY: help demo generate test private stubs lint wheels bench gpu frameworks coverage sanitize race clean
+.PHONY: help demo generate test test-all private stubs lint wheels bench gpu frameworks coverage sanitize race clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 demo: $(VENV)/built ## a recorded job that needed too much memory, why, and what would do; then a job that runs here
 	$(BIN)/allotment demo
 
 # A file's tests stay together: what one of them compiles, the others use.
-test: $(VENV)/built $(VENV)/tools ## all tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+test: $(VENV)/built $(VENV)/tools ## all tests that need no GPU, except the long sweeps
+	$(PYTEST) -m "not gpu and not slow"
+
+test-all: test ## the same, then the long sweeps
+	$(PYTEST) -m "slow and not gpu"
 
 private: $(VENV)/built $(VENV)/tools ## a few tests from a folder of mode 0700: as root, if root runs it, and as an ordinary user
 	$(BIN)/python tools/private.py

@@ -21,6 +21,7 @@ from allotment._formats.history_rows import FrameKind, checksum_of
 from allotment._formats.torch_snapshot import Snapshot, read_snapshot
 from allotment.errors import FormatError, RequestError
 from allotment.lab.replay.run import read_recording
+from helpers.child import output_of
 
 MIB = 1 << 20
 STREAM_TO = """
@@ -122,14 +123,29 @@ def test_what_was_there_before_is_known_exactly(tmp_path: Path) -> None:
     assert result.peak_reserved_bytes == allocator.stats()["reserved_bytes.all.peak"]
 
 
+def recorded_alone(path: Path, more: str, *steps: str) -> bytes:
+    """Return a file recorded by a new process: one of this process has all stacks that other tests left."""
+    output_of(
+        f"""
+    import sys
+    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    from test_history_file import MIB, new_allocator, use
+
+    allocator = new_allocator({more!r})
+    kept = allocator.malloc(MIB)
+    allocator.record_history(file={str(path)!r})
+    use(allocator)
+    {"; ".join(steps) or "pass"}
+    allocator.free(kept)
+    allocator.close()
+    """
+    )
+    return path.read_bytes()
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("history") / "run.history"
-    allocator = new_allocator()
-    allocator.record_history(file=path)
-    use(allocator)
-    allocator.close()
-    return path.read_bytes()
+    return recorded_alone(tmp_path_factory.mktemp("history") / "run.history", "")
 
 
 @settings(deadline=None)
@@ -171,15 +187,8 @@ def with_numbers_changed(content: bytes, draw: random.Random) -> bytes:
 
 
 def test_numbers_that_no_allocator_writes_give_an_error_of_ours(tmp_path: Path) -> None:
-    path = tmp_path / "run.history"
-    allocator = new_allocator(",expandable_segments:True")
-    kept = allocator.malloc(MIB)
-    allocator.record_history(file=path)
-    use(allocator)
-    allocator.record_annotation({"step": 1})
-    allocator.free(kept)
-    allocator.close()
-    whole = path.read_bytes()
+    annotate = "allocator.record_annotation({'step': 1})"
+    whole = recorded_alone(tmp_path / "run.history", ",expandable_segments:True", annotate)
     frames = list(HistoryFrames(io.BytesIO(whole)))
     draw = random.Random(29)
     refused = 0

@@ -70,6 +70,7 @@ def test_the_tests_of_the_gpu_pass(driver):
     assert "there is only one CUDA device" in skipped
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_gpu_pass_on_two_devices_with_an_older_driver(old_driver):
     settings = {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_VERSION": "12020"}
     # Tests that start other processes take long, and do not depend on the driver's version.
@@ -78,6 +79,7 @@ def test_the_tests_of_the_gpu_pass_on_two_devices_with_an_older_driver(old_drive
     assert "there is only one CUDA device" not in skipped
 
 
+@pytest.mark.slow
 def test_chunks_work_where_the_machine_shares_none(driver):
     _, skipped = passed_and_skipped(driver, FAKE_CUDA_WITHOUT="fabric,descriptors")
     assert any("shares no chunks by descriptor" in reason for reason in skipped)
