@@ -232,6 +232,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the figures as JSON to this file")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--count", type=int, default=20_000, help="calls in a round")
+    parser.add_argument("--one-process", action="store_true", help="leave out PyTorch's asynchronous backend")
     parser.add_argument(ASYNC_TORCH, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
 
@@ -251,7 +252,9 @@ def main() -> int:
     found, missing = contenders(makers)
     figures = in_quiet(lambda: measure(found, options.rounds, options.count))
     figures["allotment, from C"] = in_quiet(lambda: from_c(options.rounds, options.count))
-    apart = measure_async_torch(options.rounds, options.count)
+    apart = {"figures": {}, "missing": {}}
+    if not options.one_process:
+        apart = measure_async_torch(options.rounds, options.count)
     device = CudaDevice(0)
     result = {
         "device": device.model,
@@ -262,8 +265,9 @@ def main() -> int:
     }
     print(f"{device.model}, Python {result['python']}, {options.rounds} rounds of {options.count} calls\n")
     print_table(result["one_process"])
-    print("\nPyTorch's asynchronous backend, in a process of its own")
-    print_table(result["async_torch_process"])
+    if not options.one_process:
+        print("\nPyTorch's asynchronous backend, in a process of its own")
+        print_table(result["async_torch_process"])
     for name, reason in result["missing"].items():
         print(f"not measured: {name} ({reason})")
     peers = {
