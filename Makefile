@@ -59,14 +59,14 @@ bench: $(VENV)/built ## the hot path next to every peer that is installed
 gpu: ## tests and benchmarks that need an NVIDIA GPU, with PYTHON as it is; results in build/gpu
 	$(PYTHON) setup.py --quiet build_ext --inplace
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu/smoke.py
+	PYTHONPATH=src $(PYTHON) tests/gpu/smoke.py
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/latency.py --out build/gpu/latency.json
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu/side_by_side.py --out build/gpu/side_by_side.json
+	PYTHONPATH=src $(PYTHON) tests/gpu/side_by_side --out build/gpu/side_by_side.json
 
 frameworks: ## the same for PyTorch (with transformers), CuPy, Numba and cuda.core on our memory; results in build/gpu
 	$(PYTHON) setup.py --quiet build_ext --inplace
 	mkdir -p build/gpu
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu/torch_functions.py --out build/gpu/functions.json --markdown build/gpu/functions.md
+	PYTHONPATH=src $(PYTHON) tests/gpu/torch_functions.py --out build/gpu/functions.json --markdown build/gpu/functions.md
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/gpt2_training.py --out build/gpu/gpt2.json
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/torch_speed.py --out build/gpu/torch_speed.json
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/adapters.py --out build/gpu/adapters.json

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "allotment"
 FOLDERS = ("src", "docs", "tests", "tools", "benchmarks", "examples", "changelog.d", ".ci")
-SUFFIXES = "pyx|pxd|pyi|py|md|hpp|h|cc|c|toml|js|css"
+SUFFIXES = "pyx|pxd|pyi|py|sh|md|hpp|h|cc|c|toml|js|css"
 CYTHON = {".py", ".pyx", ".pxd", ".pyi"}
 C = {".hpp", ".h", ".cc", ".c"}
 

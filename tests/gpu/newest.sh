@@ -51,7 +51,7 @@ if wanted tests 250; then own_tests default $((limit - SECONDS - 60 > 330 ? 330 
 programs() {  # NAME SETTINGS: eight drawn programs at the same time
   local seed
   for seed in 1 2 3 4 5 6 7 8; do
-    "$python" benchmarks/gpu/deep_programs.py --programs 1 --seed $seed --settings "$2" 2>&1 | sed -u "s/^/$1: /" &
+    "$python" tests/gpu/deep_programs.py --programs 1 --seed $seed --settings "$2" 2>&1 | sed -u "s/^/$1: /" &
   done
   wait
 }

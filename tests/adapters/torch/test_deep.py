@@ -6,7 +6,7 @@ import pytest
 
 from helpers.torch_on_host_memory import HELPERS, NEEDED
 
-PROGRAMS = HELPERS.parents[1] / "benchmarks" / "gpu" / "deep_programs.py"
+PROGRAMS = HELPERS.parent / "gpu" / "deep_programs.py"
 
 pytestmark = NEEDED
 

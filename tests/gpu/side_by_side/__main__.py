@@ -1,6 +1,6 @@
 """Does our allocator decide as PyTorch's does, on the same GPU, for the same calls?
 
-    python benchmarks/gpu/side_by_side.py [--out FILE] [--jobs N] [--only NAME | --drawn COUNT [--seed N]]
+    python tests/gpu/side_by_side [--out FILE] [--jobs N] [--only NAME | --drawn COUNT [--seed N]]
 
 Twenty seeded sequences. Each is run through PyTorch in a fresh process and recorded; the recorded calls are then made
 to ours in another. Two comparisons:

@@ -1,6 +1,6 @@
 """A little of everything on a GPU, for a checker that watches each access.
 
-    compute-sanitizer --tool memcheck python benchmarks/gpu/smoke.py
+    compute-sanitizer --tool memcheck python tests/gpu/smoke.py
 
 Blocks are written to their last byte on several streams, freed while in use elsewhere, captured, replayed and given
 back, with plain and with expandable segments. Ends with 1 if a byte is not what it should be.

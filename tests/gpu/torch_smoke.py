@@ -1,6 +1,6 @@
 """A little of everything through PyTorch with Allotment as its allocator, for a checker that watches each access.
 
-    compute-sanitizer --tool memcheck --report-api-errors no --show-backtrace no python benchmarks/gpu/torch_smoke.py
+    compute-sanitizer --tool memcheck --report-api-errors no --show-backtrace no python tests/gpu/torch_smoke.py
 
 The checker would report the allocation that is meant to be refused; and for its backtraces it keeps Python's frames,
 and with them tensors without other references. An argument is taken as settings, a second one as the mode.

@@ -1,6 +1,6 @@
 """Dense placement on a GPU with every byte watched: is memory ever handed out while somebody still works with it?
 
-    python benchmarks/gpu/dense_stress.py [--seconds N] [--graphs] [--settings S] [--limit 12GiB] [--streams 4]
+    python tests/gpu/dense_stress.py [--seconds N] [--graphs] [--settings S] [--limit 12GiB] [--streams 4]
 
 Needs CuPy. Every block is filled by a kernel on its stream when it is allocated, each 8 bytes with a value of their
 own, and compared by a kernel on its stream right before it is freed. Some blocks are also compared on other streams,

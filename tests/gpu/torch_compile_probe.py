@@ -1,6 +1,6 @@
 """torch.compile under our allocator: which ways of compiling work, and where the others stop.
 
-    python benchmarks/gpu/torch_compile_probe.py [--out FILE]
+    python tests/gpu/torch_compile_probe.py [--out FILE]
 
 A small model is compiled in a process of its own for each way and each allocator, and its results are compared with
 those of the model as it is. docs/pytorch.md says what the failing calls are and what they would need.

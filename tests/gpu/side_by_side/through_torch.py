@@ -1,6 +1,6 @@
 """Makes the calls of a sequence to PyTorch's own allocator, and records what it decided.
 
-    python through_torch.py NAME FILE
+    python tests/gpu/side_by_side/through_torch.py NAME FILE
 
 FILE becomes a recording that `allotment conformance` reads. Blocks are tensors; everything a stream was given is done
 before the next call is made, unless the stream is held or a capture is under way.

@@ -1,6 +1,6 @@
 """Makes the calls of a recording to our allocator on the same kind of device, and writes down what it decided.
 
-python through_allotment.py RECORDING FILE
+python tests/gpu/side_by_side/through_allotment.py RECORDING FILE
 """
 
 from __future__ import annotations

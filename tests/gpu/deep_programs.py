@@ -1,6 +1,6 @@
 """Drawn programs under PyTorch's own allocator and in deep mode: what PyTorch then tells must be the same, key by key.
 
-    python benchmarks/gpu/deep_programs.py [--programs N] [--steps N] [--seed S] [--settings S]
+    python tests/gpu/deep_programs.py [--programs N] [--steps N] [--seed S] [--settings S]
 
 Each program allocates and frees tensors on several streams, routes them to pools of its own, captures graphs, takes and
 restores states of pools, runs out of memory, records its history and asks for figures in between. It runs natively and

@@ -1,6 +1,6 @@
 """Every function of torch.cuda.memory, called natively and under our allocator: which answer, which raise, which agree.
 
-    python benchmarks/gpu/torch_functions.py [--out FILE.json] [--markdown FILE.md]
+    python tests/gpu/torch_functions.py [--out FILE.json] [--markdown FILE.md]
 
 Four processes do the same work and then call the functions in the same order, so that figures can be compared: with
 PyTorch's own allocator; with ours installed, PyTorch's own functions; the same, those of `allotment.torch.memory`; with

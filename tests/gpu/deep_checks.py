@@ -1,6 +1,6 @@
 """What PyTorch refuses a plug-in, in deep mode next to PyTorch's own allocator: each must tell the same.
 
-    python benchmarks/gpu/deep_checks.py [--only NAME ...] [--limit SECONDS]
+    python tests/gpu/deep_checks.py [--only NAME ...] [--limit SECONDS]
 
 Each check is a program that runs natively and in deep mode, each time in a process of its own, and prints what it
 found; floating-point numbers are printed in full, so equal means equal bit by bit. Ends with 1 if one differs or fails.
