@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COVERAGE := build/coverage
-COPIED := src docs tools examples benchmarks changelog.d .ci Makefile pyproject.toml setup.py README.md CONTRIBUTING.md CHANGELOG.md LICENSE
+COPIED := src docs tools examples benchmarks .ci Makefile pyproject.toml setup.py README.md CONTRIBUTING.md CHANGELOG.md LICENSE
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -path '*/preload/library/*.[ch]')
 MADE := -not -path '*/preload/library/*.c'  # of all C, only that is written by hand
 

@@ -23,7 +23,6 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "src" / "allotment" / "_core" / "README.md"])
 
 
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 MODULES = [cpu, devices, entry, metadata, multiprocessing, preload, relief, testing]
 
 
@@ -163,11 +162,6 @@ def test_the_reference_lists_every_member_of_an_allocator() -> None:
 def test_links_lead_to_files_that_are_there(path: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
     assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "changelog.d").glob("*")), ids=lambda path: path.name)
-def test_a_change_note_says_its_kind_in_its_name(path: Path) -> None:
-    assert path.name == "README.md" or re.fullmatch(r"[a-z0-9-]+\.(breaking|change|addition|fix)\.md", path.name)
 
 
 # --- which versions ---

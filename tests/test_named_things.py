@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "allotment"
-FOLDERS = ("src", "docs", "tests", "tools", "benchmarks", "examples", "changelog.d", ".ci")
+FOLDERS = ("src", "docs", "tests", "tools", "benchmarks", "examples", ".ci")
 SUFFIXES = "pyx|pxd|pyi|py|sh|md|hpp|h|cc|c|toml|js|css"
 CYTHON = {".py", ".pyx", ".pxd", ".pyi"}
 C = {".hpp", ".h", ".cc", ".c"}
