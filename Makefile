@@ -9,7 +9,7 @@ COPIED := src docs tools examples benchmarks .ci Makefile pyproject.toml setup.p
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -path '*/preload/library/*.[ch]')
 MADE := -not -path '*/preload/library/*.c'  # of all C, only that is written by hand
 
-.PHONY: help demo generate test test-all private stubs lint wheels bench gpu frameworks coverage sanitize race clean
+.PHONY: help demo generate test test-all private stubs lint docs wheels bench gpu frameworks coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -36,6 +36,9 @@ lint: $(VENV)/built $(VENV)/tools ## style of Python and Cython, and types
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.11 tests/typing_example.py
 	$(BIN)/mypy --python-version 3.12 tests/typing_example.py
+
+docs: $(VENV)/docs ## README, pages and reference as a site in build/site; fails on a link that leads nowhere
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs/site . build/site
 
 stubs: $(VENV)/installed ## write the stubs of the compiled modules anew, from their code
 	$(BIN)/python tools/stubs
@@ -97,7 +100,7 @@ clean: ## remove everything that was made
 	find src -name '*.egg-info' -prune -exec rm -rf {} +
 	find src \( -name '*.so' -o -name '*.pyd' -o -name '*.c' -o -name '*.cpp' \) $(MADE) -delete
 
-# Three stamps: what building and the commands need, the compiled modules, and what only developers need.
+# Stamps: what building and the commands need, the compiled modules, what only developers need, and what the site needs.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/requirements.py build cli)
@@ -111,6 +114,10 @@ $(VENV)/built: $(SOURCES) setup.py $(wildcard tools/building/*.py) | $(VENV)/ins
 
 $(VENV)/tools: pyproject.toml | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/requirements.py dev)
+	touch $@
+
+$(VENV)/docs: pyproject.toml | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/requirements.py docs)
 	touch $@
 
 $(COVERAGE)/built: $(SOURCES) pyproject.toml setup.py | $(VENV)/tools

@@ -20,9 +20,8 @@ from helpers.examples import Block, blocks_of, is_excerpt
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "src" / "allotment" / "_core" / "README.md"])
-
-
+BELOW = [ROOT / name for name in ("docs", "src", "tests", "benchmarks")]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(page for folder in BELOW for page in folder.rglob("*.md"))])
 MODULES = [cpu, devices, entry, metadata, multiprocessing, preload, relief, testing]
 
 
@@ -159,9 +158,24 @@ def test_the_reference_lists_every_member_of_an_allocator() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_to_files_that_are_there(path: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
-    assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+def test_links_lead_to_files_and_headings_that_are_there(path: Path) -> None:
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", path.read_text()):
+        if "://" not in link:
+            target = path.parent / link if link else path
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that a code host gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_site_lists_every_page() -> None:
+    site = (ROOT / "docs" / "site" / "conf.py").read_text()
+    names = [page.relative_to(ROOT).with_suffix("").as_posix() for page in DOCUMENTS]
+    assert [name for name in names if f'"{name}"' not in site] == []
 
 
 # --- which versions ---
