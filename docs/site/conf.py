@@ -26,6 +26,7 @@ html_show_copyright = False
 NAVIGATION = {
     "Start": ["Overview <self>", "docs/explain", "docs/replay", "docs/viewer"],
     "Guides": [
+        "docs/streams",
         "docs/command",
         "docs/pools",
         "docs/dense",
