@@ -82,7 +82,7 @@ def test_what_was_given_back_for_a_request_is_logged(log):
     assert messages(log) == [
         (
             "WARNING",
-            "sim:64MiB had no memory for a request: 40.00 MiB of cached memory went back to it,"
+            "sim:64MiB had no memory for a request: 40.00 MiB of cached memory was released,"
             " and the request was served",
         )
     ]

@@ -1,8 +1,8 @@
-"""What an operator wants to know, for the standard `logging`, under the name "allotment"; silent unless asked for.
+"""Messages for operators, through the standard `logging` under the name "allotment"; silent by default.
 
-Told where a program already waits for a device, never on the way of a request that the cache serves.
+Allotment logs where a program already waits for a device, never on the path of a request that the cache serves.
 
-Records of memory that runs short are structured too: `record.event` is a name that stays, and `record.facts` holds its
+Records about memory that runs short are structured too: `record.event` is a stable name, and `record.facts` holds its
 figures as plain values, which a JSON formatter can write.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from allotment.errors import OutOfMemoryFacts
 
 logger = logging.getLogger("allotment")
-logger.addHandler(logging.NullHandler())  # or Python would print what nobody listens to
+logger.addHandler(logging.NullHandler())  # without a handler, Python would print the messages
 
 
 def out_of_memory(facts: OutOfMemoryFacts) -> None:
@@ -37,26 +37,26 @@ def out_of_memory(facts: OutOfMemoryFacts) -> None:
 
 
 def gave_back(device: str, size: int, served: bool) -> None:
-    """Cached memory that went back to the device because it had none for a request."""
+    """Cached memory was released because the device had no memory for a request."""
     logger.warning(
-        "%s had no memory for a request: %s of cached memory went back to it, and the request was %s",
-        device, format_size(size), "served" if served else "not served all the same",
+        "%s had no memory for a request: %s of cached memory was released, and the request was %s",
+        device, format_size(size), "served" if served else "still not served",
         extra={"event": "cache_released", "facts": {"device": device, "released": size, "served": served}},
     )  # fmt: skip
 
 
 def plain_segments(device: str) -> None:
-    """Expandable segments were asked for in vain."""
+    """The settings ask for expandable segments, and the device does not support them."""
     logger.warning("%s does not support virtual memory: expandable_segments:True has no effect on it", device)
 
 
 def shared(device: str, address: int, size: int, way: str) -> None:
-    """Memory of this process goes to another one."""
+    """This process shares memory with another one."""
     logger.debug("%s: block of %s at %#x is shared as %s", device, format_size(size), address, way)
 
 
 def opened(device: str, address: int, size: int, way: str, process: int) -> None:
-    """Memory of another process is open in this one; process 0 is one that the handle does not name."""
+    """This process opened memory of another one; process 0 means that the handle does not name it."""
     logger.debug(
         "%s: block of %s of process %s is opened at %#x by %s", device, format_size(size), process or "unknown",
         address, way,
@@ -64,10 +64,10 @@ def opened(device: str, address: int, size: int, way: str, process: int) -> None
 
 
 def fork_refused(why: str) -> None:
-    """A forked process wants a device that only its parent can use."""
+    """A forked process tried to use a device that only its parent can use."""
     logger.error("refused in a forked process: %s", why)
 
 
 def not_monitored(error: OSError) -> None:
-    """The process wanted to announce itself to `allotment top`, and could not."""
+    """The process could not announce itself to `allotment top`."""
     logger.warning("allotment top cannot show this process: %s", error)

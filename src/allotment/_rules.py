@@ -46,7 +46,7 @@ class Rules:
     annotates_blocks: bool = False
     """The history can hold a text about a block in use."""
     exact_address_mark: Literal["user", "internal"] = "user"
-    """Where the history says that a request wanted its address: at the end of the user's metadata, or separately."""
+    """Where the history notes a request for an exact address: at the end of the user's metadata, or separately."""
     out_of_memory_hint: Literal["always", "plain memory", "by reserve"] = "always"
     """When an out-of-memory text suggests expandable segments; the last explains their reserves instead."""
     handle_version: int = 2

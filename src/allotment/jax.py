@@ -1,4 +1,4 @@
-"""JAX's arrays on the memory of this process's allocator.
+"""Serves JAX's arrays from this process's allocator.
 
     python -m allotment.preload --depth serve script.py
 
@@ -6,8 +6,8 @@
     allotment.jax.install()                             # before JAX's first use of a device; or the option --jax
     import jax
 
-JAX has no interface for memory of others. Its platform allocator asks the driver for each array, and the library that
-`allotment.preload` loads before all others answers in the driver's place. Memory is counted as the tenant "jax".
+JAX has no interface for foreign allocators. Its platform allocator calls the driver for each array, and the library
+that `allotment.preload` loads before all others answers instead of the driver. The memory counts as the tenant "jax".
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _WANTED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLO
 
 
 def install() -> None:
-    """Have JAX ask for memory in the way that is served: no memory taken ahead, one request for each array.
+    """Make JAX allocate each array with a separate driver call, without preallocating, so that Allotment serves it.
 
     Sets the environment variables that JAX reads when it first uses a device; the children of this process get them
     too. May be called again. Raises RequestError, with the command to use, if this process was not started at depth
     "serve", or if JAX has used a device.
     """
     if preload.depth() != "serve":
-        raise RequestError(f"JAX's memory can be served only in a process that was started so: {COMMAND}")
+        raise RequestError(f"JAX's memory can be served only in a process that was started with: {COMMAND}")
     if is_installed():
         return
     if _has_devices():
         raise RequestError(
-            "JAX has used a device already, and keeps its way to ask for memory; call allotment.jax.install() before,"
+            "JAX has used a device already, and cannot change its allocator; call allotment.jax.install() before,"
             f" or let the command do it: {COMMAND.replace('script', '--jax script')}"
         )
     os.environ.update(_WANTED)
 
 
 def is_installed() -> bool:
-    """Whether JAX asks, or will ask, for memory in the way that is served."""
+    """Whether Allotment serves JAX's memory."""
     return preload.depth() == "serve" and all(os.environ.get(name) == value for name, value in _WANTED.items())
 
 

@@ -1,4 +1,4 @@
-"""Figures of allocators for Prometheus and whatever reads OpenMetrics.
+"""Figures of allocators for Prometheus and other readers of OpenMetrics.
 
     import allotment.metrics
 
@@ -9,9 +9,9 @@ or, without a change to any program, for all processes of this user that announc
 
     python -m allotment.metrics --port 9400
 
-Figures are read when they are scraped. Every sample has the labels `device`, `tenant` and `tag`, empty where a figure
-is not of one. Reserved memory is divided by tag and allocated memory by tenant, so that the samples of a device add up
-to the whole.
+A scrape reads the figures. Every sample has the labels `device`, `tenant` and `tag`; a label that does not apply is
+empty. Reserved memory is divided by tag and allocated memory by tenant, so that the samples of a device add up to the
+whole.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _families = import_framework("allotment.metrics", "prometheus_client.metrics_cor
 LABELS = ["device", "tenant", "tag"]
 
 GAUGES = {
-    "allotment_reserved_bytes": "Bytes held of the device, in use or not, by tag",
+    "allotment_reserved_bytes": "Bytes reserved from the device, in use or not, by tag",
     "allotment_allocated_bytes": "Bytes of blocks in use, by tenant",
     "allotment_active_bytes": "Bytes of blocks in use or waiting for streams to finish with them",
-    "allotment_waste_bytes": "Bytes that are held and that nobody asked for",
+    "allotment_waste_bytes": "Bytes reserved beyond the requested ones",
     "allotment_limit_bytes": "Limit of an allocator, a tenant or a tag; absent where there is none",
-    "allotment_paused_bytes": "Bytes of a tag that were given back while it sleeps",
-    "allotment_device_free_bytes": "Bytes free on the device, as it says",
-    "allotment_device_total_bytes": "Bytes of the device, as it says",
+    "allotment_paused_bytes": "Bytes of a paused tag that were released to the device",
+    "allotment_device_free_bytes": "Bytes free on the device, as the device reports it",
+    "allotment_device_total_bytes": "Total bytes of the device, as the device reports it",
 }
 COUNTERS = {
-    "allotment_ooms": "Requests that failed for want of memory",
-    "allotment_retries": "Requests that the device refused until cached memory was given back",
+    "allotment_ooms": "Requests that failed because memory ran out",
+    "allotment_retries": "Requests that the device refused until cached memory was released",
     "allotment_requests": "Requests served",
 }
 
@@ -61,16 +61,16 @@ class Collector:
     """
 
     def collect(self) -> Iterator[Any]:
-        """The metric families, as prometheus_client wants them."""
+        """Yield the metric families for prometheus_client."""
         yield from _collected(((), figures_of(each)) for each in all_allocators())
 
     def describe(self) -> Iterable[Any]:
-        """Nothing, so that registering it asks no allocator."""
+        """Describe nothing, so that registering the collector reads no allocator."""
         return []
 
 
 class _OfProcesses:
-    """The same of every process that announces itself, with a label `pid`."""
+    """The same for every process that announces itself, with a label `pid`."""
 
     def collect(self) -> Iterator[Any]:
         reports = [each for each in ask_all() if isinstance(each, Report)]
@@ -137,11 +137,11 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Listen no more; a second time, nothing happens."""
+        """Stop listening; does nothing the second time."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -156,10 +156,11 @@ class Server:
 
 
 def serve(port: int = 9400, address: str = "127.0.0.1") -> Server:
-    """Serve this process's figures at http://ADDRESS:PORT/metrics, on a thread of its own.
+    """Serve this process's figures at http://ADDRESS:PORT/metrics, on a separate thread.
 
-    In OpenMetrics form if the client asks for it, else in Prometheus' text form. Port 0 is any free one. Other machines
-    reach it only if `address` is one of this machine's, or "0.0.0.0". Raises OSError if the port is taken.
+    The form is OpenMetrics if the client asks for it, otherwise Prometheus' text form. Port 0 means any free port.
+    Other machines reach it only if `address` is one of this machine's, or "0.0.0.0". Raises OSError if the port is
+    taken.
     """
     return Server(Collector(), port, address)
 

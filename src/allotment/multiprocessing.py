@@ -4,13 +4,13 @@
     queue.put(buffer)                                   # Queue, Pipe, Process arguments, Pool, concurrent.futures
     with allotment.multiprocessing.sharing():           # any other pickle
         data = pickle.dumps(buffer)
-    with allotment.multiprocessing.sharing(all_threads=True):  # Dask, which pickles on a thread of its own
+    with allotment.multiprocessing.sharing(all_threads=True):  # Dask, which pickles on a separate thread
         client.submit(work, buffer, pure=False).result()
 
-Importing it is what turns it on, as importing `torch.multiprocessing` does for tensors: objects that go through a queue
-arrive as copies, and whoever sends a buffer must know that this one does not. The buffer has to be of memory that can
-be shared (host memory: settings key `shareable:True`). Its owner holds what is sent until it is received, for a minute
-at most; after that the receiver has it until it closes it.
+Importing this module turns it on, as importing `torch.multiprocessing` does for tensors: other objects arrive as
+copies, and a program that sends buffers must know that they do not. The buffer's memory must be shareable (host memory:
+settings key `shareable:True`). The owner keeps a sent block until the receiver opens it, for a minute at most; then the
+receiver has it until it closes it.
 """
 
 from __future__ import annotations

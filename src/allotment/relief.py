@@ -1,10 +1,11 @@
-"""Steps for `Allocator.on_out_of_memory`: what can be tried before a request fails for want of memory.
+"""Handlers for `Allocator.on_out_of_memory`, called before a request fails because memory ran out.
 
     allocator.on_out_of_memory(relief.trim_others(allocator))
     allocator.on_out_of_memory(relief.spill(allocator), tries=4)
     allocator.on_out_of_memory(relief.wait(allocator, seconds=1.0), tries=10)
 
-Each makes a step for one allocator; they are asked in the order in which they were added.
+Each function returns a handler for one allocator; an allocator calls its handlers in the order in which they were
+added.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _LONGEST_LOOK = 0.01
 
 
 def wait(allocator: Allocator, *, seconds: float) -> _Step:
-    """Wait until something is freed, by whatever thread, for so many seconds at most; try again if something was.
+    """Wait at most `seconds` until any thread frees memory; retry the request if one did.
 
-    Work of other streams needs no such step: before memory is out, it was waited for. Sleeps in short intervals,
-    without any lock. Raises TypeError for what is not an `Allocator`, as all of these do.
+    Work on other streams needs no handler: the allocator has waited for it before. Sleeps in short intervals, without
+    any lock. Raises TypeError for anything other than an `Allocator`, as all functions here do.
     """
     _expect_allocator(allocator)
 
@@ -54,9 +55,9 @@ def wait(allocator: Allocator, *, seconds: float) -> _Step:
 
 
 def spill(allocator: Allocator, *, keep: str = "host") -> _Step:
-    """Pause the tag that was asked for memory longest ago, but not the one that the request is for.
+    """Pause the tag whose last request is longest ago, but not the tag of the current request.
 
-    Its owner has to `resume` it before it is used again. Gives up when no tag is left that has memory.
+    The tag's owner must `resume` it before using it again. Gives up when no tag with memory is left.
     """
     _expect_allocator(allocator)
 
@@ -67,14 +68,14 @@ def spill(allocator: Allocator, *, keep: str = "host") -> _Step:
                     if allocator.pause(tag, keep=keep) > 0:
                         return True
                 except AllotmentError:
-                    continue  # another process has it open, or another thread is at it: the next one may do
+                    continue  # another process has it open, or another thread is pausing it: try the next tag
         return False
 
     return step
 
 
 def trim_others(allocator: Allocator) -> _Step:
-    """Empty the caches of the other allocators on the same device, which this process has; try again if that helped."""
+    """Empty the caches of this process's other allocators on the device; retry the request if that released memory."""
     _expect_allocator(allocator)
 
     def step(facts: OutOfMemoryFacts) -> bool:
@@ -86,7 +87,7 @@ def trim_others(allocator: Allocator) -> _Step:
 
 def _expect_allocator(given: object) -> None:
     if not isinstance(given, Allocator):
-        raise TypeError(f"a step for running out of memory is of an Allocator, not of {type(given).__name__}")
+        raise TypeError(f"an out-of-memory handler needs an Allocator, not {type(given).__name__}")
 
 
 def _trimmed(other: object) -> int:

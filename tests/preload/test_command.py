@@ -63,13 +63,13 @@ def test_a_depth_is_what_was_asked_for(driver, script, depth, number):
 def test_a_script_that_is_not_there_is_said_in_a_line(driver, tmp_path):
     done = run(driver, "-m", "allotment.preload", tmp_path / "no.py")
     assert done.returncode == 2
-    assert done.stderr == f"allotment.preload: can't open file '{tmp_path}/no.py': there is none\n"
+    assert done.stderr == f"allotment.preload: can't open file '{tmp_path}/no.py': no such file\n"
 
 
 def test_a_limit_that_is_no_size_is_said_and_the_program_runs(driver, script):
     said, complaints = lines(run(driver, "-m", "allotment.preload", "--limit", "lots", script(DEPTH)))
     assert said == ["0"] and len(complaints) == 1
-    assert complaints[0].startswith("allotment.preload: --limit is not kept: invalid size: 'lots'")
+    assert complaints[0].startswith("allotment.preload: --limit is ignored: invalid size: 'lots'")
 
 
 def test_without_a_driver_the_program_runs_as_without_us(tmp_path, script):

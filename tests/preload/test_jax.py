@@ -64,7 +64,7 @@ def test_the_option_without_the_depth_is_said_in_a_line_and_the_program_runs(dri
     (tmp_path / "program.py").write_text("print('runs')\n")
     done = run(driver, "-m", "allotment.preload", "--jax", tmp_path / "program.py")
     assert done.stdout == "runs\n"
-    assert len(done.stderr.splitlines()) == 1 and "JAX keeps its own memory" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "JAX keeps its own allocator" in done.stderr
 
 
 CALLER = """

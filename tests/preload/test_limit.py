@@ -108,7 +108,7 @@ def test_a_limit_below_the_context_is_said_and_not_kept(driver, tmp_path):
     )
     assert done.stdout == "True\n"
     assert done.stderr == (
-        "allotment.preload: the limit of 50 MiB is below the 100 MiB that the context takes, and is not kept\n"
+        "allotment.preload: the limit of 50 MiB is below the 100 MiB that the context takes, and is ignored\n"
     )
 
 

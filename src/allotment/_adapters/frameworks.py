@@ -19,7 +19,7 @@ PER_THREAD_STREAM = 2  # the default stream of whichever thread names it
 
 
 def import_framework(adapter: str, module: str, package: str) -> Any:
-    """A module of the framework that `adapter` is for, which `package` installs."""
+    """Import a module of the framework that `adapter` is for; the error names `package`, which installs it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -30,8 +30,8 @@ def import_framework(adapter: str, module: str, package: str) -> Any:
 class DeviceTenants:
     """The tenant of one framework on each device, by device number.
 
-    An allocator that was handed over serves its own device; the others have the shared one, made when first needed.
-    Who holds memory from here keeps this alive, so that `record_stream` finds it.
+    An allocator that the caller passed serves its own device; other devices use their shared allocator, created on
+    first use. Memory from here keeps this object alive, so that `record_stream` finds it.
     """
 
     _living: WeakSet[DeviceTenants] = WeakSet()
@@ -54,7 +54,7 @@ class DeviceTenants:
         return tenant
 
     def pinned_on(self, device: int) -> PinnedAllocator:
-        """Pinned memory obtained through a device: every device's, but one has to be asked."""
+        """Return the pinned allocator of a device. Every device can use its memory, but one must allocate it."""
         pinned = self.pinned.get(device)
         if pinned is None:
             pinned = self.pinned.setdefault(device, PinnedAllocator(self.on(device).allocator))
@@ -62,7 +62,7 @@ class DeviceTenants:
 
     @classmethod
     def record_stream(cls, name: str, device: int, address: int, stream: Any) -> None:
-        """Declare a use of the block at `address`, whichever of the framework's allocators it came from.
+        """Declare a use of the block at `address`, which may come from any of the framework's allocators.
 
         Raises AddressError if it came from none.
         """
@@ -83,7 +83,7 @@ class DeviceTenants:
 
 
 def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
-    """The tenant `name` of an allocator on a CUDA device; a tenant that was chosen stays as it is."""
+    """Return the tenant `name` of an allocator on a CUDA device; a tenant is returned as it is."""
     if isinstance(allocator, Allocator):
         allocator = allocator.tenant(name)
     elif not isinstance(allocator, Tenant):
@@ -95,7 +95,7 @@ def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
 
 
 def raw_stream_handle(stream: Any) -> int:
-    """The number of a stream of any framework, or of one given as a number."""
+    """Return the number of a stream of any framework, or of one given as a number."""
     try:
         handle: int = stream.__cuda_stream__()[1]
         return handle
@@ -113,7 +113,7 @@ def raw_stream_handle(stream: Any) -> int:
 
 
 def stream_handle(stream: Any) -> int:
-    """The number by which an allocator knows a stream: each has one, each thread's own default stream too."""
+    """Return the number by which an allocator knows a stream; each thread's own default stream has one too."""
     handle = raw_stream_handle(stream)
     if handle == PER_THREAD_STREAM:
         return thread_stream()

@@ -1,4 +1,4 @@
-"""Who holds what of a device's memory in this process, from the driver's figure down to what nobody can explain."""
+"""Which library holds how much of a device's memory in this process, and what of the driver's figure is unexplained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def process_ledger(allocator: Any) -> dict[str, Any]:
     library = preloaded()
     if library is None or library.depth is None:
         raise UnsupportedError(
-            f"what the whole process holds is counted by a library that is loaded first: start it with {COMMAND}",
+            f"a preloaded library counts what the whole process holds: start the program with {COMMAND}",
             operation="process",
         )
     index = allocator.device.index if allocator.device.name.startswith("cuda:") else -1
@@ -33,7 +33,7 @@ def process_ledger(allocator: Any) -> dict[str, Any]:
 
 
 def _by_library(library: Preloaded, index: int, allocator: Any, overview: Overview) -> dict[str, int]:
-    """Bytes by library; what the allocator holds is divided among those who have it from there."""
+    """Bytes by library; memory of the allocator counts for the libraries that requested it."""
     found: dict[str, int] = {}
 
     def add(name: str, held: int) -> None:
@@ -57,7 +57,7 @@ def _by_library(library: Preloaded, index: int, allocator: Any, overview: Overvi
 
 
 def _balanced(libraries: dict[str, int], context: int, modules: int, total: int) -> dict[str, Any]:
-    """The parts, adding up to `total`. Differences that were measured give way first where others moved meanwhile."""
+    """The parts, which add up to `total`. Figures that changed while they were read reduce the measured differences."""
     beyond = max(0, sum(libraries.values()) + context + modules - total)
     less = min(beyond, modules)
     modules, beyond = modules - less, beyond - less

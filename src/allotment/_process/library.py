@@ -1,4 +1,4 @@
-"""The preloaded library, as Python sees it: it is in the process from the start, or it is not there at all."""
+"""The preloaded library, as Python sees it: the process has it from the start, or never."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 NAME_LENGTH = 96
 FRAMES = 16
 TENANTS = ("jax", "cudnn", "other")
-"""Those who are served, in the library's order."""
+"""The names of the tenants that are served, in the library's order."""
 DEPTHS = ("count", "serve")
 WAYS = ("dlsym", "dlvsym", "cuGetProcAddress")
-"""How a caller found a function; in none of these ways: it is linked."""
+"""How a caller looked up a function; a caller in none of these ways is linked to it."""
 
 _SetUp = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 
@@ -30,14 +30,14 @@ class Overview(ctypes.Structure):
 
 
 class Sum(ctypes.Structure):
-    """What one library holds: of the driver's memory and of the allocator's, its calls, and the most that it held."""
+    """What one library holds of the driver's and the allocator's memory, its calls, and its peak."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in ("driver", "served", "calls", "peak")]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A native stack that asked for memory: addresses of code, the innermost first."""
+    """A native stack that requested memory: code addresses, the innermost first."""
 
     frames: tuple[int, ...]
     bytes: int
@@ -49,11 +49,11 @@ class Preloaded:
 
     def __init__(self, functions: Any) -> None:
         self._functions = functions
-        self._kept: list[Any] = []  # the library calls them until it is told otherwise
+        self._kept: list[Any] = []  # kept alive: the library calls them until they are replaced
 
     @property
     def depth(self) -> str | None:
-        """ "count" or "serve"; None while it lets everything pass."""
+        """ "count" or "serve"; None while it passes everything through."""
         depth = self._functions.allotment_preload_depth()
         return DEPTHS[depth] if depth >= 0 else None
 
@@ -79,7 +79,7 @@ class Preloaded:
             number += 1
 
     def ways(self) -> dict[str, dict[str, Any]]:
-        """Functions that were looked for or called: "calls", and "found_by", the library that asked, by way."""
+        """Functions that were looked up or called: "calls", and "found_by", the library that looked it up, by way."""
         name, calls, ways = ctypes.c_char_p(), ctypes.c_uint64(), ctypes.c_int()
         asking = (ctypes.c_char_p * len(WAYS))()
         found, number = {}, 0
@@ -93,7 +93,7 @@ class Preloaded:
         return found
 
     def set_up_with(self, function: Callable[[int], bool] | None) -> None:
-        """`function(device)` is called before the first request that is served; None: no more."""
+        """Call `function(device)` before the first request that is served; None removes it."""
         self._kept.append(_SetUp(function) if function is not None else _SetUp())
         self._functions.allotment_preload_set_up_with(self._kept[-1])
 

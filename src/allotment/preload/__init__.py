@@ -1,11 +1,11 @@
-"""Everything in a process that asks the CUDA driver for memory, counted, under one limit, and served if wanted.
+"""Counts, limits and optionally serves all CUDA memory of a process, whichever library requests it.
 
     python -m allotment.preload script.py                               # counted, by library
     python -m allotment.preload --limit 40GiB script.py                 # and never more than that, context included
     python -m allotment.preload --depth serve script.py                 # and from the process's allocator
 
-A small library is loaded before all others and stands between the process and the driver. `environment()` is for
-launchers of your own; what is held is told by `Allocator.process()`. Linux only.
+A small library is loaded before all others, between the process and the driver. `environment()` is for your own
+launchers; `Allocator.process()` reports which library holds what. Linux only.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _DEPTH, _LIMIT, _MIN_SIZE, _STACKS = (
 
 
 def library_path() -> str:
-    """The file to preload. Raises UnsupportedError where it was not built."""
+    """Return the file to preload. Raises UnsupportedError if it was not built."""
     if not _LIBRARY.exists():
-        raise UnsupportedError("the library to preload was not built: that takes Linux and gcc", operation="preload")
+        raise UnsupportedError("the library to preload was not built; that needs Linux and gcc", operation="preload")
     return str(_LIBRARY)
 
 
@@ -41,11 +41,11 @@ def environment(
     min_size: int | str | None = None,
     stacks: bool = False,
 ) -> dict[str, str]:
-    """The variables that start a program with the library, to put over those it is started with.
+    """Return the environment variables that start a program with the library; add them to the program's environment.
 
-    At depth "serve" a Python program that is started so has to import `allotment.preload`, or all passes through.
-    A library in LD_PRELOAD stays there, behind ours. Raises RequestError for another depth, SettingsError for a size
-    that is none, UnsupportedError where the library was not built.
+    At depth "serve" the Python program must import `allotment.preload`, otherwise everything passes through. A library
+    that LD_PRELOAD names already is loaded after ours. Raises RequestError for an unknown depth, SettingsError for a
+    bad size, UnsupportedError if the library was not built.
     """
     if depth not in ("count", "serve"):
         raise RequestError(f"depth must be 'count' or 'serve', not {depth!r}")

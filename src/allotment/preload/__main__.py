@@ -1,7 +1,7 @@
 """python -m allotment.preload [--depth count|serve] [--limit L] [--min-size N] [--stacks] [--jax] PROGRAM ARGUMENT...
 
-Starts a program with a library that stands between it and the CUDA driver. PROGRAM is a Python script, a module after
--m, or a compiled program.
+Starts a program with a library between it and the CUDA driver. PROGRAM is a Python script, a module after -m, or a
+compiled program.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def parser() -> argparse.ArgumentParser:
         "--depth",
         choices=["count", "serve"],
         default="count",
-        help="count: all passes to the driver and is counted; serve: plain memory comes from the process's allocator",
+        help="count: calls pass to the driver and are counted; serve: plain memory comes from the process's allocator",
     )
     found.add_argument("--limit", help="the most that this process may have on each device, context included: 40GiB")
-    found.add_argument("--min-size", help="of serve: smaller requests pass to the driver")
+    found.add_argument("--min-size", help="with serve: smaller requests pass to the driver")
     found.add_argument("--stacks", action="store_true", help="count by native stack too")
     found.add_argument("--jax", action="store_true", help="allotment.jax.install() before the program")
     found.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
@@ -48,7 +48,7 @@ def main() -> None:
     program = options.command[0]
     is_compiled = not options.module and _programs.is_compiled(program)
     if not options.module and not os.path.exists(program):
-        reader.exit(2, f"allotment.preload: can't open file {os.path.abspath(program)!r}: there is none\n")
+        reader.exit(2, f"allotment.preload: can't open file {os.path.abspath(program)!r}: no such file\n")
     if options.inside:
         run_inside(options)
         return
@@ -57,26 +57,26 @@ def main() -> None:
 
 
 def variables(options: argparse.Namespace, program: str) -> dict[str, str]:
-    """What the program is started with. If we cannot work there it says why, and is nothing."""
+    """Return the variables that start the program with the library; none, with a printed reason, if it cannot be."""
     reason = _programs.why_not(program)
     if reason is None and not has_driver():
         reason = "there is no CUDA driver on this machine"
     if reason is not None:
-        say(f"{program} runs as without it: {reason}")
+        say(f"{program} runs without the library: {reason}")
         return {}
     if preload.depth() is not None:
-        say("it is preloaded already; that one goes on, with its settings")
+        say("the library is preloaded already and keeps its settings")
         return {}
     before = os.environ.get("LD_PRELOAD")
     if before:
-        say(f"LD_PRELOAD is set already; ours comes before {before}")
+        say(f"LD_PRELOAD is set already; this library comes before {before}")
     try:
         return preload.environment(
             options.depth, size_or_none("--limit", options.limit), size_or_none("--min-size", options.min_size),
             options.stacks,
         )  # fmt: skip
     except AllotmentError as error:
-        say(f"{program} runs as without it: {error}")
+        say(f"{program} runs without the library: {error}")
         return {}
 
 
@@ -86,7 +86,7 @@ def size_or_none(name: str, text: str | None) -> int | None:
     try:
         return parse_size(text) if text is not None else None
     except SettingsError as error:
-        say(f"{name} is not kept: {error}")
+        say(f"{name} is ignored: {error}")
         return None
 
 
@@ -99,7 +99,7 @@ def has_driver() -> bool:
 
 
 def python_command(options: argparse.Namespace) -> list[str]:
-    """This interpreter once more, on this module, which runs the program when the library is there."""
+    """Return the command that starts this interpreter again with this module, which then runs the program."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     own = [_INSIDE, *(["--jax"] if options.jax else []), *(["-m"] if options.module else [])]
     return [sys.executable, *flags, "-m", "allotment.preload", *own, *options.command]
@@ -112,7 +112,7 @@ def run_inside(options: argparse.Namespace) -> None:
         try:
             jax.install()
         except AllotmentError as error:
-            say(f"JAX keeps its own memory: {error}")
+            say(f"JAX keeps its own allocator: {error}")
     sys.argv = options.command
     if options.module:
         run_module(options.command[0])

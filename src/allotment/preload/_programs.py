@@ -1,4 +1,4 @@
-"""Programs in which nothing can be preloaded: the dynamic linker does not run for them, or takes no advice."""
+"""Recognizes programs that cannot preload a library: static ones, and those that run with another user's rights."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def is_compiled(path: str) -> bool:
 
 
 def why_not(path: str) -> str | None:
-    """Why nothing can be preloaded into a compiled program; None if it can."""
+    """Return why a compiled program cannot preload a library; None if it can."""
     mode = os.stat(path).st_mode
     if mode & (stat.S_ISUID | stat.S_ISGID) and os.geteuid() != 0:
-        return "it runs with another user's rights, so the system loads no library for us"
+        return "it runs with another user's rights, so the system ignores LD_PRELOAD"
     if not _names_a_linker(Path(path).read_bytes()):
         return "it is linked statically, so no library can be loaded first"
     return None
 
 
 def _names_a_linker(content: bytes) -> bool:
-    if len(content) < 64 or content[4] != 2:  # of 32 bits: not ours to read
+    if len(content) < 64 or content[4] != 2:  # 32-bit: not parsed here
         return True
     (start,) = struct.unpack_from("<Q", content, 32)
     size, count = struct.unpack_from("<HH", content, 54)

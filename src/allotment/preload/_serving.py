@@ -1,4 +1,4 @@
-"""The process's allocators behind the preloaded library, at depth `serve`: each is made at its device's first use."""
+"""Connects the preloaded library to the process's allocators at depth `serve`; a device's first use creates its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _is_attached = False
 
 
 def attach(library: Preloaded) -> None:
-    """Have requests served from now on. May be called again."""
+    """Start serving requests. Calling it again does nothing."""
     global _is_attached
     if _is_attached or library.depth != "serve":
         return
@@ -28,10 +28,10 @@ def attach(library: Preloaded) -> None:
             allocator = current_caching(f"cuda:{device}")
             tables = [entry_points_address(allocator.tenant(name)) for name in TENANTS]
             library.serve(device, tables, cast("CudaDevice", allocator.device).create_stream())
-        except BaseException as error:  # the program goes on as without us
+        except BaseException as error:  # the program continues without Allotment
             print(f"allotment.preload: cuda:{device} is not served: {error}", file=sys.stderr, flush=True)
             return False
         return True
 
     library.set_up_with(set_up)
-    atexit.register(library.set_up_with, None)  # the last moment at which Python can be called
+    atexit.register(library.set_up_with, None)  # the last moment at which Python code can run

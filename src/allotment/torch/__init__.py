@@ -1,7 +1,7 @@
-"""Allotment under PyTorch: `install()` before the first use of a GPU, and all CUDA memory of PyTorch is ours.
+"""Allotment under PyTorch: after `install()`, it serves all CUDA memory of PyTorch.
 
-Or run a program as it is: `python -m allotment.torch script.py`. The functions of `torch.cuda.memory` are here too,
-telling of our allocator; `patch()` makes PyTorch's own do so.
+Call `install()` before the first use of a GPU, or run a program unchanged: `python -m allotment.torch script.py`. The
+functions of `torch.cuda.memory` are here too, for our allocator; `patch()` puts them under PyTorch's names.
 """
 
 from typing import Any as _Any
@@ -25,11 +25,12 @@ __all__ = [
 
 
 def sanitize() -> _Any:
-    """`with allotment.torch.sanitize() as sanitizers:` looks for races between streams inside the block.
+    """`with allotment.torch.sanitize() as sanitizers:` finds races between streams inside the block.
 
-    Gives the sanitizer of each GPU by index, with its `reports`; each finding is a SanitizerWarning too. Needs
-    `install` first, and a PyTorch that tells of its operations. Operations cost several times as much meanwhile.
+    Yields the sanitizer of each GPU by index, with its `reports`; also warns of each finding with a SanitizerWarning.
+    Needs `install` first, and a PyTorch that reports its operations to Python. Inside the block, operations cost
+    several times as much.
     """
-    from allotment.torch._sanitizer import sanitize as begin  # late: it needs parts of PyTorch that few programs load
+    from allotment.torch._sanitizer import sanitize as begin  # late: loads parts of PyTorch that few programs need
 
     return begin()

@@ -1,6 +1,6 @@
 """python -m allotment.torch [--mode M] [--settings S] [--dense] [--no-patch] script.py ARGUMENT...  or  -m module ...
 
-Runs an unchanged program, and serves its CUDA memory of PyTorch from Allotment.
+Runs an unchanged program with PyTorch's CUDA memory served from Allotment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
         "--mode",
         choices=["auto", "hooks", "deep"],
         default="auto",
-        help="deep: in the place of PyTorch's own allocator, compiled once; hooks: as a plug-in; auto: deep if it is"
+        help="deep: replaces PyTorch's own allocator, compiled once; hooks: a plug-in; auto: deep if it is"
         " proven or a check passes, else hooks",
     )
     parser.add_argument(
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument(
         "--no-patch",
         action="store_true",
-        help="of hooks: leave torch.cuda.memory_stats and its like as they are, so that they raise",
+        help="in hooks mode, do not replace torch.cuda.memory_stats and similar functions, which then raise",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     # In one piece, because argparse would take a "--" behind the first piece for its own.
@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     program = options.command[0]
     if not options.module and not os.path.exists(program):
-        parser.exit(2, f"allotment.torch: can't open file {os.path.abspath(program)!r}: there is none\n")
+        parser.exit(2, f"allotment.torch: can't open file {os.path.abspath(program)!r}: no such file\n")
     try:
         patch = False if options.no_patch else True if options.mode == "hooks" else None
         install(options.mode, settings=options.settings, patch=patch, dense=options.dense)

@@ -1,12 +1,12 @@
-"""Captures under a plug-in: one that fails ends for the allocator too, and a graph keeps the pools that it used.
+"""Captures under a plug-in: the allocator learns of a failed capture, and a graph keeps the pools that it used.
 
-When a capture begins, PyTorch tells the allocator to serve it from the graph's pool. When the device has ended the
-capture, PyTorch tells it to stop, and when the graph is gone, to release the pool. But if the device cannot end the
-capture, because of a synchronization in the middle of it or a stream that did not join, PyTorch raises at once: the
-allocator is never told to stop, and the pool stays for the life of the process. So we watch for that.
+When a capture begins, PyTorch has the allocator serve it from the graph's pool. When the device has ended the capture,
+PyTorch has it stop, and when the graph is destroyed, release the pool. But if the device cannot end the capture,
+because of a synchronization inside it or a stream that did not join, PyTorch raises at once: it never calls the
+allocator to stop, and the pool would stay for the life of the process. This module detects that.
 
-From 2.14 on, a graph also keeps the pools that `use_mem_pool` chose during its capture. PyTorch asks its own allocator
-for that and refuses it under a plug-in, so we keep them.
+From 2.14 on, a graph also keeps the pools that `use_mem_pool` chose during its capture. PyTorch refuses this under a
+plug-in, so this module keeps them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from allotment.torch._replacements import allocator_of
 
 @dataclass(frozen=True, slots=True)
 class _Capture:
-    """A capture that has begun: what the allocator was told, and the stream that shows whether it goes on."""
+    """A capture that has begun: what the allocator was called with, and the stream that shows whether it runs."""
 
     device: int
     pool: PoolId
@@ -40,7 +40,7 @@ class _Capture:
         try:
             allocator.end_allocate_to_pool(self.pool)
         except PoolError:
-            return  # it had not begun, or has been told already
+            return  # it had not begun, or was ended already
         allocator.release_pool(self.pool)
 
 
@@ -54,7 +54,7 @@ def end_failed_captures() -> None:
 
     @wraps(begin)
     def capture_begin(self: Any, pool: Any = None, *args: Any, **kwargs: Any) -> None:
-        # With a pool named here its id is known. PyTorch would take the next number for itself.
+        # Name a pool here, so that its id is known; otherwise PyTorch takes the next number itself.
         named = torch.cuda.graph_pool_handle() if pool is None else pool
         capture = _Capture(torch.cuda.current_device(), tuple(named), torch.cuda.current_stream())
         others = [(other.device, other.pool) for other in _begun.values()]
@@ -72,7 +72,7 @@ def end_failed_captures() -> None:
             end(self)
         except BaseException:
             capture = _begun.get(self)
-            if capture is not None and not capture.goes_on():  # if it does, its end can be tried again
+            if capture is not None and not capture.goes_on():  # if it is still capturing, ending it can be retried
                 del _begun[self]
                 capture.end_for_the_allocator()
             raise

@@ -1,7 +1,7 @@
-"""cuDNN's search for the fastest convolution, which has to stay off.
+"""Keeps cuDNN's search for the fastest convolution off.
 
-The search asks the allocator how large a workspace may be (`cacheInfo`), and PyTorch refuses that question to every
-plug-in: the first convolution would raise. Without the search cuDNN goes by its own heuristics.
+The search calls the allocator's `cacheInfo` for the largest workspace, and PyTorch refuses that call for every plug-in:
+the first convolution would raise. Without the search cuDNN uses its heuristics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch  # type: ignore[import-not-found]
 import torch.backends.cudnn  # type: ignore[import-not-found]
 
 SETTER = "_set_cudnn_benchmark"
-_set_benchmark = getattr(torch._C, SETTER)  # taken here, because the patch puts ours in its place
+_set_benchmark = getattr(torch._C, SETTER)  # read here, because the patch replaces it later
 
 
 def places() -> list[tuple[Any, str]]:
@@ -23,7 +23,7 @@ def places() -> list[tuple[Any, str]]:
 
 
 def keep_search_off(enabled: bool) -> None:
-    """In the place of PyTorch's own function: says so if somebody wants the search."""
+    """Replacement of PyTorch's function: warns if the program switches the search on."""
     if enabled:
         warnings.warn(
             "torch.backends.cudnn.benchmark stays False: PyTorch lets no allocator but its own take part in cuDNN's "

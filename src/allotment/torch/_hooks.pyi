@@ -6,9 +6,10 @@ from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
 
 def serve_with(function: Callable[[int], Tenant], current: Callable[[int], int] | None = None) -> None:
-    """Who serves a device: asked once a device, when memory of it is first wanted.
+    """Register the factory that supplies each device's tenant; called on first use.
 
-    `current` gives the handle of the calling thread's current stream of a device; without it, that is the default one.
+    `current` returns the handle of the calling thread's current stream on a device; without it, the default stream
+    counts as current.
     """
 
 def allocator_of(device: int) -> Allocator:

@@ -1,9 +1,8 @@
-"""The functions that PyTorch's plug-in object calls: all ten, on allocators of ours.
+"""The ten functions that PyTorch's plug-in object calls, over our allocators.
 
-PyTorch gives them no argument of the owner's, so which allocator serves which device is the process's: one table of
-entry points a device, settled when the device is first asked for memory. They run in whatever thread PyTorch does,
-mostly without the interpreter lock, and speak of failure as PyTorch's own allocator does: with a C++ exception, never
-with a null pointer.
+PyTorch passes them no context argument, so one table for the process holds the entry points of each device, bound when
+PyTorch first requests memory on it. They run on PyTorch's threads, mostly without the interpreter lock, and report
+failure as PyTorch's own allocator does: with a C++ exception, never with a null pointer.
 """
 
 from libc.stddef cimport size_t
@@ -102,16 +101,17 @@ cdef EntryPoints* settled_table(int device) except NULL:
     tenant = settle(device)
     table = entry_points_of(tenant)
     follow_current_stream(table, current_stream)
-    if tables[device] == NULL:      # another thread may have been quicker
+    if tables[device] == NULL:      # another thread may have bound it meanwhile
         tenants[device] = tenant
         tables[device] = table
     return tables[device]
 
 
 def serve_with(function: Callable[[int], Tenant], current: Callable[[int], int] | None = None) -> None:
-    """Who serves a device: asked once a device, when memory of it is first wanted.
+    """Register the factory that supplies each device's tenant; called on first use.
 
-    `current` gives the handle of the calling thread's current stream of a device; without it, that is the default one.
+    `current` returns the handle of the calling thread's current stream on a device; without it, the default stream
+    counts as current.
     """
     global settle, torch_current_stream
     settle = function
@@ -143,11 +143,11 @@ cdef void release(void* address, size_t size, int device, void* stream) noexcept
     cdef EntryPoints* table = table_of(device)
     if not table.free(table.context, address, size, device, stream) and not free_has_failed:
         free_has_failed = True      # PyTorch frees in destructors, where nothing may be thrown
-        fprintf(stderr, b"allotment: PyTorch's free of %p on device %d failed; said once\n", address, device)
+        fprintf(stderr, b"allotment: PyTorch's free of %p on device %d failed (reported once)\n", address, device)
 
 
 cdef void init(int device_count) noexcept nogil:
-    pass    # devices are settled when they are asked for memory
+    pass    # devices are bound when memory is first requested
 
 
 cdef void reset() noexcept nogil:
@@ -160,7 +160,7 @@ cdef void reset() noexcept nogil:
 cdef void set_memory_fraction(double fraction, int device) noexcept nogil:
     cdef EntryPoints* table = table_of(device)
     if not table.set_memory_fraction(table.context, fraction, device):
-        throw_error(b"invalid fraction: it lies between 0 and 1")
+        throw_error(b"invalid fraction: it must be between 0 and 1")
 
 
 cdef void* base_allocation(void* address, size_t* size) noexcept nogil:

@@ -1,4 +1,4 @@
-"""Making Allotment the allocator of this process's PyTorch."""
+"""Makes Allotment the allocator of PyTorch in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TENANT = "torch"
 _lock = fork_safe_lock()
 _settings: config.Settings | None = None
 _ids_before: list[PoolId] = []
-_plug_in: Any = None  # PyTorch's object; kept, because PyTorch calls into it to the end
+_plug_in: Any = None  # PyTorch's object; kept, because PyTorch calls into it until the process ends
 _installed: Mode | None = None
 
 
@@ -49,23 +49,22 @@ def install(
 ) -> None:
     """Serve all CUDA memory of PyTorch from `allotment.current("cuda:N")`, for the rest of the process.
 
-    "deep" puts a class of ours in the place of PyTorch's own allocator, and everything that PyTorch asks of that
-    allocator works. The class is compiled against the installed PyTorch the first time, which takes a C++ compiler and
-    about twenty seconds. Deep mode can also be installed later, as long as PyTorch has no CUDA memory. "hooks" uses
-    PyTorch's interface for plug-ins. It needs no compiler, and must be installed before PyTorch first uses a GPU.
-    PyTorch refuses a plug-in many things; `patch` puts `allotment.torch.memory_stats` and similar functions under
-    PyTorch's names, where PyTorch's own would raise. "auto" is deep mode where that is possible: with a release that
-    deep mode was proven with on a GPU, and with another one if a short check against PyTorch's own allocator passes,
-    which runs once. Otherwise it is hooks with the patch, and a line on standard error gives the reason. If `patch` is
-    given, "auto" is hooks.
+    "deep" replaces PyTorch's own allocator with a class of ours, so that everything PyTorch calls on its allocator
+    works. The class is compiled against the installed PyTorch the first time, which takes a C++ compiler and about
+    twenty seconds. Deep mode can also be installed later, as long as PyTorch has no CUDA memory. "hooks" uses PyTorch's
+    interface for plug-ins. It needs no compiler, and must be installed before PyTorch first uses a GPU. PyTorch refuses
+    a plug-in many things; `patch` puts `allotment.torch.memory_stats` and similar functions under PyTorch's names,
+    where PyTorch's own would raise. "auto" chooses deep mode for a PyTorch release that deep mode was proven with on a
+    GPU, and for another one if a short check against PyTorch's own allocator passes; the check runs once. Otherwise it
+    chooses hooks with the patch and prints the reason on standard error. If `patch` is given, "auto" chooses hooks.
 
-    `settings` is a settings string or record. By default PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...) are
-    read as PyTorch reads them. In deep mode the keys in ALLOTMENT_CONF, and then those of a string given here, are put
-    on top of them. `dense` chooses dense placement, in both modes on top of PyTorch's variables. A second call only
-    adds the patch of hooks.
+    `settings` is a settings string or record. By default it is PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...),
+    read as PyTorch reads them. In deep mode the keys in ALLOTMENT_CONF override them, and those of a string given here
+    override both. `dense` chooses dense placement, in both modes in addition to PyTorch's variables. A second call only
+    adds the patch in hooks mode.
 
-    Raises SettingsError, also if the settings contradict `dense`; RequestError if it is too late, or something else is
-    installed or set; UnsupportedError without a PyTorch for CUDA, or if deep mode is asked for and not possible.
+    Raises SettingsError, also if the settings contradict `dense`; RequestError if it is too late, or another allocator
+    is installed; UnsupportedError without a PyTorch for CUDA, or if `mode` is "deep" and deep mode is not possible.
     """
     if mode not in ("auto", "hooks", "deep"):
         raise RequestError(f"mode must be 'auto', 'hooks' or 'deep', not {mode!r}; settings are given as settings=")
@@ -153,19 +152,19 @@ def installed_mode() -> str | None:
 
 
 def raw_allocator(settings: str | config.Settings | None = None) -> Any:
-    """For `torch.cuda.MemPool(raw_allocator())`: PyTorch's own allocator stays, and the pool's segments are ours.
+    """An allocator for `torch.cuda.MemPool(raw_allocator())`, while PyTorch keeps its own for everything else.
 
     `settings` are as in `install`. The first call of either function sets them for both. Raises SettingsError;
     RequestError if other settings are in use, or in deep mode; UnsupportedError without a PyTorch for CUDA.
     """
     if _installed == "deep":
-        raise RequestError("in deep mode a MemPool of PyTorch's is one of ours already; make it without an allocator")
+        raise RequestError("in deep mode Allotment serves every MemPool already; create it without an allocator")
     with _lock:
         return _prepare(settings)
 
 
 def _prepare(settings: str | config.Settings | None) -> Any:
-    """PyTorch's plug-in object over our functions. Touches no GPU."""
+    """Return PyTorch's plug-in object over our functions, without using a GPU."""
     global _settings, _plug_in
     if _plug_in is not None:
         _refuse_other_settings(settings)
@@ -202,7 +201,7 @@ def _refuse_other_settings(settings: str | config.Settings | None) -> None:
 
 
 def _as_record(settings: str | config.Settings | None, *, on_top: bool = False) -> config.Settings:
-    """With `on_top`, the keys that a string names are put on top of PyTorch's variables."""
+    """With `on_top`, the keys in a string override PyTorch's variables."""
     if on_top:
         found = deep_settings(settings, _compat())
     elif settings is None:
@@ -220,7 +219,7 @@ def _as_record(settings: str | config.Settings | None, *, on_top: bool = False) 
 
 
 def _compat() -> str:
-    """The version whose rules PyTorch's memory follows unless settings name another: that of the PyTorch here."""
+    """Return the version of the installed PyTorch, whose rules apply unless the settings name another version."""
     return nearest_version(getattr(torch, "__version__", ""))
 
 
@@ -230,7 +229,7 @@ def _current_stream(index: int) -> int:
 
 
 def _tenant_on(index: int) -> Tenant:
-    """PyTorch as a tenant of the device's shared allocator."""
+    """Return PyTorch's tenant of the device's shared allocator."""
     allocator = current_caching(f"cuda:{index}", settings=process_state.settings)
     _refuse_pools_of_before(allocator)
     if allocator.settings != process_state.settings:
@@ -246,7 +245,7 @@ def _tenant_on(index: int) -> Tenant:
 
 
 def _refuse_pools_of_before(allocator: Allocator) -> None:
-    """PyTorch numbers its pools as we do, so a pool that we made before would be taken for one of PyTorch's."""
+    """Refuse a device with pools: PyTorch numbers its pools the same way, and would use an existing one."""
     for pool in _ids_before:
         try:
             allocator.pool_use_count(pool)

@@ -1,9 +1,9 @@
-"""Our replacements under PyTorch's own names.
+"""Puts our replacements under PyTorch's own names.
 
-What is replaced are the functions of `torch._C` that `torch.cuda.memory` and `torch.accelerator` call, so that those
-modules' functions work as they are: with their own parameters and messages, and also for whoever imported them before.
-Only `MemPool` is replaced itself, because it is a class over a class of `torch._C`. And cuDNN's search is kept off,
-which would end in an error.
+The patch replaces the functions of `torch._C` that `torch.cuda.memory` and `torch.accelerator` call. So the functions
+of those modules keep their parameters and messages, also in programs that imported them before. Only `MemPool` is
+replaced itself, because it is a class over a class of `torch._C`. The patch also keeps cuDNN's search off, which would
+raise.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _originals: list[tuple[Any, str, Any]] = []
 
 
 def patch() -> None:
-    """Let PyTorch's functions about memory tell of our allocator. A second time, and in deep mode, nothing happens."""
+    """Make PyTorch's functions about memory report our allocator. Does nothing the second time, and in deep mode."""
     with _lock:
         if _originals or process_state.deep:
             return
         for name, replacement in REPLACEMENTS.items():
-            if hasattr(torch._C, name):  # they come and go with versions
+            if hasattr(torch._C, name):  # not every version has all of them
                 _replace(torch._C, name, replacement)
         for module in (torch.cuda.memory, torch.cuda):
             _replace(module, "MemPool", MemPool)
@@ -40,7 +40,7 @@ def patch() -> None:
 
 
 def unpatch() -> None:
-    """Take back what `patch` did; without one, nothing happens."""
+    """Undo `patch`; does nothing without it."""
     with _lock:
         while _originals:
             place, name, original = _originals.pop()

@@ -1,4 +1,4 @@
-"""`torch.cuda.MemPool` for our allocator: PyTorch's own cannot be made while another allocator is the current one."""
+"""`torch.cuda.MemPool` for our allocator: PyTorch refuses to create its own while another allocator is current."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from allotment.torch._replacements import allocator_of, memory_snapshot, used_de
 class MemPool:
     """A private pool of the current device, for `use_mem_pool`, with the parameters of `torch.cuda.MemPool`.
 
-    `allocator` must be None: which memory a pool of PyTorch's own allocator is made of can be chosen, and
-    `allotment.torch.raw_allocator` is a choice there; this one is made of ours already.
+    `allocator` must be None. It chooses where a pool of PyTorch's own allocator gets its memory, for instance from
+    `allotment.torch.raw_allocator`; this pool's memory comes from Allotment already.
     """
 
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         if allocator is not None:
             raise UnsupportedError(
-                "a MemPool with an allocator of its own needs PyTorch's native allocator as the current one;"
+                "a MemPool with its own allocator needs PyTorch's native allocator as the current one;"
                 " leave allocator out, or do not install Allotment",
                 operation="MemPool",
             )
         self._device: int = torch.cuda.current_device()
-        # PyTorch's counter also feeds graph_pool_handle, and an id must be of one pool alone.
+        # PyTorch's counter also feeds graph_pool_handle, and no two pools may have one id.
         self._id: PoolId = torch._C._graph_pool_handle()
         owner = allocator_of(self._device)
         owner.create_or_incref_pool(self._id, placement="torch" if no_split else None)
@@ -54,7 +54,7 @@ class MemPool:
         return None
 
     def use_count(self) -> int:
-        """How many use the pool: this object, each `use_mem_pool` that is entered, each graph."""
+        """The number of users of the pool: this object, each active `use_mem_pool`, each graph."""
         return allocator_of(self._device).pool_use_count(self._id)
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ class MemPool:
 
 def _give_up(device: int, pool: PoolId) -> None:
     allocator_of(device).close_pool(pool)
-    for other in used_devices():  # `use_mem_pool` may have taken it there
+    for other in used_devices():  # `use_mem_pool` may have created it there
         if other != device:
-            with suppress(PoolError):  # it never was there
+            with suppress(PoolError):  # it was never created there
                 allocator_of(other).empty_cache(pool)

@@ -1,7 +1,7 @@
-"""What PyTorch has told its allocator, kept for the devices that it uses later.
+"""State that PyTorch set on its allocator, kept for devices that it uses later.
 
-PyTorch's own allocator has a part for each device from the start, so what it is told holds for all of them. Ours is
-made when a device is first used, and is then told what the others were.
+PyTorch's own allocator has a part for each device from the start, so a call affects all of them. Ours is created when a
+device is first used, and then gets the state that the others have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ProcessState:
     """The events that PyTorch before 2.13 can leave out of a history; other names are passed over."""
 
     def __init__(self) -> None:
-        self.lock = fork_safe_lock()  # reentrant: a device may be first used by what is done under it
+        self.lock = fork_safe_lock()  # reentrant: code under the lock may use a device for the first time
         self.settings = Settings()
         self.caching = True
         self.deep = False
@@ -33,12 +33,12 @@ class ProcessState:
         self.history: dict[str, Any] | None = None
         """Arguments of `Allocator.record_history`; None while nothing is recorded."""
         self.fractions: dict[int, float] = {}
-        """Of the devices that were limited before they were used: the share of their memory."""
+        """The fraction of memory of each device that was limited before its first use."""
         self.observers: list[Observer] = []
         self._told: WeakSet[Allocator] = WeakSet()
 
     def tell(self, allocator: Allocator) -> None:
-        """All of it but the settings, which an allocator is made with. A second time, nothing happens."""
+        """Apply everything except the settings, which an allocator is created with. Does nothing the second time."""
         with self.lock:
             if allocator in self._told:
                 return

@@ -1,4 +1,4 @@
-"""The functions of PyTorch's caching allocator that a plug-in is not asked for, done by our allocator.
+"""Functions of PyTorch's caching allocator that PyTorch does not route to a plug-in, implemented on our allocator.
 
 PyTorch passes a few kinds of calls on to a pluggable allocator and refuses everything else. The functions here replace
 the refused ones: each has the arguments, the result and the errors of the `torch._C` function that `REPLACEMENTS` names
@@ -29,7 +29,7 @@ from allotment.torch._process_state import process_state
 BACKEND = "allotment"
 """What `torch.cuda.get_allocator_backend` says."""
 
-# Taken here, because the patch puts ours in its place; a PyTorch before 2.8 has another.
+# Read here, because the patch replaces it later; a PyTorch before 2.8 has another.
 _set_settings_of_torch: Callable[[str], None] = getattr(
     torch._C, "_accelerator_setAllocatorSettings", lambda settings: None
 )
@@ -64,7 +64,7 @@ def _checked(device: int, complaint: str = "Invalid device argument {}") -> int:
 
 
 def _checked_for_fraction(device: int) -> int:
-    """PyTorch's words where it looks for the allocator and not for the device."""
+    """The message that PyTorch raises where it looks up the allocator instead of the device."""
     return _checked(device, "Allocator not initialized for device {}")
 
 
@@ -78,7 +78,7 @@ def nested_stats(device: int) -> dict[str, Any]:
 
 
 def nested_accelerator_stats(device: int) -> dict[str, Any]:
-    """Without the counters that PyTorch shows under `torch.cuda` only."""
+    """Remove the counters that PyTorch shows only under `torch.cuda`."""
     return {key: value for key, value in nested_stats(device).items() if key not in _OF_CUDA_ONLY}
 
 
@@ -86,7 +86,7 @@ _OF_CUDA_ONLY = ("num_oom_rejections", "reserved_bytes_by_private_pools")
 
 
 def _fresh(stats: dict[str, Any]) -> dict[str, Any]:
-    """The figures of an allocator with the same settings that has never been asked for anything."""
+    """Return the statistics of an allocator with the same settings that never got a request."""
     return {
         key: _fresh(value) if isinstance(value, dict) else value if key == "max_split_size" else 0
         for key, value in stats.items()
@@ -131,9 +131,9 @@ def allocator_backend() -> str:
 
 
 def set_allocator_settings(env: str) -> None:
-    """Also tells PyTorch: its pinned memory has settings in the same string, and its complaints are the original."""
+    """Also pass the settings to PyTorch: its pinned memory reads them too, and the error messages are its own."""
     if not isinstance(env, str):
-        raise TypeError(f"settings are a text, not {type(env).__name__}")
+        raise TypeError(f"settings must be a string, not {type(env).__name__}")
     try:
         _set_settings_of_torch(env)
     finally:
@@ -148,7 +148,7 @@ def set_allocator_settings(env: str) -> None:
 
 
 def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], object]) -> None:
-    """Called with the device, the size of the segment, the limit or else all memory there is, and what is free."""
+    """Call `observer` with the device, the segment's size, the limit (or the total memory), and the free memory."""
 
     def tell(facts: OutOfMemoryFacts) -> None:
         most = facts.device_total if facts.limit is None else facts.limit
@@ -176,7 +176,7 @@ def record_history(
     record_pinned_host_memory: bool = False,
     record_cuda: bool = True,
 ) -> None:
-    """`stacks` makes no difference, frames are Python's; annotations are recorded by `Allocator.record_annotation`."""
+    """`stacks` has no effect: frames are Python's. `Allocator.record_annotation` records annotations."""
     if enabled is not None and record_pinned_host_memory:
         _say_that_pinned_memory_is_not_recorded()
     if not record_cuda:
@@ -211,7 +211,7 @@ def record_history_legacy(
 
 
 def _say_that_pinned_memory_is_not_recorded() -> None:
-    """PyTorch records it, and shows it only in a snapshot of its own allocator."""
+    """Warn: PyTorch records pinned memory, but shows it only in a snapshot of its own allocator."""
     warnings.warn(
         "record_pinned_host_memory has no effect in hooks mode of allotment.torch: PyTorch does not show the history of"
         " pinned memory while a plug-in is its allocator; deep mode has it",
@@ -286,7 +286,7 @@ def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dic
 def _snapshot_of(allocator: Allocator, pool: PoolId, include_traces: bool) -> dict[str, Any]:
     try:
         return allocator.snapshot(pool, include_traces)
-    except PoolError:  # PyTorch says the same of a pool that never was and of one without memory
+    except PoolError:  # PyTorch answers the same for a pool that never existed and for one without memory
         return {**allocator.snapshot(include_traces=include_traces), "segments": []}
 
 

@@ -1,8 +1,8 @@
-"""Races between streams, found in a PyTorch program: what its operations touch, and what orders its streams.
+"""Finds races between streams in a PyTorch program, from what its operations touch and what orders its streams.
 
-PyTorch tells of events and waits by the callbacks of `torch.cuda._gpu_trace`, as it does to its own sanitizer; of
-operations by its dispatcher; of memory our allocator tells. What Python does not see (kernels of extensions that call
-no operator, work inside graphs) is not looked at.
+The callbacks of `torch.cuda._gpu_trace`, which PyTorch's own sanitizer uses, report events and waits; PyTorch's
+dispatcher reports operations; our allocator reports memory. Work that Python does not see (kernels of extensions that
+call no operator, work inside graphs) is not checked.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _tracker_of(sanitizer: Sanitizer) -> Any:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-    """Tells of each operator's arguments and results."""
+    """Reports the arguments and results of each operator."""
 
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
             if given is None and position < len(arguments):
                 given = arguments[position]
             writes = argument.alias_info is not None and argument.alias_info.is_write
-            if argument.alias_info is None or writes:  # else the result is a view of it, and nothing is touched
+            if argument.alias_info is None or writes:  # otherwise the result is a view: no access
                 self._touch(given, writes=writes)
         result = function(*arguments, **options)
         if all(returned.alias_info is None for returned in schema.returns):
@@ -106,7 +106,7 @@ def _handle_of(stream: Any) -> int:
 
 
 def _register() -> None:
-    """Once: PyTorch has no way to take callbacks back."""
+    """Register the callbacks once: PyTorch cannot remove them."""
     global _registered
     if _registered:
         return
@@ -130,10 +130,10 @@ def _register() -> None:
 
 @contextmanager
 def sanitize() -> Iterator[dict[int, Sanitizer]]:
-    """Look for races between streams inside the block; gives the sanitizer of each GPU by index, with its `reports`.
+    """Find races between streams inside the block; yields the sanitizer of each GPU by index, with its `reports`.
 
-    Each finding is a SanitizerWarning too. Needs `install()`. Operations cost several times as much meanwhile. Raises
-    UnsupportedError if another allocator than ours serves PyTorch.
+    Also warns of each finding with a SanitizerWarning. Needs `install()`. Inside the block, operations cost several
+    times as much. Raises UnsupportedError if another allocator than ours serves PyTorch.
     """
     _register()
     watch = _Watch()

@@ -1,4 +1,4 @@
-"""Pausing what PyTorch has: a module, tensors, or a tag by its name."""
+"""Pausing PyTorch's memory: a module, tensors, or a tag by its name."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["pause", "resume"]
 
 
 def pause(what: Any, *, keep: str = "host") -> int:
-    """Give back the GPU memory of a module, of tensors or of a tag, and keep every address; gives how many bytes went.
+    """Release the GPU memory of a module, of tensors or of a tag, and keep every address; returns the bytes released.
 
     `what` is a `torch.nn.Module` (its parameters and buffers), a tensor, several of them, or the name of a tag. They
-    must have been allocated inside `with allotment.tag(name):`, and all of their tags are paused, with whatever else is
-    in them. `keep` and what is raised are those of `Allocator.pause`; RequestError for a tensor that is in no tag.
+    must have been allocated inside `with allotment.tag(name):`, and `pause` pauses all of their tags, with everything
+    else in them. `keep` and what is raised are those of `Allocator.pause`; RequestError for a tensor that is in no tag.
     """
     return sum(allocator.pause(tag, keep=keep) for allocator, tag in _tags_of(what))
 
 
 def resume(what: Any, *, progress: Callable[[int, int], None] | None = None) -> None:
-    """Bring back what `pause` was given, under the same addresses and with its contents: see `Allocator.resume`."""
+    """Bring paused memory back at the same addresses with its contents: see `Allocator.resume`."""
     for allocator, tag in _tags_of(what):
         allocator.resume(tag, progress=progress)
 
@@ -45,7 +45,7 @@ def _tags_of(what: Any) -> list[tuple[Allocator, str]]:
         tag = _tag_at(allocator, tensor.untyped_storage().data_ptr())
         if not tag:
             raise RequestError(
-                f"a tensor of shape {tuple(tensor.shape)} is in no tag, and cannot be paused alone; make it inside"
+                f"a tensor of shape {tuple(tensor.shape)} is in no tag, so it cannot be paused; create it inside"
                 " `with allotment.tag(name):`"
             )
         tags[tensor.get_device(), tag] = allocator, tag
@@ -57,7 +57,7 @@ def _allocators() -> list[Allocator]:
 
 
 def _tensors_of(what: Any) -> Iterator[torch.Tensor]:
-    """Those with memory on a GPU."""
+    """Return the tensors that have memory on a GPU."""
     if isinstance(what, torch.nn.Module):
         what = [*what.parameters(), *what.buffers()]
     given: Iterable[Any] = [what] if isinstance(what, torch.Tensor) else what

@@ -1,8 +1,8 @@
-"""The functions of `torch.cuda.memory`, telling of our allocator while it is PyTorch's current one.
+"""The functions of `torch.cuda.memory` for our allocator, while it is PyTorch's current one.
 
-PyTorch's own raise for most of what they are asked once another allocator is the current one. These take the same
-parameters, give the same forms and raise the same errors; `patch` makes PyTorch's own do so too. What works as it is,
-through the hooks or because it has nothing to do with the allocator, is PyTorch's own function here as well.
+Most of PyTorch's own raise once another allocator is current. These take the same parameters, return the same forms and
+raise the same errors; `patch` puts them under PyTorch's names. Functions that work unchanged, through the hooks or
+because they do not involve the allocator, are PyTorch's own.
 
 `get_allocator_backend` says "allotment": programs compare it with "native" or "cudaMallocAsync", and it is neither.
 """
@@ -158,12 +158,12 @@ _RENAMED = "`torch.cuda.{}` has been renamed to `torch.cuda.{}`"
 
 
 def reset_accumulated_memory_stats(device: Device = None) -> None:
-    """Start the counts of what was ever allocated and freed, of retries and of failures, again at 0."""
+    """Reset the accumulated counters (allocated, freed, retries, failures) to 0."""
     replacements.reset_accumulated_stats(_index(device))
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
-    """Start every peak again at what is the case now."""
+    """Reset every peak to the current value."""
     replacements.reset_peak_stats(_index(device))
 
 
@@ -209,19 +209,19 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 
 
 def _named_index(device: Device) -> int:
-    """As `_index`, but a device that is named without its index is refused, as PyTorch does there."""
+    """As `_index`, but refuse a device without an index, as PyTorch does there."""
     return torch.cuda.current_device() if device is None else _index(device, optional=False)  # type: ignore[no-any-return]
 
 
 def caching_allocator_enable(value: bool = True) -> None:
-    """Whether requests go through the cache. Off: each is a device allocation of its own."""
+    """Switch the cache on or off. Without it, each request is a separate device allocation."""
     if torch.cuda.is_initialized():
         replacements.enable_caching(value)
 
 
 @contextmanager
 def caching_allocator_disabled() -> Iterator[None]:
-    """Inside the block, each request is a device allocation of its own."""
+    """Inside the block, each request is a separate device allocation."""
     before = replacements.is_caching()
     caching_allocator_enable(False)
     try:
@@ -248,12 +248,12 @@ def _set_allocator_settings(env: str) -> None:
 
 
 def _record_memory_history(enabled: Any = "all", *args: Any, **kwargs: Any) -> None:
-    """Keep what happens from now on, for `_snapshot`; None keeps nothing any more and forgets what was kept.
+    """Record events from now on, for `_snapshot`; None stops recording and discards the history.
 
     The parameters are PyTorch's: enabled, context, stacks, max_entries, device, clear_history, compile_context,
-    global_record_annotations, skip_actions, record_pinned_host_memory, record_cuda. Frames are those of Python whatever
-    `stacks` says, and what PyTorch itself would note of compilation, of annotated ranges and of pinned memory is not
-    kept; a warning says so of pinned memory. A bool as `enabled` means the former parameters, as in PyTorch.
+    global_record_annotations, skip_actions, record_pinned_host_memory, record_cuda. Frames are Python's for every value
+    of `stacks`. PyTorch's own entries for compilation, annotated ranges and pinned memory are not recorded; for pinned
+    memory, a warning says so. A bool as `enabled` means the former parameters, as in PyTorch.
     """
     record = _record_memory_history_legacy if isinstance(enabled, bool) else _record_memory_history_impl
     record(enabled, *args, **kwargs)
@@ -356,7 +356,7 @@ def _set_memory_metadata(metadata: str) -> None:
 
 
 def _get_memory_metadata() -> str:
-    """What the calling thread attaches now."""
+    """The text that the calling thread attaches now."""
     return get_user_metadata()
 
 
@@ -366,7 +366,7 @@ def _memory_metadata_supported() -> bool:
 
 
 def _annotate_tensor(tensor: Any, metadata: str) -> None:
-    """Add a note on a tensor's memory to the history, beside what was attached when it was allocated."""
+    """Add a note on a tensor's memory to the history, in addition to the metadata from its allocation."""
     if not tensor.is_cuda:
         raise ValueError(f"expected a CUDA tensor, got device {tensor.device}")
     replacements.annotate_memory(tensor.untyped_storage().data_ptr(), metadata)

@@ -133,14 +133,14 @@ def test_without_a_compiler_it_says_what_to_install(building, machine, facts, mo
     with pytest.raises(building.CannotBuild, match=r"no C\+\+ compiler .*install g\+\+"):
         building.library(facts, print)
     monkeypatch.setenv("CXX", "not-there")
-    with pytest.raises(building.CannotBuild, match="'not-there', which CXX names"):
+    with pytest.raises(building.CannotBuild, match="CXX names 'not-there'"):
         building.library(facts, print)
 
 
 def test_without_headers_it_says_which(building, machine, facts, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(machine.cache))
     other = building.TorchFacts("2.11.0", "99.0", machine.torch)
-    with pytest.raises(building.CannotBuild, match=r"no headers of CUDA 99\.0"):
+    with pytest.raises(building.CannotBuild, match=r"headers of CUDA 99\.0"):
         building.library(other, print)
     bare = building.TorchFacts("2.11.0", "13.0", machine.torch / "elsewhere")
     with pytest.raises(building.CannotBuild, match="without its headers"):
@@ -227,7 +227,7 @@ def test_two_processes_at_once_compile_once(machine, tmp_path):
     both = [machine.start(), machine.start()]
     with open(tmp_path / "gate", "w") as gate:  # opens when a compiler is there to read
         said = {0: [], 1: []}
-        while not any("another process does the same" in line for lines in said.values() for line in lines):
+        while not any("another process is compiling it" in line for lines in said.values() for line in lines):
             for number, process in enumerate(both):
                 os.set_blocking(process.stderr.fileno(), False)
                 said[number] += process.stderr.readlines()

@@ -214,7 +214,7 @@ def test_a_fault_in_settings_is_pytorchs_complaint_and_what_stood_before_it_is_a
 
 
 def test_settings_that_are_no_text_are_refused(stand):
-    with pytest.raises(TypeError, match="settings are a text, not int"):
+    with pytest.raises(TypeError, match="settings must be a string, not int"):
         stand.replacements.set_allocator_settings(5)
 
 

@@ -185,6 +185,6 @@ def test_in_a_process_of_the_self_check_nothing_is_installed(tmp_path, monkeypat
 def test_dense_placement_is_one_switch_of_the_command(folder, monkeypatch):
     monkeypatch.delenv("ALLOTMENT_CONF", raising=False)
     refused = run("--dense", "--settings", "placement:torch", "program.py", at=folder)
-    assert refused.returncode == 2 and "dense placement is asked for" in refused.stderr
+    assert refused.returncode == 2 and "dense placement was requested" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert run("--dense", "--mode", "hooks", "program.py", at=folder).returncode == 0

@@ -92,7 +92,7 @@ def test_an_unknown_release_that_tells_something_else_is_served_by_hooks_unless_
     release.change("cuda/memory.py", "result = []", told_too)
     told = install()
     assert told.splitlines()[0].startswith("2.99.0+made.up hooks")
-    assert "grown: False natively, True in deep mode; install(mode='deep') takes it all the same" in told
+    assert "grown: False natively, True in deep mode; install(mode='deep') uses it anyway" in told
     assert install('"deep"').startswith("2.99.0+made.up deep")
 
 

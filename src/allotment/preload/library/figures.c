@@ -84,7 +84,7 @@ void context_made(int device, CUcontext context, int is_primary, uint64_t used_b
         atomic_store(&own->others, used - took);
         atomic_store(&own->overhead, took);
         if (options.limit && options.limit <= took) {
-            say(SAID_LIMIT, "the limit of %llu MiB is below the %llu MiB that the context takes, and is not kept",
+            say(SAID_LIMIT, "the limit of %llu MiB is below the %llu MiB that the context takes, and is ignored",
                 (unsigned long long)(options.limit / MIB), (unsigned long long)(took / MIB));
             options.limit = 0;
         }

@@ -1,4 +1,4 @@
-"""Points about single blocks: size, context, one at a wished address, and those of other processes."""
+"""Points about single blocks: size, context, allocation at an exact address, and blocks of other processes."""
 
 from allotment.torch._deep.header cimport allotment_points
 

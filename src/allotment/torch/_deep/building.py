@@ -1,9 +1,9 @@
-"""The compiled stand-in: compiled once for the PyTorch and the Allotment found here, then kept.
+"""Compiles the stand-in once for the installed PyTorch and Allotment, and keeps it.
 
-The library lies in the user's cache folder, or in a folder of the user's own among temporary files if the cache folder
-cannot be written. Its name states the versions it is for and a hash of its sources. A process that compiles holds a
-lock on a file beside it and writes to a file of its own, which it renames at the end: two processes that need the
-library at once compile it once, and an interrupted one leaves nothing that another would load.
+The library is in the user's cache folder, or, if that cannot be written, in a folder of the user below the one for
+temporary files. Its name states the versions it is for and a hash of its sources. A process that compiles holds a lock
+on a file beside it and writes to a separate file, which it renames at the end: two processes that need the library at
+once compile it once, and an interrupted process leaves nothing that another would load.
 
 The library runs as code of this user, so nobody else may supply it. Anybody can create the folder among temporary files
 first. `Folder` therefore opens a folder once, checks what it opened, and reaches the files through that descriptor; the
@@ -46,12 +46,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What the stand-in is compiled for."""
+    """The PyTorch that the stand-in is compiled for."""
 
     version: str
     cuda: str | None
     folder: Path
-    """Of the package: its headers and libraries are below it."""
+    """The package's folder, with its headers and libraries."""
     new_strings: bool = True
     """Which of the two forms of std::string its libraries are compiled with."""
     hip: str | None = None
@@ -64,7 +64,7 @@ class TorchFacts:
 
 
 class CannotBuild(UnsupportedError):
-    """There can be no stand-in here; the text says why, and what would help."""
+    """The stand-in cannot be built here; the text says why, and what would help."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, operation="install")
@@ -76,7 +76,7 @@ def is_proven(torch: TorchFacts) -> bool:
 
 
 def refuse_unknown(torch: TorchFacts) -> None:
-    """Raise CannotBuild for a PyTorch that the stand-in cannot be compiled for. A newer one than we know may work."""
+    """Raise CannotBuild for a PyTorch that the stand-in cannot be compiled for. A newer, unknown release may work."""
     if torch.hip is not None:
         raise CannotBuild(f"PyTorch {torch.version} was built for ROCm; deep mode needs a build for CUDA")
     if torch.cuda is None:
@@ -90,21 +90,21 @@ class Library:
     """The compiled stand-in, open."""
 
     path: Path
-    """Where it is kept, for messages. Loading this name could find another file."""
+    """Its path, for messages only: loading by path could open another file."""
     descriptor: int
     """Stays open: debuggers and PyTorch's stack traces open the file again by `loadable`."""
 
     @property
     def loadable(self) -> str:
-        """A name for dlopen that leads to the opened file. Raises OSError without /proc.
+        """A path for dlopen that leads to the opened file. Raises OSError without /proc.
 
-        It has the number that /proc knows this process by, so that a symbolizer in a child process can open it too.
+        It contains this process's number in /proc, so that a symbolizer in a child process can open it too.
         """
         return f"/proc/{os.readlink('/proc/self')}/fd/{self.descriptor}"
 
 
 class Folder:
-    """A folder, open, in which only this user and root can have put anything."""
+    """An open folder that only this user and root can write to."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         """Raises OSError if it cannot be opened, is a link, or is open to other users."""
@@ -128,7 +128,7 @@ class Folder:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
 
     def library(self, name: str) -> Library | None:
-        """The library of that name; None if there is no file, or one that this user cannot trust or read."""
+        """Open the library of that name; None if no such file exists, or this user cannot trust or read it."""
         try:
             descriptor = self.open(name)
         except OSError:
@@ -141,7 +141,7 @@ class Folder:
         return Library(self.path / name, descriptor)
 
     def text(self, name: str) -> str | None:
-        """What is written in a file; None as for `library`."""
+        """Return the content of a file; None as for `library`."""
         found = self.library(name)
         if found is None:
             return None
@@ -149,7 +149,7 @@ class Folder:
             return file.read()
 
     def keep(self, name: str, text: str) -> None:
-        """Write a file, so that others find all of it or nothing."""
+        """Write a file atomically: other processes see all of it or nothing."""
         part = f"{name}.{os.getpid()}.part"
         try:
             with open(self.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
@@ -173,9 +173,9 @@ def _refuse_foreign(descriptor: int, path: Path) -> None:
 
 
 def library(torch: TorchFacts, say: Say | None = None) -> Library:
-    """The compiled stand-in, compiled now if no folder has it. Raises CannotBuild.
+    """Return the compiled stand-in; compile it if no folder has it. Raises CannotBuild.
 
-    `say` gets the lines that tell how long it takes; by default they go to standard error.
+    `say` gets progress lines; by default they go to standard error.
     """
     say = say or say_on_standard_error
     refuse_unknown(torch)
@@ -196,7 +196,7 @@ def library(torch: TorchFacts, say: Say | None = None) -> Library:
 
 
 def folders() -> Iterator[Path]:
-    """The folders where the library may lie, the best first."""
+    """The folders where the library may be, in order of preference."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     with contextlib.suppress(RuntimeError):  # a user without a home
         yield (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "allotment"
@@ -214,7 +214,7 @@ def _make(torch: TorchFacts, folder: Folder, name: str, say: Say) -> Library:
     stem = name.removesuffix(".so")
     with one_process_at_a_time(folder, f"{stem}.lock", say):
         kept = folder.library(name)
-        if kept is not None:  # another process was quicker
+        if kept is not None:  # another process has compiled it meanwhile
             return kept
         for left in os.listdir(folder.descriptor):
             if left.startswith(f"{stem}.") and left.endswith(".part"):  # of a process that was killed
@@ -232,7 +232,7 @@ def _make(torch: TorchFacts, folder: Folder, name: str, say: Say) -> Library:
 
 @contextlib.contextmanager
 def one_process_at_a_time(folder: Folder, name: str, say: Say) -> Iterator[None]:
-    """Let one process in at a time; the lock ends with the process. Where files cannot be locked, several compile."""
+    """Hold a lock that ends with the process. Where files cannot be locked, several processes compile."""
     import fcntl
 
     descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
@@ -240,7 +240,7 @@ def one_process_at_a_time(folder: Folder, name: str, say: Say) -> Iterator[None]
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process does the same; waiting for it")
+            say("another process is compiling it; waiting")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError:
             pass
@@ -259,12 +259,12 @@ def _compile(torch: TorchFacts, folder: Folder, name: str, say: Say) -> None:
     except OSError as error:
         raise CannotBuild(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     if done.returncode != 0 or name not in os.listdir(folder.descriptor):
-        raise CannotBuild(f"the stand-in does not compile with {command[0]}: {_complaint(done.stderr)}")
+        raise CannotBuild(f"the library for deep mode does not compile with {command[0]}: {_complaint(done.stderr)}")
     say(f"compiled in {time.monotonic() - began:.0f} s, kept in {folder.path}")
 
 
 def _complaint(output: str) -> str:
-    """What a compiler says first, of all that it says."""
+    """Return the first error in a compiler's output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or ["it says nothing"])[0][:300]
@@ -276,7 +276,7 @@ def compiler() -> list[str]:
     if chosen:
         found = shutil.which(chosen[0])
         if found is None:
-            raise CannotBuild(f"there is no C++ compiler {chosen[0]!r}, which CXX names")
+            raise CannotBuild(f"CXX names {chosen[0]!r}, which is not a C++ compiler on this machine")
         return [os.path.abspath(found), *chosen[1:]]  # it runs in another folder
     for name in COMPILERS:
         found = shutil.which(name)
@@ -286,7 +286,7 @@ def compiler() -> list[str]:
 
 
 def flags(torch: TorchFacts) -> list[str]:
-    """Everything that the compiler is told but for the source and the result. Raises CannotBuild."""
+    """Return the compiler's command line except for the source and the result. Raises CannotBuild."""
     headers = torch.folder / "include"
     if not headers.is_dir():
         raise CannotBuild(f"PyTorch {torch.version} is installed without its headers ({headers})")
@@ -298,7 +298,7 @@ def flags(torch: TorchFacts) -> list[str]:
         f"-I{PACKAGE / 'include'}",
         *(f"-isystem{folder}" for folder in [headers, headers / "torch" / "csrc" / "api" / "include"]),
         *(f"-isystem{folder}" for folder in cuda_headers(torch)),
-        # Needed by name, so that they are the ones that PyTorch has loaded; where they are not there, they are loaded.
+        # Linked by name, so that the loader uses those that PyTorch has loaded, and loads the others.
         *([f"-L{libraries}", "-Wl,--no-as-needed", "-lc10", "-lc10_cuda", "-ltorch_cpu"] if libraries.is_dir() else []),
     ]
 
@@ -313,16 +313,16 @@ def cuda_headers(torch: TorchFacts) -> list[Path]:
         if _cuda_major(folder) == major and (folder / "crt" / "host_defines.h").exists():
             return [folder]
     for folder in [torch.folder.parent / "nvidia" / name / "include" for name in (f"cu{major}", "cuda_runtime")]:
-        if _cuda_major(folder) == major:  # came with PyTorch; a part of them is missing there
+        if _cuda_major(folder) == major:  # installed with PyTorch; some headers are missing there
             return [OUR_CUDA_HEADERS, folder]
     raise CannotBuild(
-        f"there are no headers of CUDA {torch.cuda}, which PyTorch {torch.version} is built with; install the CUDA"
+        f"the headers of CUDA {torch.cuda}, which PyTorch {torch.version} is built with, are missing; install the CUDA"
         " toolkit, or the package nvidia-cuda-runtime, or name the toolkit's folder in CUDA_HOME"
     )
 
 
 def _cuda_major(folder: Path) -> str | None:
-    """The major version of the headers in a folder; None: there are none."""
+    """Return the major version of the headers in a folder; None without headers."""
     try:
         text = (folder / "cuda_runtime_api.h").read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What two processes tell of PyTorch's allocator, made comparable, and the first place where they differ."""
+"""Compares what PyTorch's allocator reports in two processes, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 
 def in_settled_order(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A history in which one call gives segments back by pool, in the order in which pools were made, then by stream.
+    """Return a history in which one call releases segments in order of the pools' creation, then by stream.
 
-    PyTorch keeps pools that are out of use in a hash table, and sorts free blocks by the handle of their stream, which
-    is an address that the driver chose: both orders are chance. Among the segments of one stream in one pool the order
-    stays.
+    PyTorch keeps unused pools in a hash table, and sorts free blocks by the handle of their stream, which is an address
+    that the driver chose: both orders are random. The order among segments of one stream in one pool stays.
     """
 
     def place(freed: dict[str, Any]) -> tuple[str, str]:
@@ -34,9 +33,9 @@ def in_settled_order(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Places:
-    """Addresses of one run, told by the order in which the driver gave memory out: where it lies differs by process.
+    """Names addresses of a run by the order in which the driver returned them, since the numbers differ by process.
 
-    What is mapped behind a place belongs to it, as segments grow, and so does what comes to lie in one given back.
+    Memory mapped behind a place belongs to it, as segments grow, and so does memory that reuses a released place.
     """
 
     def __init__(self, trace: list[dict[str, Any]]) -> None:
@@ -52,7 +51,7 @@ class Places:
         return next((base for base, end in self.ends.items() if base <= address < end + grown), None)
 
     def told(self, told: Any) -> Any:
-        """What was told, with places for addresses."""
+        """Return a report with places instead of addresses."""
         if isinstance(told, dict):
             return {key: self.place(told[key]) if key in ("addr", "address") else self.told(told[key]) for key in told}
         return [self.told(part) for part in told] if isinstance(told, list) else without_others(told)
@@ -63,14 +62,14 @@ class Places:
 
 
 def without_others(text: Any) -> Any:
-    """An error's text without what other processes had of the GPU at that moment."""
+    """Return an error's text without the memory of other processes."""
     if not isinstance(text, str):
         return text
     return re.sub(r" of which [\d.]+ \w+ is free|Process \d+ has [\d.]+ \w+ memory in use\. ", "", text)
 
 
 def difference(a: Any, b: Any, place: str = "") -> str | None:
-    """The first place where two things told are not the same."""
+    """Return the first difference between two reports."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *[key for key in b if key not in a]]:
             if key not in a or key not in b:

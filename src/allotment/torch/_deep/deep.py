@@ -1,4 +1,4 @@
-"""The stand-in in the place of PyTorch's own allocator."""
+"""Replaces PyTorch's own allocator with the stand-in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from allotment.torch._process_state import process_state
 if TYPE_CHECKING:
     from allotment._allocators.caching.tenants import Tenant
 
-_loaded: Any = None  # the library; kept, because PyTorch calls into it to the end
+_loaded: Any = None  # the library; kept, because PyTorch calls into it until the process ends
 
 
 def torch_here() -> TorchFacts:
@@ -39,7 +39,7 @@ def torch_here() -> TorchFacts:
 
 
 def load(*, insist: bool) -> Any:
-    """The compiled stand-in, loaded; nothing is changed by that. Raises CannotBuild.
+    """Load the compiled stand-in, without changing anything yet. Raises CannotBuild.
 
     Unless `insist`, a release of PyTorch that deep mode was not proven with must pass a check first.
     """
@@ -51,7 +51,7 @@ def load(*, insist: bool) -> Any:
     try:
         from allotment.torch._deep import points
     except ImportError as error:
-        raise CannotBuild(f"deep mode is for Linux, and for a whole build of Allotment ({error})") from error
+        raise CannotBuild(f"deep mode needs Linux and a complete build of Allotment ({error})") from error
     built = library(here)
     try:
         found = ctypes.CDLL(built.loadable)
@@ -61,7 +61,7 @@ def load(*, insist: bool) -> Any:
     except (OSError, AttributeError) as error:
         raise CannotBuild(f"the compiled library {built.path} cannot be loaded: {error}") from error
     if not found.allotment_stand_in_fits(ctypes.c_void_p(points.address())):
-        raise CannotBuild(f"the compiled library {built.path} is of another version; remove it")
+        raise CannotBuild(f"the compiled library {built.path} is for another version; remove it")
     if not insist and not is_proven(here):
         expect_equal(here, built, say_on_standard_error)
     _loaded = found
@@ -69,11 +69,11 @@ def load(*, insist: bool) -> Any:
 
 
 def put_in_place(tenant_on: Callable[[int], Tenant]) -> None:
-    """Let PyTorch use it from now on. Raises RequestError if it is too late. pre: load"""
+    """Make PyTorch use it. Raises RequestError if it is too late. pre: load"""
     from allotment.torch._deep import points, served
 
     served.serve_with(tenant_on, process_state)
-    # Numbers of pools are given in order, so the next one says how many there are. Asked for only if some may be there.
+    # Pools are numbered in order, so the next number is their count. Read only if pools may exist.
     pools_made = torch._C._graph_pool_handle()[1] if torch.cuda.is_initialized() else 0
     reason = _loaded.allotment_stand_in_install(points.address(), pools_made)
     if reason is not None:

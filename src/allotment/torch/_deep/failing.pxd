@@ -3,7 +3,7 @@
 from allotment._core.model.model cimport Failure
 from allotment.torch._deep.header cimport allotment_points
 
-# Each keeps something as the calling thread's failure, and is always 0.
+# Each sets the calling thread's failure, and returns 0.
 cdef int note(object error) noexcept
 cdef int fail(int device, const Failure* failure) noexcept with gil
 cdef int called_from_inside() noexcept with gil

@@ -27,7 +27,7 @@ cdef dict POOL_WORDS = {    # by the reason of a PoolError
 
 
 cdef str words_of(object error):
-    """A failure as PyTorch says it, where it has words for it."""
+    """Return a failure in PyTorch's wording, where it has one."""
     if isinstance(error, OutOfMemoryError):
         allocator = used_allocator(error.facts.device_index)
         return pytorch_out_of_memory(error.facts, rules=rules_of(allocator.settings.compat))
@@ -50,7 +50,7 @@ cdef int kind_of(object error):
 
 
 cdef int note(object error) noexcept:
-    """An exception becomes the calling thread's failure; always 0."""
+    """Set an exception as the calling thread's failure; returns 0."""
     free(failed.text)
     memset(&failed, 0, sizeof(allotment_failure))
     failed.kind = ALLOTMENT_FAILED
@@ -71,7 +71,7 @@ cdef int note(object error) noexcept:
 
 
 cdef int fail(int device, const Failure* failure) noexcept with gil:
-    """A failure of the engine becomes the calling thread's; always 0."""
+    """Set a failure of the engine as the calling thread's; returns 0."""
     cdef Allocator allocator
     try:
         allocator = used_allocator(device)
@@ -97,7 +97,7 @@ cdef int is_not_ours() noexcept nogil:
 
 
 cdef int called_from_inside() noexcept with gil:
-    return note(RuntimeError("the allocator was called from inside itself; a tracker and a filter may only free"))
+    return note(RuntimeError("the allocator was called from its own callback; trackers and filters may only free"))
 
 
 cdef void fill_failing(allotment_points* table) noexcept:

@@ -1,4 +1,4 @@
-"""Points that give figures of a device: gauges, the largest free block, statistics, what is mapped."""
+"""Points that return figures of a device: gauges, the largest free block, statistics, mapped memory."""
 
 from allotment.torch._deep.header cimport allotment_points
 

@@ -15,7 +15,7 @@ from allotment.torch._deep.served cimport served_at, told_to_all, used_allocator
 
 
 cdef void gauges(int device, int64_t* allocated, int64_t* reserved) noexcept nogil:
-    """A moment's figures, which another thread may be changing."""
+    """Read the current figures; another thread may be changing them."""
     cdef Engine* engine = served_at(device).engine
     if engine != NULL:
         allocated[0] = tally_now(&engine.stats.allocated_bytes)
@@ -62,7 +62,7 @@ cdef int fill_stats(allotment_stat* out, dict stats) except -1:
 cdef int stats(int device, allotment_stats* out,
                void (*pool)(void*, uint64_t, uint64_t, const allotment_stat*) noexcept nogil,
                void* self) noexcept with gil:
-    """Of a device that was not used yet: zeros."""
+    """Return statistics; zeros for a device that was not used yet."""
     cdef allotment_stat[3] reserved
     try:
         memset(out, 0, sizeof(allotment_stats))

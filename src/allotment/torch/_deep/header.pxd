@@ -1,4 +1,4 @@
-"""allotment_points.h, for Cython: what each thing means is said there."""
+"""allotment_points.h for Cython; that header explains each declaration."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,4 +1,4 @@
-"""Points about the history: what is recorded of what happens, the contexts of it, and what users note in it."""
+"""Points about the history: what is recorded, its contexts, and users' annotations."""
 
 from libc.stdint cimport uint32_t
 
@@ -12,5 +12,5 @@ cdef void fill_history(allotment_points* table) noexcept
 
 
 cdef inline uint32_t shown_context(uint32_t context) noexcept nogil:
-    """The number of a framework's context; 0: it is not the framework's."""
+    """The number of a framework's context; 0 if it is not the framework's."""
     return stack_of(context) if stack_of(context) >= FOREIGN_STACK else 0

@@ -46,7 +46,7 @@ cdef int is_recording(int device) noexcept nogil:
 
 
 cdef int will_record() noexcept with gil:
-    """Of a device that was not used yet: what the others do."""
+    """Whether a device records; a device that was not used yet answers as the others."""
     return told_to_all().history is not None
 
 
@@ -65,7 +65,7 @@ cdef int all_contexts_in_use(void (*visit)(void*, uint32_t) noexcept nogil, void
 
 
 cdef const char* text_of(uint32_t name) noexcept with gil:
-    """Valid for good: names are kept, and a text keeps its UTF-8."""
+    """The pointer stays valid: names are kept, and a string keeps its UTF-8 form."""
     try:
         return PyUnicode_AsUTF8(name_of(name))
     except BaseException:
@@ -140,7 +140,7 @@ cdef int record_history(int on, int level, size_t most, int clear, const char* c
 
 
 def skippable(settings: Settings, names: set[str]) -> set[str]:
-    """What can be left out of a history by the rules of a version: the others are passed over."""
+    """The events that a version's rules can leave out of a history; other names are ignored."""
     return names if has(settings.compat, "2.13") else names & told_to_all().SKIPPABLE
 
 

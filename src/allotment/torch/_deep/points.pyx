@@ -1,4 +1,4 @@
-"""What PyTorch's allocator interface asks of our allocators beyond the entry points: see allotment_points.h."""
+"""What PyTorch's allocator interface needs from our allocators beyond the entry points: see allotment_points.h."""
 
 from libc.string cimport memset
 

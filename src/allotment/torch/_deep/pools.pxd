@@ -1,4 +1,4 @@
-"""Points about pools: made and let go, emptied, their flags, their states."""
+"""Points about pools: creating, releasing and emptying them, their flags, their states."""
 
 from allotment.torch._deep.header cimport allotment_points
 

@@ -50,7 +50,7 @@ cdef int create_or_incref_pool(
         raw.free = <raw_free_t> source.free
         raw.drop = <drop_t> source.drop
         raw.self = source.self
-        placement = plain_placement     # the one that can do with segments of somebody else's
+        placement = plain_placement     # the kind that accepts segments from another allocator
     if not enter_once(engine):
         return called_from_inside()
     ok = pool_create_or_incref(engine, first, second, NULL if source == NULL else &raw, placement, &failure)

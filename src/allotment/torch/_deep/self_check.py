@@ -1,7 +1,7 @@
 """A check of deep mode with a release of PyTorch that it has not been proven with on a GPU.
 
 Two child processes run the same short program, one with PyTorch's own allocator and one in deep mode. What PyTorch
-tells in them must be equal, key by key. The verdict is kept beside the compiled library, so the check runs once.
+reports in them must be equal, key by key. The verdict is stored beside the compiled library, so the check runs once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from allotment.torch._deep.building import CannotBuild, Folder, Library, Say, To
 from allotment.torch._deep.comparing import Places, difference, in_settled_order
 
 RUNNING = "ALLOTMENT_SELF_CHECK"
-"""An environment variable of the children. There `install` does nothing, in case a program calls it at every start."""
+"""An environment variable of the children. With it, `install` does nothing, in case a startup file calls it."""
 SETTINGS = (
     "ALLOTMENT_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -35,13 +35,13 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class CannotCheck(Exception):
-    """The check found nothing out, so there is no verdict to keep."""
+    """The check was inconclusive, so there is no verdict to store."""
 
 
 def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
     """Raise CannotBuild unless the check passes, now or when it ran before."""
     stem = built.path.name.removesuffix(".so")
-    insist = "install(mode='deep') takes it all the same"
+    insist = "install(mode='deep') uses it anyway"
     try:
         with Folder(built.path.parent) as folder, one_process_at_a_time(folder, f"{stem}.lock", say):
             verdict = folder.text(f"{stem}.checked")
@@ -49,14 +49,14 @@ def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
                 say(f"deep mode has not been proven with PyTorch {torch.version}; comparing both allocators ...")
                 verdict = run()
                 if verdict != PASSED:
-                    verdict = run()  # a driver may have given memory out in another order in one of the two processes
+                    verdict = run()  # the driver may have returned addresses in another order in one process
                 folder.keep(f"{stem}.checked", verdict)
                 if verdict == PASSED:
                     say(f"the check passed: deep mode is used with PyTorch {torch.version}")
     except CannotCheck as error:
         raise CannotBuild(f"deep mode with PyTorch {torch.version} could not be checked: {error}; {insist}") from error
     except OSError as error:
-        raise CannotBuild(f"the verdict on deep mode cannot be kept: {error}; {insist}") from error
+        raise CannotBuild(f"the verdict on deep mode cannot be stored: {error}; {insist}") from error
     if verdict != PASSED:
         raise CannotBuild(f"a check of deep mode with PyTorch {torch.version} failed: {verdict}; {insist}")
 
@@ -64,7 +64,7 @@ def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
 def run() -> str:
     """The verdict: PASSED, or what differs. Raises CannotCheck."""
     if not sys.executable:
-        raise CannotCheck("this process does not know which Python it runs")
+        raise CannotCheck("this process does not know its Python executable")
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | {RUNNING: "1"}
     children = {
         mode: subprocess.Popen(
@@ -95,7 +95,7 @@ def run() -> str:
 
 
 def _end_of(child: subprocess.Popen[str]) -> list[Any] | str:
-    """What a child told; a text says how it failed."""
+    """Return a child's report, or a string that says how it failed."""
     told, complaints = child.communicate(timeout=LIMIT_SECONDS)
     if child.returncode == 0:
         with contextlib.suppress(ValueError, IndexError, KeyError, TypeError):
@@ -110,7 +110,7 @@ def _end_of(child: subprocess.Popen[str]) -> list[Any] | str:
 
 
 def work(mode: str) -> None:
-    """Run the program under an allocator, and print what PyTorch tells."""
+    """Run the program under an allocator, and print what PyTorch reports."""
     import torch
 
     if mode == "deep":
@@ -183,7 +183,7 @@ class Program:
             self.told.append(type(error).__name__)
 
     def known(self, told: Any) -> Any:
-        """What was told, without what depends on chance: clocks, handles of streams, what other processes use."""
+        """Return a report without its random parts: clocks, handles of streams, memory of other processes."""
         if isinstance(told, dict):
             known = {key: self.known(value) for key, value in told.items() if key not in ("time_us", "device_free")}
             if "device_traces" in known:

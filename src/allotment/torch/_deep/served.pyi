@@ -7,7 +7,7 @@ from allotment._allocators.caching.tenants import Tenant
 from allotment.torch._process_state import ProcessState
 
 def serve_with(function: Callable[[int], Tenant], state: ProcessState) -> None:
-    """Who serves a device: asked once a device, when memory of it is first wanted. `state` is what all are told."""
+    """Register the factory of each device's tenant, called on first use. `state` is applied to all of them."""
 
 def allocator_of(device: int) -> Allocator:
     """The allocator behind PyTorch's memory on a device."""

@@ -126,7 +126,7 @@ cdef void fill_served(allotment_points* table) noexcept:
 
 
 def serve_with(function: Callable[[int], Tenant], state: ProcessState) -> None:
-    """Who serves a device: asked once a device, when memory of it is first wanted. `state` is what all are told."""
+    """Register the factory of each device's tenant, called on first use. `state` is applied to all of them."""
     global settle, process_state
     settle = function
     process_state = state

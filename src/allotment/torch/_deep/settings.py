@@ -1,4 +1,4 @@
-"""Settings under PyTorch: those of PyTorch's variables, and on top of them what is said to us."""
+"""Settings under PyTorch: those of PyTorch's variables, overridden by our own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DENSE = "dense"
 
 
 def deep_settings(given: str | config.Settings | None, compat: str, *, dense: bool = False) -> config.Settings:
-    """What PyTorch's variables say; then the keys that ALLOTMENT_CONF names, then those of a string given.
+    """Return PyTorch's variables, overridden by the keys in ALLOTMENT_CONF, then by those of a string.
 
-    A record stands for itself. With `dense` the placement is dense, and another one in our own settings is an error.
+    A record is returned as it is. With `dense` the placement is dense, and another one in our own settings is an error.
     Raises SettingsError.
     """
     if isinstance(given, config.Settings):
@@ -41,7 +41,7 @@ def deep_settings(given: str | config.Settings | None, compat: str, *, dense: bo
 
 def _contradiction(placement: str, origin: str) -> SettingsError:
     return SettingsError(
-        f"dense placement is asked for, but {origin} name placement:{placement}; leave one of the two out",
+        f"dense placement was requested, but {origin} name placement:{placement}; remove one of the two",
         key="placement",
         value=placement,
         allowed=DENSE,
@@ -49,7 +49,7 @@ def _contradiction(placement: str, origin: str) -> SettingsError:
 
 
 def _named(text: str, compat: str, dense: bool) -> dict[str, Any]:
-    """The settings that a string names, and their values."""
+    """Return the settings that a string names, with their values."""
     keys = {entry.key for entry in entries(text, strict=True)}
     placed = f"placement:{DENSE},{text}" if dense and "placement" not in keys else text
     parsed = config.Settings.parse(placed, compat=compat)
@@ -57,7 +57,7 @@ def _named(text: str, compat: str, dense: bool) -> dict[str, Any]:
 
 
 def _without_meaningless(chosen: config.Settings, of_pytorch: config.Settings, named: set[str]) -> config.Settings:
-    """The settings without keys that have no meaning under the chosen placement.
+    """Return the settings without keys that have no meaning under the chosen placement.
 
     If PyTorch's variables set such a key, a warning says that it is not used. If our own settings do, it is an error.
     """
@@ -71,7 +71,9 @@ def _without_meaningless(chosen: config.Settings, of_pytorch: config.Settings, n
     for setting in meaningless:
         if setting in named:
             key = config.KEYS[setting].names[0]
-            raise SettingsError(f"{key} must be left out: it has no meaning to placement:{chosen.placement}", key=key)
+            raise SettingsError(
+                f"{key} must be left out: it has no meaning under placement:{chosen.placement}", key=key
+            )
     if meaningless:
         names = ", ".join(config.KEYS[setting].names[0] for setting in meaningless)
         warnings.warn(

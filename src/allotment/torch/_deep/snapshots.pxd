@@ -1,4 +1,4 @@
-"""The point `snapshot`: arrangement, history and notes of a device, told piece by piece."""
+"""The point `snapshot`: segments, history and annotations of a device, passed piece by piece."""
 
 from allotment.torch._deep.header cimport allotment_points
 
