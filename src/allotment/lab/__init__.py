@@ -1,4 +1,4 @@
-"""Recorded runs, replayed: what happened, why they needed that much memory, what other settings would have done.
+"""Replays recorded runs: what happened, why they needed that much memory, and what other settings would have done.
 
     from allotment.lab import explain, read_recording, replay, tune
 
@@ -7,7 +7,7 @@
     replay(recording, "expandable_segments:True").peak_reserved_bytes
     tune(recording, "fit:20GiB").to_dataframe()            # where pandas is there
 
-The functions have the names of the packages that do the work, and come after them.
+The functions have the names of the packages that do the work, so they are imported after them.
 """
 
 from allotment.lab.explain.difference import Comparison

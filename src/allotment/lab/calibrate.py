@@ -1,4 +1,4 @@
-"""Measures what the calls of a device's driver take: the table by which replays price settings."""
+"""Measures the driver calls of a device, for the table of costs that replays use."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["measure_costs"]
 
 MIB = 1 << 20
 SIZES = (2, 64, 512, 4096)
-"""MiB at which calls are measured whose cost grows with size."""
+"""Sizes, in MiB, for the calls whose cost grows with size."""
 BY_SIZE = ("create", "release", "malloc", "free")
 ROUNDS = 30
 MOST_OF_FREE = 0.5
-"""The part of the memory that is free which the largest size may take."""
+"""The largest size, as a fraction of the free memory."""
 
 
 def measure_costs(
     device: str, rounds: int = ROUNDS, progress: Callable[[str], None] = lambda what: None
 ) -> tuple[str, dict[str, list[list[float]]]]:
-    """The device's name, and microseconds of each kind of call as points (MiB, microseconds): medians of `rounds`.
+    """Return the device's name, and the cost of each kind of call as points (MiB, microseconds): medians of `rounds`.
 
-    What a device cannot do keeps the cost that is in force now. Raises RequestError for a name that is no device's,
+    A call that the device does not support keeps its current cost. Raises RequestError for a name that is not a device,
     DeviceError.
     """
     probe = Probe(open_device(device))

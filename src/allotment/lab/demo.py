@@ -1,4 +1,4 @@
-"""A small training job whose every array lives in an allocator: what `allotment demo` runs.
+"""The training job that `allotment demo` runs: a small one, with every array in an allocator.
 
 A network of three layers learns a function, in batches of changing size. Two streams work at the same
 time, as on a GPU: one makes the next batch, the other computes forward, backward and update on the one
@@ -30,7 +30,7 @@ LEARNING_RATE = 0.05
 
 @dataclass
 class Tensor:
-    """A buffer and the array it is seen as. Letting go of it frees the buffer, while the work may be queued still."""
+    """A buffer and its array view. Dropping it frees the buffer, possibly while its work is still queued."""
 
     buffer: Buffer
     array: Array
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def from_cache(self) -> float:
-        """The part of all requests that the device never heard of."""
+        """The fraction of requests that were served without the device."""
         return 1 - self.stats["num_device_alloc"] / self.requests
 
     @property
@@ -94,7 +94,7 @@ class Trainer:
         return weight
 
     def batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """The next batch, made on the feeding stream; the computing stream waits for it, and is declared a user."""
+        """Make the next batch on the feeding stream; the computing stream waits for it, and is recorded as a user."""
         inputs, targets = self.tensor((count, WIDTHS[0]), self.feed), self.tensor((count, 1), self.feed)
         values = self.random.normal(0, 1, (count, WIDTHS[0])).astype(np.float32)
         self.feed.submit(_make_batch, values, inputs.array, targets.array)
@@ -132,7 +132,7 @@ class Trainer:
 
 
 def require_memory(allocator: Allocator) -> None:
-    """Arrays are made of bare addresses, so ask once whether there is memory behind them that this process can read."""
+    """Check that this process can read the device's memory, since arrays are made of bare addresses."""
     try:
         memoryview(allocator.empty(1))
     except BufferError:
@@ -176,7 +176,7 @@ def train(allocator: Allocator, steps: int = 200, on_step: Callable[[int], None]
     for number, count in enumerate(sizes):
         trainer.step(int(count))
         if number % 8 == 7:
-            trainer.compute.synchronize()  # as a job does that looks at its loss now and then
+            trainer.compute.synchronize()  # like a job that looks at its loss now and then
         if on_step is not None:
             on_step(number + 1)
     trainer.compute.synchronize()

@@ -1,4 +1,4 @@
-"""Results that show themselves: in a notebook as tables, and as a DataFrame where pandas is there."""
+"""Results that notebooks show as tables, and that become a DataFrame if pandas is installed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class ShownTable:
 
 
 class Shown:
-    """What has tables to show, the most telling one first."""
+    """A result with tables, the most informative one first."""
 
     __slots__ = ()
 
     def tables(self) -> list[ShownTable]:
-        """What there is to show."""
+        """The tables to show."""
         raise NotImplementedError
 
     def to_dataframe(self) -> pandas.DataFrame:

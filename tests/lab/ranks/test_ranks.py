@@ -85,7 +85,7 @@ def test_a_file_that_every_process_dies_over_has_an_error(ranks: Path) -> None:
     files = snapshot_files([str(ranks)])[:3]
     done = for_each_file(files, die_always)
     assert [each.value for each in done] == ["rank0.pickle", None, "rank2.pickle"]
-    assert "processes died over it" in (done[1].error or "")
+    assert "processes died while reading it" in (done[1].error or "")
 
 
 def test_settings_for_all_ranks_are_those_of_the_worst(ranks: Path) -> None:

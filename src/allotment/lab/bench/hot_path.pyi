@@ -3,7 +3,7 @@
 from allotment._allocators.caching.allocator import Allocator
 
 class EmptyAllocator:
-    """The calls and their numbers alone: takes a size and gives an address, takes an address, does nothing.
+    """Only the calls: takes a size and returns an address, takes an address, does nothing.
 
     Its methods are as cheap to call as the allocator's own.
     """
@@ -22,4 +22,4 @@ class CPairs:
         """Nanoseconds to free one of `live` blocks, chosen at random, and allocate another in its place."""
 
 def pointer_walk_ns(records: int, steps: int) -> float:
-    """Nanoseconds per step to a random one of `records`, and to its neighbour: the cost of cache misses alone."""
+    """Nanoseconds per step to a random one of `records`, and to its neighbour: only the cost of cache misses."""

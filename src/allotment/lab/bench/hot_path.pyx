@@ -1,4 +1,4 @@
-"""Compiled loops for the benchmark: what a caller from C sees, and what the machine itself can do."""
+"""Compiled loops for the benchmark: the costs that a C caller sees, and those of the machine itself."""
 
 cimport cython
 from libc.stddef cimport size_t
@@ -10,7 +10,7 @@ from allotment._allocators.caching.entry_points cimport EntryPoints, entry_point
 
 cdef class EmptyAllocator:
     """EmptyAllocator()\n--\n
-    The calls and their numbers alone: takes a size and gives an address, takes an address, does nothing.
+    Only the calls: takes a size and returns an address, takes an address, does nothing.
 
     Its methods are as cheap to call as the allocator's own.
     """
@@ -112,11 +112,11 @@ cdef struct WalkRecord:
     uint64_t filler[15]     # the size of one of the engine's blocks
 
 
-cdef uint64_t seen = 0       # so that a compiler cannot leave the walk out
+cdef uint64_t seen = 0       # so that the compiler cannot remove the walk
 
 
 def pointer_walk_ns(size_t records, size_t steps) -> float:
-    """Nanoseconds per step to a random one of `records`, and to its neighbour: the cost of cache misses alone."""
+    """Nanoseconds per step to a random one of `records`, and to its neighbour: only the cost of cache misses."""
     cdef WalkRecord* all_records = <WalkRecord*> malloc(records * sizeof(WalkRecord))
     cdef WalkRecord* at
     cdef uint64_t state = 88172645463325252ULL

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An allocator of somebody else's: `malloc` gives something that `free` takes."""
+    """Another project's allocator: `free` takes what `malloc` returns."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ def _cupy() -> Peer | None:
     if cupy.cuda.runtime.getDeviceCount() == 0:
         return None
     pool = cupy.cuda.MemoryPool()
-    # A CuPy block frees itself when it is forgotten; the loop's `free` is where that happens.
+    # A CuPy block frees itself with its last reference; the loop's `free` drops it.
     return Peer("cupy", f"CuPy {cupy.__version__}", pool.malloc, lambda block: None)
 
 
@@ -53,7 +53,7 @@ def installed_peers() -> list[Peer]:
     """The peers that can be measured here."""
     found = []
     for make in (_torch, _cupy, _rmm):
-        with suppress(Exception):  # not installed, no driver, no device: not a peer here, for whatever reason
+        with suppress(Exception):  # not installed, no driver or no device: not a peer on this machine
             peer = make()
             if peer is not None:
                 found.append(peer)

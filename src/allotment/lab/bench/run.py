@@ -1,8 +1,7 @@
-"""The hot path in figures: each next to what the machine itself costs, in one run.
+"""Measures the hot path, each figure next to the cost of the machine itself, in one run.
 
-Absolute times differ from machine to machine and from minute to minute, so everything that can be is a ratio
-of two things measured in turns. A second thread is kept alive throughout: locks are cheaper in a process
-that has only one.
+Absolute times differ from machine to machine and from minute to minute, so figures are ratios of two things measured in
+turns wherever possible. A second thread is kept alive throughout: locks are cheaper in a process that has only one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from allotment._allocators.caching.allocator import Allocator
 from allotment.lab.bench.hot_path import CPairs, EmptyAllocator, pointer_walk_ns
 
 CAPACITY = "sim:1024GiB"
-SETTINGS = "compat:newest"  # what is measured does not depend on what PyTorch is installed
+SETTINGS = "compat:newest"  # figures must not depend on the installed PyTorch
 BLOCK = 1000
 FEW_LIVE = 1_000
 MANY_LIVE = 1_000_000
@@ -27,7 +26,7 @@ MANY_LIVE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure over several rounds: its median, and the least and most that were seen."""
+    """A figure over several rounds: its median, minimum and maximum."""
 
     name: str
     value: float
@@ -59,7 +58,7 @@ def _figure(name: str, samples: list[float], unit: str, meaning: str, **goal: fl
 
 @contextmanager
 def _second_thread() -> Iterator[None]:
-    """A thread that only exists."""
+    """A second thread, which only waits."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait, daemon=True)
     thread.start()
@@ -83,7 +82,7 @@ def python_pair_ns(malloc: Callable[[int], int], free: Callable[[int], object], 
 
 
 def _in_turns(rounds: int, *measures: Callable[[], float]) -> list[list[float]]:
-    """Samples of each measure, taken in turns, so that a slow minute hits them alike."""
+    """Samples of each measure, taken in turns, so that a slow minute affects all of them."""
     samples: list[list[float]] = [[] for _ in measures]
     for _ in range(rounds):
         for taken, measure in zip(samples, measures, strict=True):
@@ -121,7 +120,7 @@ def _pair_with_live(live: int, pairs: int, settings: str) -> Callable[[], float]
 
 
 def growth_figures(rounds: int, pairs: int, settings: str) -> list[Figure]:
-    """What a million live blocks cost over a thousand."""
+    """The cost with a million live blocks over the cost with a thousand."""
     few, many = _in_turns(
         rounds, _pair_with_live(FEW_LIVE, pairs, settings), _pair_with_live(MANY_LIVE, pairs, settings)
     )
@@ -179,7 +178,7 @@ def scaling_figure(rounds: int, pairs: int, settings: str) -> Figure:
 
 
 def run(rounds: int = 7, pairs: int = 200_000, settings: str = SETTINGS) -> list[Figure]:
-    """All figures of the hot path; those of our allocators under `settings`. Raises SettingsError."""
+    """Return all figures of the hot path; our allocators use `settings`. Raises SettingsError."""
     with _second_thread():
         return [
             *pair_figures(rounds, pairs, settings),

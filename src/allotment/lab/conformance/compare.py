@@ -1,7 +1,7 @@
-"""Whether what came out is what was recorded, and where not.
+"""Compares results with the recording, and finds where they differ.
 
-Every function here raises Difference at the first place that differs. What is undefined (spec of the
-recordings: the order inside a run of completions, and what follows from it) is returned, to be reported.
+Every function here raises Difference at the first place that differs. Differences that the recordings leave undefined
+(the order inside a run of completions, and what follows from it) are returned, to be reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MISSING = "nothing"
 
 
 class Difference(Exception):
-    """The first thing that is not as recorded."""
+    """The first difference from the recording."""
 
     def __init__(self, what: str, expected: Any, got: Any, trace_index: int | None = None) -> None:
         super().__init__(f"{what}: expected {expected}, got {got}")
@@ -28,7 +28,7 @@ class Difference(Exception):
 
 
 def compare(what: str, expected: Any, got: Any) -> None:
-    """Equal all through; of an object, all recorded keys."""
+    """Compare values in depth; of an object, all recorded keys."""
     if isinstance(expected, dict) and isinstance(got, Mapping):
         for key, value in expected.items():
             compare(f"{what}.{key}", value, got.get(key, MISSING))
@@ -42,7 +42,7 @@ def compare(what: str, expected: Any, got: Any) -> None:
 
 
 def compare_stats(expected: dict[str, int], got: Mapping[str, int], peaks_depend_on_order: bool) -> set[str]:
-    """Names of counters that differ and may, because they depend on an undefined order."""
+    """Compare counters; return the names of those that may differ, because they depend on an undefined order."""
     if expected.keys() != got.keys():
         raise Difference("names of the counters", sorted(expected.keys() - got.keys()), sorted(got.keys() - expected))
     tolerated = set()
@@ -59,7 +59,7 @@ def compare_stats(expected: dict[str, int], got: Mapping[str, int], peaks_depend
 def compare_segments(
     what: str, expected: list[Any], got: list[dict[str, Any]], reordered: Collection[int] = ()
 ) -> set[str]:
-    """Segments and their blocks, all recorded keys.
+    """Compare segments and their blocks, in all recorded keys.
 
     What an inactive block shows as requested is left from one of the blocks it was merged from; which
     one depends on the order in which they completed. So it may differ in segments where blocks
@@ -97,7 +97,7 @@ def _without_stale_size(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare_oom_text(expected: str, got: str) -> None:
-    """Equal, apart from what other processes held at the time."""
+    """Compare texts, apart from the memory of other processes at the time."""
     wanted, came = _own_figures(expected), _own_figures(got)
     if wanted != came:
         raise Difference("text of the out-of-memory error", wanted, came)

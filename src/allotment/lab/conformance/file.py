@@ -1,7 +1,7 @@
-"""A recording of an allocator's decisions, read from disk and known to have the right shape.
+"""Reads a recording of an allocator's decisions from disk, and checks its shape.
 
-A file is untrusted. What comes out of `read_recording` holds only values of the declared kinds, within
-bounds that the engine can be fed with; everything else is a FormatError that names the place.
+A file is untrusted. The result of `read_recording` holds only values of the declared kinds, within bounds that the
+engine accepts; everything else is a FormatError that names the place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from allotment._rules import OLDEST, nearest_version
 from allotment.errors import FormatError
 
 MAX_BYTES = 32 << 20
-"""The most that a file may unpack to, some twenty times a long recording: parsed, it takes far more."""
+"""The largest unpacked size, about twenty times a long recording; parsing takes far more memory than that."""
 
 ADDRESS_END = 1 << 57
 SIZE_END = 1 << 64
@@ -37,13 +37,13 @@ class Entry(NamedTuple):
     size: int
     stream: int
     pool: tuple[int, int] | None = None
-    """Id of the pool, where the recorded version notes it."""
+    """Id of the pool, if the recorded version has it."""
     user_metadata: str = ""
     internal_metadata: str = ""
 
 
 class StatsPoint(NamedTuple):
-    """All counters as they stood when `at` ops had been executed."""
+    """All counters after `at` ops."""
 
     at: int
     stats: dict[str, int]
@@ -51,10 +51,10 @@ class StatsPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The calls of one run, what each of them got, and everything the allocator did meanwhile."""
+    """The calls of one run, their results, and everything that the allocator did."""
 
     compat: str
-    """The version that was recorded, out of those whose rules are known."""
+    """The recorded version, one of those whose rules are known."""
     settings: str
     limit: int
     total_memory: int
@@ -65,12 +65,12 @@ class Recording:
     final_segments: list[dict[str, Any]]
     final_settings: dict[str, Any]
     waited: frozenset[int] = frozenset()
-    """Ops whose first completions were waited for, not found finished."""
+    """Ops that waited for their first completions instead of finding them finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a field may hold: words for the error, and the test."""
+    """What a field may hold: a description for errors, and a check."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -139,7 +139,7 @@ _STATS_POINT: Shape = {"at": NUMBER, "stats": STATS}
 
 
 def read_recording(path: Path, op_shapes: Mapping[str, Shape]) -> Recording:
-    """The recording in the file, with ops of the given shapes. Raises FormatError."""
+    """Read the recording, with ops of the given shapes. Raises FormatError."""
     try:
         content = json.loads(_unpacked(path), parse_constant=_refused_constant)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""The calls a recording can hold: what each of them does to the allocator, and what it must give.
+"""The calls that a recording can hold: what each does to the allocator, and what it must return.
 
-An op is one function, registered with the shape of its fields. It raises Difference where the outcome
-is not the recorded one. The trace is not its business.
+An op is one function, registered with the shape of its fields. It raises Difference if the outcome is not the recorded
+one. It does not compare the trace.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Operation = Callable[[World, Op], None]
 OPERATIONS: dict[str, Operation] = {}
 SHAPES: dict[str, Shape] = {}
 QUESTIONS: set[str] = set()
-"""Ops that change nothing: where the engine cannot answer one, all others can still be compared."""
+"""Ops that change nothing: if the engine cannot answer one, all others can still be compared."""
 
 _OWN_CALL = Kind(
     "calls of a custom allocator",
@@ -72,7 +72,7 @@ _COMMON: Shape = {"error": optional(TEXT), "own": optional(list_of(_OWN_CALL)), 
 
 
 def operation(**shape: Kind) -> Callable[[Operation], Operation]:
-    """Register the function as the op of its name, whose fields have this shape."""
+    """Register the function as the op of its name, with fields of this shape."""
 
     def register(function: Operation) -> Operation:
         OPERATIONS[function.__name__] = function
@@ -93,7 +93,7 @@ def question(**shape: Kind) -> Callable[[Operation], Operation]:
 
 
 ANY_WORDS = "INTERNAL ASSERT FAILED"
-"""How a recorded error ends that is the original's own complaint about itself."""
+"""The end of a recorded error in which the original reports an internal failure."""
 
 ALREADY_ROUTED = "already recording to mempool_id"
 
@@ -101,9 +101,9 @@ ALREADY_ROUTED = "already recording to mempool_id"
 def attempt(
     op: Op, call: Callable[[], Value], failure: type[AllotmentError], *, same_words: bool = False
 ) -> Value | None:
-    """What the call gives; None if it failed as recorded.
+    """Return the call's result; None if it failed as recorded.
 
-    Most wordings are each allocator's own, so by default only the kind of failure is compared.
+    Each allocator has its own wording, so by default only the kind of failure is compared.
     """
     try:
         result = call()
@@ -124,7 +124,7 @@ def attempt(
 
 
 def thread_number(recorded: int) -> int:
-    """A recording counts threads from 0, which stands for "the calling one" in the allocator."""
+    """Map a recorded thread: a recording counts from 0, and 0 means "the calling thread" in the allocator."""
     return recorded + 1
 
 
@@ -193,7 +193,7 @@ def sync(world: World, op: Op) -> None:
 
 @operation(stream=STREAM)
 def sleep(world: World, op: Op) -> None:
-    """A busy stream shows in when its events finish, which the recording says by itself."""
+    """Nothing to do: a busy stream shows in when its events finish, and the recording has that."""
 
 
 @operation(stream=STREAM)
@@ -246,7 +246,7 @@ def pool_begin(world: World, op: Op) -> None:
             raise FormatError(f"unknown filter {other!r}")
 
     def begin() -> None:
-        if stream == 0:  # the framework's own check, made before the allocator is asked
+        if stream == 0:  # the framework's own check, before it calls the allocator
             raise PoolError("the default stream cannot be routed to a pool by itself")
         world.allocator.begin_allocate_to_pool(world.pool(op), stream=stream, thread=thread)
 
@@ -258,7 +258,7 @@ def pool_begin(world: World, op: Op) -> None:
 
 
 def count_failed_use(world: World, pool: int) -> None:
-    """The original counts a use of a pool before it refuses to route to it twice, and keeps it counted."""
+    """The original counts a use of a pool before it refuses to route to it twice, and does not take it back."""
     world.allocator.create_or_incref_pool(known(world.pools, "pool", pool))
 
 
@@ -286,11 +286,11 @@ def use_count(world: World, op: Op) -> None:
 
 @operation(n=NUMBER)
 def own_fail(world: World, op: Op) -> None:
-    """The refusals stand as address 0 in the calls of the custom allocator."""
+    """A refusal is address 0 in the calls of the custom allocator."""
 
 
 class OwnAllocator:
-    """The custom allocator of private pools; what it gives is in the recording."""
+    """The custom allocator of private pools; the recording has what it returns."""
 
     def __init__(self, script: GoldenScript) -> None:
         self._script = script
@@ -333,13 +333,13 @@ def capture_begin(world: World, op: Op) -> None:
 
 
 def generator_blocks(world: World, stream: int) -> list[int]:
-    """What the framework's random generator asks for when it takes part in captures."""
+    """Make the requests of the framework's random generator when it takes part in captures."""
     return [world.allocator.malloc_as(8, stream, thread_number(0)) for _ in range(2)]
 
 
 @operation(graph=NUMBER, mempool_id=optional(POOL_ID))
 def capture_end(world: World, op: Op) -> None:
-    """Where the device fails it, the oldest rules end nothing: the routing stays, accepting no stream any more."""
+    """If the device fails to end it, the oldest rules end nothing: the routing stays, but accepts no stream."""
     graph = world.graph(op)
     attempt(op, lambda: world.device.end_capture(graph.stream), DeviceError)
     if "error" not in op:
@@ -351,7 +351,7 @@ def capture_end(world: World, op: Op) -> None:
 
 @operation(stream=STREAM)
 def break_capture(world: World, op: Op) -> None:
-    """The recorded error is that of the forbidden call, which was not made of the allocator."""
+    """The recorded error is that of the forbidden call, which did not reach the allocator."""
     world.device.break_capture(world.stream(op))
 
 

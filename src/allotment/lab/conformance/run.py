@@ -1,8 +1,8 @@
 """Replays recorded ground truth through the engine and compares every decision.
 
-The calls of a recording are made again, on a simulated device that answers from the recording what an
-allocator cannot decide by itself. Everything else must come out equal: each trace entry, each address,
-each refusal and its text, each counter, and the segments and settings at the end.
+It makes the calls of a recording again, on a simulated device that answers from the recording what an allocator cannot
+decide itself. Everything else must be equal: each trace entry, each address, each refusal and its text, each counter,
+and the segments and settings at the end.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Status = Literal["equal", "different", "not_yet", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one file came out, and the first place where it did not come out equal."""
+    """The result of one file, and the first difference."""
 
     file: str
     status: Status
     compat: str | None = None
-    """The version by whose rules it was run; None if it could not be read."""
+    """The version whose rules were used; None if the file could not be read."""
     op: int | None = None
     """Index of the op; None where the place is not inside one."""
     trace_index: int | None = None
     what: str = ""
-    """What was compared there, or the reason for another status."""
+    """What was compared there, or the reason for a status other than different."""
     expected: Any = None
     got: Any = None
     order_dependent: tuple[str, ...] = ()
-    """What differs and may: it depends on an order that the recorded allocator leaves open."""
+    """Legitimate differences: they depend on an order that the recorded allocator leaves undefined."""
 
 
 def check_file(path: Path, *, check_invariants: bool = False) -> Result:
@@ -64,7 +64,7 @@ def check_file(path: Path, *, check_invariants: bool = False) -> Result:
 
 
 class _NotYet(Exception):
-    """The engine cannot do what this op asks for."""
+    """The engine does not support this op."""
 
     def __init__(self, what: str, op: int, trace_index: int | None) -> None:
         super().__init__(what)
@@ -139,7 +139,7 @@ class _Run:
             raise self._not_yet(f"no {error.name}") from None
         except AllotmentError as error:
             outcome = Difference("outcome", "no error", f"{type(error).__name__}: {error}")
-        # What an op decided shows in the trace before it shows in what it returned.
+        # An op's decision shows in the trace before it shows in the op's result.
         self._compare_trace()
         if outcome is not None:
             raise outcome
@@ -172,7 +172,7 @@ class _Run:
 
 
 def _compare_own_calls(expected: list[list[Any]], got: list[list[Any]]) -> None:
-    """In order, but for frees: those of different pools come in any."""
+    """Compare in order, except for frees: those of different pools come in any order."""
 
     def by_kind(calls: list[list[Any]]) -> list[list[Any]]:
         return [call for call in calls if call[0] == "alloc"] + sorted(call for call in calls if call[0] == "free")

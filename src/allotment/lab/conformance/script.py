@@ -1,9 +1,8 @@
-"""What a device decides and an allocator cannot, answered from a recording.
+"""Answers from a recording what a device decides and an allocator cannot.
 
-Addresses, refusals, finished events and free memory follow from the entries that the recorded trace
-holds next. An answer that the recording does not have (because the allocator asked for something else,
-or because the file is wrong) is made up: an address that clashes with nothing, so that the allocator
-stays sound and the difference shows in the comparison.
+Addresses, refusals, finished events and free memory follow from the entries that the recorded trace holds next. If the
+recording has no answer (because the allocator asked for something else, or the file is wrong), the script makes one up:
+an address that clashes with nothing, so that the allocator stays consistent and the comparison shows the difference.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PAGE = 2 << 20
 LARGEST_SMALL = 1 << 20
 
 REFUSALS = frozenset(["oom", "free_completed", "segment_free", "segment_unmap"])
-"""What comes next where a device had no memory: the allocator made room, or gave up."""
+"""Entries that follow when a device had no memory: the allocator made room, or gave up."""
 
 
 class EventQueues(Protocol):
@@ -50,11 +49,11 @@ class GoldenScript:
         self._op = op
         self._op_waits = index in self._waited
         self.own_calls = []
-        if self._synchronized:  # an event that is no longer waited for may be recorded anew
+        if self._synchronized:  # an event that nothing waits for may be recorded again
             self._synchronized &= {event for _, event, _ in self._pending()}
 
     def synchronize(self) -> None:
-        """The whole device is idle: every event recorded so far has finished."""
+        """Make the whole device idle: every event recorded so far has finished."""
         self._synchronized = {event for _, event, _ in self._pending()}
 
     def hear_entry(self, entry: dict[str, Any]) -> None:
@@ -73,12 +72,12 @@ class GoldenScript:
         elif action == "segment_unmap":
             self._mapped(address, -size)
 
-    # The questions of the simulated device.
+    # Calls of the simulated device.
 
     def segment(self, size: int, stream: int) -> int | None:
         if size > self._total_memory:
             return None
-        if not self._traced:  # a fresh segment serves the request that asked for it from its start
+        if not self._traced:  # a new segment serves its request from its start
             address = self._op.get("addr")
             return self._sound(address, size, ALIGNMENT) if address else None
         upcoming = self.tape.upcoming
@@ -109,7 +108,7 @@ class GoldenScript:
         return upcoming is None or upcoming.action not in REFUSALS
 
     def event_finished(self, event: int) -> bool:
-        """A `sync` came after it was recorded, or its block completes in this op, or one queued behind it."""
+        """Whether an event has finished: a `sync` came after it, or its block, or a later one, completes in this op."""
         if event in self._synchronized:
             return True
         completing = self.tape.completing_now()
@@ -154,7 +153,7 @@ class GoldenScript:
         for known in self._ranges.values():
             if known.holds(address):
                 known.mapped += size
-                if not known.mapped:  # the engine gives a range back with its last page
+                if not known.mapped:  # the engine releases a range with its last page
                     del self._ranges[known.base]
                 return
 

@@ -1,4 +1,4 @@
-"""The recorded trace as a tape: what should come next, what came, and whether the two agree.
+"""Compares the recorded trace, entry by entry, with the observed one.
 
     recorded   a  b  c  d | e  f  g ...
                           ^ start of the op under way
@@ -23,7 +23,7 @@ RELEASES = frozenset([word_of(Action.SEGMENT_FREE), word_of(Action.SEGMENT_UNMAP
 
 
 class TraceMismatch(Exception):
-    """The first entry that is not as recorded; None stands for no entry at all."""
+    """The first entry that differs from the recording; None means no entry."""
 
     def __init__(self, index: int, expected: Entry | None, got: Entry | None) -> None:
         super().__init__(f"trace[{index}]: expected {expected}, got {got}")
@@ -92,7 +92,7 @@ class Tape:
         return in_order
 
     def end(self) -> None:
-        """Nothing recorded may be left. Raises TraceMismatch."""
+        """Check that no recorded entry is left. Raises TraceMismatch."""
         if self.upcoming is not None:
             raise TraceMismatch(self.position, self.upcoming, None)
 

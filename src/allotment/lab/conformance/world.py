@@ -1,4 +1,4 @@
-"""What a recorded run happens to: an allocator on a scripted device, and the names used in the ops."""
+"""The state of a replayed run: an allocator on a scripted device, and the names used in the ops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Graph:
     stream: int
     captured: bool = False
     generator_state: list[int] = field(default_factory=list)
-    """Two blocks of the random generator for this capture, by other rules."""
+    """Two blocks of the random generator for this capture, under other rules."""
 
 
 @dataclass(slots=True)
@@ -51,18 +51,18 @@ class World:
     graphs: dict[int, Graph] = field(default_factory=dict)
     graph_ids: int = 0
     generator_state: list[int] = field(default_factory=list)
-    """Two blocks that the framework's random generator holds while any graph is alive, by some rules."""
+    """Two blocks that the framework's random generator holds while any graph is alive, under some rules."""
     trace_order_is_free: bool = False
-    """Set by an op that goes through segments in an undefined order."""
+    """Set by an op that visits segments in an undefined order."""
     peaks_depend_on_order: bool = False
     """Such an op took another order than recorded, so peaks may differ from then on."""
     metadata_before: str = ""
-    """What this thread attached to everything before the run, and will again."""
+    """The metadata that this thread had before the run; restored afterwards."""
     noted: set[str] = field(default_factory=set)
-    """What differs and may."""
+    """Legitimate differences."""
 
     def close(self) -> None:
-        """Untie allocator, device and script, which hold each other and much memory."""
+        """Break the references between allocator, device and script, which hold much memory."""
         self.script.allocator = None
         set_user_metadata(self.metadata_before)
 
@@ -97,7 +97,7 @@ def known(names: dict[int, Value], kind: str, name: int) -> Value:
 
 
 def world_of(recording: Recording) -> World:
-    """A fresh world, set up as the recorded run was before its first op."""
+    """Return a new world in the state of the recorded run before its first op."""
     script = GoldenScript(recording.trace, recording.total_memory, recording.waited)
     device = SimulatedDevice(recording.total_memory, script=script)
     settings_in_force, fault = parse_leniently(recording.settings, compat=recording.compat)

@@ -1,5 +1,5 @@
-"""Many recorded runs at once, such as the ranks of one job: a file each.
+"""Many recorded runs at once, such as the ranks of one job, with one file each.
 
-`files` finds them, `workers` has something done with each of them by other processes, on this machine or on a Dask
-cluster, `figures` are what one run comes to, `together` looks for the rank that decides and tunes for all of them.
+`files` finds them, `workers` processes each of them in other processes, on this machine or on a Dask cluster, `figures`
+are the figures of one run, `together` finds the rank that decides and tunes for all of them.
 """

@@ -1,4 +1,4 @@
-"""What one recorded run comes to, in figures."""
+"""The figures of one recorded run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Figures:
     """Most reserved over `recorded_peak_active_bytes`."""
     ooms: int
     devices: list[int]
-    """Those that the file has a history of."""
+    """The devices that the file has a history of."""
     kinds: list[KindBytes]
-    """What is in use when most is, by kind of memory."""
+    """Memory in use at its peak, by kind of memory."""
 
 
 def figures_of(file: str, device: int | None = None) -> Figures:

@@ -1,4 +1,4 @@
-"""Which files are meant: names, folders and patterns."""
+"""Finds the files that names, folders and patterns stand for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from allotment.lab.replay.run import SAMPLE, STANDARD_INPUT
 __all__ = ["snapshot_files"]
 
 SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz", ".history", ".history.gz")
-"""What a folder is looked through for."""
+"""File names that count as recordings in a folder."""
 
 
 def snapshot_files(given: Sequence[str]) -> list[str]:
-    """The files that names, folders and patterns stand for; each once, in the order of their numbers.
+    """Return the files that names, folders and patterns stand for; each once, in the order of their numbers.
 
     Raises RequestError for a folder or a pattern without any.
     """
@@ -33,7 +33,7 @@ def snapshot_files(given: Sequence[str]) -> list[str]:
             found.append(name)
     files = list(dict.fromkeys(found))
     if len(files) > 1 and STANDARD_INPUT in files:
-        raise RequestError("standard input (-) can be read alone only, not beside other files")
+        raise RequestError("standard input (-) cannot be combined with other files")
     return files
 
 
@@ -44,7 +44,7 @@ def _expected(found: list[str], otherwise: str) -> list[str]:
 
 
 def _rank(file: str) -> list[tuple[int, int, str]]:
-    """By the numbers in a name, so that rank 10 comes after rank 9."""
+    """Sort by the numbers in a name, so that rank 10 comes after rank 9."""
     parts = re.split(r"(\d+)", file)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 

@@ -1,7 +1,7 @@
-"""Ranks of one job: the one that decides, and settings that suit all of them.
+"""Finds the rank of a job that decides, and settings that suit all ranks.
 
-A job runs out of memory when one of its ranks does, so settings are as good as they are for the worst rank. They are
-looked for on the rank that needs most as recorded, and the best of them are then tried on all ranks.
+A job runs out of memory when one of its ranks does, so settings are only as good as they are for the worst rank. The
+search runs on the rank that needs the most memory as recorded, and then tries the best settings on all ranks.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class RankOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TunedTogether:
-    """What came of a search for all ranks. Each candidate's figures are those of its worst rank."""
+    """The result of a search for all ranks. Each candidate has the figures of its worst rank."""
 
     tuned: Tuned
     deciding: str
-    """The file of the rank that needs most as recorded."""
+    """The file of the rank that needs the most memory as recorded."""
     ranks: list[RankOutcome]
     failed: list[Done[Figures]]
     """Files that could not be read."""
@@ -51,12 +51,12 @@ def figures_of_all(
     cluster: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Done[Figures]]:
-    """The figures of each file, or why there are none; of the device with the longest history, unless given."""
+    """Return the figures of each file, or its error; for the device with the longest history, unless given."""
     return for_each_file(files, partial(figures_of, device=device), cluster, progress)
 
 
 def deciding_rank(figures: Sequence[Figures]) -> Figures:
-    """The rank that ran out of memory, or needs most of it."""
+    """Return the rank that ran out of memory, or else the one that needs the most."""
     return max(figures, key=lambda each: (each.ooms > 0, each.peak_reserved_bytes))
 
 
@@ -74,7 +74,7 @@ def tune_together(
     device: int | None = None,
     settings: Sequence[str] | None = None,
 ) -> TunedTogether:
-    """Find settings for all of the files; `settings` are those to try instead of all that are worth it.
+    """Find settings for all of the files; `settings` replaces the list of settings to try.
 
     Raises FormatError if none of the files can be read.
     """

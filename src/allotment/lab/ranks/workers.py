@@ -1,8 +1,8 @@
-"""Something done with each of many files, by other processes: those of this machine, or a Dask cluster's.
+"""Runs a function on each of many files in other processes, on this machine or on a Dask cluster.
 
-What is to be done is a function of a file's name that can be pickled, and its result too. A file that cannot be read
-has an error in the place of a result. A process that dies loses nothing: what it had not finished is done by another,
-and only a file that several have died over has an error for it.
+The function takes a file's name; it and its result must be picklable. A file that cannot be read has an error instead
+of a result. If a process dies, another one repeats its unfinished files; a file gets an error only if several processes
+died on it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Done", "for_each_file"]
 
 T = TypeVar("T")
 MOST_DEATHS = 3
-"""Processes that may die over one file."""
+"""How many processes may die on one file."""
 CONNECTING_SECONDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """What came of one file: a value, or an error as text."""
+    """The outcome of one file: a value, or an error as text."""
 
     file: str
     value: T | None
@@ -40,9 +40,9 @@ def for_each_file(
     cluster: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Done[T]]:
-    """`work(file)` for each, in the order of the files.
+    """Return `work(file)` for each file, in their order.
 
-    `cluster` is the address of a Dask scheduler, whose workers see the same files by the same names. Raises
+    `cluster` is the address of a Dask scheduler whose workers see the same files under the same names. Raises
     UnsupportedError without Dask, RequestError if no scheduler is at that address.
     """
     if cluster is not None:
@@ -64,7 +64,7 @@ def _attempt(work: Callable[[str], T], file: str) -> Done[T]:
 
 
 def _died(file: str) -> Done[Any]:
-    return Done(file, None, f"{file}: {MOST_DEATHS} processes died over it, for lack of memory perhaps")
+    return Done(file, None, f"{file}: {MOST_DEATHS} processes died while reading it, perhaps for lack of memory")
 
 
 def _in_processes(files: Sequence[str], work: Callable[[str], T], progress: Callable[[str], None]) -> list[Done[T]]:
@@ -72,9 +72,9 @@ def _in_processes(files: Sequence[str], work: Callable[[str], T], progress: Call
     deaths = 0
     while len(done) < len(files):
         left = [file for file in files if file not in done]
-        # After a death one at a time, so that it is known over which file the next one dies.
+        # After a death, one file at a time, to know which file kills the next process.
         at_once = min(len(left), os.cpu_count() or 1) if deaths == 0 else 1
-        # Started anew: a copy of this process would have the locks of its threads.
+        # Spawned, not forked: a copy of this process would have the locks of its threads.
         with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
             waiting = {pool.submit(_attempt, work, file): file for file in (left if deaths == 0 else left[:1])}
             try:

@@ -12,14 +12,13 @@ from allotment._core.edge.words import BlockState
 __all__ = ["Deeds", "Moment", "peak_moment"]
 
 NEAR_PEAK = 0.01
-"""How much less than the peak of reserved memory counts as the peak, as a part of it."""
+"""How far below the peak of reserved memory still counts as the peak, as a fraction of it."""
 
 
 def peak_moment(reserved: NDArray[np.number], in_use: NDArray[np.number]) -> int:
-    """The moment to look at for the peak of reserved memory: of those near the peak, the first with most in use.
+    """Return the moment to show for the peak of reserved memory: of those near the peak, the first with most in use.
 
-    A cache keeps what it has, so the peak is a plateau, and where it begins or ends says little: little may be in use
-    there.
+    A cache keeps its memory, so the peak is a plateau, and little may be in use where it begins or ends.
     """
     near = reserved >= (1 - NEAR_PEAK) * int(reserved.max())
     return int(np.argmax(np.where(near, in_use, -1)))
@@ -27,7 +26,7 @@ def peak_moment(reserved: NDArray[np.number], in_use: NDArray[np.number]) -> int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """After some of a workload's calls were made, as recorded."""
+    """Memory after some of a workload's calls, as recorded."""
 
     blocks: NDArray[np.void]
     """`MOMENT_BLOCK` records of all mapped blocks, by address."""
@@ -36,12 +35,12 @@ class Moment:
 
     @property
     def reserved(self) -> int:
-        """Bytes held of the device."""
+        """Bytes reserved from the device."""
         return int(self.blocks["size"].sum())
 
     @property
     def requested(self) -> int:
-        """Bytes that were asked for and are in use."""
+        """Requested bytes of blocks in use."""
         return int(self.blocks["requested"].sum())
 
     def having(self, *states: BlockState) -> NDArray[np.void]:
@@ -56,9 +55,9 @@ class Moment:
 
     @property
     def pinned(self) -> NDArray[np.int64]:
-        """By block: the free bytes that it keeps from going back to the device, next to it in its segment.
+        """By block: the free bytes next to it in its segment that it keeps from being released.
 
-        A free piece is kept by the blocks in use on both sides of it, half by each; all of it by one at an edge.
+        The blocks in use on both sides of a free piece keep half of it each; at an edge, one block keeps all of it.
         """
         blocks, count = self.blocks, len(self.blocks)
         place = np.arange(count)
@@ -81,7 +80,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deeds:
-    """What a replay did that does not follow from its calls; see journal.pxd."""
+    """The effects of a replay that do not follow from its calls; see journal.pxd."""
 
     requests: NDArray[np.void]
     """`CALL` records of the blocks that were there before the history."""
@@ -98,7 +97,7 @@ class Deeds:
     late_frees: NDArray[np.void]
     """`LATE_FREE` records in order."""
     matches_recording: bool | None
-    """Whether every recorded decision was made again; None if that cannot be said, with the `reason`."""
+    """Whether every recorded decision was reproduced; None if unknown, with the `reason`."""
     reason: str | None
     ooms: int
     retries: int

@@ -1,4 +1,4 @@
-"""What came of a replay, and where it first differed from the recording."""
+"""The result of a replay, and its first difference from the recording."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Difference", "Result", "block_shown", "entry_shown"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first recorded entry that did not come out."""
+    """The first recorded entry that was not reproduced."""
 
     entry: int | None
-    """Index in the device's trace; None where all entries came out and the state at the end did not."""
+    """Index in the device's trace; None if all entries are equal and only the final state differs."""
     expected: dict[str, Any] | None
     got: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Result(Shown):
-    """What came of a replay. Peaks and device calls are those since the history began."""
+    """The result of a replay. Peaks and device calls are those since the history began."""
 
     device: int
     events: int
@@ -33,42 +33,42 @@ class Result(Shown):
     peak_active_bytes: int
     peak_reserved_bytes: int
     recorded_peak_active_bytes: int
-    """Most memory active at once if every block lives until its recorded free is done: what is to be held."""
+    """Peak of active memory if every block lives until its recorded free completes: the memory that must be held."""
     placement: str
     device_allocations: int
     device_frees: int
     retries: int
     ooms: int
     matches_recording: bool | None
-    """Whether every recorded decision was made again; None if that cannot be said, with the `reason`."""
+    """Whether every recorded decision was reproduced; None if unknown, with the `reason`."""
     reason: str | None
     first_difference: Difference | None
     seconds: float
     live: list[int]
-    """Bytes in use over time, each the most of its stretch."""
+    """Bytes in use over time; each value is the maximum of its interval."""
     reserved: list[int]
     blocks: list[tuple[int, int, int]]
     """Address, size and state of the blocks at the end."""
     driver_calls: dict[str, int]
-    """What a driver would have been called for, by kind."""
+    """Driver calls by kind."""
     driver_ms: float
-    """What that costs, by the table of `driver_costs.json`."""
+    """The cost of these calls, by the table of `driver_costs.json`."""
     calls_last_quarter: int
     """Calls about memory in the last quarter of the history."""
     waits: int
-    """Streams that were made to wait for others, on the device."""
+    """How often a stream was made to wait for another one, on the device."""
     chunks: int
     views: int
     """Chunks, and places they are mapped at, at the end."""
     compat: str
-    """The version of PyTorch by whose rules it was replayed."""
+    """The version of PyTorch whose rules the replay used."""
     compat_source: version.CompatSource
 
     @property
     def waste_ratio(self) -> float | None:
-        """Most memory reserved over the most that was active at once in the recording.
+        """Peak of reserved memory over the recording's peak of active memory.
 
-        Not over what was active in the replay: a placement that has blocks free earlier would seem to waste more.
+        Not over the replay's: a placement that frees blocks earlier would seem to waste more.
         """
         return self.peak_reserved_bytes / self.recorded_peak_active_bytes if self.recorded_peak_active_bytes else None
 

@@ -1,9 +1,9 @@
-"""Runs a recorded history through the engine: under its own settings exactly, under others to see what would have been.
+"""Runs a recorded history through the engine: exactly under its own settings, or under others for comparison.
 
-Under its own settings the replay is told only what an allocator cannot decide, where the device put its segments and
-when other streams were done, and every entry it reports is compared with the recording. Under other settings or on
-another capacity the same requests are made in the same order; frees that waited for other streams complete at the same
-request. A request that ends out of memory is counted and left out, together with its free.
+Under its own settings the replay gets from the recording only what an allocator cannot decide (where the device put its
+segments and when other streams were done), and every entry is compared with the recording. Under other settings or with
+another capacity it makes the same requests in the same order; frees that waited for other streams complete at the same
+request. A request that runs out of memory is counted and skipped, together with its free.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ __all__ = [
 ]
 
 SAMPLE = "sample"
-"""The name that stands for the recording that comes with the package."""
+"""The name of the recording that comes with the package."""
 STANDARD_INPUT = "-"
 STEP = 2 << 20
-"""What a capacity is a multiple of when the smallest one is looked for."""
+"""The step of the search for the smallest capacity."""
 MOST_CAPACITY = 1 << 55
 LEAST_CAPACITY = 1 << 20
-"""A number without a unit is meant in another one: 80 is not a device of eighty bytes."""
+"""The smallest capacity: `80` almost certainly means 80 GiB, not 80 bytes."""
 MOST_SAMPLES = 512
 DENSE = "dense"
 VIEWS = "allotment_views"
-"""What only a snapshot of dense placement has: where each chunk is mapped."""
+"""A field that only a snapshot of dense placement has: where each chunk is mapped."""
 Progress = Callable[[str], None]
 
 
@@ -70,9 +70,9 @@ def read_recording(
     progress: Progress = lambda what: None,
     compat: str | None = None,
 ) -> Recording:
-    """Read a snapshot and make a workload of one device's history: of the one with the longest, unless told which.
+    """Read a snapshot and make a workload of one device's history: of the longest one, unless `device` is given.
 
-    `compat` is the version of PyTorch that wrote it, as far as is known; see `version` for how it is found otherwise.
+    `compat` is the version of PyTorch that wrote it, if known; otherwise it is inferred, see `version`.
 
     Raises FormatError, and OSError if the file cannot be read; both name the file.
     """
@@ -83,7 +83,7 @@ def read_recording(
 
 
 def read_source(source: str | os.PathLike[str] | bytes | BinaryIO) -> Snapshot:
-    """Read a snapshot: "-" is standard input, "sample" the one that comes along.
+    """Read a snapshot: "-" is standard input, "sample" the packaged one.
 
     Raises FormatError and OSError, as `read_recording`.
     """
@@ -95,7 +95,7 @@ def read_source(source: str | os.PathLike[str] | bytes | BinaryIO) -> Snapshot:
 
 
 def read_capacity(text: str) -> int:
-    """The size of a device, as people write it. Raises RequestError for one that no device has, and SettingsError."""
+    """Parse the size of a device. Raises RequestError for a size that no device has, and SettingsError."""
     size = config.parse_size(text)
     if not LEAST_CAPACITY <= size <= MOST_CAPACITY:
         raise RequestError(f"invalid capacity {text!r}: {size} bytes; give 1MiB to {MOST_CAPACITY} bytes")
@@ -103,7 +103,7 @@ def read_capacity(text: str) -> int:
 
 
 def has_history(snapshot: Snapshot) -> bool:
-    """Whether a snapshot tells what happened, and not only what was there at its end."""
+    """Whether a snapshot has a history, and not only the state at its end."""
     return bool(devices_with_history(snapshot))
 
 
@@ -118,7 +118,7 @@ def recording_of(
     progress: Progress = lambda what: None,
     compat: str | None = None,
 ) -> Recording:
-    """The recording in a snapshot that was read, by the rules of the version that wrote it."""
+    """Return the recording in a snapshot, with the rules of the version that wrote it."""
     possible = version.possible_versions(snapshot, _choose_trace(snapshot, device))
     if compat is not None and compat in possible:
         return Recording(snapshot, device, progress, compat, "given")
@@ -148,7 +148,7 @@ class Recording:
         compat: str | None = None,
         compat_source: version.CompatSource = "assumed",
     ) -> None:
-        """`compat` is the version whose rules it was recorded by: without it, the oldest that can have written it."""
+        """`compat` is the version that recorded it; by default the oldest that can have written it."""
         trace = _choose_trace(snapshot, device)
         self.device = trace.device
         self.entries = len(trace)
@@ -157,23 +157,23 @@ class Recording:
         self.settings = _recorded_settings(snapshot, trace.action, self.compat)
         check_snapshot(snapshot, trace)
         self.snapshot = snapshot
-        """That it was read from."""
-        progress("working out what was asked")
+        """The snapshot that it was read from."""
+        progress("inferring the calls")
         self._history = History(trace, moves=self.settings.placement == DENSE)
         self._premises = Premises(self._history, snapshot, self.device, self.settings)
         if self._can_be_compared and (self._history.releases or np.any(self._history.action == Action.OOM)):
-            progress("working out which pools were used")
+            progress("inferring the pools")
             self._premises.infer()
 
     @property
     def reproduces(self) -> bool:
-        """Whether there is a history, and every decision in it was made again."""
+        """Whether there is a history, and the replay reproduced every decision in it."""
         return self.entries > 0 and self._can_be_compared and self._as_recorded().matches_recording is True
 
     # --- replaying -------------------------------------------------------------------------------------------------
 
     def replay(self, settings: Settings | str | None = None, capacity: int | None = None) -> Result:
-        """Replay under `settings` on a device of `capacity` bytes; without either, as recorded and compared with that.
+        """Replay under `settings` on a device of `capacity` bytes; without either, as recorded, with a comparison.
 
         Raises SettingsError.
         """
@@ -186,7 +186,7 @@ class Recording:
         samples = self._sampled(run)
         what = "other settings than the recorded ones" if settings != self.settings else "a given capacity"
         if capacity is None and settings == self.settings:
-            what = "dense placement, as it was recorded, whose decisions are not compared"
+            what = "dense placement, as recorded; its decisions are not compared"
         if settings.compat != self.compat:
             what = f"the rules of PyTorch {settings.compat}, and recorded by {self.compat}"
         reason = f"replayed under {what}: there is nothing to compare with"
@@ -196,9 +196,9 @@ class Recording:
     def trial(
         self, settings: Settings, capacity: int | None = None, share: float = 1.0, pace: float = 1.0
     ) -> tuple[int, float, int, int]:
-        """What is left of a replay where many are compared: most reserved, driver milliseconds, out of memory, waits.
+        """Return the figures by which replays are compared: peak reserved, driver milliseconds, out of memory, waits.
 
-        Of the first `share` of the history, wherever the blocks that were there before were put; `pace` as for `paced`.
+        Replays the first `share` of the history; earlier blocks may be anywhere. `pace` is as for `paced`.
         """
         if self._is_recorded(settings, capacity) and share == pace == 1.0:
             result = self._as_recorded()
@@ -217,10 +217,10 @@ class Recording:
         return run.refused == 0 and run.run(self.calls, stop_at_refusal=True)
 
     def fit(self, settings: Settings | str | None = None, progress: Progress = lambda what: None) -> int | None:
-        """The smallest capacity, in steps of 2 MiB, on which no request ends out of memory; None if there is none.
+        """Return the smallest capacity, in steps of 2 MiB, on which no request runs out of memory, or None.
 
-        Fitting is not monotone: a little less memory can lead to luckier placement. So this is the smallest that
-        bisection finds, from which it was gone down as long as the next step down fitted too.
+        Fitting is not monotone: a little less memory can lead to a luckier placement. So bisection finds a capacity,
+        and the search then steps down as long as the next smaller one fits too.
         """
         settings = self.resolved(settings)
         roomy = self.replay(settings, self._premises.roomy)
@@ -242,16 +242,16 @@ class Recording:
 
     @property
     def calls(self) -> NDArray[np.void]:
-        """What was asked, in order: `CALL` records."""
+        """The calls in order: `CALL` records."""
         return self._premises.workload.calls
 
     @property
     def all_calls(self) -> tuple[NDArray[np.void], int]:
-        """The calls with those that lead to the state before them, and how many these are."""
+        """The calls, preceded by those that lead to the state before them, and the number of the latter."""
         return self._premises.all_calls
 
     def entry_of(self, call: int) -> int:
-        """Where the entry of a call is in the file's history; -1 for none, before the first."""
+        """The index in the file's history of a call's entry; -1 before the first."""
         entries = self._premises.workload.entries
         return int(self._history.kept[min(int(entries[call]), len(self._history) - 1)]) if call >= 0 else -1
 
@@ -262,7 +262,7 @@ class Recording:
 
     @property
     def call_entries(self) -> NDArray[np.int64]:
-        """By call: where its entry is in the file's history."""
+        """By call: the index of its entry in the file's history."""
         last = len(self._history) - 1
         return np.asarray(self._history.kept[np.minimum(self._premises.workload.entries, last)])
 
@@ -308,13 +308,13 @@ class Recording:
         return samples
 
     def moment(self, calls: int, settings: Settings | str | None = None, capacity: int | None = None) -> Moment:
-        """Memory after the first `calls` of the calls: as recorded, or as `curve` says."""
+        """Return memory after the first `calls` calls: as recorded, or under other settings as in `curve`."""
         run = self._started(settings, capacity)
         run.run(self.calls[:calls])
         return Moment(*run.moment())
 
     def in_use(self) -> NDArray[np.int64]:
-        """Bytes requested and not yet freed, whatever the settings: before the first call, and after each call.
+        """Bytes requested and not yet freed, before the first call and after each call; the same under all settings.
 
         Memory that the program freed and that waits for other streams is not in use.
         """
@@ -394,9 +394,9 @@ class Recording:
         return found
 
     def packed_bytes(self) -> int:
-        """What the requests need if all of them share one growing segment, whatever their streams and pools.
+        """Memory that the requests need if all of them share one growing segment, ignoring their streams and pools.
 
-        Freed memory serves the next request at once, also memory that waited for other streams as recorded.
+        Freed memory serves the next request at once, even if it waited for other streams in the recording.
         """
         calls, _ = self._premises.all_calls
         calls["kind"][calls["kind"] == Kind.FREE_SHARED] = Kind.FREE
@@ -415,30 +415,30 @@ class Recording:
         return run.cpu_seconds
 
     def resolved(self, settings: Settings | str | None) -> Settings:
-        """The settings that these words mean for this recording; None are the recorded ones. Raises SettingsError."""
+        """Parse settings for this recording; None means the recorded ones. Raises SettingsError."""
         if settings is None:
             return self.settings
         return config.settings_of(settings, compat=self.compat)
 
     def _is_recorded(self, settings: Settings | str | None, capacity: int | None) -> bool:
-        """Whether this is how it was recorded, so that a replay follows the recording and is compared with it."""
+        """Whether these are the recorded settings, so that a replay follows the recording and is compared with it."""
         return capacity is None and self._can_be_compared and self.resolved(settings) == self.settings
 
     @property
     def _can_be_compared(self) -> bool:
-        """Of dense placement, which PyTorch does not have, a history tells too little to be followed."""
+        """Whether a replay can follow the history; one of dense placement has too little information."""
         return self.settings.placement == "torch"
 
     def _started(
         self, settings: Settings | str | None, capacity: int | None = None, *, journal: bool = False
     ) -> Replay:
-        """A replay that has come to the first entry, arranged as recorded if it is under the recorded settings."""
+        """Return a replay at the first entry, arranged as recorded if it has the recorded settings."""
         if self._is_recorded(settings, capacity):
             return self._premises.follower(journal=journal)
         return self._prepared(self.resolved(settings), capacity, journal=journal)
 
     def _prepared(self, settings: Settings, capacity: int | None, *, journal: bool = False) -> Replay:
-        """A replay that has come to the first entry, with the blocks that were there before wherever they were put."""
+        """Return a replay at the first entry, with earlier blocks wherever the allocator placed them."""
         initial, history = self._premises.initial, self._history
         limit = _limit(settings, capacity)
         run = Replay(settings, capacity or self._premises.roomy, initial.block_count, self._premises.pool_ids, limit)
@@ -452,7 +452,7 @@ class Recording:
         return run
 
     def _sampled(self, run: Replay) -> NDArray[np.uint64]:
-        """Make all calls, and return how much was live and reserved in the meantime."""
+        """Make all calls, and return live and reserved memory over time."""
         calls = self.calls
         stride = self._stride
         samples = np.zeros((-(-len(calls) // stride), 2), dtype=np.uint64)
@@ -482,12 +482,12 @@ class Recording:
             return None, f"entries are missing from the history: entry {entry} cannot follow what came before it"
         if difference is not None and not initial.is_empty and initial.uncertain > 0:
             return None, (
-                "the history begins in mid-run, and what was there before is not certain:"
+                "the history begins in mid-run, and the state before it is not certain:"
                 f" the sizes of {initial.uncertain} blocks can be up to 1 MiB larger than was assumed"
             )
         if difference is not None and not initial.is_empty and rules_of(self.compat).free_order != "address":
             return None, (
-                "the history begins in mid-run, and what was there before is not certain:"
+                "the history begins in mid-run, and the state before it is not certain:"
                 " which of its segments and blocks were older is not told, and decides between free blocks of one size"
             )
         if difference is None and not initial.is_empty:
@@ -509,9 +509,9 @@ class Recording:
         return Difference(int(history.kept[entry]), recorded, None if got is None else entry_shown(*got))
 
     def _difference_at_end(self, run: Replay) -> Difference | None:
-        """The first block of the snapshot that is not there, or one that is and should not.
+        """Return the first block that only the snapshot or only the replay has.
 
-        A history file does not tell what was there at its end.
+        A history file does not hold the state at its end.
         """
         if HISTORY_FIELD in self.snapshot.extra:
             return None
@@ -561,7 +561,7 @@ class Recording:
 
 
 def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
-    """The longest history, or that of a device. Entries that are not about memory are none."""
+    """Return the longest history, or that of a device. Entries that are not about memory do not count."""
     devices = devices_with_history(snapshot)
     told = [trace for trace in snapshot.traces if trace.device in devices]
     if not told:
@@ -579,7 +579,7 @@ def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
 
 
 def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8], compat: str) -> Settings:
-    """The settings in force. A snapshot that does not state so had expandable segments if pages were mapped."""
+    """Return the recorded settings. A snapshot without them had expandable segments if pages were mapped."""
     dense = _dense_settings(snapshot, compat)
     if dense is not None:
         return dense
@@ -591,10 +591,10 @@ def _recorded_settings(snapshot: Snapshot, actions: NDArray[np.uint8], compat: s
 
 
 def _dense_settings(snapshot: Snapshot, compat: str) -> Settings | None:
-    """Those of dense placement; None for a snapshot of another.
+    """Return the settings of dense placement; None for a snapshot of another placement.
 
-    One that PyTorch wrote says so in its string, which is ours then. One of ours shows views as well, and has the usual
-    settings if its string is none.
+    A snapshot that PyTorch wrote names the placement in its settings string. One of Allotment's own also has views, and
+    default settings if its string is empty.
     """
     try:
         settings = Settings.parse(str(snapshot.allocator_settings.get(STRING) or ""), compat=compat)
@@ -606,7 +606,7 @@ def _dense_settings(snapshot: Snapshot, compat: str) -> Settings | None:
 
 
 def _limit(settings: Settings, capacity: int | None) -> int | None:
-    """What the settings allow of a device whose size is known."""
+    """Return the limit that the settings put on a device of known size."""
     if capacity is None or settings.per_process_memory_fraction >= 1.0:
         return None
     most = settings.per_process_memory_fraction * capacity

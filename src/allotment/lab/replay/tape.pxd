@@ -1,8 +1,8 @@
 """A recorded history that a replay follows entry by entry.
 
-The tape is heard and asked. It *hears* each entry that the engine reports and compares it with the next one
-recorded; and what the engine cannot decide by itself, where the device put a segment or that it refused one,
-is *asked* of it: the recorded entry that comes next is the answer.
+The tape has two uses. It compares each entry that the engine reports with the next recorded one. And it answers what
+the engine cannot decide itself (where the device put a segment, or that it refused one): the next recorded entry is the
+answer.
 
 At the first difference the tape stops following, because from there on the two histories are about different
 memory.
@@ -21,7 +21,7 @@ cdef struct Tape:
     int64_t count
     int64_t at                  # the entry that comes next
     bint following
-    bint differs                # the entry `at` came out otherwise
+    bint differs                # the entry `at` differed
     TraceRecord got             # this way
 
 cdef void tape_hear(void* tape, const TraceRecord* record) noexcept nogil
@@ -33,6 +33,6 @@ cdef inline bint tape_next_is(const Tape* tape, int action) noexcept nogil:
 
 
 cdef inline bint tape_tells_of_refusal(const Tape* tape) noexcept nogil:
-    """Whether what was recorded next is what an allocator does when the device has refused it memory."""
+    """Whether the next recorded entry is what an allocator does after the device refused it memory."""
     return (tape_next_is(tape, ACTION_SEGMENT_FREE) or tape_next_is(tape, ACTION_SEGMENT_UNMAP)
             or tape_next_is(tape, ACTION_FREE_COMPLETED) or tape_next_is(tape, ACTION_OOM))

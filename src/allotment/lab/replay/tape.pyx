@@ -18,8 +18,7 @@ cdef inline bint is_release(int action) noexcept nogil:
 cdef inline bint may_come_later(const Tape* tape, int64_t i, const TraceRecord* record) noexcept nogil:
     """Whether entry i is of the run in which `record` may stand anywhere.
 
-    Frees that wait for different streams complete in no defined order, and neither do private pools that nothing
-    uses any more go in one.
+    Frees that wait for different streams complete in no defined order, and unused private pools are released in none.
     """
     if record.action == ACTION_FREE_COMPLETED:
         return tape.action[i] == ACTION_FREE_COMPLETED
@@ -37,7 +36,7 @@ cdef inline void bring_forward(Tape* tape, int64_t i) noexcept nogil:
 
 
 cdef void tape_stop(Tape* tape, int action, uint64_t address, uint64_t size, uint64_t stream) noexcept nogil:
-    """The engine is about to do what the next entry is not."""
+    """Note that the engine is about to differ from the next entry."""
     memset(&tape.got, 0, sizeof(TraceRecord))
     tape.got.action = action
     tape.got.address = address

@@ -1,8 +1,8 @@
 """Which version of PyTorch a snapshot comes from.
 
-Few snapshots say. Most have marks: fields that a version added, so it is that one or a later one; and a history without
-pool ids is older than all of those. Of the versions that are left, the newest that makes every recorded decision again
-is taken. Versions that decide alike cannot be told apart by that, and need not be.
+Few snapshots name their version. Most have marks: fields that a version added, so the snapshot comes from it or a later
+one; and a history without pool ids is older than all of those. Of the remaining versions, the newest that reproduces
+every recorded decision is chosen. Versions with the same rules cannot be distinguished, and need not be.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from allotment._formats.torch_snapshot import Snapshot, Trace
 from allotment._rules import OLDEST, VERSIONS, has, nearest_version, rules_of
 
 CompatSource: TypeAlias = Literal["given", "field", "marks", "reproduced", "assumed"]
-"""How it is known: it was given; a field names it; marks leave no other; it alone, or it first, made every decision
-again; nothing tells."""
+"""How the version is known: it was given; a field names it; the marks leave no other; it was the only or the first one
+to reproduce every decision; or it is assumed."""
 
 FIELDS = ("torch_version", "pytorch_version", "torch")
 """Fields of a snapshot that may name the version."""
@@ -46,7 +46,7 @@ def possible_versions(snapshot: Snapshot, trace: Trace) -> list[str]:
 
 
 def that_decide_differently(versions: list[str]) -> list[str]:
-    """The first of each group of versions that decide alike."""
+    """The first of each group of versions with the same rules."""
     seen = set()
     kept = []
     for version in versions:

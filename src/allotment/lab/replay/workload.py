@@ -1,7 +1,7 @@
-"""A recorded history turned into the calls that made it: a workload.
+"""Turns a recorded history into a workload: the calls that caused it.
 
-A history tells what an allocator did, a workload what was asked of it. Most of it is plain: an `alloc` is a request, a
-`free_requested` a free. What is not recorded is inferred from what happened:
+A history records what an allocator did, a workload what its callers did. Most of it is direct: an `alloc` is a request,
+a `free_requested` a free. The rest is inferred:
 
 - A free that completed later than it was requested had to wait for other streams; it completes at the same call again.
 - Segments that were released, other than inside a request that then got memory it was refused before, were released
@@ -42,11 +42,11 @@ __all__ = [
 
 SMALL_REQUEST, SMALL_SEGMENT = 1 << 20, 2 << 20
 NEVER = np.iinfo(np.int32).max
-"""The `due` of a free that had not completed when the history ended."""
+"""The value of `due` for a free that had not completed when the history ended."""
 
 
 Run: TypeAlias = tuple[int, int]
-"""Entries that stand side by side: the first, and the one behind the last."""
+"""A range of adjacent entries: the first, and one past the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class Workload:
 
 
 class History:
-    """The entries of one device that are about memory, with every entry of a block or segment tied to its life.
+    """The memory entries of one device, each linked to the life of its block or segment.
 
-    A *life* runs from a block's `alloc` to its `free_completed`; one that begins with a free was there before.
-    `moves`: memory may have several addresses, and what is unmapped at one and mapped at another is not released.
+    A *life* runs from a block's `alloc` to its `free_completed`; one that begins with a free was there before. `moves`:
+    memory may have several addresses, and memory that is unmapped at one and mapped at another is not released.
     """
 
     def __init__(self, trace: Trace, *, moves: bool = False) -> None:
         self._moves = moves
         self.kept = np.flatnonzero(np.isin(trace.action, ABOUT_MEMORY))
-        """Where the entries are in the file."""
+        """The indices of the entries in the file."""
         self.action = trace.action[self.kept]
         self.address = trace.address[self.kept]
         self.size = trace.size[self.kept]
@@ -107,7 +107,7 @@ class History:
         free_again = (action == Action.FREE_REQUESTED) & (before > Action.ALLOC)
         cut_off = begins[1:] & ~is_other[1:] & (action[:-1] != Action.FREE_COMPLETED)
         self.broken = np.sort(np.concatenate([order[after_free | free_again], order[1:][cut_off]]))
-        """Entries that cannot follow what came before them on the same address."""
+        """Entries that contradict the entries before them at the same address."""
         self.is_reused = np.zeros(self.lives, dtype=bool)
         """By life: whether another one follows at the same address."""
         self.is_reused[life[1:][begins[1:] & ~is_other[1:]] - 1] = True
@@ -149,7 +149,7 @@ class History:
 
     @cached_property
     def releases(self) -> list[Run]:
-        """Runs of released segments, as first entry and the entry behind the last."""
+        """Runs of released segments: the first entry, and one past the last."""
         released = np.flatnonzero(np.isin(self.action, _RELEASES))
         if len(released) == 0:
             return []
@@ -159,7 +159,7 @@ class History:
         return [run for run in runs if not (self._moves and self._is_move(run))]
 
     def _is_move(self, run: Run) -> bool:
-        """Whether as much is mapped right behind a run as it has unmapped."""
+        """Whether the entries right after a run map as much as it unmapped."""
         left = int(self.size[run[0] : run[1]].sum())
         at = run[1]
         while left > 0 and at < len(self) and self.action[at] == Action.SEGMENT_MAP:
@@ -169,24 +169,24 @@ class History:
 
     @cached_property
     def after_growth(self) -> NDArray[np.int64]:
-        """By entry, and for the end: the first from there on that is not about memory being obtained."""
+        """By entry, and for the end: the first entry from there on that does not obtain memory."""
         others = np.where(np.isin(self.action, _GROWTH), len(self), np.arange(len(self)))
         return np.append(np.minimum.accumulate(others[::-1])[::-1], len(self))
 
     def is_surely_retry(self, run: Run) -> bool:
-        """Whether a request made this run of releases because the device had refused it memory: it ended refused."""
+        """Whether a request made this run of releases after the device refused it memory, and then failed."""
         following = self.after_growth[run[1]]
         return bool(following < len(self) and self.action[following] == _OOM)
 
     def may_be_retry(self, run: Run) -> bool:
-        """Whether a request that then got memory may have made this run; it may as well come after an `empty_cache`."""
+        """Whether a request that then got memory may have made this run; an `empty_cache` before it is possible too."""
         return bool(self.after_growth[run[1]] > run[1]) and not self.is_surely_retry(run)
 
     def likely_retries(self, settings: Settings) -> set[Run]:
-        """Those runs that were made by requests, as far as the sizes tell.
+        """The runs that requests made, as far as the sizes show.
 
-        That the device did not refuse is certain where it has given as much at another time; that no request was
-        refused is certain where what was released would have served it.
+        The device certainly did not refuse if it gave as much at another time; no request was certainly refused if the
+        released memory would have served it.
         """
         most = int(self.reserved.max(initial=0))
         found = set()
@@ -198,7 +198,7 @@ class History:
         return found
 
     def _would_have_served(self, run: Run, settings: Settings) -> bool:
-        """Whether a segment of this run had room for the request that follows, which then did not need another."""
+        """Whether a segment of this run had room for the following request, which then needed no other segment."""
         request = self.after_growth[run[1]]
         if request == len(self) or self.action[request] != _ALLOC:
             return False
@@ -229,7 +229,7 @@ def calls_of(
     """
     releases = _releases(history, entry_pools, retries)
     polls = _polls(history, pools, entry_pools)
-    # Calls made at one entry keep the order in which they are listed.
+    # Calls at one entry keep their order in the list.
     parts = [*releases, *polls, *_frees(history), *_requests(history, pools, entry_pools)]
     entries = np.concatenate([part.entries for part in parts])
     order = np.argsort(entries, kind="stable")
@@ -269,7 +269,8 @@ def _frees(history: History) -> list[Workload]:
 
 
 def _releases(history: History, released_pools: NDArray[np.int32], retries: Collection[Run]) -> list[Workload]:
-    """A call for each run of releases that no request made; a pool's last user goes before its first release."""
+    """Return a call for each run of releases that no request made; a pool's last user leaves before its first
+    release."""
     made: list[tuple[Kind, int, int]] = []
     gone: set[int] = set()
     for run in history.releases:
@@ -289,7 +290,7 @@ def _releases(history: History, released_pools: NDArray[np.int32], retries: Coll
 
 
 def _polls(history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32]) -> list[Workload]:
-    """Where frees completed and no request did it: none follows, or one of a private pool, which looks at no event."""
+    """Entries where frees completed without a request: none follows, or one of a private pool, which skips events."""
     completed = history.completed_at[history.waited & (history.completed_at >= 0)]
     following = np.append(history.action, Action.FREE_REQUESTED)[completed + 1]
     requests = np.flatnonzero((history.action == Action.ALLOC) | (history.action == Action.OOM))
@@ -300,9 +301,9 @@ def _polls(history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.i
 
 
 def _set_due(history: History, workload: Workload) -> None:
-    """Say of every free that waited which call completes it, and give it a stream to wait for.
+    """Determine which call completes each free that waited, and give it a stream to wait for.
 
-    Frees that wait for one stream complete in order, so each takes a stream on which that holds.
+    Frees that wait for one stream complete in order, so each gets a stream on which that order holds.
     """
     calls = workload.calls
     shared = np.flatnonzero(calls["kind"] == Kind.FREE_SHARED)
@@ -312,13 +313,13 @@ def _set_due(history: History, workload: Workload) -> None:
 
 
 def due_calls(history: History, completed_at: NDArray[np.int64], workload: Workload) -> NDArray[np.int32]:
-    """The calls that complete what was recorded as completed at these entries; -1 is never."""
+    """The calls that complete the frees recorded as completed at these entries; -1 means never."""
     completing = np.flatnonzero(np.isin(workload.calls["kind"], _COMPLETING))
     place = np.searchsorted(workload.entries[completing], completed_at)
     due = np.append(completing, NEVER)[place]
     due[completed_at < 0] = NEVER
-    # What completed right before a retry or an oom was not done at the beginning of the request, which therefore
-    # missed, but waited for after the refusal.
+    # A free that completed right before a retry or an oom was not complete when the request began, which therefore
+    # missed; the allocator waited for it after the refusal.
     refusals = np.zeros(len(history) + 1, dtype=bool)
     refusals[[run[0] for run in workload.retries]] = True
     refusals[:-1] |= history.action == Action.OOM
@@ -332,8 +333,8 @@ def due_calls(history: History, completed_at: NDArray[np.int64], workload: Workl
 
 
 def lanes(due: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """A number for each, such that along each number `due` never falls; as few numbers as possible."""
-    last: list[int] = []  # of each lane, negated: bisect wants rising values, and the newest lane has the least
+    """Assign a lane to each, such that `due` never falls within a lane; uses as few lanes as possible."""
+    last: list[int] = []  # of each lane, negated: bisect needs rising values, and the newest lane has the lowest
     taken = np.zeros(len(due), dtype=np.uint64)
     for i, value in enumerate(due.tolist()):
         lane = bisect_left(last, -value)
@@ -346,9 +347,9 @@ def lanes(due: NDArray[np.int32]) -> NDArray[np.uint64]:
 
 
 def paced(calls: NDArray[np.void], pace: float) -> NDArray[np.void]:
-    """The calls, with frees that waited for other streams done after `pace` times as many calls as recorded.
+    """Return the calls; frees that waited for other streams complete after `pace` times as many calls as recorded.
 
-    What had not been done when the history ended is not done either.
+    Frees that were not complete when the history ended do not complete either.
     """
     shared = np.flatnonzero(calls["kind"] == Kind.FREE_SHARED)
     completing = np.flatnonzero(np.isin(calls["kind"], _COMPLETING))
@@ -365,9 +366,9 @@ def paced(calls: NDArray[np.void], pace: float) -> NDArray[np.void]:
 def peak_active(
     calls: NDArray[np.void], rounded: Callable[[NDArray[np.uint64]], NDArray[np.uint64]], background: int
 ) -> int:
-    """The most bytes active at once when every free is done where it was recorded as done.
+    """Return the peak of active bytes if every free completes where the recording has it.
 
-    The first `background` calls are from before the history: what they free late counts from its beginning.
+    The first `background` calls are from before the history: their late frees count from its beginning.
     """
     kind, block = calls["kind"], calls["block"]
     requests = np.flatnonzero((kind == Kind.MALLOC) & (block >= 0))

@@ -1,6 +1,6 @@
-"""A recorded run as something to look at: memory over time, and at any moment of it.
+"""A recorded run prepared for viewing: memory over time, and at any moment.
 
-`lives` has every block from birth to death and all memory that was ever held, `walk` runs through them and keeps the
-highest moment of each stretch of time, `pieces` tells what memory is doing at one moment, `groups` says who a block
-belongs to, `search` finds blocks, and `timeline` puts them together. Nothing here knows how it is drawn.
+`lives` has the lifetime of every block and of all memory that was ever held, `walk` runs through them and keeps the
+highest moment of each interval, `pieces` gives the state of all memory at one moment, `groups` assigns blocks to
+owners, `search` finds blocks, and `timeline` combines them. Nothing here depends on how it is drawn.
 """

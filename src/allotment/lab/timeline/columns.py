@@ -1,4 +1,4 @@
-"""Time in columns: each is a stretch of it, shown by its highest moments (see walk.pxd for why)."""
+"""Time in columns: each is an interval, shown by its highest moments (walk.pxd explains why)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["Columns", "first_highest", "gathered"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Stretches of time, each shown by two of its moments."""
+    """Intervals of time, each shown by two of its moments."""
 
     moment: NDArray[np.int32]
-    """At which most was in use."""
+    """The moments at which most was in use."""
     bands: NDArray[np.int64]
-    """Bytes in use then: by stretch, and by who they belong to."""
+    """Bytes in use then, by interval and by owner."""
     waste_moment: NDArray[np.int32]
-    """At which most was wasted."""
+    """The moments at which most was wasted."""
     waste: NDArray[np.int64]
-    """Bytes wasted then: by stretch, and by cause in the order of `Waste`."""
+    """Bytes wasted then, by interval and by cause in the order of `Waste`."""
     reserved: NDArray[np.int64]
-    """The most in each stretch."""
+    """The maximum in each interval."""
 
 
 def gathered(columns: Columns, edges: NDArray[np.int64]) -> Columns:
-    """Fewer columns, each from one of these numbers up to the next: of all in it the highest moment."""
+    """Return fewer columns, each from one of these numbers up to the next, with the highest moment of all in it."""
     inside = slice(int(edges[0]), int(edges[-1]))
     starts = edges[:-1] - edges[0]
     highest = first_highest(columns.bands[inside].sum(axis=1), starts) + edges[0]
@@ -42,7 +42,7 @@ def gathered(columns: Columns, edges: NDArray[np.int64]) -> Columns:
 
 
 def first_highest(values: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of each stretch, from its start up to the next one's, where its highest value stands first."""
+    """Return for each interval, up to the start of the next one, the first index of its maximum."""
     which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
     found = np.flatnonzero(values == np.maximum.reduceat(values, starts)[which])
     _, first = np.unique(which[found], return_index=True)

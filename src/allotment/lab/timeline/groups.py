@@ -1,4 +1,4 @@
-"""Who blocks belong to: by line, stack, label, stream, pool or size; the largest have names, the rest is one."""
+"""Groups blocks by line, stack, label, stream, pool or size; the largest groups have names, the rest is one group."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from allotment.lab.timeline.lives import Lives
 __all__ = ["GROUPINGS", "Grouping", "group_lives"]
 
 GROUPINGS = ("line", "frame", "stack", "pool", "stream", "size")
-"""What blocks can be grouped by, besides the labels that the program has given them."""
+"""Criteria for grouping blocks, besides the labels that the program gave them."""
 UNLABELLED = "nothing said"
 MOST_NAMED = 15
-"""Groups with a band of their own; the others share one more."""
+"""The number of groups that have their own band; the others share one."""
 SIZES = tuple(1 << power for power in (12, 16, 20, 21, 23, 24, 26, 28, 30))
 
 
@@ -33,7 +33,7 @@ class Grouping:
     band: NDArray[np.uint8]
     """By life."""
     names: list[str]
-    """By band, the largest first; where there is a rest, it is the last."""
+    """By band, the largest first; the rest, if any, is last."""
     has_rest: bool
 
 
@@ -48,7 +48,7 @@ def group_lives(
 ) -> Grouping:
     """Group by one of `GROUPINGS` or by a source of labels.
 
-    `at_peak` are the lives that count most for which groups have names.
+    `at_peak` are the lives that decide which groups have names.
     """
     told = next((each for each in labels if each.source == by), None)
     if told is not None:
@@ -88,7 +88,7 @@ def _groups(
 
 
 def _innermost(stack: Stack) -> str:
-    """The innermost frame of Python, also of a library."""
+    """Return the innermost Python frame, including libraries."""
     frames = [frame for frame in stack if frame.filename not in ("", "??")] or stack
     return printable(f"{frames[0].filename}:{frames[0].line} {frames[0].name}".rstrip()) if frames else UNKNOWN
 

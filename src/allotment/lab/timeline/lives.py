@@ -1,7 +1,8 @@
-"""Blocks from birth to death, and memory from the moment it was obtained to the one it was given back.
+"""The lifetimes of blocks, and of memory from when it was obtained until it was released.
 
 Time is counted in calls: *moment* t is when the first t calls have been made, so there is one more moment than there
-are calls. A life that call i begins is there from moment i + 1 on, one that call i ends is gone from moment i + 1 on.
+are calls. A life that call i begins exists from moment i + 1 on; one that call i ends does not exist from moment i + 1
+on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Lives", "Units", "lives_of", "units_of"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
-    """One row for each block; moments as above, and one more than the last for what does not happen."""
+    """One row for each block. Moments are as above; one more than the last means never."""
 
     address: NDArray[np.uint64]
     size: NDArray[np.int64]
@@ -31,7 +32,7 @@ class Lives:
     freed: NDArray[np.int32]
     """When the user freed it."""
     end: NDArray[np.int32]
-    """When it could be used again: later than `freed` if other streams were waited for."""
+    """When it could be reused: later than `freed` if it waited for other streams."""
     stream: NDArray[np.uint64]
     pool: NDArray[np.int32]
 
@@ -41,7 +42,7 @@ class Lives:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Units:
-    """Memory in the portions in which it can be given back: plain segments, or pages of expandable ones.
+    """Memory in the units in which it can be released: plain segments, or pages of expandable ones.
 
     By address, then by time.
     """
@@ -96,7 +97,7 @@ def lives_of(deeds: Deeds, calls: NDArray[np.void]) -> Lives:
 
 
 def _completed(deeds: Deeds, lives: NDArray[np.int32], freed: NDArray[np.int32], never: int) -> NDArray[np.int32]:
-    """When frees that waited were completed: at the first completion of the same address from there on."""
+    """Return when frees that waited completed: at the next completion of the same address."""
     late = deeds.late_frees
     known, place = np.unique(late["address"], return_inverse=True)
     if len(known) == 0:
@@ -111,7 +112,7 @@ def _completed(deeds: Deeds, lives: NDArray[np.int32], freed: NDArray[np.int32],
 
 
 def units_of(segments: NDArray[np.void], moments: int) -> Units:
-    """The memory that segment events tell of; `moments` is one more than the last."""
+    """Return the memory that segment events describe; `moments` is one more than the last."""
     memory = _Memory(moments)
     names = ("address", "size", "stream", "pool_first", "pool_second", "page", "call", "obtained")
     for address, size, stream, first, second, page, call, obtained in zip(
@@ -129,7 +130,7 @@ def units_of(segments: NDArray[np.void], moments: int) -> Units:
 
 
 class _Memory:
-    """Memory as it comes and goes. Dense placement moves parts of what has come: what is left of it is a new unit."""
+    """Memory as it is obtained and released. Dense placement moves parts of a unit: what remains becomes a new unit."""
 
     def __init__(self, moments: int) -> None:
         self.rows: list[list[int]] = []

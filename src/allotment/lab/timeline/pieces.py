@@ -1,10 +1,10 @@
-"""What every piece of memory is doing at one moment: the pieces tile all addresses that ever had memory.
+"""The state of every piece of memory at one moment; the pieces tile all addresses that ever had memory.
 
     | live | pinned |  live  | pin|   free   |ned | live |   unmapped   | ...
     |-------- page --------|-- page --|-- page --|- page -|
 
-Free memory goes back to the device in units only: plain segments, or pages of expandable ones. Free memory beside a
-live block of its unit is *pinned* by it; the rest could be given back.
+Free memory can be released only in whole units: plain segments, or pages of expandable ones. A live block *pins* the
+free memory of its unit; the rest could be released.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NEAR, _FAR = np.uint64(0), np.uint64((1 << 64) - 1)
 
 
 class PieceState(IntEnum):
-    """What a piece of memory is doing."""
+    """The state of a piece of memory."""
 
     LIVE = 0
     WAITING = 1
-    """Freed by the user; other streams may still work with it."""
+    """Freed by the user; other streams may still use it."""
     FREE = 2
-    """Could be given back to the device."""
+    """Could be released to the device."""
     PINNED = 3
     """Free, and kept by a live block in its segment or page."""
     UNMAPPED = 4
@@ -38,7 +38,7 @@ class PieceState(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """By address, side by side."""
+    """By address, adjacent."""
 
     address: NDArray[np.uint64]
     size: NDArray[np.int64]
@@ -46,23 +46,23 @@ class Pieces:
     life: NDArray[np.int32]
     """-1 for what is not a block."""
     segment: NDArray[np.int32]
-    """Which run of memory it lies in; -1 for unmapped addresses."""
+    """The run of memory that holds it; -1 for unmapped addresses."""
     segment_start: NDArray[np.uint64]
     """By segment."""
     segment_end: NDArray[np.uint64]
     segment_page: NDArray[np.int64]
     segment_unit: NDArray[np.int32]
-    """By segment: its first unit, which tells stream and pool."""
+    """By segment: its first unit, which has the stream and the pool."""
     unit_start: NDArray[np.uint64]
-    """By unit that is there."""
+    """By existing unit."""
     unit_end: NDArray[np.uint64]
 
     def bytes_in(self, *states: PieceState) -> int:
-        """How much is doing one of these things."""
+        """Bytes in one of these states."""
         return int(self.size[np.isin(self.state, states)].sum())
 
     def pinned_by(self, life: int) -> tuple[int, int]:
-        """Free bytes that a block keeps from being given back, and how many other blocks keep them too."""
+        """Free bytes that a block keeps from being released, and how many other blocks keep them too."""
         place = np.flatnonzero(self.life == life)
         if len(place) == 0:
             return 0, 0
@@ -79,7 +79,7 @@ class Pieces:
 
 
 class AddressAxis:
-    """All addresses that ever had memory, put side by side: a place on it stays the same through all time."""
+    """All addresses that ever had memory, put side by side: an address has the same place at every moment."""
 
     def __init__(self, units: Units) -> None:
         ends = units.address + units.size.astype(np.uint64)
@@ -93,7 +93,7 @@ class AddressAxis:
         self.length = int(lengths.sum())
 
     def places(self, addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Where addresses are on it."""
+        """Return the places of addresses."""
         run = np.maximum(np.searchsorted(self.starts, addresses, "right") - 1, 0)
         return np.asarray(self.offsets[run] + (addresses - self.starts[run]).astype(np.int64))
 
@@ -106,7 +106,7 @@ def pieces_at(
     mapped: NDArray[np.int32],
     moment: int,
 ) -> Pieces:
-    """The pieces at a moment, at which these lives and units are there; the units by address."""
+    """Return the pieces at a moment with these lives and units; the units by address."""
     unit_start = units.address[mapped]
     unit_end = unit_start + units.size[mapped].astype(np.uint64)
     begins = _begins_segment(unit_start, unit_end, units.page[mapped])
@@ -115,7 +115,7 @@ def pieces_at(
     block_start = lives.address[block]
     block_end = block_start + lives.size[block].astype(np.uint64)
     gap_start, gap_end, gap_run = _between(start, end, block_start, block_end)
-    # The first unit that begins in a gap, and the last one that ends there: between them, all could be given back.
+    # The first unit that begins in a gap, and the last one that ends there: everything between them could be released.
     whole_start = np.minimum(np.append(unit_start, _FAR)[np.searchsorted(unit_start, gap_start)], gap_end)
     whole_end = np.maximum(np.append(_NEAR, unit_end)[np.searchsorted(unit_end, gap_end, "right")], whole_start)
     hole_start, hole_end, _ = _between(axis.starts, axis.ends, start, end)
@@ -165,7 +165,7 @@ def _between(
     inner_start: NDArray[np.uint64],
     inner_end: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
-    """The parts of outer stretches that no inner one covers, and which outer one each is of. All are in order."""
+    """Return the parts of outer intervals that no inner one covers, and the outer one of each. All are in order."""
     inside = _run_of(outer_start, inner_start)
     starts = np.concatenate([outer_start, inner_end])
     outer = np.concatenate([np.arange(len(outer_start)), inside])

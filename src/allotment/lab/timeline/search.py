@@ -1,8 +1,8 @@
-"""Finding blocks: by words of their stacks, by size, stream, pool and how long they lived.
+"""Finds blocks by words of their stacks, by size, stream, pool and lifetime.
 
     model.py forward >100MiB stream:7 life>1000
 
-All parts have to hold. A word is looked for in every frame, "file:line function", whatever its case.
+All parts must match. A word is searched for in every frame, "file:line function", ignoring case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMPARED = re.compile(r"(size|life|stream|pool)?(>=|<=|>|<|=|:)([\w.]+)")
 
 
 def find_lives(query: str, lives: Lives, stack_of: NDArray[np.int32], stacks: Sequence[Stack]) -> NDArray[np.bool_]:
-    """By life: whether it is meant. Raises RequestError for a comparison that makes no sense."""
+    """Return by life whether it matches. Raises RequestError for a meaningless comparison."""
     found = lives.size > 0
     words = []
     for part in query.split():
@@ -58,7 +58,7 @@ def _holds(part: str, what: str, relation: str, value: str, lives: Lives) -> NDA
         "pool": lives.pool.astype(np.int64),
     }[what]
     try:
-        # Blocks of a few hundred bytes are what one looks for here, so a number without a unit is bytes.
+        # Searches include blocks of a few hundred bytes, so a number without a unit means bytes.
         number = parse_size(value) if what == "size" and not value.isdecimal() else int(value)
         return np.asarray(_RELATIONS[relation](column, number))
     except (SettingsError, ValueError, OverflowError) as error:

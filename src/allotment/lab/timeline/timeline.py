@@ -1,4 +1,4 @@
-"""A recorded run, or one under other settings, as something to look at: over time, and at any moment."""
+"""A recorded run, or one under other settings, prepared for viewing: over time, and at any moment."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from allotment.lab.timeline.walk import Event, UnitReach, Walk
 __all__ = ["SEARCH", "Mark", "Timeline", "timeline_of", "timeline_of_end"]
 
 MOST_COLUMNS = 1 << 16
-"""Columns kept of the whole of time; what is shown of less is walked through again."""
+"""Columns kept for the whole run; a shorter interval is walked again."""
 CHECKPOINTS = 256
-"""Moments whose lives are kept, to start from."""
+"""Checkpoints: moments whose lives are kept, to start from."""
 MOST_MARKS = 500
 MOST_SEARCHES = 8
 MOST_CLASSIFIED = 2_000_000
-"""Calls of a history that is also told by kind of memory; a longer one would be seen a second later."""
+"""Most calls of a history that is also grouped by kind of memory; a longer one would take a second more."""
 SEARCH = "search:"
-"""Before a query: the grouping into what it finds and the rest."""
+"""Prefix of a query: groups into matches and the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Mark:
 
     moment: int
     kind: str
-    """"oom" for a request that got no memory, "empty" for an `empty_cache`."""
+    """"oom" for a failed request, "empty" for an `empty_cache`."""
     size: int
 
 
@@ -70,8 +70,8 @@ class Timeline:
     ) -> None:
         """`last` is the last moment; `entries` and `times` are by moment: the entry in the file, and microseconds.
 
-        The entry is -1 for the moment before the history, as in `lab.explain`.
-        `streams_share`: free memory is for all streams.
+        The entry is -1 for the moment before the history, as in `lab.explain`. `streams_share`: all streams share free
+        memory.
         """
         self.lives, self.units, self.last = lives, units, last
         self.stacks, self.stack_of, self.pools = stacks, stack_of, pools
@@ -109,11 +109,11 @@ class Timeline:
 
     @cached_property
     def peak_reserved(self) -> tuple[int, int]:
-        """The moment to look at for the peak of reserved memory, see `peak_moment`, and the most that was reserved."""
+        """The moment to show for the peak of reserved memory (see `peak_moment`), and that peak."""
         return peak_moment(self._reserved, self._in_use), int(self._reserved.max())
 
     def reserved_at(self, moment: int) -> int:
-        """Bytes held of the device."""
+        """Bytes reserved from the device."""
         return int(self._reserved[moment])
 
     @cached_property
@@ -123,7 +123,7 @@ class Timeline:
 
     @cached_property
     def asker(self) -> tuple[int, tuple[int, int]]:
-        """Stream and pool of the request that made the peak; else those of the stream that most is held for."""
+        """Stream and pool of the request that made the peak; otherwise those of the stream with the most memory."""
         moment = self.peak_reserved[0]
         if self._what_at[moment] == Event.BEGINS:
             life = self._life_at[moment]
@@ -138,7 +138,7 @@ class Timeline:
     # --- one moment --------------------------------------------------------------------------------------------------
 
     def alive(self, moment: int) -> NDArray[np.int32]:
-        """The lives that are there."""
+        """Return the lives at a moment."""
         self.columns()
         place = moment // self._stride
         start = place * self._stride
@@ -147,24 +147,24 @@ class Timeline:
         return np.asarray(there[self.lives.end[there] > moment])
 
     def units_at(self, moment: int) -> NDArray[np.int32]:
-        """The memory that is there, by address."""
+        """Return the memory at a moment, by address."""
         return np.flatnonzero((self.units.begin <= moment) & (self.units.end > moment)).astype(np.int32)
 
     def pieces(self, moment: int) -> Pieces:
-        """What all memory is doing."""
+        """Return the state of all memory."""
         return pieces_at(self.lives, self.units, self.axis, self.alive(moment), self.units_at(moment), moment)
 
     # --- through time ------------------------------------------------------------------------------------------------
 
     @cached_property
     def groupings(self) -> list[str]:
-        """What blocks can usefully be grouped by, the best first."""
+        """Useful criteria for grouping blocks, the best first."""
         ways = [*GROUPINGS, *(each.source for each in self._labels)]
         useful = [by for by in ways if len(self.grouping(by).names) > 1]
         return useful or ["size"]
 
     def grouping(self, by: str) -> Grouping:
-        """The band of every life: by one of `groupings`, or by what a search after `SEARCH` found."""
+        """Return the band of every life: by one of `groupings`, or by the matches of a search after `SEARCH`."""
         if by.startswith(SEARCH):
             found = self.search(by.removeprefix(SEARCH))
             return Grouping((~found).astype(np.uint8), ["found", "others"], has_rest=True)
@@ -177,7 +177,7 @@ class Timeline:
         return self._groupings[by]
 
     def search(self, query: str) -> NDArray[np.bool_]:
-        """By life: whether it is meant; see `search`. The last few are kept. Raises RequestError."""
+        """Return by life whether it matches; see `search`. The last few answers are kept. Raises RequestError."""
         if query not in self._found:
             while len(self._found) >= MOST_SEARCHES:
                 forgotten = next(iter(self._found))
@@ -187,7 +187,7 @@ class Timeline:
         return self._found[query]
 
     def columns(self, by: str | None = None) -> Columns:
-        """The whole of time, in `MOST_COLUMNS` columns at most."""
+        """The whole run, in `MOST_COLUMNS` columns at most."""
         by = by or self.groupings[0]
         with self._lock:
             if by not in self._columns:
@@ -195,7 +195,7 @@ class Timeline:
             return self._columns[by]
 
     def snapped(self, edges: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Moments near these that cost nothing, if they are far apart: edges of the columns of all time."""
+        """Return moments near these that need no walk, if they are far apart: edges of the columns of the whole run."""
         whole = self._whole_edges
         if edges[-1] - edges[0] < 2 * (len(edges) - 1) * (self.last + 1) / (len(whole) - 1):
             return edges
@@ -204,7 +204,8 @@ class Timeline:
         return np.unique(whole[near])
 
     def stretch(self, edges: NDArray[np.int32], by: str) -> Columns:
-        """Columns from each of these moments up to the next. pre: they rise, from 0 at least to one behind the last"""
+        """Return columns from each of these moments up to the next. pre: they rise, from 0 at least to one past the
+        last"""
         whole = self.columns(by)
         places = np.searchsorted(self._whole_edges, edges)
         if np.array_equal(self._whole_edges[places], edges):
@@ -217,7 +218,7 @@ class Timeline:
             return self._walk.run(np.ascontiguousarray(edges))
 
     def waste(self, moment: int) -> list[int]:
-        """Bytes held and not in use, by cause in the order of `Waste`."""
+        """Bytes reserved and not in use, by cause in the order of `Waste`."""
         edges = np.array([moment, moment + 1], dtype=np.int32)
         there, units = self.alive(moment), self.units_at(moment)
         with self._lock:
@@ -229,7 +230,7 @@ class Timeline:
         return np.unique(np.linspace(0, self.last + 1, min(self.last + 1, MOST_COLUMNS) + 1).astype(np.int32))
 
     def _walk_all(self, grouping: Grouping) -> Columns:
-        """All of time, leaving checkpoints if there are none."""
+        """Walk the whole run, leaving checkpoints if there are none."""
         first = np.flatnonzero((self.lives.begin <= 0) & (self.lives.end > 0)).astype(np.int32)
         self._walk.start(0, first, self.units_at(0), grouping.band, len(grouping.names))
         edges = self._whole_edges
@@ -275,7 +276,7 @@ class Timeline:
 
 
 def _totals(begin: NDArray[np.int32], end: NDArray[np.int32], size: NDArray[np.int64], last: int) -> NDArray[np.int64]:
-    """By moment: the sizes of what is there, added up."""
+    """Return by moment the sum of the existing sizes."""
     change = np.zeros(last + 2, dtype=np.int64)
     np.add.at(change, np.minimum(begin, last + 1), size)
     np.subtract.at(change, np.minimum(end, last + 1), size)
@@ -285,7 +286,7 @@ def _totals(begin: NDArray[np.int32], end: NDArray[np.int32], size: NDArray[np.i
 def _atoms(
     bounds: NDArray[np.uint64], address: NDArray[np.uint64], size: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int32]]:
-    """The first and the last atom of stretches of addresses; atom i goes from bound i to the next."""
+    """Return the first and the last atom of address intervals; atom i spans from bound i to the next."""
     most = max(len(bounds) - 2, 0)
     first = np.searchsorted(bounds, address, "right") - 1
     last = np.searchsorted(bounds, address + size.astype(np.uint64), "left") - 1
@@ -296,7 +297,7 @@ def _atoms(
 
 
 def timeline_of(recording: Recording, settings: Settings | str | None = None, deeds: Deeds | None = None) -> Timeline:
-    """A recording replayed under `settings`; without them, as recorded. `deeds` are those of that replay, if known."""
+    """Replay a recording under `settings`; without them, as recorded. `deeds` are those of that replay, if known."""
     deeds, calls = deeds or recording.deeds(settings), recording.calls
     lives = lives_of(deeds, calls)
     refused = np.flatnonzero(
@@ -322,7 +323,7 @@ def timeline_of(recording: Recording, settings: Settings | str | None = None, de
 
 
 def _labels(recording: Recording) -> list[Labels]:
-    """What the program says about its memory and, unless that takes long, what kind of memory it is."""
+    """Return the program's labels of its memory and, unless that takes long, the kinds of memory."""
     found = labels_of(recording)
     return [*found, kind_labels(recording)] if len(recording.calls) <= MOST_CLASSIFIED else found
 

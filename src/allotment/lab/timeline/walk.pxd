@@ -1,14 +1,14 @@
-"""A walk through time over the lives of blocks, which keeps the highest moment of each stretch.
+"""A walk through time over the lives of blocks, which keeps the highest moment of each interval.
 
-A picture has a thousand columns and a history ten million moments, so a column stands for many of them. The mean of
-them would lose every peak. So each column shows one real moment, that at which most was in use; its parts add up, and
-the peak is where it was. Waste is shown of the moment at which most was wasted.
+A picture has a thousand columns and a history ten million moments, so a column stands for many of them. Their mean
+would lose every peak. So each column shows one real moment, the one with the most memory in use: its parts add up, and
+the peak is at its place. Waste is shown at the moment with the most waste.
 
-What can be given back follows from counting the blocks in each unit of memory. A unit is found by its *atoms*: the
-stretches between all addresses at which some unit ever began or ended. The atoms of a block and of a unit never change,
-so both are looked up once, before the walk.
+Counting the blocks in each unit of memory shows what can be released. A unit is found by its *atoms*: the intervals
+between all addresses at which a unit ever began or ended. The atoms of a block and of a unit never change, so both are
+looked up once, before the walk.
 
-At one moment, first blocks end, then memory goes, then memory comes, then a block begins.
+At one moment, first blocks end, then memory is released, then memory is obtained, then a block begins.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -17,9 +17,9 @@ cdef enum What:                 # what happens to the life of a moment
     NOTHING
     BEGINS
     ENDS
-    WAITS                       # freed by the user, and to end later
+    WAITS                       # freed by the user; ends later
 
-cdef enum:                      # of memory that is held and not in use; in the order of `Waste`
+cdef enum:                      # of memory that is reserved and not in use; in the order of `Waste`
     ROUNDING
     PIECES
     OTHER_STREAMS
@@ -28,7 +28,7 @@ cdef enum:                      # of memory that is held and not in use; in the 
     UNRELEASED
     CAUSES
 
-cdef enum:                      # of a unit, for the request that the waste is told for
+cdef enum:                      # of a unit, for the request that the waste is computed for
     REACHABLE
     FOR_OTHER_STREAM
     IN_OTHER_POOL
@@ -54,7 +54,7 @@ cdef class Walk:
     cdef const int32_t[::1] unit_first, unit_last               # atoms
     cdef const int32_t[::1] coming, coming_at, going, going_at  # units in order of their begin and of their end
     cdef const uint8_t[::1] reach           # by unit
-    cdef const uint8_t[::1] band            # by life: who it belongs to
+    cdef const uint8_t[::1] band            # by life: its owner
     cdef int64_t[::1] held                  # by band
     cdef int32_t[::1] unit_at               # by atom; -1 for none
     cdef int32_t[::1] blocks                # by unit

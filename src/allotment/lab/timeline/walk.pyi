@@ -17,7 +17,7 @@ class Event(IntEnum):
     WAITS = ...
 
 class UnitReach(IntEnum):
-    """What a unit of memory is to the request that the waste is told for."""
+    """The relation of a unit of memory to the request that the waste is computed for."""
 
     REACHABLE = ...
     FOR_OTHER_STREAM = ...
@@ -34,11 +34,11 @@ class Walk:
     def start(
         self, moment: int, live: NDArray[np.int32], units: NDArray[np.int32], band: NDArray[np.uint8], bands: int
     ) -> None:
-        """Be at a moment, at which these lives and units are there; `band` has who each life belongs to."""
+        """Move to a moment with these lives and units; `band` has the owner of each life."""
     def alive(self) -> NDArray[np.int32]:
-        """The lives that are there now, in no order."""
+        """Return the current lives, in no order."""
     def run(self, edges: NDArray[np.int32]) -> Columns:
-        """Go on to the last of these moments; a stretch goes from one of them up to the next, which is not in it.
+        """Walk to the last of these moments; an interval spans from one of them up to the next, exclusive.
 
         pre: they rise, and the first is now
         """

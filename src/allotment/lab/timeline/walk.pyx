@@ -24,7 +24,7 @@ class Event(IntEnum):
 
 
 class UnitReach(IntEnum):
-    """What a unit of memory is to the request that the waste is told for."""
+    """The relation of a unit of memory to the request that the waste is computed for."""
 
     REACHABLE = 0
     FOR_OTHER_STREAM = 1
@@ -59,7 +59,7 @@ cdef class Walk:
 
     def start(self, moment: int, live: NDArray[np.int32], units: NDArray[np.int32],
               band: NDArray[np.uint8], bands: int) -> None:
-        """Be at a moment, at which these lives and units are there; `band` has who each life belongs to."""
+        """Move to a moment with these lives and units; `band` has the owner of each life."""
         cdef const int32_t[::1] lives = live
         cdef const int32_t[::1] mapped = units
         cdef int32_t i
@@ -82,11 +82,11 @@ cdef class Walk:
                     self.begin_waiting(lives[i])
 
     def alive(self) -> NDArray[np.int32]:
-        """The lives that are there now, in no order."""
+        """Return the current lives, in no order."""
         return numpy.asarray(self.live)[: self.live_count].copy()
 
     def run(self, edges: NDArray[np.int32]) -> Columns:
-        """Go on to the last of these moments; a stretch goes from one of them up to the next, which is not in it.
+        """Walk to the last of these moments; an interval spans from one of them up to the next, exclusive.
 
         pre: they rise, and the first is now
         """

@@ -1,4 +1,4 @@
-"""Which settings a recorded run would have been best with.
+"""Finds the best settings for a recorded run.
 
-`candidates` are the settings that are worth a try, `search` tries them by replay.
+`candidates` are the settings to try, `search` tries them by replay.
 """

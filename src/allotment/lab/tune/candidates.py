@@ -1,4 +1,4 @@
-"""Settings that are worth a try, as texts that can be pasted."""
+"""Settings to try, as text that can be pasted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FINER_SPLITS = ("", *(f"max_split_size_mb:{size}" for size in (21, 24, 48, 96, 1
 FINER_ROUNDINGS = ("", *(f"roundup_power2_divisions:{divisions}" for divisions in (1, 2, 4, 8, 16, 32)))
 FINER_COLLECTION = ("", *(f"garbage_collection_threshold:{share}" for share in (0.5, 0.6, 0.7, 0.8, 0.9)))
 OURS = ("placement:dense",)
-"""Not PyTorch's own: an allocator of ours has to run below PyTorch."""
+"""Settings of ours: they need Allotment under PyTorch."""
 GRAINS = ("", *(f"dense_grain:{grain}" for grain in (48, 96)))
 FINER_GRAINS = ("", *(f"dense_grain:{grain}" for grain in (16, 32, 64, 128, 192, 256)))
 
 
 def is_ours(settings: str) -> bool:
-    """Whether settings have a part that PyTorch's own allocator does not know."""
+    """Whether settings have a key that PyTorch's own allocator does not know."""
     return any(part in OURS for part in settings.split(","))
 
 
@@ -30,9 +30,9 @@ FEW = ("", "expandable_segments:True", *SPLITS[2:4], "expandable_segments:True,r
 
 
 def all_candidates(limited: bool, finely: bool = False) -> Iterator[str]:
-    """The few first, then the others; collection has an effect only where memory is limited.
+    """Return the most helpful ones first, then the others; collection has an effect only if memory is limited.
 
-    `finely` goes on with values in between, some 1,000 combinations in all where memory is limited.
+    `finely` adds values in between, about 1,000 combinations in all if memory is limited.
     """
     seen = set(FEW)
     yield from FEW

@@ -1,8 +1,7 @@
 """Tries settings on a recorded run by replay, on all cores, and says which are best for a goal.
 
-As long as there is time for it, every combination is tried on the whole history. Where there is not, by successive
-halving: all of them on an eighth of it, the better half on a quarter, and so on; only what was tried on all of it
-counts.
+If there is time, every combination is tried on the whole history. Otherwise by successive halving: all of them on an
+eighth of it, the better half on a quarter, and so on; only settings tried on the whole history count.
 """
 
 from __future__ import annotations
@@ -43,23 +42,23 @@ __all__ = [
 ]
 
 LOADED = 0.9
-"""The part of what a run keeps to its end that is allocated when it counts as loaded."""
+"""A run counts as loaded once this fraction of what it keeps to its end is allocated."""
 WORTH_SAYING = 0.01
-"""The least part of what counts that other settings have to save, of a phase or of the whole run."""
+"""The smallest saving that is worth other settings, as a fraction, for a phase or the whole run."""
 MUCH_CHEAPER = 0.03
-"""How much more memory settings may need that halve the driver time."""
+"""How much more memory settings may need if they halve the driver time."""
 MOST_ADVICE = 3
 """Candidates that are worth following and are named."""
 MOST_COMPARED = 6
 """Candidates that are looked at phase by phase."""
 FIRST_RUNG = 1 / 8
 PACES = (0.0, 0.5, 1.5, 2.0)
-"""How late other streams are done, as a part of how late they were."""
+"""When other streams finish, as a fraction of the recorded delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What counts: fitting on a device, little memory, or little memory for little driver time."""
+    """What to optimize: fitting on a device, little memory, or little memory with little driver time."""
 
     name: str
     capacity: int | None = None
@@ -77,7 +76,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a run would have been under some settings."""
+    """A run under some settings, with its figures."""
 
     settings: str
     """As text; "" are the allocator's own defaults."""
@@ -85,13 +84,13 @@ class Candidate:
     driver_ms: float
     ooms: int
     waits: int = 0
-    """How often a stream was made to wait for another one, on the device, so that it could have its memory."""
+    """How often a stream was made to wait for another one, on the device, to reuse its memory."""
     paced_bytes: tuple[int, int] | None = None
-    """The least and the most of `peak_reserved_bytes` by the pace at which other streams are done; see `PACES`."""
+    """Minimum and maximum of `peak_reserved_bytes` over the paces at which other streams finish; see `PACES`."""
 
     @property
     def fits(self) -> bool:
-        """Whether no request ended out of memory."""
+        """Whether no request ran out of memory."""
         return self.ooms == 0
 
 
@@ -100,7 +99,7 @@ class Phases:
     """A run in two phases that are best under different settings, each tried for the whole run."""
 
     entry: int
-    """Of the history: where the second phase begins, with most of what the run keeps allocated by then."""
+    """Where the second phase of the history begins: most of what the run keeps is allocated by then."""
     loading: Candidate
     """The best for the first phase, with its figures there."""
     after: Candidate
@@ -117,23 +116,23 @@ def candidate_table(name: str, candidates: Iterable[Candidate]) -> ShownTable:
 
 @dataclass(frozen=True, slots=True)
 class Tuned(Shown):
-    """What came of a search."""
+    """The result of a search."""
 
     goal: Goal
     recorded: Candidate
     candidates: list[Candidate]
-    """Those that were tried on the whole history, the best first."""
+    """The candidates that were tried on the whole history, the best first."""
     tried: int
-    """All that were tried, also those that dropped out on the way."""
+    """The number of candidates tried, including those that dropped out."""
     seconds: float
     phases: Phases | None = None
-    """Where one setting is best while the run loads, and another afterwards; None where one is best throughout."""
+    """Set if one setting is best while the run loads, and another afterwards; None if one is best throughout."""
     advice: list[Candidate] = field(default_factory=list)
     """The candidates that are worth following, the best first; see `worth_following`. None where memory grows."""
     roomy: Candidate | None = None
-    """Where none fits: the settings that need least on a device without a limit, and what they need."""
+    """If none fits: the settings that need the least on a device without a limit, and what they need."""
     growth: Growth | None = None
-    """What grows with every step: it runs out under any settings."""
+    """The growth with every step, which runs out of memory under any settings."""
     failure: Failure | None = None
     """The first request that the recording shows as out of memory; settings were tried on a device of that size."""
 
@@ -151,12 +150,12 @@ class Tuned(Shown):
 
     @property
     def goal_met(self) -> bool:
-        """Whether the best fits. Unknown, and so not met, where the recording ends in an out-of-memory."""
+        """Whether the best fits. Unknown, and so not met, if the recording ends out of memory."""
         return self.best.fits and not self.ends_in_failure
 
     @property
     def ends_in_failure(self) -> bool:
-        """Whether the recording ends in a request that ran out of memory, so that nothing beyond it was tried."""
+        """Whether the recording ends with a request that ran out of memory, so that nothing after it was tried."""
         return self.failure is not None and self.failure.ends_recording
 
 
@@ -168,9 +167,9 @@ def as_recorded(result: Result) -> Candidate:
 def try_settings(
     recording: Recording, settings: Iterable[str], capacity: int | None, share: float = 1.0, until: float = inf
 ) -> list[Candidate]:
-    """A replay under each of the settings, several at a time: replaying lets go of the interpreter.
+    """Replay under each of the settings, several at a time: a replay releases the interpreter lock.
 
-    Of the first `share` of the history; once the clock is at `until`, no more are begun, but one always is.
+    Replays the first `share` of the history; after `until`, no more replays begin, but one always does.
     """
     begun: list[str] = []
 
@@ -196,9 +195,9 @@ def worth_following(
     """The recorded run, and the few best candidates that are worth changing something for.
 
     These fit and, unless the recorded run failed, are better than it by `WORTH_SAYING` at least. A program on a GPU
-    does not run at one pace: of two runs that ask for the same, frees that waited for other streams are done at other
-    requests. So candidates whose worst pace needs more memory than that of the recorded settings are left out. `paces`
-    False skips that check, which replays the history several times for each candidate.
+    does not run at one pace: in two runs with the same requests, frees that waited for other streams complete at
+    different requests. So candidates whose worst pace needs more memory than that of the recorded settings are left
+    out. `paces` False skips that check, which replays the history several times for each candidate.
     """
     fails = recorded.ooms > 0 or (goal.capacity is not None and not recording.fits(goal.capacity))
     cost = cost_of(goal, recorded, run_ms(recording))
@@ -210,10 +209,10 @@ def worth_following(
             break
         comes_to = (each.peak_reserved_bytes, each.driver_ms)
         if recording.resolved(each.settings) != recording.settings and comes_to not in seen:
-            seen.add(comes_to)  # of settings that come to the same the simplest is first
+            seen.add(comes_to)  # of settings with equal results, the simplest is first
             worth.append(each)
             if not each.settings:
-                break  # settings behind the defaults are worse than no settings
+                break  # settings that rank behind the defaults are worse than none
     own = [each for each in worth if not is_ours(each.settings)]
     if paces and recording.waiting_frees > 0 and worth:
         recorded = _with_paces(recording, recorded, recording.settings, None)
@@ -243,7 +242,7 @@ def _worst_pace(candidate: Candidate) -> int:
 
 
 def _with_paces(recording: Recording, candidate: Candidate, settings: Settings, capacity: int | None) -> Candidate:
-    """A candidate with the range of what it needs, by the pace at which other streams are done."""
+    """Return a candidate with the range of its memory over the paces at which other streams finish."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(lambda pace: recording.trial(settings, capacity, pace=pace)[0], PACES)
         peaks = [candidate.peak_reserved_bytes, *found]
@@ -257,21 +256,21 @@ def tune(
     progress: Callable[[str], None] = lambda what: None,
     settings: Iterable[str] | None = None,
 ) -> Tuned:
-    """Try settings for `budget` seconds at the most; the few that help most often come first.
+    """Try settings for at most `budget` seconds; the ones that help most often come first.
 
-    `settings` are those to try instead of all that are worth it.
+    `settings` replaces the list of settings to try.
     """
     began = time.monotonic()
     until = began + budget
     progress("replaying as recorded")
     recorded = as_recorded(recording.replay())
     failure = first_failure(recording)
-    # Where the run failed, on the device that it had: on a larger one every setting would seem to do.
+    # If the run failed, use the device that it had: on a larger one every setting would seem to fit.
     capacity = goal.capacity or (failure.capacity if failure is not None else None)
     order = order_of(goal, recorded, run_ms(recording))
     waiting = list(all_candidates(limited=capacity is not None) if settings is None else settings)
     progress("trying settings")
-    # What one takes is known after the first few, which are worth it anyway.
+    # The first few, which are worth trying anyway, show how long one takes.
     cores = os.cpu_count() or 1
     few, waiting = waiting[: 2 * cores], waiting[2 * cores :]
     begin = time.monotonic()
@@ -289,7 +288,7 @@ def tune(
         waiting = [one.settings for one in sorted(found, key=order)[: (len(found) + 1) // 2]]
         share = min(1.0, 2 * share)
     candidates = ranked(goal, recorded, run_ms(recording), candidates)
-    progress("looking at the pace of other streams")
+    progress("trying other paces of streams")
     is_early = time.monotonic() < until
     growth = growth_of(Study(recording), failure)
     recorded, advice = worth_following(recording, goal, recorded, candidates, capacity, paces=is_early)
@@ -299,7 +298,7 @@ def tune(
     candidates = [looked_at.get(each.settings, each) for each in candidates]
     roomy = None
     if not candidates[0].fits:
-        progress("looking for a device that would do")
+        progress("looking for a device that is large enough")
         few = [each.settings for each in sorted(candidates, key=lambda each: each.ooms)[:MOST_COMPARED]]
         roomy = min(try_settings(recording, [*few, *FEW], None), key=lambda each: each.peak_reserved_bytes)
     progress("looking at phases")
@@ -330,13 +329,13 @@ def _least(candidates: list[Candidate]) -> int:
 
 
 def _saves(candidates: list[Candidate], one: int, other: int) -> bool:
-    """Whether one needs so much less than the other that it is worth saying."""
+    """Whether one needs enough less than the other to be worth reporting."""
     less = candidates[other].peak_reserved_bytes - candidates[one].peak_reserved_bytes
     return less > WORTH_SAYING * candidates[other].peak_reserved_bytes
 
 
 def loaded_at(recording: Recording) -> int | None:
-    """The call by which most of what a run keeps to its end is allocated; None where it keeps nothing."""
+    """Return the call by which most of what a run keeps to its end is allocated; None if it keeps nothing."""
     calls = recording.calls
     freed = np.zeros(int(calls["block"].max(initial=-1)) + 1, dtype=bool)
     freed[calls["block"][np.isin(calls["kind"], (Kind.FREE, Kind.FREE_SHARED)) & (calls["block"] >= 0)]] = True
@@ -349,13 +348,13 @@ def loaded_at(recording: Recording) -> int | None:
 
 
 def run_ms(recording: Recording) -> float:
-    """How long the run took, by the times of its history."""
+    """Return the duration of the run, from the times in its history."""
     times = recording.trace.time_us
     return (int(times[-1]) - int(times[0])) / 1000 if len(times) else 0.0
 
 
 def cost_of(goal: Goal, recorded: Candidate, run_ms: float) -> Callable[[Candidate], float]:
-    """What counts for a goal, the less the better: memory, the time of the run, or their product."""
+    """Return the score for a goal, lower is better: memory, the run's time, or their product."""
 
     def time(candidate: Candidate) -> float:
         return max(run_ms - recorded.driver_ms, 0.0) + candidate.driver_ms
@@ -370,7 +369,7 @@ def cost_of(goal: Goal, recorded: Candidate, run_ms: float) -> Callable[[Candida
 
 
 def order_of(goal: Goal, recorded: Candidate, run_ms: float) -> Callable[[Candidate], tuple[float, ...]]:
-    """What comes first: fitting, then what the goal asks for, then less memory, less driver time, a shorter text."""
+    """Return the sort key: fitting, then the goal's score, then less memory, less driver time, shorter text."""
     cost = cost_of(goal, recorded, run_ms)
 
     def order(candidate: Candidate) -> tuple[float, ...]:
@@ -381,10 +380,10 @@ def order_of(goal: Goal, recorded: Candidate, run_ms: float) -> Callable[[Candid
 
 
 def ranked(goal: Goal, recorded: Candidate, run_ms: float, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Candidates, the best first.
+    """Return candidates, the best first.
 
     For a balanced choice a little memory is not worth much driver time: of candidates that need about the same memory,
-    the one with the least driver time comes first. About the same is 1 % more, or 3 % where the driver time is halved.
+    the one with the least driver time comes first. About the same means 1 % more, or 3 % if the driver time is halved.
     """
     left = sorted(candidates, key=order_of(goal, recorded, run_ms))
     if goal.name != "balanced":
