@@ -27,7 +27,7 @@ COMMANDS = ("bench", "calibrate", "conformance", "demo", "diff", "explain", "rep
 
 
 class ExitCode(IntEnum):
-    """What a command's exit says. Several files: bad input over a difference over not yet supported."""
+    """Exit codes of commands. With several files, bad input precedes a difference, which precedes not yet supported."""
 
     DONE = 0
     DIFFERENT = 1
@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit; by default with the arguments of this process."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name may have what the terminal has not
+            stream.reconfigure(errors="backslashreplace")  # a name may have characters that the terminal does not
     try:
         _application()(args=arguments, prog_name="allotment")
     except InvariantError:
-        raise  # a bug in Allotment: its traceback is wanted
+        raise  # a bug in Allotment: show the traceback
     except AllotmentError as error:
         print(f"allotment: {error}", file=sys.stderr)
         raise SystemExit(ExitCode.of_error(error)) from None
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 class _BareFlags:
-    """Help without a type behind options that take no value: `--json`, not `--json <bool>`."""
+    """Help that shows no type after options without a value: `--json`, not `--json <bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -87,7 +87,7 @@ class _Group(_BareFlags, TyperGroup):
 
 
 def _paragraphs(docstring: str) -> str:
-    """A docstring for a terminal of any width: only paragraphs are lines."""
+    """Return a docstring for a terminal of any width, with one line for each paragraph."""
     return "\n\n".join(" ".join(part.split()) for part in cleandoc(docstring).split("\n\n"))
 
 
@@ -111,5 +111,5 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
-        print(f"allotment {sys.modules['allotment'].__version__}")  # the front door, which is above this
+        print(f"allotment {sys.modules['allotment'].__version__}")  # not imported: it is a layer above
         raise typer.Exit

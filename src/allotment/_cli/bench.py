@@ -1,4 +1,4 @@
-"""`allotment bench`: the hot path in figures, next to every peer installed."""
+"""`allotment bench`: measures the hot path, next to every installed peer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def command(
     as_json: JsonOption = False,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each figure is taken.")] = 7,
-    pairs: Annotated[int, typer.Option(min=1000, help="Pairs of calls in one taking.")] = 200_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each figure.")] = 7,
+    pairs: Annotated[int, typer.Option(min=1000, help="Pairs of calls in one round.")] = 200_000,
     settings: Annotated[str, typer.Option(help="Settings of the allocators measured.")] = "compat:newest",
 ) -> None:
-    """Measure the hot path in one run: every figure with its median, least and most.
+    """Measure the hot path in one run: median, minimum and maximum of every figure.
 
     Exits with 1 if a goal is missed.
     """

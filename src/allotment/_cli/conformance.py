@@ -1,4 +1,4 @@
-"""`allotment conformance`: recorded ground truth against the engine, one line a file."""
+"""`allotment conformance`: compares the engine with recorded ground truth, one line for each file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Replay recorded ground truth and compare every decision.
 
-    Exits with 0 if all files come out equal, 1 if one differs, 2 if one cannot be read, 3 if one needs
-    what the engine cannot do yet.
+    Exits with 0 if all files are equal, 1 if one differs, 2 if one cannot be read, 3 if one needs something that the
+    engine does not support yet.
     """
     if as_json:
         results = list(_results(files, check))
@@ -118,5 +118,5 @@ def _place(result: Result) -> str:
 
 
 def _printable(text: str) -> str:
-    """On one line, and without anything that a terminal would obey."""
+    """Return the text on one line, without terminal control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""`allotment demo`: a recorded job that needed too much, why, what would do, and then a job that runs here."""
+"""`allotment demo`: explains and tunes a recorded job that needed too much memory, then runs a job here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 1_000_000
 SECONDS = 5.0
-"""The longest that other settings are tried, of each of the two jobs."""
+"""The time limit for trying other settings, for each of the two jobs."""
 SAMPLE = "sample"
 
 
@@ -33,10 +33,10 @@ def command(
     steps: Annotated[int, typer.Option(min=10, help="Training steps of the live job.")] = 200,
     snapshot: Annotated[Path | None, typer.Option(help="Write a memory snapshot of the live job there.")] = None,
 ) -> None:
-    """Ask of a recorded PyTorch job why it needed so much memory, and whether it had to; then run a job here.
+    """Explain why a recorded PyTorch job needed so much memory, find settings that need less, then run a job here.
 
-    The recorded job is explained, tuned and replayed; it comes along. The live one trains a small network whose arrays
-    all live in the allocator, on two streams. Nothing needs a GPU, and all of it takes a few seconds.
+    The recorded job comes with the package. The live job trains a small network on two streams, with all arrays in the
+    allocator. Nothing needs a GPU, and the whole demo takes a few seconds.
     """
     from rich.console import Console
 
@@ -61,7 +61,7 @@ def command(
 
 
 def _require_writable(path: Path) -> None:
-    """A path that cannot be written is refused before the training, not after it."""
+    """Refuse an unwritable path before the training, not after it."""
     existed = path.exists()
     path.open("ab").close()
     if not existed:
@@ -70,7 +70,7 @@ def _require_writable(path: Path) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Gives a function that says what is being done, and which part of everything is done."""
+    """Yield a function that shows the current task and the fraction that is done."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}"))
@@ -80,7 +80,7 @@ def _progress(console: Console) -> Iterator[Callable[[str, float], None]]:
 
 
 def _recorded(console: Console, reached: Callable[[str, float], None]) -> Recorded:
-    """The question, and its answer, each part printed as soon as it is known."""
+    """Print the question and its answer, each part as soon as it is known."""
     from allotment._cli import demo_screen
     from allotment._cli.demo_screen import Recorded
     from allotment.lab.explain.report import explain
@@ -105,7 +105,7 @@ def _recorded(console: Console, reached: Callable[[str, float], None]) -> Record
 def _live(
     allocator: object, steps: int, snapshot: Path | None, reached: Callable[[str, float], None]
 ) -> tuple[Outcome, Tuned]:
-    """A job that runs now, and the same one under other settings, by replay."""
+    """Run a live job, and replay it under other settings."""
     from allotment.lab.demo import train
     from allotment.lab.replay.run import read_recording
     from allotment.lab.tune.search import Goal, tune

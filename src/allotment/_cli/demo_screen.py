@@ -1,4 +1,4 @@
-"""What `allotment demo` shows: a question, its answer, and a job that runs here."""
+"""The output of `allotment demo`: a question, its answer, and a live job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPANDABLE = "expandable_segments:True"
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is known about the recorded job."""
+    """The facts about the recorded job."""
 
     as_it_ran: Result
     explained: Explanation
@@ -58,7 +58,7 @@ def _draw(console: Console, name: str, sizes: list[int], top: int, peak: int, st
 
 
 def show_question(console: Console, ran: Result) -> None:
-    """How much the recorded job needed, over time."""
+    """Show the recorded job's memory over time."""
     _caption(console, f"This job needed {exact_size(ran.peak_reserved_bytes)}. Does it have to?")
     console.print(
         f"A training job of PyTorch on an H200, recorded: {ran.events:,} events, replayed in"
@@ -71,7 +71,7 @@ def show_question(console: Console, ran: Result) -> None:
 
 
 def show_reasons(console: Console, found: Explanation) -> None:
-    """Where the rest of it lies."""
+    """Show what the memory that is not in use is."""
     from rich.text import Text
 
     waste = {each.name: getattr(found.waste, each.name) for each in fields(found.waste)}
@@ -90,7 +90,7 @@ def show_reasons(console: Console, found: Explanation) -> None:
 
 
 def show_answer(console: Console, found: Recorded) -> None:
-    """What other settings would do, and how to have them."""
+    """Show what other settings would do, and how to use them."""
     from rich.text import Text
 
     best, tuned = found.tuned.best, found.tuned
@@ -105,7 +105,7 @@ def show_answer(console: Console, found: Recorded) -> None:
 
 
 def compared(tuned: Tuned) -> list[tuple[str, Candidate]]:
-    """The job as it ran, under what is often advised if that is not PyTorch's best, under that, and under ours."""
+    """The job as it ran, under the usual advice unless that is PyTorch's best, under PyTorch's best, and under ours."""
     from allotment.lab.tune.candidates import is_ours
 
     own = next((each for each in tuned.candidates if not is_ours(each.settings)), tuned.best)
@@ -132,7 +132,7 @@ def _show_candidates(console: Console, tuned: Tuned) -> None:
 
 
 def show_live(console: Console, outcome: Outcome, tuned: Tuned, device: str) -> None:
-    """What the job did that ran here."""
+    """Show what the live job did."""
     stats = outcome.stats
     _caption(console, f"The same allocator, live: {outcome.steps} training steps on {device}, {outcome.seconds:.1f} s")
     console.print(
@@ -152,7 +152,7 @@ def show_live(console: Console, outcome: Outcome, tuned: Tuned, device: str) -> 
 
 
 def show_next(console: Console, snapshot: Path | None) -> None:
-    """What to type next."""
+    """Show the commands to try next."""
     from rich.markup import escape
 
     run = escape(str(snapshot)) if snapshot is not None else "sample"

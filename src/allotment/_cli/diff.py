@@ -1,4 +1,4 @@
-"""`allotment diff`: two recorded runs, or two settings of one, side by side."""
+"""`allotment diff`: compares two recorded runs, or two settings of one run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def command(
     b: Annotated[
         str | None,
         typer.Argument(
-            metavar="B", help="The one to compare with it; without it, A under other settings.", show_default=False
+            metavar="B", help="The snapshot to compare with A; without it, A under other settings.", show_default=False
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            help="Settings to replay under: of one file those of B, A being as recorded; given twice, A's and B's;"
-            " once for two files, those of both."
+            help="Settings to replay under: for one file, those of B, with A as recorded; given twice, A's and B's;"
+            " given once for two files, those of both."
         ),
     ] = None,
     fail_if: Annotated[
@@ -45,7 +45,7 @@ def command(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what grew from one run to the other, or from one settings to the other, by line of code.
+    """Show what grew from one run to the other, or between two settings, by line of code.
 
     Exits with 1 if a condition of --fail-if holds, with 2 if a snapshot cannot be read.
     """
@@ -70,16 +70,16 @@ def command(
 
 
 def _chosen(b: str | None, settings: list[str]) -> tuple[str | None, str | None]:
-    """The settings of A and of B; None are the recorded ones. Raises RequestError, SettingsError."""
+    """Return the settings of A and of B; None means the recorded ones. Raises RequestError, SettingsError."""
     from allotment._settings import Settings
     from allotment.errors import RequestError
 
     for text in settings:
-        Settings.parse(text)  # what is wrong with it is said before a long reading
+        Settings.parse(text)  # report bad arguments before a long read
     if len(settings) > 2:
         raise RequestError(f"{len(settings)} times --settings: give it once or twice, for A and for B")
     if b is None and not settings:
-        raise RequestError("one file and nothing to compare it with; give another one, or --settings")
+        raise RequestError("one file, and nothing to compare it with; add another one, or --settings")
     if len(settings) == 2:
         return settings[0], settings[1]
     both = settings[0] if settings else None

@@ -26,7 +26,7 @@ SnapshotsArgument = Annotated[
 ]
 DeviceOption = Annotated[
     int | None,
-    typer.Option(help="Which device, of every file; the one with the longest history unless given."),
+    typer.Option(help="The device, in every file; by default the one with the longest history."),
 ]
 ClusterOption = Annotated[
     str | None,

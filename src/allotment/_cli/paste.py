@@ -1,4 +1,4 @@
-"""The line to paste: how settings are put in force."""
+"""The line to paste, which applies settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from allotment.lab.tune.search import Candidate
 
 
-NO_ADVICE = "saves 1 % or more, whatever the pace of other streams."
-"""How a sentence ends that says of all settings tried that none is worth a change."""
+NO_ADVICE = "saves 1 % or more at every pace of other streams."
+"""The end of a sentence which says that none of the settings tried is worth a change."""
 
 
 def print_lines_to_paste(console: Console, best_first: Sequence[Candidate], recorded: Candidate | None) -> None:
-    """How the best settings are put in force, and the best of PyTorch's own if those are not."""
+    """Return the line that applies the best settings, and one for the best of PyTorch's own if those are not."""
     from rich.markup import escape
 
     from allotment._texts import exact_size
@@ -30,7 +30,7 @@ def print_lines_to_paste(console: Console, best_first: Sequence[Candidate], reco
     ranges = [f"{exact_size(paced[0])} to {exact_size(paced[1])} with {name}" for name, paced in named if paced]
     if ranges:
         console.print(
-            "Frees waited for other streams, and when those are done differs from run to run. Expect",
+            "Frees waited for other streams, which finish at different times from run to run. Expect",
             soft_wrap=True,
         )
         for text in ranges:
@@ -50,7 +50,7 @@ def line_to_paste(settings: str) -> str:
     from allotment.lab.tune.candidates import is_ours
 
     if not settings:
-        return "For PyTorch as it is: unset PYTORCH_CUDA_ALLOC_CONF, the defaults are better"
+        return "For unchanged PyTorch: unset PYTORCH_CUDA_ALLOC_CONF, the defaults are better"
     if is_ours(settings):
         return f"To paste, with Allotment under PyTorch: ALLOTMENT_CONF={settings} python -m allotment.torch PROGRAM"
-    return f"To paste, for PyTorch as it is: PYTORCH_CUDA_ALLOC_CONF={settings}"
+    return f"To paste, for unchanged PyTorch: PYTORCH_CUDA_ALLOC_CONF={settings}"

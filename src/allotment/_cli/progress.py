@@ -1,4 +1,4 @@
-"""A line that says what is being done, while it is being done; nothing where no one is looking."""
+"""A line that shows the current task while it runs; nothing if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_line(console: Console) -> Iterator[Callable[[str], None]]:
-    """Gives a function that says what is being done now."""
+    """Yield a function that shows the current task."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
@@ -22,5 +22,5 @@ def progress_line(console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def is_ascii(console: Console) -> bool:
-    """Whether a terminal has no more than ASCII."""
+    """Whether a terminal can show only ASCII."""
     return not console.encoding.lower().startswith("utf")

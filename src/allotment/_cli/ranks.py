@@ -1,4 +1,4 @@
-"""What commands say about several files at once."""
+"""Output of commands about several files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_errors(done: Sequence[Done[Any]]) -> bool:
-    """Say which files could not be read; whether there are any."""
+    """Report the files that could not be read; return whether there are any."""
     failed = [each for each in done if each.error is not None]
     for each in failed:
         print(f"allotment: {each.error}", file=sys.stderr)
@@ -24,7 +24,7 @@ def print_errors(done: Sequence[Done[Any]]) -> bool:
 def decided(
     files: Sequence[str], device: int | None, cluster: str | None, progress: Callable[[str], None]
 ) -> tuple[str, list[Figures], list[Done[Figures]]]:
-    """The file of the rank that decides, the figures of all that could be read, and all of them."""
+    """Return the file of the rank that decides, the figures of all files that could be read, and all results."""
     from allotment.errors import FormatError
     from allotment.lab.ranks.together import deciding_rank, figures_of_all
 
@@ -36,7 +36,7 @@ def decided(
 
 
 def print_ranks(console: Console, rows: Sequence[Figures], deciding: str) -> None:
-    """Which of the ranks decides, in one line."""
+    """Say in one line which rank decides."""
     from rich.markup import escape
 
     from allotment._texts import exact_size

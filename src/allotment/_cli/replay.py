@@ -1,4 +1,4 @@
-"""`allotment replay`: the history of a PyTorch memory snapshot through the engine."""
+"""`allotment replay`: runs the history of a PyTorch memory snapshot through the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOW_KNOWN = {
     "given": "given",
     "field": "named in the snapshot",
     "marks": "by the snapshot's form",
-    "reproduced": "the newest that decides as recorded",
+    "reproduced": "the newest one that reproduces the recorded decisions",
     "assumed": "assumed: nothing tells",
 }
 LINE = 64
@@ -38,7 +38,7 @@ def command(
     ] = None,
     capacity: Annotated[str | None, typer.Option(help='A device of this size, such as "40GiB".')] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Find the smallest device that the history fits on.")] = False,
-    device: Annotated[int | None, typer.Option(help="Which device's history; the longest unless given.")] = None,
+    device: Annotated[int | None, typer.Option(help="The device; by default the one with the longest history.")] = None,
     compat: Annotated[
         str | None,
         typer.Option(help='The PyTorch whose rules decide, such as "2.15"; found in the snapshot unless given.'),
@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Run a PyTorch memory snapshot's history through the engine, on a simulated device.
 
-    Exits with 1 if the history was replayed as recorded and came out otherwise, or ran out of memory on a capacity
-    that was given; with 2 if the snapshot cannot be read.
+    Exits with 1 if a replay as recorded differs from the recording, or if it ran out of memory on the given capacity;
+    with 2 if the snapshot cannot be read.
     """
     if as_json:
         result, smallest = _replay(snapshot, settings, capacity, fit, device, compat, lambda what: None)
@@ -74,7 +74,7 @@ def _replay(
     from allotment.lab.replay.run import read_capacity, read_recording
 
     if settings is not None:
-        Settings.parse(settings)  # what is wrong with it is said before a long reading
+        Settings.parse(settings)  # report bad arguments before a long read
     if compat is not None:
         compat = Settings.parse(f"compat:{compat}").compat
     size = None if capacity is None else read_capacity(capacity)

@@ -27,7 +27,7 @@ def command(
     cluster: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the figures of recorded runs, a line for each file, and which of them needs most.
+    """Print the figures of recorded runs, a line for each file, and which of them needs the most memory.
 
     Exits with 2 if one of them cannot be read.
     """
@@ -78,7 +78,7 @@ def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
 
 
 def _print_kinds(console: Console, rows: list[Figures], folder: str) -> None:
-    """What is in use when most is, by kind of memory, of the files that tell more than guesses."""
+    """Memory in use at its peak, by kind of memory, for the files in which kinds are known."""
     from allotment._texts import exact_size
     from allotment.lab.explain.kinds import KINDS, NO_GUESS
 
@@ -99,13 +99,13 @@ def _name(row: Figures, folder: str) -> str:
 
 
 def _common_folder(rows: list[Figures]) -> str:
-    """The folder that all files are in, which need not stand in each row."""
+    """The common folder of all files, which the rows leave out."""
     folders = [os.path.dirname(row.file) for row in rows]
     return os.path.commonpath(folders) if len(set(map(os.path.isabs, folders))) == 1 else ""
 
 
 def _device_shown(row: Figures) -> str:
-    """Which device it is, where that is not plain."""
+    """The device, if the file has several."""
     if len(row.devices) > 1:
         return f" (device {row.device} of {', '.join(map(str, row.devices))})"
     return f" (device {row.device})" if row.device else ""

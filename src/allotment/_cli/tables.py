@@ -1,4 +1,4 @@
-"""Tables that stay readable in a narrow terminal and in a pipe: no name and no setting is broken in two."""
+"""Tables that stay readable in a narrow terminal and in a pipe: they never break a name or a setting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def print_table(
 ) -> None:
     """Rows of texts and figures, under the headings `names` and `figures`.
 
-    Where the table is wider than the console, the texts of a row are a line of their own, above its figures.
+    If the table is wider than the console, the texts of a row are on a separate line above its figures.
     """
     from rich.table import Table
     from rich.text import Text
@@ -99,5 +99,5 @@ def print_rows(console: Console, rows: Iterable[Sequence[str]], least_width: int
 
 
 def ratio_shown(over: int, under: int) -> str:
-    """One figure over another that stands beside it."""
+    """The ratio of two figures that are shown beside it."""
     return f"{over / under:.3f}" if under else "-"

@@ -1,4 +1,4 @@
-"""`allotment tune`: which settings a recorded run would have been best with."""
+"""`allotment tune`: finds the best settings for a recorded run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 10
 PLOT_WIDTH, PLOT_HEIGHT = 60, 10
 WORTH_DRAWING = 1.1
-"""How much more than recorded a point of the plot may be."""
+"""The largest value in the plot, relative to the recorded run."""
 RECORDED, OTHER = "R", "."
 """Marks of the plot; the rows of the table have letters."""
 
@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Try settings on a recorded run by replay, and print the line to paste.
 
-    Of several files, the ranks of a job, settings are as good as they are for the worst of them. Exits with 1 if the
+    Several files are the ranks of a job: settings are only as good as they are for the worst rank. Exits with 1 if the
     goal cannot be met or the recording ends in an out-of-memory, with 2 if a snapshot cannot be read.
     """
     from rich.console import Console
@@ -159,8 +159,8 @@ def _print(console: Console, tuned: Tuned) -> None:
     figures = ["most reserved", "driver time", *(["waits"] if waits else []), "out of memory"]
     print_table(console, ["", "settings"], figures, shown, title=title)
     if waits:
-        console.print("Waits: how often a stream waits for another one, on the device, before it takes its memory.")
-    # Without the worst, beside which the others would be one spot.
+        console.print("Waits: how often a stream waits for another one, on the device, before it reuses its memory.")
+    # Without the worst ones, which would compress the others into one spot.
     points = [
         (each.driver_ms, float(each.peak_reserved_bytes), marks[place] if place < len(marks) else OTHER)
         for place, (_, each) in enumerate(rows)
@@ -176,7 +176,7 @@ def _print(console: Console, tuned: Tuned) -> None:
 
 
 def _different(tuned: Tuned) -> list[Candidate]:
-    """The candidates, of those that come to the same the simplest."""
+    """Return the candidates; of those with equal results, only the simplest."""
     found: dict[tuple[int, float, int], Candidate] = {}
     for each in tuned.candidates:
         same = (each.peak_reserved_bytes, each.driver_ms, each.ooms)
@@ -229,7 +229,7 @@ def _print_line(console: Console, tuned: Tuned) -> None:
 
 
 def _print_end(console: Console, tuned: Tuned) -> None:
-    """That the recording ends in an out-of-memory, and what that means for what was tried."""
+    """Say that the recording ends out of memory, and what that means for the settings tried."""
     from allotment._texts import exact_size
 
     failure = tuned.failure
@@ -242,7 +242,7 @@ def _print_end(console: Console, tuned: Tuned) -> None:
 
 
 def _print_growth(console: Console, growth: Growth) -> None:
-    """That memory grows with every step, which no settings cure."""
+    """Say that memory grows with every step, which no settings prevent."""
     from rich.markup import escape
 
     from allotment._texts import exact_size
@@ -254,7 +254,7 @@ def _print_growth(console: Console, growth: Growth) -> None:
 
 
 def _print_none_fits(console: Console, tuned: Tuned) -> None:
-    """That nothing fits, and what would."""
+    """Say that nothing fits, and what would."""
     from rich.markup import escape
 
     from allotment._texts import exact_size

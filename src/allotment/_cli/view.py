@@ -40,9 +40,9 @@ def command(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run in the browser: memory over time by who allocated it, the map of addresses at any moment, the waste.
+    """Show a run in the browser: memory over time by owner, the map of addresses at any moment, the waste.
 
-    The page is served on this machine alone, to whoever has its address; with --html or --perfetto a file is written
+    Only programs on this machine that have the page's address can open it; with --html or --perfetto a file is written
     and nothing is served. Exits with 2 if the snapshot cannot be read or a file cannot be written.
     """
     written = {name: path for name, path in (("html", html), ("perfetto", perfetto)) if path is not None}
@@ -102,7 +102,7 @@ def _serve(runs: Runs, port: int, browser: bool, as_json: bool) -> None:
         if as_json:
             print(json.dumps({"address": server.address, "runs": _figures(runs)}), flush=True)
         else:
-            print(f"{server.address}\nOn this machine alone; Ctrl+C ends it.", flush=True)
+            print(f"{server.address}\nOnly on this machine; Ctrl+C ends it.", flush=True)
         if browser:
             webbrowser.open(server.address)
         server.wait()

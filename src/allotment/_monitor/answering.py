@@ -1,4 +1,4 @@
-"""The thread of a process that tells others of its user about its allocators.
+"""The thread that answers other processes of the same user about this process's allocators.
 
 It starts with the first allocator whose settings say `monitor:True`, or with any if ALLOTMENT_MONITOR is 1. It waits on
 a socket, and reads figures only when another process asks, so nothing is added to a request.
@@ -38,7 +38,7 @@ REQUEST_MOST = 4096
 PATIENCE_SECONDS = 2.0
 LINES_MOST = 50
 COMMAND_MOST = 1000
-_BACKLOG = 8  # a process that is stopped does not gather questions for ever
+_BACKLOG = 8  # a stopped process must not accumulate questions for ever
 
 
 class _Monitor:
@@ -114,7 +114,7 @@ class _Monitor:
             "snapshot": lambda: self.snapshot(request.get("device"), descriptors),
         }
         if not isinstance(request, dict) or request.get("ask") not in answers:
-            raise FormatError("this process does not know what is asked of it; is its Allotment older?")
+            raise FormatError("this process does not know this question; is its Allotment older?")
         return answers[request["ask"]]()
 
     def living(self) -> list[Any]:
@@ -135,7 +135,7 @@ class _Monitor:
     def snapshot(self, device: str | None, descriptors: list[int]) -> dict[str, Any]:
         """Write a snapshot to a file without a name, and hand its descriptor over.
 
-        Of the allocator that holds most, on a device if one is named.
+        The snapshot is of the allocator that holds the most, on `device` if given.
         """
         recording = [each for each in self.living() if hasattr(each, "dump_snapshot")]
         fitting = [each for each in recording if device in (None, each.device.name)]
@@ -150,11 +150,11 @@ class _Monitor:
         return {"device": chosen.device.name, "history": chosen.is_history_enabled()}
 
     def stop(self) -> None:
-        """At exit: the thread asks no allocator any more."""
+        """At exit: stop the thread from reading allocators."""
         self.is_stopping = True
         if self.listener is not None and self.thread is not None:
             with suppress(OSError):
-                self.listener.shutdown(socket.SHUT_RDWR)  # which ends the accept
+                self.listener.shutdown(socket.SHUT_RDWR)  # makes accept return
             self.thread.join(PATIENCE_SECONDS)
 
 
@@ -170,7 +170,7 @@ _monitor = _Monitor()
 
 
 def _in_child() -> None:
-    """In a child of fork: it answers from its own first allocator on, and the parent's socket is not its."""
+    """In a forked child: close the parent's socket; the child answers from its own first allocator on."""
     global _monitor
     left, _monitor = _monitor, _Monitor()
     if left.listener is not None:

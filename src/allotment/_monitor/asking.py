@@ -1,7 +1,7 @@
 """Finding the processes of this user that announce themselves, and asking them.
 
-A process that does not answer in time, dies meanwhile, or is another user's is no error: it is left out, or said not to
-answer.
+A process that does not answer in time, dies meanwhile, or belongs to another user is not an error: it is left out, or
+shown as not answering.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SNAPSHOT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Silent:
-    """A process that announces itself, and did not answer in time: it is stopped, or busy without letting go."""
+    """A process that announces itself and did not answer in time: it is stopped, or holds the interpreter lock."""
 
     pid: int
 
 
 class Conversation:
-    """One question to one process. Closed when it is answered."""
+    """One question to one process; closed after the answer."""
 
     def __init__(self, address: bytes, question: dict[str, Any]) -> None:
         """Raises OSError if the process is gone or takes no question now, PermissionError for another user's."""
@@ -56,8 +56,8 @@ class Conversation:
             raise
 
     def answer(self, deadline: float) -> Any:
-        """What it says; `descriptors` are the caller's then. Raises TimeoutError, OSError, FormatError, and
-        RequestError for what it refuses.
+        """Return the answer; the caller owns its `descriptors`. Raises TimeoutError, OSError, FormatError, and
+        RequestError if the process refuses.
         """
         try:
             return self._read(deadline)
@@ -83,7 +83,7 @@ class Conversation:
         try:
             found = json.loads(b"".join(parts))
         except (ValueError, RecursionError):
-            raise FormatError(f"process {self.pid} sent what is not JSON") from None
+            raise FormatError(f"process {self.pid} sent something that is not JSON") from None
         if isinstance(found, dict) and isinstance(found.get("error"), str):
             raise RequestError(f"process {self.pid}: {printable(found['error'])}")
         return found
@@ -103,7 +103,7 @@ def addresses() -> list[bytes]:
 
 
 def ask_all(seconds: float = FIGURES_SECONDS) -> list[Report | Silent]:
-    """What the processes of this user say; all are asked before the first is waited for. In order of their number."""
+    """Return the answers of this user's processes, in order of their number; asks all before it reads the first."""
     found: list[Report | Silent] = []
     asked = []
     for address in addresses():
@@ -144,7 +144,7 @@ def _ask(pid: int, question: dict[str, Any], seconds: float) -> tuple[Any, list[
 
 
 def unknown(pid: int) -> str:
-    """Why a process cannot be asked, and what to do."""
+    """Return why a process cannot be asked, and what to do."""
     return (
         f"process {pid} of this user does not announce itself: start it with ALLOTMENT_MONITOR=1, or with the settings"
         " key monitor:True"

@@ -21,7 +21,7 @@ COUNT_MOST = 2**63
 
 
 class Watched(Protocol):
-    """An allocator, by what is asked of it."""
+    """What this module needs of an allocator."""
 
     @property
     def device(self) -> Device: ...
@@ -33,7 +33,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Figures:
-    """What one allocator holds and has done. Sizes are in bytes.
+    """The figures of one allocator. Sizes are in bytes.
 
     `requests`, `ooms` and `retries` count from the start. Dictionaries are by the name of a tag or a tenant; limits are
     those that are set.
@@ -59,7 +59,7 @@ class Figures:
 
     @property
     def waste_bytes(self) -> int:
-        """Memory that is held and that nobody asked for. What is paused is in use, and not held."""
+        """Reserved memory beyond the requested bytes. Paused memory is requested, but not reserved."""
         return max(self.reserved_bytes + sum(self.paused.values()) - self.requested_bytes, 0)
 
 
@@ -94,7 +94,7 @@ def figures_of(allocator: Watched) -> Figures:
 def _limits(allocator: Watched, of: str, names: Iterable[str]) -> dict[str, int]:
     found = {}
     for name in filter(None, names):
-        with suppress(PoolError):  # a tag whose memory went meanwhile
+        with suppress(PoolError):  # a tag whose memory was released meanwhile
             found[name] = getattr(allocator, of)(name)
     return {name: limit for name, limit in found.items() if limit is not None}
 
@@ -108,7 +108,7 @@ def _memory_of(allocator: Watched) -> tuple[int | None, int | None]:
 
 @dataclass(frozen=True)
 class Report:
-    """What a process says of its allocators; `seconds` is its clock, for rates."""
+    """A process's report on its allocators; `seconds` is its clock, for rates."""
 
     pid: int
     command: str
@@ -124,11 +124,11 @@ def report_of(pid: int, command: str, allocators: list[Watched]) -> Report:
     return Report(pid, command, time.monotonic(), [figures_of(each) for each in allocators])
 
 
-# The gate: another process may send anything.
+# Validation: another process may send anything.
 
 
 def read_report(data: Any) -> Report:
-    """A report as another process sent it. Raises FormatError for anything else."""
+    """Parse a report that another process sent. Raises FormatError for anything else."""
     found = _mapping(data, Report)
     listed = found["allocators"]
     if not isinstance(listed, list) or len(listed) > NAMES_MOST:
@@ -157,7 +157,7 @@ def _figures(data: Any) -> Figures:
 
 def _mapping(data: Any, kind: Any) -> dict[str, Any]:
     if not isinstance(data, dict) or not data.keys() >= {each.name for each in fields(kind)}:
-        raise FormatError(f"a process sent no {kind.__name__}; is its Allotment of another version?")
+        raise FormatError(f"a process sent no {kind.__name__}; does it have another version of Allotment?")
     return data
 
 
@@ -190,7 +190,7 @@ class Line:
 
 
 def read_lines(data: Any) -> list[Line]:
-    """Lines as another process sent them. Raises FormatError for anything else."""
+    """Parse lines that another process sent. Raises FormatError for anything else."""
     if not isinstance(data, list) or len(data) > NAMES_MOST:
         raise FormatError("a process sent no lines")
     found = (_mapping(each, Line) for each in data)

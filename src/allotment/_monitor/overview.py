@@ -1,4 +1,4 @@
-"""What all processes said at one moment: by process and device, with rates since the moment before."""
+"""The reports of all processes at one moment: by process and device, with rates since the previous moment."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Process:
 
 @dataclass
 class WholeDevice:
-    """A device of this machine: `others_bytes` is in use there, and held by no process that announces itself."""
+    """A device of this machine; `others_bytes` are in use there by processes that do not announce themselves."""
 
     device: str
     total_bytes: int
@@ -90,7 +90,7 @@ class WholeDevice:
 
     @property
     def others_bytes(self) -> int:
-        # Host memory that nobody has touched is reserved, and free on the machine all the same.
+        # Untouched host memory is reserved by the allocator but still free on the machine.
         return max(self.total_bytes - self.free_bytes - self.reserved_bytes, 0)
 
     def as_json(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Overview:
 
 
 def overview(now: Sequence[Report | Silent], before: Sequence[Report | Silent] = ()) -> Overview:
-    """What was said now; rates are since `before`, and None for what was not there then."""
+    """Return the current overview; rates are since `before`, and None for what did not exist then."""
     earlier = {each.pid: each for each in before if isinstance(each, Report)}
     processes = []
     for each in now:
@@ -154,7 +154,7 @@ def _add_rates(
 
 
 def _whole_devices(reports: Sequence[Report]) -> list[WholeDevice]:
-    """Devices by identity: one may have another number in another process. What only its process has is left out."""
+    """Devices by identity, since numbers differ between processes; without memory that only one process can have."""
     found: dict[str, WholeDevice] = {}
     for each in (figures for report in reports for figures in report.allocators):
         if each.identity and each.device_total_bytes is not None and each.device_free_bytes is not None:

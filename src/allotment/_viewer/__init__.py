@@ -1,1 +1,1 @@
-"""Pictures of memory. Computes nothing about it: that is the lab's business."""
+"""Draws pictures of memory. The lab computes what they show."""

@@ -1,4 +1,4 @@
-"""What a page asks about a run, and what it is told: overview, columns of time, a moment, a block, a search.
+"""Answers a page's questions about a run: overview, columns of time, a moment, a block, a search.
 
 An answer has as many numbers as the screen has places for them, however long the history is.
 """
@@ -30,14 +30,14 @@ MOST_FRAMES = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """A timeline with what is said about it."""
+    """A timeline with its description."""
 
     timeline: Timeline
     about: dict[str, Any]
     """Label, device, settings and so on: see `runs`."""
 
     def overview(self) -> dict[str, Any]:
-        """What stays the same: length, peaks, groupings, marks."""
+        """The constant part: length, peaks, groupings, marks."""
         timeline = self.timeline
         peak_reserved, peak_live = timeline.peak_reserved, timeline.peak_live
         return {
@@ -121,7 +121,7 @@ class Run:
     # --- at a moment -------------------------------------------------------------------------------------------------
 
     def moment(self, moment: int, start: float, end: float, cells: int, by: str, query: str = "") -> bytes:
-        """What memory is doing: figures, who holds it, and the map from one place of the address axis to another."""
+        """The state of memory: figures, holders, and the map of a part of the address axis."""
         timeline = self.timeline
         moment = int(np.clip(moment, 0, timeline.last))
         pieces = timeline.pieces(moment)
@@ -155,7 +155,7 @@ class Run:
     def _cells(
         self, pieces: Pieces, start: float, end: float, cells: int, by: str, found: NDArray[np.bool_] | None
     ) -> dict[str, NDArray[Any]]:
-        """The pieces of a part of the address axis; those that stand in one cell together are one, and mixed."""
+        """The pieces of a part of the address axis; pieces that share a cell become one mixed piece."""
         place = self.timeline.axis.places(pieces.address)
         inside = slice(np.searchsorted(place + pieces.size, start, "right"), np.searchsorted(place, end, "left"))
         place, size, state, life = place[inside], pieces.size[inside], pieces.state[inside], pieces.life[inside]
@@ -190,7 +190,7 @@ class Run:
     # --- a block -----------------------------------------------------------------------------------------------------
 
     def block(self, life: int, moment: int) -> dict[str, Any]:
-        """A block: stack, sizes, lifetime, and what it pins at a moment. Nothing for one that is not there."""
+        """A block: stack, sizes, lifetime, and what it pins at a moment. Empty for a block that does not exist."""
         lives, timeline = self.timeline.lives, self.timeline
         if not 0 <= life < len(lives) or lives.size[life] == 0:
             return {}
@@ -198,7 +198,7 @@ class Run:
         return {**self.life(life), "pins": pinned, "pins_with": others, "moment": moment}
 
     def life(self, life: int) -> dict[str, Any]:
-        """What does not depend on the moment."""
+        """The part that does not depend on the moment."""
         lives, timeline = self.timeline.lives, self.timeline
         begin, freed, end = int(lives.begin[life]), int(lives.freed[life]), int(lives.end[life])
         return {
@@ -231,7 +231,7 @@ class Run:
     # --- a search ----------------------------------------------------------------------------------------------------
 
     def search(self, query: str, moment: int) -> dict[str, Any]:
-        """What a query finds: how much, and the largest, those that live at a moment first. Raises RequestError."""
+        """The matches of a query: totals, and the largest blocks, those alive then first. Raises RequestError."""
         timeline, lives = self.timeline, self.timeline.lives
         found = np.flatnonzero(timeline.search(query))
         lives_now = (lives.begin[found] <= moment) & (lives.freed[found] > moment)

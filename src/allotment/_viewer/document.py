@@ -1,7 +1,7 @@
-"""One HTML document with everything in it: styles, scripts, and for a file that stands alone its data too.
+"""One HTML document with everything in it: styles, scripts, and in a self-contained file its data too.
 
-Names, frames and settings come out of files of others. They reach the page as data alone and become text there; and the
-policy lets no script run but ours, which it knows by their hashes.
+Names, frames and settings come from untrusted files. They reach the page only as data and become text there; and the
+policy allows only our scripts to run, by their hashes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ SCRIPTS = (
 
 
 def served_page() -> tuple[bytes, str]:
-    """The page that asks the server it came from, and its policy."""
+    """Return the page that queries its server, and its policy."""
     return _page("", "'self'")
 
 
 def file_page(about: dict[str, Any], packed: list[bytes]) -> bytes:
-    """The page with its data in it: needs no server and no network."""
+    """Return the page with its data, which needs no server and no network."""
     data = {"about": about, "packed": [base64.b64encode(zlib.compress(part, 9)).decode() for part in packed]}
     return page_of("page.html", STYLES, SCRIPTS, data)
 
 
 def page_of(name: str, styles: Sequence[str], scripts: Sequence[str], data: dict[str, Any]) -> bytes:
-    """A page with styles, scripts and data in it, all by their file names; the data is JSON."""
+    """Return a page with styles, scripts and data, all by their file names; the data is JSON."""
     # In a script of JSON, "<" is the one character that could end it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     embedded = f'<script type="application/json" id="data">{text}</script>'

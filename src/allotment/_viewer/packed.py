@@ -1,6 +1,6 @@
-"""Numbers on their way to a page: one JSON object, then arrays as they are in memory.
+"""The binary form of numbers for a page: one JSON object, then arrays as they are in memory.
 
-A picture is a few hundred thousand numbers. As text they would cost more than all else together.
+A picture has a few hundred thousand numbers. As text they would cost more than everything else together.
 
     length of the JSON, 4 bytes | JSON, blanks up to a multiple of 8 | array | blanks ... | array | ...
 
@@ -23,7 +23,7 @@ _ALIGNMENT = 8
 
 
 def pack(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """One message of an object and arrays. Whole numbers of 64 bits become floating: pages have no others."""
+    """Return one message of an object and arrays. 64-bit integers become floating-point numbers, as in JavaScript."""
     parts = {name: _plain(array) for name, array in arrays.items()}
     listed = [[name, _KINDS[f"{array.dtype.kind}{array.itemsize}"], array.size] for name, array in parts.items()]
     head = json.dumps({**about, "arrays": listed}, separators=(",", ":"), allow_nan=False).encode()

@@ -23,7 +23,7 @@ __all__ = ["write_perfetto"]
 
 SAMPLES = 4000
 MOST_SLICES = 10_000
-"""Blocks with a slice: those that held most for longest."""
+"""The number of blocks with a slice: those with the largest product of size and lifetime."""
 CATEGORY = "memory"
 
 

@@ -1,4 +1,4 @@
-"""The runs that are looked at together: a recording, another one, or the same under other settings."""
+"""The runs that are shown together: a recording, another one, or the same one under other settings."""
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ class Runs:
                 self.shown.append(Run(timeline, {**about, "device": device, "devices": devices}))
 
     def try_settings(self, settings: str, source: int = 0) -> Run:
-        """Show what a recording would have been under other settings.
+        """Show a recording under other settings.
 
         Raises SettingsError, and RequestError if there is no such recording or no room for another run.
         """
         if not 0 <= source < len(self._recordings):
-            raise RequestError("there is no recorded history that other settings could be tried on")
+            raise RequestError("other settings need a recorded history, and this snapshot has none")
         Settings.parse(settings)
         with self._adding:
             for run in self.shown:
                 if run.about["settings"] == settings and run.about["source"] == source:
                     return run
             if len(self.shown) >= MOST_RUNS:
-                raise RequestError(f"{MOST_RUNS} runs are shown already; start again to look at others")
+                raise RequestError(f"{MOST_RUNS} runs are shown already; restart the viewer to see others")
             return self._add_replay(source, settings)
 
     def open_at(self, at: str) -> None:
-        """Open the page at "explain", the moment that `allotment explain` speaks of, or at an entry by its number.
+        """Open the page at "explain", the moment that `allotment explain` describes, or at an entry by its number.
 
-        That moment is the first request that failed for want of memory, else the peak. Raises RequestError.
+        That moment is the first request that ran out of memory, otherwise the peak. Raises RequestError.
         """
         run = self.shown[0]
         entries = run.timeline.entries

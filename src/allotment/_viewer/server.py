@@ -1,12 +1,12 @@
-"""A page on this machine alone: loopback, a random token, nothing from elsewhere.
+"""Serves a page on this machine only: loopback, a random token, nothing from elsewhere.
 
 The token is the first part of every path. A client without it gets an empty refusal, also for the page itself, and the
-server reads no more of its request than the first line. The Host header has to be the address that was opened: a
-foreign page whose name was pointed at loopback is refused too.
+server reads no more of its request than the first line. The Host header must be the server's own address, so a foreign
+page whose name resolves to loopback is refused too.
 
 Each connection has a thread, so the number of connections is bounded: the server closes the oldest one that has not
-shown the token to make room for a new one. Programs of other users on this machine can therefore neither use up the
-threads nor keep the page out.
+shown the token to make room for a new one. So programs of other users on this machine can neither exhaust the threads
+nor block the page.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PageServer:
     """Serves runs until it is closed."""
 
     def __init__(self, runs: Runs, port: int = 0) -> None:
-        """`port` 0 is any that is free. Raises OSError if it cannot be had."""
+        """`port` 0 means any free port. Raises OSError if the port is taken."""
         self.runs = runs
         self.token = secrets.token_urlsafe(24)
         self._server = _Server((LOOPBACK, port), _Handler)
@@ -66,16 +66,16 @@ class PageServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._server.server_address[1])
 
     @property
     def address(self) -> str:
-        """What to open."""
+        """The address to open."""
         return f"http://{LOOPBACK}:{self.port}/{self.token}/"
 
     def wait(self) -> None:
-        """Until it is closed, or interrupted."""
+        """Serve until closed or interrupted."""
         while self._thread.is_alive():
             self._thread.join(1.0)
 
@@ -106,12 +106,12 @@ class _Server(ThreadingHTTPServer):
                     return
                 oldest = self._strangers.pop(next(iter(self._strangers)))
                 with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end of the connection, and ends
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then sees the end of the connection, and exits
             self._strangers[id(request)] = request
         super().process_request(request, client_address)
 
     def has_shown_token(self, request: socket.socket) -> None:
-        """Keep this connection until it ends, whoever else connects."""
+        """Keep this connection until it ends, even if others connect."""
         with self._lock:
             if self._strangers.pop(id(request), None) is not None:
                 self._known.add(id(request))
@@ -123,7 +123,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # a client that has gone is no error
+        if not isinstance(sys.exception(), OSError):  # a client that disconnected is not an error
             super().handle_error(request, client_address)
 
 
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "allotment"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests carry the token, so they are not written anywhere."""
+        """Log nothing: requests carry the token."""
 
     def do_GET(self) -> None:
         self._answer("GET")
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer("POST")
 
     def parse_request(self) -> bool:
-        """Read the headers of a client that has the token; refuse another one before."""
+        """Read the headers of a client that has the token; refuse any other client before that."""
         words = self.raw_requestline.split()
         if len(words) < 2 or self._path_of(words[1].decode("latin-1")) is None:
             self.requestline = self.command = ""
@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, kind, extra = HTTPStatus.BAD_REQUEST, JSON_TYPE, {}
             body = _json({"error": str(error)})
         except OSError:
-            raise  # the client has gone, or is too slow
+            raise  # the client disconnected, or is too slow
         except (KeyError, ValueError, IndexError, OverflowError, RecursionError):
             status, kind, body, extra = HTTPStatus.BAD_REQUEST, JSON_TYPE, _json({"error": MALFORMED}), {}
         except Exception as error:
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except ConnectionError:
-            self.close_connection = True  # the page has gone on to something else
+            self.close_connection = True  # the page no longer needs the answer
 
 
 def _json(value: Any) -> bytes:
@@ -247,7 +247,7 @@ def _by(run: Run, fields: Fields) -> str:
 
 
 def _place(text: str) -> float:
-    """A place on an axis. Raises ValueError, also for one that is on none."""
+    """Parse a place on an axis. Raises ValueError, also for a place outside the axis."""
     found = float(text)
     if not 0 <= found < MOST_PLACE:
         raise ValueError(text)

@@ -1,8 +1,8 @@
-"""A run small enough for a file: columns of all its time, and the address map at a number of moments.
+"""A run small enough for a file: columns of the whole run, and the address map at a number of moments.
 
-Moments are those at which most was in use, one for each stretch of time, so the peak is among them. From one to the
-next most pieces stay as they are. So a piece is kept once, with the first and the last moment at which it is there;
-there are as many moments as fit into a given number of pieces.
+The moments are those with the most memory in use, one for each interval, so the peak is among them. Most pieces stay
+the same from one moment to the next. So a piece is stored once, with its first and last moment; the file has as many
+moments as fit into a given number of pieces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["stills"]
 COLUMNS = 1500
 MOST_STILLS = 600
 MOST_PIECES = 40_000
-"""Of one run; some 30 bytes each in the file."""
+"""The largest number of pieces of one run; about 30 bytes each in the file."""
 MOST_STACKS = 2000
 
 
@@ -86,7 +86,7 @@ def stills(run: Run, pieces: int = MOST_PIECES) -> tuple[dict[str, Any], bytes]:
 
 
 def _gathered_stills(run: Run, most: int) -> tuple[NDArray[np.int32], list[NDArray[Any]]]:
-    """As many moments as the pieces allow, the peaks among them, and the pieces with the stills they are in."""
+    """Return as many moments as the pieces allow, with the peaks, and the pieces with the stills that have them."""
     timeline = run.timeline
     peaks = {timeline.peak_reserved[0], timeline.peak_live[0], 0, timeline.last}
     peaks |= {mark.moment for mark in timeline.marks if mark.kind == "oom"}
@@ -107,7 +107,7 @@ def _gathered_stills(run: Run, most: int) -> tuple[NDArray[np.int32], list[NDArr
 
 
 class _Chain:
-    """Pieces that are the same from one still to the next are one row."""
+    """Merge pieces that stay the same from one still to the next into one row."""
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []

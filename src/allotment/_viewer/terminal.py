@@ -12,7 +12,7 @@ _ASCII = str.maketrans({**dict(zip(_BARS, "._-:=+*#", strict=True)), _FREE: ".",
 
 
 def sparkline(values: Sequence[float], width: int, top: float | None = None) -> str:
-    """A line of bars, `width` of them at most, each the largest value of its stretch; `top` is a full bar."""
+    """Return a line of at most `width` bars, each the largest value of its interval; `top` is a full bar."""
     if not values:
         return ""
     top = max(values) if top is None else top
@@ -23,7 +23,7 @@ def sparkline(values: Sequence[float], width: int, top: float | None = None) -> 
 
 
 def segment_map(segments: Iterable[dict[str, Any]], width: int) -> list[str]:
-    """A line a segment (of `Allocator.segments()`): each character a stretch of it, in use, partly, or free."""
+    """Return a line for each of `Allocator.segments()`; a character is a part of it: in use, partly in use, or free."""
     return [_segment_line(segment, width) for segment in segments]
 
 
@@ -41,7 +41,7 @@ def _segment_line(segment: dict[str, Any], width: int) -> str:
 
 
 def plain_if(ascii_only: bool, text: str) -> str:
-    """A drawing as it is, or for a terminal that has no more than ASCII."""
+    """Return a drawing unchanged, or in ASCII for a terminal that shows only that."""
     return text.translate(_ASCII) if ascii_only else text
 
 
@@ -52,7 +52,7 @@ def scatter(
     show_x: Callable[[float], str],
     show_y: Callable[[float], str],
 ) -> list[str]:
-    """Lines of a plot, in ASCII: a mark for each point, the first ones over the later ones, and what the edges are."""
+    """Return the lines of a plot in ASCII: a mark for each point, the first on top, and the values at the edges."""
     across, up = [x for x, _, _ in points], [y for _, y, _ in points]
     left, right, low, high = min(across), max(across), min(up), max(up)
     grid = [[" "] * width for _ in range(height)]
@@ -68,7 +68,7 @@ def scatter(
 
 
 def human_size(size: float) -> str:
-    """A number of bytes for people: 3 significant figures or so, binary units."""
+    """Return a number of bytes for people: about 3 significant figures, binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
