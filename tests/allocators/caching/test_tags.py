@@ -31,6 +31,37 @@ def test_a_program_can_use_more_names_than_there_are_numbers():
         alloc.free(address)
 
 
+def test_names_whose_memory_has_gone_back_make_room_for_others():
+    with allotment.Allocator("sim:1GiB") as alloc:
+        for number in range(MOST + 1000):
+            with allotment.tag(f"request {number}"):
+                alloc.free(alloc.malloc(512))
+            if number % 100 == 0:
+                alloc.empty_cache()
+        alloc.check_invariants()
+        first = allotment.tag("request 0")
+        with first:
+            block = alloc.malloc(512)
+        assert "request 0" in alloc.tags() and "request 1" not in alloc.tags()
+        alloc.free(block)
+
+
+def test_the_figures_of_a_forgotten_tag_are_not_those_of_the_next_with_its_number():
+    with allotment.Allocator("sim:1GiB") as alloc:
+
+        def peaks():
+            figures = alloc.stats().items()
+            return [value for key, value in figures if key.startswith("reserved_bytes_by_private") and "peak" in key]
+
+        with allotment.tag("forgotten"):
+            alloc.free(alloc.malloc(50 << 20))
+        alloc.empty_cache()
+        assert max(peaks()) >= 50 << 20
+        for number in range(MOST):
+            allotment.tag(f"passing {number}")
+        assert not any(peaks())
+
+
 def test_names_that_are_all_in_use_leave_none():
     held = [allotment.tag(f"held {number}") for number in range(MOST - 1)]
     with pytest.raises(RequestError, match="65535 at once"):

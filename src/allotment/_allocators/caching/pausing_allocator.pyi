@@ -55,3 +55,5 @@ class PausingAllocator(LimitingAllocator):
         """By name, in order of their last request, the "reserved_bytes" of each tag and the bytes that are "paused"."""
     def _notice_tags(self) -> None:
         """Look from now on which tag a request is in."""
+    def _forget_idle_tags(self) -> None:
+        """Let go of the tags that have neither memory nor a limit here."""

@@ -13,6 +13,7 @@ from allotment._core.mechanism.failure cimport pool_failed
 from allotment._core.mechanism.pausing cimport (
     ExtentList, pause_begin, pause_end, pause_extents, pause_undo, resume_begin, resume_end)
 from allotment._core.mechanism.pool cimport pool_absent, pool_find
+from allotment._core.mechanism.reclaim cimport forget_idle_tags
 from allotment._core.model.model cimport (
     ASLEEP, AWAKE, FAILED_PAUSED, FOR_TAGS, Block, Failure, Pool as EnginePool, Range)
 from allotment._core.records.tags cimport tag_name, tag_pool_id
@@ -231,6 +232,15 @@ cdef class PausingAllocator(LimitingAllocator):
         self.enter()
         self.engine.attention |= FOR_TAGS
         engine_leave(self.engine)
+
+    def _forget_idle_tags(self) -> None:
+        """Let go of the tags that have neither memory nor a limit here."""
+        cdef Failure failure
+        cdef bint ok
+        self.enter()
+        with nogil:
+            ok = forget_idle_tags(self.engine, &failure)
+            self.leave(ok, &failure)
 
     cdef EnginePool* found(self, uint64_t first, uint64_t second, Failure* failure) noexcept:
         cdef EnginePool* pool = pool_find(self.engine, first, second)

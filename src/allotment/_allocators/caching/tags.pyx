@@ -20,20 +20,22 @@ cdef uint32_t number_for(str name) except 0:
         forget_unused()
         number = tag_number(name, True)
     if number == 0:
-        raise RequestError(f"too many tags: a process can use {TAGS_MOST} at once, and {name!r} is one more")
+        raise RequestError(
+            f"too many tags: a process can use {TAGS_MOST} at once, and {name!r} is one more; `empty_cache` of the "
+            "allocators lets go of tags whose memory is only cached")
     return number
 
 
 cdef int forget_unused() except -1:
-    """Forget the tags that have no pool on any allocator, no object, and no thread inside."""
+    """Forget the tags that have no memory and no limit on any allocator, no object, and no thread inside."""
     cdef uint32_t number
     for number in range(1, TAGS_MOST + 1):
         wanted[number] = False
     used = set()
     for holder in all_holders():
-        tags = getattr(holder, "tags", None)
-        if tags is not None:
-            used.update(tags())
+        if hasattr(holder, "tags"):
+            holder._forget_idle_tags()
+            used.update(holder.tags())
     for number in range(1, TAGS_MOST + 1):
         if holders[number] == 0 and not wanted[number] and tag_name(number) not in used:
             tag_forget(number)

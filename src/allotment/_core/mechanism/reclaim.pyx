@@ -1,11 +1,13 @@
 from libc.stdint cimport uint32_t
+from libc.string cimport memset
 
 from allotment._core.contract.types cimport bytes_t
-from allotment._core.mechanism.pool cimport drop_idle_shelves, is_moving, pool_delete, route_find
+from allotment._core.mechanism.pool cimport (
+    drop_idle_shelves, has_limits, is_moving, pool_delete, pool_release, route_find)
 from allotment._core.mechanism.ranges cimport drop_leftovers
 from allotment._core.mechanism.streams cimport forget_idle_streams, wait_events
-from allotment._core.model.model cimport ASLEEP, Engine, Failure, Pool
-from allotment._core.records.stats cimport tally_now
+from allotment._core.model.model cimport ASLEEP, AWAKE, Engine, Failure, Pool
+from allotment._core.records.stats cimport Tally, tally_now
 
 
 cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
@@ -63,6 +65,31 @@ cdef bint release_tags(Engine* engine, bytes_t keep, uint32_t context, Failure* 
             pool.asking -= 1
         pool = pool.next
     return ok
+
+
+cdef bint forget_idle_tags(Engine* engine, Failure* failure) noexcept nogil:
+    cdef Pool* pool = engine.first_pool if engine.tag_count > 0 else NULL
+    cdef Pool* following
+    while pool != NULL:
+        following = pool.next
+        if pool.tag != 0 and is_idle(engine, pool):
+            if not (pool.placement.retire(engine, pool, failure)
+                    and pool_release(engine, pool.first, pool.second, failure)):
+                return False
+            # Its number, and so the pool's id, may belong to another name next: nothing is left of this one.
+            pool.malloc_count = 0
+            pool.tally.used = False
+            memset(&pool.tally.reserved_bytes, 0, sizeof(Tally))
+            pool_delete(engine, pool)
+        pool = following
+    return True
+
+
+cdef bint is_idle(Engine* engine, Pool* pool) noexcept nogil:
+    """Whether a pool could be deleted, and created again by a request, without a difference to anybody."""
+    return (pool.sleep == AWAKE and pool.asking == 0 and pool.use_count == 1 and not has_limits(&pool.limits)
+            and pool.reserved_bytes + pool.small.away + pool.large.away == 0 and not (pool.use_on_oom or pool.lent)
+            and route_find(engine, pool.first, pool.second) == NULL)
 
 
 cdef bint release_down_to(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
