@@ -25,6 +25,18 @@ def test_a_pool_is_memory_of_an_allocator(wrong):
         allotment.Pool(wrong)
 
 
+def test_a_pool_that_is_made_stays_what_it_is(allocator):
+    with allocator.pool() as pool:
+        allocator.free(allocator.malloc(1 << 20))
+    before = pool.id
+    with pytest.raises(allotment.PoolError, match="made already"):
+        pool.__init__(allocator)
+    assert pool.id == before
+    pool.close()
+    allocator.empty_cache()
+    assert allocator.stats()["reserved_bytes.all.current"] == 0
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: type(wrong).__name__)
 def test_a_graph_is_made_by_a_capture(allocator, wrong):
     for arguments in [(wrong, allotment.Stream(allocator)), (allocator, wrong)]:

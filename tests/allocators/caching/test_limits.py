@@ -218,6 +218,7 @@ def test_what_is_neither_tag_nor_pool_nor_tenant_is_refused_by_its_type():
     with allotment.Allocator("host") as alloc:
         buffer = alloc.empty(100)
         for call in (
+            lambda: alloc.set_limit(buffer),
             lambda: alloc.set_limit(buffer, hard=1),
             lambda: alloc.pause(buffer),
             lambda: alloc.resume(buffer),

@@ -58,6 +58,7 @@ cdef class LimitingAllocator(PoolingAllocator):
         """
         cdef Limits limits
         cdef uint64_t first = 0, second = 0
+        cdef bint is_tenant = tag is not None and self.is_tenant(tag)
         if hard is ... and soft is ... and reserved is ...:
             raise RequestError(
                 f"set_limit({tag!r}) has no limit: give hard=, soft= or reserved=, where None removes it")
@@ -74,7 +75,7 @@ cdef class LimitingAllocator(PoolingAllocator):
             soft_limit_set(self.engine, limits.soft)
             engine_leave(self.engine)
             return
-        if self.is_tenant(tag):
+        if is_tenant:
             if soft is not None or reserved is not None:
                 raise RequestError(
                     f"{tag!r} shares its cache with other tenants: it can have a hard limit alone; a tag or a pool can "

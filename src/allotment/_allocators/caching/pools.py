@@ -127,6 +127,8 @@ class Pool:
         allocator: Any = None,
         placement: str | None = None,
     ) -> None:
+        if hasattr(self, "id"):
+            raise PoolError(f"{self!r} is made already; make another Pool")
         self._closed = True
         if not hasattr(allocator_of_device, "device"):
             raise TypeError(f"a Pool is memory of an Allocator, not of {type(allocator_of_device).__name__}")
