@@ -1,4 +1,4 @@
-"""All public names, called with anything: odd arguments, re-entry, collections, threads and forks.
+"""All public names, called with anything: odd arguments, re-entry, collections, threads, forks and signals.
 
     python tests/stress/public_names.py [--seconds 600] [--seed 1] [--only NUMBER] [--steps 1200]
 
@@ -7,7 +7,9 @@ devices, some of them written in Python and unreliable, on which drawn members a
 functions that it hands out (callbacks, trackers, filters, finalizers, work on streams) call members again. What a case
 raises does not matter, unless it is an InvariantError or a SystemError; that it lives, ends in time and leaves every
 allocator in order does. In between it writes memory at once beside queued work, see host_writes.py, and compares every
-byte later. Prints one JSON object; exit 1 if anything failed.
+byte later. Ctrl-C arrives during one step in ten, a moment after its start; afterwards a tag must still pause and
+resume. Only the moments of these signals differ when a case is run again. Prints one JSON object; exit 1 if anything
+failed.
 
 Left out is what a caller is trusted with: functions given by their address, frees of the C library's memory, waits by a
 function that others wait for, and `Probe`, which passes any argument on to a device.
@@ -34,6 +36,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -155,6 +158,62 @@ class Unreliable(allotment.Backend):
         self.segments.pop(address, None)
 
 
+class Interrupts:
+    """Ctrl-C, at most once during a step of the main thread."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.sent = 0
+        self.is_open = False
+        signal.signal(signal.SIGALRM, self.arrive)
+
+    def arrive(self, *_: object) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.sent += 1
+            raise KeyboardInterrupt
+
+    def may_interrupt(self, action: Callable[[], None]) -> None:
+        """Do this; in one case of ten a signal arrives a moment after the start, if it is not done by then."""
+        try:
+            if self.draw.random() < 0.1:
+                self.is_open = True
+                signal.setitimer(signal.ITIMER_REAL, self.draw.choice([5e-6, 2e-5, 1e-4, 5e-4, 5e-3]))
+            action()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.is_open = False
+            signal.setitimer(signal.ITIMER_REAL, 0)  # at the end of the process nobody would handle it
+
+
+class Sleeper:
+    """A tag that is paused and resumed, whatever interrupts that, and whoever else pauses all tags."""
+
+    def __init__(self, settings: str) -> None:
+        self.allocator = allotment.Allocator("host", settings=settings, limit="64MiB")
+        with allotment.tag("sleeper"):
+            self.buffers = [self.allocator.empty(size) for size in (1000, 3 * MIB)]
+
+    def step(self) -> None:
+        self.allocator.pause("sleeper")
+        self.allocator.resume("sleeper")
+
+    def check(self) -> None:
+        """Raise what the last of many tries raises if the tag cannot be paused, resumed and used any more."""
+        for tries_left in reversed(range(20)):
+            try:
+                self.allocator.resume("sleeper")
+                self.step()
+                with allotment.tag("sleeper"):
+                    self.allocator.free(self.allocator.malloc(4096))
+                return
+            except allotment.AllotmentError:  # a function on a stream may have paused all tags in between
+                if tries_left == 0:
+                    raise
+                time.sleep(0.05)
+
+
 class Case:
     """One world, and what is done to it."""
 
@@ -165,6 +224,8 @@ class Case:
         self.here = threading.local()
         self.over = False
         self.writes = HostWrites(self.draw.choice(SETTINGS[:5]), random.Random(number))
+        self.sleeper = Sleeper(self.draw.choice(SETTINGS[:5]))
+        self.interrupts = Interrupts(random.Random(number))
         self.classes = [
             value for module in (allotment, cpu, devices) for name in module.__all__
             if inspect.isclass(value := getattr(module, name, None)) and not issubclass(value, BaseException)
@@ -322,6 +383,9 @@ class Case:
             noted(error)
 
     def step(self, inside: bool) -> None:
+        if not inside and self.draw.random() < 0.02:
+            self.sleeper.step()
+            return
         if self.draw.random() < 0.05:
             # Another thread may pause a tag at any moment, and memory that is paused must not be touched.
             if not getattr(self.here, "is_in_tag", False):
@@ -380,8 +444,12 @@ class Case:
         return True
 
     def run(self, steps: int) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
         for _ in range(steps):
-            self.attempt()
+            if is_main:
+                self.interrupts.may_interrupt(self.attempt)
+            else:
+                self.attempt()
 
     def check(self) -> None:
         for thing in list(self.things):
@@ -389,6 +457,7 @@ class Case:
             if check is not None:
                 check()
         self.writes.check()
+        self.sleeper.check()
 
 
 def members_of(cls: type) -> list[Any]:
@@ -431,6 +500,7 @@ def run_case(number: int, steps: int) -> None:
             thread.join()
         case.check()
     case.over = True
+    print(json.dumps({"interrupts": case.interrupts.sent, "host_writes": case.writes.made}), flush=True)
     if case.draw.random() < 0.5:
         os._exit(0)  # the others end as programs do
 
@@ -469,8 +539,8 @@ def fork_and_use(case: Case) -> None:
 # --- all cases ----------------------------------------------------------------------------------------------
 
 
-def judged(number: int, steps: int) -> str:
-    """What was wrong with a case; "" if nothing was."""
+def judged(number: int, steps: int) -> tuple[str, dict[str, int]]:
+    """What was wrong with a case, "" if nothing was; and how often the things happened that it counts."""
     command = [sys.executable, __file__, "--only", str(number), "--steps", str(steps)]
     try:
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -478,9 +548,11 @@ def judged(number: int, steps: int) -> str:
             command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False, env=environment
         )
     except subprocess.TimeoutExpired as error:
-        return f"did not end: {error.stderr!r}"
+        return f"did not end: {error.stderr!r}", {}
     said = re.sub(r"^(Current thread's C stack|Extension modules: ).*$", "", done.stderr, flags=re.MULTILINE)
-    return "" if done.returncode == 0 else f"ended with {done.returncode}: {said[-3000:]}"
+    if done.returncode != 0:
+        return f"ended with {done.returncode}: {said[-3000:]}", {}
+    return "", json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> int:
@@ -499,14 +571,17 @@ def main() -> int:
         return 0
     end = time.monotonic() + options.seconds
     failed: dict[int, str] = {}
+    counts: Counter[str] = Counter()
     number = options.seed * 1_000_000
     while time.monotonic() < end:
-        wrong = judged(number, options.steps)
+        wrong, counted = judged(number, options.steps)
+        counts.update(counted)
         if wrong:
             failed[number] = wrong
             print(f"{number}: {wrong}", file=sys.stderr)
         number += 1
-    print(json.dumps({"cases": number - options.seed * 1_000_000, "steps_each": options.steps, "failed": failed}))
+    cases = number - options.seed * 1_000_000
+    print(json.dumps({"cases": cases, "steps_each": options.steps, **counts, "failed": failed}))
     return 1 if failed else 0
 
 

@@ -23,3 +23,4 @@ def test_nothing_that_is_called_with_anything_crashes_hangs_or_spoils_an_allocat
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     assert told["cases"] > 0 and told["failed"] == {}
+    assert told["host_writes"] > 0
