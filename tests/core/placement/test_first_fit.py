@@ -54,6 +54,16 @@ def test_free_neighbours_are_joined_and_everything_goes_back(alloc):
     empties(alloc)
 
 
+def test_a_refusal_to_pause_names_the_placement_that_refuses(alloc):
+    pool = alloc.pool()
+    with pool:
+        block = alloc.malloc(MIB)
+    with pytest.raises(UnsupportedError, match="divided by placement:first_fit"):
+        alloc.pause(pool, keep="nothing")
+    alloc.free(block)
+    check(alloc)
+
+
 def test_memory_of_one_stream_does_not_serve_another(alloc):
     address = alloc.malloc(MIB)
     alloc.free(address)
