@@ -221,7 +221,7 @@ def test_an_importer_that_is_killed_gives_a_hundred_blocks_back(allocator):
             buffer.close()
         assert active(allocator) >= 100 * MIB
         peer.kill()
-        wait_until(lambda: active(allocator) == 0, seconds=1)
+        wait_until(lambda: active(allocator) == 0)
 
 
 def test_an_owner_that_is_killed_leaves_its_importer_the_memory(settings):

@@ -14,6 +14,9 @@ from allotment._viewer.runs import Runs
 from allotment._viewer.server import MOST_CONNECTIONS, PageServer, _Handler
 from allotment.lab.explain.waste import Waste
 
+PATIENCE = 120
+"""Seconds until a server that does not answer fails a test instead of hanging it."""
+
 
 def ask(
     server: PageServer, path: str, *, method: str = "GET", body: str | None = None, **headers: str
@@ -213,7 +216,7 @@ def test_what_follows_a_refused_request_on_its_connection_is_not_read(server: Pa
 
 def sent(server: PageServer, text: str) -> bytes:
     """All that comes back until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(text.encode())
         found = b""
         while part := connection.recv(65536):
@@ -231,7 +234,7 @@ def test_a_request_without_the_token_is_refused_at_its_first_line(server: PageSe
 
 @pytest.mark.threads
 def test_half_requests_hold_few_threads_and_do_not_keep_the_page_out(server: PageServer) -> None:
-    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(300)]
+    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(300)]
     try:
         for stranger in strangers[:-MOST_CONNECTIONS]:
             with suppress(ConnectionError):
@@ -246,11 +249,11 @@ def test_half_requests_hold_few_threads_and_do_not_keep_the_page_out(server: Pag
 
 @pytest.mark.threads
 def test_connections_that_have_shown_the_token_are_not_closed_for_others(server: PageServer) -> None:
-    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     kept.request("GET", f"/{server.token}/api/runs")
     kept.getresponse().read()
     socket_of_kept = kept.sock
-    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(3 * MOST_CONNECTIONS)]
+    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(3 * MOST_CONNECTIONS)]
     kept.request("GET", f"/{server.token}/api/runs")
     assert kept.getresponse().status == 200 and kept.sock is socket_of_kept
     for connection in (*strangers, kept):

@@ -36,7 +36,7 @@ def test_names_whose_memory_has_gone_back_make_room_for_others():
         for number in range(MOST + 1000):
             with allotment.tag(f"request {number}"):
                 alloc.free(alloc.malloc(512))
-            if number % 100 == 0:
+            if number % 400 == 0:
                 alloc.empty_cache()
         alloc.check_invariants()
         first = allotment.tag("request 0")
