@@ -126,7 +126,7 @@ def test_a_system_that_refuses_the_nth_call_of_the_importer(monkeypatch, kind, n
                     open_shared(handle).close()
                 monkeypatch.undo()
                 wait_until(everything_is_closed)
-                wait_until(lambda: (descriptors(), mappings()) == before)
+                wait_until(lambda: descriptors() <= before[0] and mappings() <= before[1])
         with open_shared(handle) as buffer:
             assert len(buffer) == 45 << 20
 

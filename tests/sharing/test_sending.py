@@ -144,13 +144,14 @@ def test_what_was_sent_is_counted_after_it_was_received_and_nothing_is_held(monk
         wait_until(lambda: active(allocator) == 0)
         wait_until(everything_is_closed)
         allocator.empty_cache()
-        return allocator.stats()["reserved_bytes.all.current"], descriptors()
+        return allocator.stats()["reserved_bytes.all.current"]
 
-    before = send(1)
-    assert send(100) == before
+    assert send(1) == 0
+    before = descriptors()
+    assert send(100) == 0
+    wait_until(lambda: descriptors() <= before)  # fewer, if something of an earlier test goes meanwhile
     queue.put(None)
     worker.join(60)
-    assert before[0] == 0
 
 
 def test_each_send_of_a_block_is_held_for_its_own_receiver(allocator):

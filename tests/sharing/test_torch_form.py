@@ -134,7 +134,7 @@ def test_each_refusal_of_the_system_has_its_own_text(monkeypatch, call, number):
         open_shared_torch(b"\3e" + pages, 0, 1, device="host")
     assert type(raised.value) is kind
     assert getattr(raised.value, "reason", "owner_gone") == "owner_gone"
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_python_without_the_call_says_so(monkeypatch):
