@@ -186,24 +186,47 @@ def with_numbers_changed(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def test_numbers_that_no_allocator_writes_give_an_error_of_ours(tmp_path: Path) -> None:
+def frames_of_a_run(path: Path) -> list[tuple[FrameKind, int, bytes]]:
     annotate = "allocator.record_annotation({'step': 1})"
-    whole = recorded_alone(tmp_path / "run.history", ",expandable_segments:True", annotate)
-    frames = list(HistoryFrames(io.BytesIO(whole)))
+    return list(HistoryFrames(io.BytesIO(recorded_alone(path, ",expandable_segments:True", annotate))))
+
+
+def is_refused(path: Path, frames: list[tuple[FrameKind, int, bytes]]) -> bool:
+    """Whether a file of these frames, whose checksums are right, raises FormatError; anything else is raised."""
+    damaged = path.read_bytes()[: len(HISTORY_MAGIC) + 1]
+    for kind, records, content in frames:
+        head = (kind, len(content), records, checksum_of(content))
+        damaged += b"".join(number.to_bytes(4, "little") for number in head) + content
+    try:
+        read_snapshot(damaged)
+    except FormatError:
+        return True
+    return False
+
+
+def test_numbers_that_no_allocator_writes_give_an_error_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "run.history"
+    frames = frames_of_a_run(path)
     draw = random.Random(29)
+
+    def damaged(kind: FrameKind, records: int, content: bytes) -> tuple[FrameKind, int, bytes]:
+        if kind is not FrameKind.SNAPSHOT:  # that has tests of its own
+            content = with_numbers_changed(content, draw)
+        return kind, draw.choice((records, records, 0, 2**32 - 1)), content
+
+    assert any([is_refused(path, [damaged(*frame) for frame in frames]) for _ in range(500)])
+
+
+def test_the_largest_number_at_any_place_of_a_history_gives_an_error_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "run.history"
+    frames = frames_of_a_run(path)
+    (number,) = (number for number, frame in enumerate(frames) if frame[0] is FrameKind.RECORDS)
+    kind, records, content = frames[number]
     refused = 0
-    for _ in range(500):
-        damaged = whole[: len(HISTORY_MAGIC) + 1]
-        for kind, records, content in frames:
-            if kind is not FrameKind.SNAPSHOT:  # that has tests of its own
-                content = with_numbers_changed(content, draw)
-            head = (kind, len(content), draw.choice((records, records, 0, 2**32 - 1)), checksum_of(content))
-            damaged += b"".join(number.to_bytes(4, "little") for number in head) + content
-        try:
-            read_snapshot(damaged)
-        except FormatError:
-            refused += 1
-    assert refused
+    for place in range(len(content)):
+        frames[number] = (kind, records, content[:place] + b"\xff" * 9 + b"\x01" + content[place:])
+        refused += is_refused(path, frames)
+    assert refused  # a segment that ends beyond all addresses is among them
 
 
 def test_a_file_that_another_recorder_writes_is_refused_and_stays_whole(tmp_path: Path) -> None:
