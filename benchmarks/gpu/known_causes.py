@@ -1,23 +1,21 @@
 """Programs of PyTorch that need too much memory for a known reason. Is that reason what `explain` says first?
 
-    python benchmarks/gpu/known_causes.py --record FOLDER [PROGRAM ...]     on a GPU: writes FOLDER/PROGRAM.pickle
-    python benchmarks/gpu/known_causes.py --explain FOLDER                  anywhere: a line for each recording
+    python benchmarks/gpu/known_causes.py --out FOLDER [PROGRAM ...]             records on a GPU, explains
+    python benchmarks/gpu/known_causes.py --out FOLDER --recorded [PROGRAM ...]  explains what was recorded before
 
-Each program runs in a process of its own under PyTorch's own allocator, with its history and all stacks recorded. The
-first command needs PyTorch and no Allotment, the second Allotment and no PyTorch. The second ends with 1 if the first
-thing that `explain` says about a program does not name its cause.
+Each program runs in a process of its own under PyTorch's own allocator, with its history and all stacks recorded in
+FOLDER/PROGRAM.pickle.gz; results are in FOLDER/results.md and .json. The recording needs no Allotment, the explaining
+no PyTorch and no GPU. Ends with 1 if the first thing that `explain` says about a program does not name its cause.
 """
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WORKER = "--worker"
+from recorded_programs import keep_snapshot, main, start_recording
+
 MIB = 1 << 20
 
 
@@ -68,16 +66,19 @@ def leak_by_hook() -> None:
 
 
 def kept_by_closure() -> None:
-    """A function made in each step keeps that step's largest tensor until the next one replaces it."""
+    """A function made in each step keeps the outputs of all layers until the next step replaces it."""
     report: list[Callable[[], float]] = [lambda: 0.0]
 
     def step(model: Any, data: Any, number: int) -> Any:
-        wide = model(data).repeat(1, 64)
-        loss = wide.square().mean()
-        report[0] = lambda: float(wide.max())
+        outputs = []
+        for layer in model:
+            data = layer(data)
+            outputs.append(data)
+        loss = data.square().mean()
+        report[0] = lambda: float(outputs[-1].max())
         return loss
 
-    _train(step, _model(), batch=512)
+    _train(step, _model(), batch=8192)
 
 
 def temporary_at_peak() -> None:
@@ -137,19 +138,16 @@ def graph_pools() -> None:
     model = _model()
     graphs = []
     with torch.no_grad():
-        for batch in (512, 1024, 2048, 4096, 8192):
+        model(torch.randn(64, 1024, device="cuda"))  # cuBLAS starts outside of a capture
+        for batch in (65536, 32768, 16384, 8192, 4096):
             data = torch.randn(batch, 1024, device="cuda")
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                model(data)
-            torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 output = model(data)
             graphs.append((graph, data, output))
     for graph, _, _ in graphs:
         graph.replay()
+    torch.cuda.synchronize()
 
 
 def cached_workspace() -> None:
@@ -213,54 +211,39 @@ PROGRAMS: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
 
 
 def record(name: str, file: Path) -> None:
-    import torch
-
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="all")
+    start_recording()
     PROGRAMS[name][0]()
-    torch.cuda.memory._dump_snapshot(str(file))
+    keep_snapshot(file)
 
 
-def record_all(folder: Path, names: list[str]) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for name in names:
-        file = folder / f"{name}.pickle"
-        done = subprocess.run([sys.executable, __file__, WORKER, name, str(file)], check=False)
-        print(f"{name}: " + (f"{file.stat().st_size:,} bytes" if done.returncode == 0 else "FAILED"), flush=True)
-        failed += done.returncode != 0
-    return min(failed, 1)
-
-
-def explain_all(folder: Path) -> int:
+def tell(name: str, file: Path) -> dict[str, Any]:
+    """What `explain` says about a recording, and whether it names the cause first."""
     from allotment.lab import explain
 
-    missed = 0
-    for name, (_, words) in PROGRAMS.items():
-        file = next((each for each in sorted(folder.glob(f"{name}.pickle*"))), None)
-        if file is None:
-            continue
-        advice = explain(file).advice
-        said = advice[0].text if advice else "nothing"
-        is_named = all(word in said.lower() for word in words)
-        missed += not is_named
-        print(f"{'named ' if is_named else 'MISSED'} {name}: {said}")
-    return min(missed, 1)
+    program, words = PROGRAMS[name]
+    found = explain(file)
+    said = [each.text for each in found.advice]
+    return {
+        "ok": bool(said) and all(word in said[0].lower() for word in words),
+        "cause": program.__doc__,
+        "said": said,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "steps": None if found.steps is None else found.steps.count,
+        "kinds": {each.kind: each.bytes for each in found.peak.kinds},
+        "matches_recording": found.matches_recording,
+    }
 
 
-def main() -> int:
-    if sys.argv[1:2] == [WORKER]:
-        record(sys.argv[2], Path(sys.argv[3]))
-        return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--record", type=Path, metavar="FOLDER")
-    which.add_argument("--explain", type=Path, metavar="FOLDER")
-    parser.add_argument("programs", nargs="*", choices=[[], *PROGRAMS], default=[])
-    chosen = parser.parse_args()
-    if chosen.record is not None:
-        return record_all(chosen.record, chosen.programs or list(PROGRAMS))
-    return explain_all(chosen.explain)
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    named = sum(row["ok"] for row in rows)
+    lines = [f"`explain` names the cause of {named} of {len(rows)} programs first.", ""]
+    lines += ["| Program | Its cause | Named first | Peak, MiB | What `explain` says first |", "|---|---|---|---|---|"]
+    for row in rows:
+        first = row["said"][0] if row["said"] else "nothing"
+        peak = f"{row['peak_reserved_bytes'] / MIB:,.0f}"
+        lines.append(f"| {row['program']} | {row['cause']} | {'yes' if row['ok'] else 'NO'} | {peak} | {first} |")
+    return [*lines, ""]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(__file__, __doc__, PROGRAMS, record, tell, table))

@@ -164,17 +164,23 @@ class Training:
         self.program.free(data)
 
 
-def leak_of_losses(capacity: str = "8GiB") -> Program:
-    """Losses of a validation are kept in a list, with the graphs behind them; until it does not fit any more."""
+def leak_of_losses(capacity: str = "8GiB", *, ends: bool = False) -> Program:
+    """Losses of a validation are kept in a list, with the graphs behind them; until it does not fit any more.
+
+    `ends`: the program ends, and the list with it, before the history does.
+    """
     program = Program(capacity)
+    kept: list[int] = []
     training = Training(program)
     training.load()
     try:
         for _ in range(40):
             training.step()
-            training.forward(2 * MIB, calling=70)  # kept: four times 2 MiB, and the loss at line 72
+            kept += training.forward(2 * MIB, calling=70)  # four times 2 MiB, and the loss at line 72
     except OutOfMemoryError:
         pass
+    if ends:
+        program.free(*kept)
     return program
 
 
@@ -193,8 +199,11 @@ def leak_by_hook() -> Program:
     return program
 
 
-def kept_by_closure() -> Program:
-    """A function of each step keeps its largest activation until the one of the next step replaces it."""
+def kept_by_closure(is_late: bool = False) -> Program:
+    """A function of each step keeps its largest activation until the one of the next step replaces it.
+
+    `is_late`: which is at the end of that step.
+    """
     program = Program()
     training = Training(program)
     training.load()
@@ -203,11 +212,13 @@ def kept_by_closure() -> Program:
         data = program.ask(2 * MIB, own(50))
         kept = training.forward()
         large = program.ask(96 * MIB, forward(41))
-        if before is not None:
+        if before is not None and not is_late:
             program.free(before)
-        before = large
         training.optimize(training.backward(kept))
         program.free(data)
+        if before is not None and is_late:
+            program.free(before)
+        before = large
     return program
 
 
@@ -279,17 +290,18 @@ def graph_pools() -> Program:
     return program
 
 
-def cached_workspace() -> Program:
-    """Products of matrices on many streams: cuBLAS keeps a workspace for each."""
+def cached_workspace(streams: int = 12, *, is_named: bool = True) -> Program:
+    """Products of matrices on many streams: cuBLAS keeps a workspace for each, which compiled frames name."""
     program = Program()
     training = Training(program, layers=2)
     training.load()
-    workspace = (("at::cuda::getCUDABlasLtWorkspace()", "??", 0), ("at::cuda::blas::gemm", "??", 0), *forward(31, 66))
-    for _ in range(12):
+    names = (("at::cuda::getCUDABlasLtWorkspace()", "??", 0), ("at::cuda::blas::gemm", "??", 0))
+    product = own(66)
+    for _ in range(streams):
         stream = Stream(program.allocator)
-        program.ask(8_519_680, workspace, stream)
+        program.ask(8_519_680, (*names, *product) if is_named else product, stream)
         for _ in range(3):
-            program.free(program.ask(512 * KIB, forward(31, 66), stream))
+            program.free(program.ask(512 * KIB, product, stream))
     return program
 
 
@@ -309,14 +321,14 @@ def two_models() -> Program:
     return program
 
 
-def too_large_batch() -> Program:
+def too_large_batch(times: float = 4.0) -> Program:
     """One batch of many is four times as large as the others and does not fit."""
     program = Program("400MiB")
     training = Training(program)
     training.load()
     try:
         for step in range(12):
-            training.step(96 * MIB if step == 9 else 24 * MIB)
+            training.step(int(24 * times) * MIB if step == 9 else 24 * MIB)
     except OutOfMemoryError:
         pass
     return program

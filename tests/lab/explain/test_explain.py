@@ -44,6 +44,32 @@ def explained(allocator: allotment.Allocator) -> Explanation:
     return found
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        "??",
+        "",
+        "offloadstuff.c",
+        "python_engine.cpp",
+        "/build/Python-3.12.3/Objects/methodobject.c",
+        "./Include/internal/pycore_call.h",
+        "/usr/include/c++/13/functional",
+        "/opt/venv/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so",
+        "/usr/lib/libpython3.12.so.1.0",
+        "/usr/bin/python3.12",
+        "/usr/lib/python3.12/copy.py",
+    ],
+)
+def test_the_line_of_a_stack_is_the_programs_own_whatever_pytorch_calls_compiled_frames(file: str) -> None:
+    own = Frame("step", "/home/user/train.py", 41)
+    assert line_of((Frame("inner", file, 3), own, Frame("outer", file, 4))) == "/home/user/train.py:41 step"
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "/tmp/ipykernel_7/12.py", "cell 3", "C:\\me\\train.py", "/home/me/main"])
+def test_files_of_python_are_the_programs_own(file: str) -> None:
+    assert line_of((Frame("at::empty", "??", 0), Frame("f", file, 3))) == f"{file}:3 f"
+
+
 @pytest.mark.parametrize("path", sample(TRACES), ids=lambda path: path.name)
 def test_causes_of_waste_add_up_in_recorded_runs(path: Path) -> None:
     recording = read_recording(path)

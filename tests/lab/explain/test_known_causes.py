@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,17 @@ import pytest
 from allotment._cli import main
 from allotment.lab import explain, tune
 from allotment.lab.explain.report import Explanation
-from helpers.known_causes import CAUSES, MIB, Program, leak_of_losses, temporary_at_peak, too_large_batch, two_models
+from helpers.known_causes import (
+    CAUSES,
+    MIB,
+    Program,
+    cached_workspace,
+    kept_by_closure,
+    leak_of_losses,
+    temporary_at_peak,
+    too_large_batch,
+    two_models,
+)
 
 
 @pytest.mark.parametrize("name", CAUSES)
@@ -81,12 +93,42 @@ def test_what_a_temporary_costs_is_what_the_peak_would_lose_without_it() -> None
     assert without == 108 * MIB + 4 and "108.0 MiB" in found.advice[0].text
 
 
+def test_what_a_closure_keeps_is_found_wherever_in_the_step_it_is_replaced() -> None:
+    for place in ("before the backward pass", "after it"):
+        found = explain(kept_by_closure(place == "after it").recorded())
+        assert "96.0 MiB of the previous step are still in use" in found.advice[0].text, place
+
+
+def test_a_leak_is_not_told_again_as_something_of_the_previous_step() -> None:
+    texts = [each.text for each in explain(leak_of_losses(ends=True).recorded()).advice]
+    assert "grows by" in texts[0] and not any("previous step" in text for text in texts)
+
+
+def test_settings_that_save_driver_time_but_no_memory_are_not_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("allotment.lab.explain.report"), "growth_of", lambda *_: None)
+    found = explain(leak_of_losses(ends=True).recorded())
+    assert not any(each.kind == "settings" for each in found.advice) and found.suggestions == []
+
+
+def test_the_two_workspaces_of_any_training_are_no_finding() -> None:
+    texts = [each.text for each in explain(cached_workspace(streams=2).recorded()).advice]
+    assert not any("workspaces" in text for text in texts)
+
+
+def test_workspaces_are_told_by_size_where_only_python_stacks_were_recorded() -> None:
+    found = explain(cached_workspace(is_named=False).recorded())
+    assert "12 workspaces" in found.advice[0].text
+    assert next(each for each in found.peak.kinds if each.kind == "workspaces").sure == pytest.approx(0.6)
+
+
 def test_where_nothing_fits_the_device_that_would_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     program = too_large_batch()
     found: Explanation = explain(program.recorded())
     device = found.advice[-1]
     assert device.kind == "device" and "400.0 MiB" in device.text and "may need more later" in device.text
-    assert "Batches up to 3.3 times the usual size fit" in found.advice[0].text
+    fits = re.search(r"Batches up to about ([\d.]+) times the usual size fit on 400", found.advice[0].text)
+    assert fits is not None and explain(too_large_batch(float(fits[1])).recorded()).failure is None
+    assert float(fits[1]) > 2.9
     needed = found.failure.capacity - device.gain_bytes if found.failure is not None else 0
     assert 420 * MIB < needed < 500 * MIB
     assert "The smallest device that would do has" in on_screen(capsys, tmp_path, program, "tune", "--budget", "5")

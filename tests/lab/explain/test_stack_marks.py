@@ -10,6 +10,7 @@ from helpers.known_causes import CALLED, HOME, MODULE, TORCH, calling_backward, 
 from helpers.known_causes import Stack as Names
 
 COMPILED = ("torch::unwind::unwind()", "??", 0)
+LIBRARY = f"{TORCH}/lib/libtorch_cuda.so"
 
 
 def mark(names: Names) -> Mark:
@@ -30,6 +31,8 @@ def mark(names: Names) -> Mark:
         ((("unpack_hook", f"{TORCH}/utils/checkpoint.py", 1100),), Mark.BACKWARD | Mark.RECOMPUTE, Mark(0)),
         ((COMPILED, ("torch::autograd::Engine::thread_main", "??", 0)), Mark.BACKWARD, Mark(0)),
         ((COMPILED, ("at::cuda::getCUDABlasLtWorkspace()", "??", 0), *forward(31)), Mark.WORKSPACE, Mark.BACKWARD),
+        ((("at::cuda::getCurrentCUDABlasHandle()", LIBRARY, 7), *own(66)), Mark.WORKSPACE, Mark.BACKWARD),
+        ((("torch::autograd::Engine::thread_main", LIBRARY, 9),), Mark.BACKWARD, Mark(0)),
         ((("__deepcopy__", f"{TORCH}/nn/parameter.py", 66), *own(24)), Mark.LOADING, Mark.FORWARD),
     ],
 )

@@ -1,7 +1,9 @@
 "use strict";
 // The side: the moment, the block that was picked, what was found, and who holds memory.
 
-const LIBRARIES = ["/site-packages/", "/dist-packages/", "/torch/", "<frozen "];
+// Files of libraries and of compiled code, as in `lab.explain.holders`.
+const LIBRARIES = /[/\\](site|dist)-packages[/\\]|\/torch\/|\/lib(64)?\/python3\.\d+\/|^<frozen |^<string>/;
+const COMPILED = /\.(c|cc|cpp|cxx|cu|cuh|h|hh|hpp|hxx|inl|ipp|tcc|rs|s|asm|dll|pyd|dylib|so(\.[\d.]+)?)$|(^|\/)python[\d.]*$|\/include\/c\+\+\/|^$|^\?\?$/i;
 
 class Panel {
   constructor(app) {
@@ -92,7 +94,7 @@ class Panel {
     row("pins", block.pins ? `${bytes(block.pins)} free${block.pins_with ? `, with ${plural(block.pins_with, "other block")}` : ", alone"}` : "nothing",
       "free memory that cannot go back to the device because of this block");
     const frames = block.stack.map(([name, file, line]) => {
-      const isOwn = file && file !== "??" && !LIBRARIES.some((part) => file.includes(part));
+      const isOwn = !COMPILED.test(file || "") && !LIBRARIES.test(file);
       return make("li", {class: isOwn ? "own" : ""}, make("b", {}, name), file ? ` ${file}:${line}` : "");
     });
     const close = make("button", {class: "close", type: "button", title: "Esc"}, "✕");

@@ -40,6 +40,10 @@ MOST_LINES = 3
 LEAST_SIZES = 8
 """Different sizes at one line that count as sizes that vary."""
 WORTH_COMPARING = 1 << 20
+LOST = 0.05
+"""The part of a device that is lost to rounding and pieces, where nothing better is known."""
+USUAL_WORKSPACES = 2
+"""Any training has one for its own thread and one for the thread of the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,11 @@ def _lines(study: Study, lives: NDArray[np.int64], lead: str) -> str:
     counted.pop(UNKNOWN, None)
     named = [line for line, _ in counted.most_common(MOST_LINES)]
     more = len(counted) - len(named)
-    others = f" and {more} other line{'s' if more > 1 else ''}" if more > 0 else ""
-    return f"{lead}{', '.join(named)}{others}" if named else ""
+    if more > 0:
+        named.append(f"{more} other line{'s' if more > 1 else ''}")
+    if len(named) > 1:
+        named = [", ".join(named[:-1]), named[-1]]
+    return lead + " and ".join(named) if named else ""
 
 
 def _largest_line(study: Study, lives: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]] | None:
@@ -139,10 +146,25 @@ def _large_batch(scene: Scene) -> Iterator[Cause]:
         f" for{_lines(study, lives, ' at ')}: {exact_size(int(peaks[step]))} are in use where other steps use"
         f" {exact_size(usual)}."
     )
-    if scene.failure is not None and usual > base:
-        fits = (scene.failure.capacity - base) / (usual - base)
-        text += f" Batches up to {fits:.1f} times the usual size fit on {exact_size(scene.failure.capacity)}."
+    fits = _batch_that_fits(scene, ratio, base, usual)
+    if scene.failure is not None and fits is not None:
+        text += f" Batches up to about {fits:.1f} times the usual size fit on {exact_size(scene.failure.capacity)}."
     yield Cause(text, int(peaks[step]) - usual, rank=0)
+
+
+def _batch_that_fits(scene: Scene, ratio: float, base: int, usual: int) -> float | None:
+    """How many times the usual batch would have fitted, if memory grows in proportion to it; None if not known.
+
+    The usual step tells what a batch needs from its beginning to its end, the failed one what the large batch needed as
+    far as it came. The smaller result counts, and what failed does not fit.
+    """
+    if scene.failure is None or usual <= base:
+        return None
+    room = scene.failure.capacity - base
+    needed = int(scene.study.in_use[scene.moment]) + scene.failure.size - base
+    fits = min(room / (usual - base), ratio * room / max(needed, 1))
+    tenths = int(10 * (1 - LOST) * fits) / 10
+    return tenths if 1 <= tenths < ratio else None
 
 
 def _size_ratio(study: Study, steps: Steps, step: int) -> float | None:
@@ -172,38 +194,58 @@ def _means(keys: NDArray[np.int32], values: NDArray[np.int64], count: int) -> ND
 
 
 def _kept_from_previous_step(scene: Scene) -> Iterator[Cause]:
-    """Blocks of a step that are still there while the next one makes the same again."""
+    """Blocks of a step that are still there while the next one makes the same again.
+
+    Where in the loop a step is said to begin does not matter: a block is old if its stack has asked for as many blocks
+    since as it does in a step.
+    """
     study, steps = scene.study, scene.study.steps
     if steps is None:
         return
-    blocks, edges = study.blocks, steps.edges
-    begin_step = np.searchsorted(edges, blocks.begin, "left")
-    passing = np.isin(study.kinds.of_life, PASSING)
-    now = int(np.searchsorted(edges, scene.moment, "left"))
+    blocks, most = study.blocks, int(study.in_use.max(initial=0))
+    again = _same_of_next_step(study, steps)
+    two_steps = 2 * np.median(np.diff(steps.edges))
+    # What lives longer than that is a leak, or meant to stay.
+    passing = np.isin(study.kinds.of_life, PASSING) & (blocks.freed - blocks.begin <= two_steps)
     lives = blocks.at(scene.moment)
-    old = lives[passing[lives] & (begin_step[lives] == now - 1) & (begin_step[lives] >= 1)]
-    old = old[blocks.freed[old] <= blocks.last]
-    found = _largest_line(study, old)
+    found = _largest_line(study, lives[passing[lives] & (again[lives] <= scene.moment)])
     if found is None:
         return
     line, kept = found
     of_line = study.origins.of_life == line
-    again = np.flatnonzero(of_line & (begin_step == now) & (blocks.begin <= scene.moment))
-    if len(again) == 0 or study.origins.lines[line] == UNKNOWN:
+    is_leak = np.median((blocks.freed - blocks.begin)[of_line & (again <= blocks.last)]) > two_steps
+    if is_leak or study.origins.lines[line] == UNKNOWN:
         return
-    # What the peak would be if the line's blocks went at the end of their step.
-    ends = np.append(edges, blocks.last + 1)[begin_step]
-    early = np.where(of_line & passing, np.minimum(blocks.freed, np.maximum(ends, blocks.begin)), blocks.freed)
+    # What the peak would be if the line's blocks went when the next step makes them again.
+    early = np.where(of_line & passing, np.minimum(blocks.freed, again), blocks.freed)
     change = np.bincount(blocks.begin, blocks.size, blocks.last + 2) - np.bincount(early, blocks.size, blocks.last + 2)
-    gain = int(study.in_use.max(initial=0)) - round(float(np.cumsum(change)[: blocks.last + 1].max(initial=0)))
-    size = exact_size(int(blocks.size[kept].sum()))
+    rest = round(float(np.cumsum(change)[: blocks.last + 1].max(initial=0)))
     yield Cause(
-        f"At the peak {size} of the previous step are still in use, beside the same of the current step: allocated at"
-        f" {study.origins.lines[line]}, and kept by a variable, a closure or an object that is replaced too late."
-        f" Delete it before the next step begins: the most in use would be"
-        f" {exact_size(int(study.in_use.max(initial=0)) - gain)}.",
-        gain,
+        f"At the peak {exact_size(int(blocks.size[kept].sum()))} of the previous step are still in use, beside the"
+        f" same of the current step: allocated at {study.origins.lines[line]}, and kept by a variable, a closure or an"
+        " object that is replaced too late. Delete it before the next step begins: the most in use would be"
+        f" {exact_size(rest)}.",
+        most - rest,
     )
+
+
+def _same_of_next_step(study: Study, steps: Steps) -> NDArray[np.int64]:
+    """By block: the moment at which the next step allocates the same; after the last moment if none does."""
+    blocks = study.blocks
+    found = np.full(len(blocks), blocks.last + 1, dtype=np.int64)
+    told = np.flatnonzero((blocks.stack >= 0) & (blocks.begin >= 1) & (blocks.begin <= blocks.last))
+    if len(told) == 0 or len(steps.edges) < 2:
+        return found
+    order = told[np.lexsort((blocks.begin[told], blocks.stack[told]))]
+    stack, begin = blocks.stack[order], blocks.begin[order]
+    inside = (begin > steps.edges[0]) & (begin <= steps.edges[-1])
+    each = np.rint(np.bincount(stack[inside], minlength=int(stack.max()) + 1) / (len(steps.edges) - 1))
+    each_step = each[stack].astype(np.int64)
+    place = np.arange(len(order)) + each_step
+    there = np.flatnonzero((each_step > 0) & (place < len(order)))
+    there = there[stack[place[there]] == stack[there]]
+    found[order[there]] = begin[place[there]]
+    return found
 
 
 def _temporaries(scene: Scene) -> Iterator[Cause]:
@@ -248,7 +290,8 @@ def _changing_sizes(scene: Scene) -> str:
     """The line that asks for most memory in many different sizes."""
     study = scene.study
     blocks, line_of = study.blocks, study.origins.of_life
-    large = np.flatnonzero((blocks.size >= WORTH_COMPARING) & (blocks.begin <= scene.peak_moment))
+    is_workspace = study.kinds.of_life == KindOfMemory.WORKSPACES
+    large = np.flatnonzero((blocks.size >= WORTH_COMPARING) & (blocks.begin <= scene.peak_moment) & ~is_workspace)
     pairs = np.unique(np.stack([line_of[large].astype(np.int64), blocks.size[large]]), axis=1)
     sizes = np.bincount(pairs[0], minlength=1) if pairs.size else np.zeros(1, dtype=np.int64)
     asked = np.bincount(line_of[large], blocks.size[large], len(sizes))
@@ -345,7 +388,7 @@ def _workspaces(scene: Scene) -> Iterator[Cause]:
     study = scene.study
     lives = study.blocks.at(scene.moment)
     lives = lives[study.kinds.of_life[lives] == KindOfMemory.WORKSPACES]
-    if len(lives) < 2:
+    if len(lives) <= USUAL_WORKSPACES:
         return
     total = int(study.blocks.size[lives].sum())
     there, places = scene.peak.live
@@ -355,7 +398,7 @@ def _workspaces(scene: Scene) -> Iterator[Cause]:
         f"{len(lives)} workspaces of libraries such as cuBLAS hold {exact_size(total)}{pinning} and are never freed:"
         f" one for each stream and thread that multiplied matrices{_lines(study, lives, ', at ')}. Use fewer streams"
         " and threads, CUBLAS_WORKSPACE_CONFIG=:16:8 for smaller ones, or torch._C._cuda_clearCublasWorkspaces().",
-        total + beside - int(study.blocks.size[lives].max()),
+        total + beside - int(np.sort(study.blocks.size[lives])[-USUAL_WORKSPACES:].sum()),
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from allotment._formats.pickle_columns import Frame
 from allotment._formats.torch_snapshot import Stack
 from allotment._texts import printable
-from allotment.lab.explain.holders import is_library, python_frames
+from allotment.lab.explain.holders import is_compiled, is_library, python_frames
 from allotment.lab.explain.moments import moment_of_peak
 from allotment.lab.explain.study import Study
 from allotment.lab.replay.moment import Moment
@@ -128,7 +128,7 @@ def _shortened(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _label(frame: Frame) -> str:
-    place = f" {frame.filename}:{frame.line}" if frame.filename not in ("", "??") else ""
+    place = "" if is_compiled(frame) else f" {frame.filename}:{frame.line}"
     return printable(f"{frame.name}{place}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,7 @@ __all__ = [
     "frame_shown",
     "has_python",
     "holders",
+    "is_compiled",
     "is_library",
     "line_of",
     "lines_of",
@@ -37,8 +39,13 @@ __all__ = [
 K = TypeVar("K")
 
 UNKNOWN = "unknown: no stack was recorded"
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/", "\\site-packages\\", "<frozen ", "<string>")
-_COMPILED = ("", "??")
+_LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]|/torch/|/lib(64)?/python3\.\d+/|^<frozen |^<string>")
+_COMPILED = re.compile(
+    r"\.(c|cc|cpp|cxx|cu|cuh|h|hh|hpp|hxx|inl|ipp|tcc|rs|s|asm|dll|pyd|dylib|so(\.[\d.]+)?)$"
+    r"|(^|/)python[\d.]*$|/include/c\+\+/|^$|^\?\?$",
+    re.IGNORECASE,
+)
+"""Sources, headers and libraries: PyTorch names any of them for a compiled frame, by `TORCH_SYMBOLIZE_MODE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,17 @@ class Category:
 
 def python_frames(stack: Stack) -> Sequence[Frame]:
     """The frames that are not of compiled code; of a stack of compiled code alone, all of them."""
-    return [frame for frame in stack if frame.filename not in _COMPILED] or stack
+    return [frame for frame in stack if not is_compiled(frame)] or stack
+
+
+def is_compiled(frame: Frame) -> bool:
+    """Whether a frame is of compiled code rather than of Python."""
+    return _is_compiled_file(frame.filename)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_compiled_file(name: str) -> bool:
+    return _COMPILED.search(name) is not None
 
 
 def is_library(frame: Frame) -> bool:
@@ -85,7 +102,7 @@ def is_library(frame: Frame) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def _is_library_file(name: str) -> bool:
-    return name in _COMPILED or any(part in name for part in _LIBRARIES)
+    return _is_compiled_file(name) or _LIBRARIES.search(name) is not None
 
 
 def own_frames(stack: Stack) -> Sequence[Frame]:
@@ -96,7 +113,7 @@ def own_frames(stack: Stack) -> Sequence[Frame]:
 
 def has_python(stack: Stack) -> bool:
     """Whether one of the frames is of Python."""
-    return any(frame.filename not in _COMPILED for frame in stack)
+    return any(not is_compiled(frame) for frame in stack)
 
 
 def line_of(stack: Stack) -> str:

@@ -222,8 +222,9 @@ def _by_stack(study: Study, marks: NDArray[np.uint16], verdicts: _Verdicts) -> N
     loading = _has(marks, Mark.LOADING) & ~backward
     verdicts.say(loading & lasting, KindOfMemory.PARAMETERS, 0.95)
     verdicts.say(loading, KindOfMemory.TEMPORARIES, 0.6)
-    workspace = stays & np.isin(blocks.size, CUBLAS_WORKSPACES) & (_has(marks, Mark.FORWARD) | backward)
-    verdicts.say(workspace, KindOfMemory.WORKSPACES, 0.6)
+    workspace = stays & np.isin(blocks.size, CUBLAS_WORKSPACES)
+    asked = _has(marks, Mark.FORWARD) | backward | _on_several_streams(blocks, workspace)
+    verdicts.say(workspace & asked, KindOfMemory.WORKSPACES, 0.6)
     making = _has(marks, Mark.MAKING) & ~_has(marks, Mark.FORWARD) & ~backward
     verdicts.say(making & lasting & (blocks.begin < first_pass), KindOfMemory.PARAMETERS, 0.6)
     verdicts.say(_has(marks, Mark.GRADIENT_BUCKET), KindOfMemory.GRADIENTS, 0.8)
@@ -253,6 +254,17 @@ def _of_backward(study: Study, backward: NDArray[np.bool_], optimizing: NDArray[
         passes = _moments(blocks, _has(marks, Mark.FORWARD) & ~backward)
         verdicts.say(backward & (blocks.freed > _following(passes, blocks)), KindOfMemory.GRADIENTS, 0.6)
     verdicts.say(backward, KindOfMemory.TEMPORARIES, 0.9)
+
+
+def _on_several_streams(blocks: Blocks, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Those of some blocks whose stack allocated one for each of several streams."""
+    chosen = np.flatnonzero(which & (blocks.stack >= 0))
+    pairs, counts = np.unique(
+        np.stack([blocks.stack[chosen].astype(np.uint64), blocks.stream[chosen]]), axis=1, return_counts=True
+    )
+    stacks, streams = np.unique(pairs[0], return_counts=True)
+    many = set(stacks[streams > 1].tolist()) - set(pairs[0][counts > 1].tolist())
+    return which & np.isin(blocks.stack, [int(stack) for stack in many])
 
 
 def _moments(blocks: Blocks, which: NDArray[np.bool_]) -> NDArray[np.int64]:

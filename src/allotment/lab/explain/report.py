@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,15 @@ from allotment.lab.replay.records import MOMENT_BLOCK, Kind
 from allotment.lab.replay.run import Recording, devices_with_history
 from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import FEW
-from allotment.lab.tune.search import Candidate, Goal, as_recorded, candidate_table, try_settings, worth_following
+from allotment.lab.tune.search import (
+    WORTH_SAYING,
+    Candidate,
+    Goal,
+    as_recorded,
+    candidate_table,
+    try_settings,
+    worth_following,
+)
 
 __all__ = ["AtPeak", "Bounds", "Explanation", "Peak", "at_end", "at_peak", "explain", "explain_end", "explain_study"]
 
@@ -339,9 +348,14 @@ def _asker_of_most(moment: Moment) -> tuple[int, tuple[int, int]]:
 def _suggestions(
     recording: Recording, recorded: Candidate, failure: Failure | None, growth: Growth | None
 ) -> tuple[Candidate, list[Candidate]]:
-    """The recorded run and the settings worth following. None are a cure for memory that grows with every step."""
+    """The recorded run and the settings worth following, which are those that save memory or, after a failure, fit.
+
+    None are a cure for memory that grows with every step.
+    """
     if growth is not None:
         return recorded, []
     capacity = failure.capacity if failure is not None else None
     tried = try_settings(recording, FEW, capacity)
-    return worth_following(recording, GOAL, recorded, tried, capacity)
+    recorded, worth = worth_following(recording, GOAL, recorded, tried, capacity)
+    most = inf if failure is not None else (1 - WORTH_SAYING) * recorded.peak_reserved_bytes
+    return recorded, [each for each in worth if each.peak_reserved_bytes <= most]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from allotment._formats.pickle_columns import Frame
 from allotment._formats.torch_snapshot import Stack
+from allotment.lab.explain.holders import is_compiled
 
 __all__ = ["Mark", "hook_of", "marks_of"]
 
@@ -65,7 +66,7 @@ def marks_of(stacks: Sequence[Stack]) -> NDArray[np.uint16]:
             if mark is None:
                 mark = known[frame] = int(_mark_of(frame))
             marks |= mark
-            if not _is_compiled(frame):
+            if not is_compiled(frame):
                 outermost = frame
         if marks & Mark.FORWARD and hook_of(stack) is not None:
             marks |= Mark.HOOK
@@ -88,19 +89,15 @@ def _begins_backward(outermost: Frame) -> bool:
 
 def hook_of(stack: Stack) -> Frame | None:
     """The frame of a hook: a function other than `forward` that a module's call has called."""
-    for inner, outer in pairwise(frame for frame in stack if not _is_compiled(frame)):
+    for inner, outer in pairwise(frame for frame in stack if not is_compiled(frame)):
         is_call = outer.name in MODULE_CALLS and outer.filename.replace("\\", "/").endswith(MODULE_FILE)
         if is_call and inner.name not in NOT_HOOKS and "torch/nn/" not in inner.filename:
             return inner
     return None
 
 
-def _is_compiled(frame: Frame) -> bool:
-    return frame.filename in ("", "??") or frame.filename.endswith((".cpp", ".cc", ".cu", ".h"))
-
-
 def _mark_of(frame: Frame) -> Mark:
-    if _is_compiled(frame):
+    if is_compiled(frame):
         return _mark_of_compiled(frame.name)
     file, name = frame.filename.replace("\\", "/"), frame.name
     mark = Mark(0)
@@ -151,6 +148,7 @@ def _mark_of_compiled(name: str) -> Mark:
     mark = Mark(0)
     if "autograd::Engine::" in name or ("::apply" in name and ("Backward" in name or "AccumulateGrad" in name)):
         mark |= Mark.BACKWARD
-    if "orkspace" in name and "autograd" not in name:
+    # What is allocated while a handle of cuBLAS is made or fetched is its workspace.
+    if ("orkspace" in name and "autograd" not in name) or "BlasHandle" in name or "BlasLtHandle" in name:
         mark |= Mark.WORKSPACE
     return mark

@@ -229,7 +229,7 @@ def _edges(anchors: NDArray[np.int64], passing: NDArray[np.int64], blocks: Block
     edges = np.unique(np.concatenate([[first], inner, [after] if after <= blocks.last else []]).astype(np.int64))
     # Where a program frees everything at its end, that is not a moment between steps.
     in_use = blocks.in_use()[edges]
-    ends_there = len(edges) > LEAST_STEPS and in_use[-1] < (1 - SLACK) * in_use[1:-1].min()
+    ends_there = len(edges) > LEAST_STEPS and in_use[-1] < (1 - SLACK) * in_use[-2]
     return edges[:-1] if ends_there else edges
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from allotment._formats.torch_snapshot import Stack
 from allotment._settings import shortest_size
 from allotment._texts import printable
-from allotment.lab.explain.holders import UNKNOWN, line_of
+from allotment.lab.explain.holders import UNKNOWN, frame_shown, line_of, python_frames
 from allotment.lab.explain.labels import Labels
 from allotment.lab.timeline.lives import Lives
 
@@ -89,8 +89,8 @@ def _groups(
 
 def _innermost(stack: Stack) -> str:
     """Return the innermost Python frame, including libraries."""
-    frames = [frame for frame in stack if frame.filename not in ("", "??")] or stack
-    return printable(f"{frames[0].filename}:{frames[0].line} {frames[0].name}".rstrip()) if frames else UNKNOWN
+    frames = python_frames(stack)
+    return frame_shown(frames[0]) if frames else UNKNOWN
 
 
 def _stack_name(stack: Stack) -> str:
