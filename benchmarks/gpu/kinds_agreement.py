@@ -1,27 +1,32 @@
 """Kinds of memory at the peak: what `explain` takes blocks for, beside the categories of PyTorch's memory profiler.
 
-    python benchmarks/gpu/kinds_agreement.py --record FOLDER [PROGRAM ...]   on a GPU: FOLDER/PROGRAM.pickle and .json
-    python benchmarks/gpu/kinds_agreement.py --compare FOLDER                anywhere: agreement in bytes
+    python benchmarks/gpu/kinds_agreement.py --out FOLDER [PROGRAM ...]             records on a GPU, compares
+    python benchmarks/gpu/kinds_agreement.py --out FOLDER --recorded [PROGRAM ...]  compares what was recorded before
 
-Each program runs in a process of its own under `torch.profiler` and with its history recorded, both at once. Compared
-are the blocks that the profiler knows at its peak, each by its address: the profiler follows every tensor through every
-operation, `explain` has only stacks, sizes and lifetimes. The first command needs PyTorch and no Allotment, the second
-Allotment and no PyTorch.
+Each program runs in a process of its own under `torch.profiler` and with its history recorded, both at once, in
+FOLDER/PROGRAM.pickle.gz and FOLDER/PROGRAM.categories.json; results are in FOLDER/results.md and .json. Compared are
+the blocks that the profiler knows at its peak, each by its address: the profiler follows every tensor through every
+operation, `explain` has only stacks, sizes and lifetimes. The recording needs no Allotment, the comparing no PyTorch
+and no GPU. Ends with 1 if less than 90 % of the bytes of a program agree, temporaries of the optimizer left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WORKER = "--worker"
+from recorded_programs import ENDING, keep_snapshot, main, start_recording
+
 MIB = 1 << 20
+ENOUGH = 0.9
+OF_OPTIMIZER = "temporaries of the optimizer's step"
+WHY_OF_OPTIMIZER = (
+    "the profiler takes what depends on gradients and is used for the next ones for parameters, also results that the"
+    " optimizer makes and frees inside of its step."
+)
 STEPS = 5
 OURS = {
     "PARAMETER": "parameters",
@@ -126,23 +131,29 @@ def record(name: str, file: Path) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="all")
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities, profile_memory=True, record_shapes=True, with_stack=True) as profiler:
+    start_recording()
+    # Memory is told by the host's side of the profiler.
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_stack=True
+    ) as profiler:
         PROGRAMS[name]()
         torch.cuda.synchronize()
-    torch.cuda.memory._dump_snapshot(str(file))
-    file.with_suffix(".json").write_text(json.dumps(at_peak(profiler._memory_profile())))
+    keep_snapshot(file)
+    categories_of(file).write_text(json.dumps(at_peak(profiler._memory_profile())))
 
 
-def at_peak(found: Any) -> dict[str, Any]:
+def categories_of(file: Path) -> Path:
+    return file.with_name(file.name.removesuffix(ENDING) + ".categories.json")
+
+
+def at_peak(found: Any, device: str = "cuda") -> dict[str, Any]:
     """The blocks at the profiler's peak: when, and of each its address, size and category."""
     from torch.profiler._memory_profiler import Action
 
     live: dict[Any, tuple[int, int, int]] = {}
     total, most, when, blocks = 0, 0, 0, []
     for time_ns, action, (key, version), size in found.timeline:
-        if key.device.type != "cuda":
+        if key.device.type != device:
             continue
         is_tensor = hasattr(key, "storage")
         if action in (Action.PREEXISTING, Action.CREATE):
@@ -165,70 +176,80 @@ def at_peak(found: Any) -> dict[str, Any]:
     return {"time_ns": when, "peak_bytes": most, "blocks": rows}
 
 
-def record_all(folder: Path, names: list[str]) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for name in names:
-        file = folder / f"{name}.pickle"
-        done = subprocess.run([sys.executable, __file__, WORKER, name, str(file)], check=False)
-        print(f"{name}: " + (f"{file.stat().st_size:,} bytes" if done.returncode == 0 else "FAILED"), flush=True)
-        failed += done.returncode != 0
-    return min(failed, 1)
-
-
 def compare(file: Path, told: dict[str, Any]) -> Counter[tuple[str, str]]:
-    """Bytes by the profiler's category and ours, of the blocks that both know."""
+    """Bytes by the profiler's category and ours, of the blocks that the profiler knows at its peak.
+
+    The profiler takes results for parameters that depend on gradients and are used for the next ones, also those that
+    are made and freed inside of the optimizer's step: these are told apart.
+    """
     import numpy as np
 
     from allotment.lab import read_recording
-    from allotment.lab.explain.kinds import kinds_of
+    from allotment.lab.explain.stack_marks import Mark
+    from allotment.lab.explain.study import Study
 
     recording = read_recording(file)
-    kinds = kinds_of(recording)
-    times = recording.trace.time_us
-    entry = int(np.searchsorted(times, told["time_ns"] // 1000, "right"))
-    if not times[0] <= told["time_ns"] // 1000 <= times[-1]:  # the two clocks differ: take our own peak
-        entry = recording.entry_of(int(np.argmax(recording.in_use())) - 1) + 1
+    study = Study(recording)
     addresses = np.array([address for address, _, _ in told["blocks"]], dtype=np.uint64)
-    lives = recording.lives_at(addresses, np.full(len(addresses), entry))
+    sizes = np.array([size for _, size, _ in told["blocks"]], dtype=np.int64)
+
+    def lives_at(entry: int) -> Any:
+        lives = recording.lives_at(addresses, np.full(len(addresses), entry))
+        same = (lives >= 0) & (study.blocks.size[lives] <= sizes) & (study.blocks.size[lives] > sizes - 2 * MIB)
+        return np.where(same, lives, -1)
+
+    def known_bytes(lives: Any) -> int:
+        return int(sizes[lives >= 0].sum())
+
+    lives = lives_at(int(np.searchsorted(recording.trace.time_us, told["time_ns"] // 1000, "right")))
+    if known_bytes(lives) < 0.99 * sizes.sum():  # the two clocks differ: take the moment with most of these blocks
+        lives = max([lives, *map(lives_at, recording.call_entries.tolist())], key=known_bytes)
     found: Counter[tuple[str, str]] = Counter()
     for life, (_, size, category) in zip(lives.tolist(), told["blocks"], strict=True):
-        ours = kinds.names[kinds.of_life[life]] if life >= 0 else "not recorded"
+        ours = study.kinds.names[study.kinds.of_life[life]] if life >= 0 else "not recorded"
+        is_of_optimizer = life >= 0 and bool(study.origins.marks[life] & Mark.OPTIMIZER)
+        if category == "PARAMETER" and ours == "temporaries" and is_of_optimizer:
+            ours = OF_OPTIMIZER
         found[category or "none", ours] += size
     return found
 
 
-def compare_all(folder: Path) -> int:
-    for name in PROGRAMS:
-        file = next((each for each in sorted(folder.glob(f"{name}.pickle*"))), None)
-        if file is None:
-            continue
-        told = json.loads((folder / f"{name}.json").read_text())
-        found = compare(file, told)
-        known = {pair: size for pair, size in found.items() if pair[0] in OURS and pair[1] != "not recorded"}
-        agreed = sum(size for (theirs, ours), size in known.items() if OURS[theirs] == ours)
-        total = sum(known.values())
-        print(f"{name}: {agreed / max(total, 1):.1%} of {total / MIB:,.1f} MiB agree")
-        for (theirs, ours), size in found.most_common():
-            mark = " " if OURS.get(theirs) == ours else "*"
-            print(f"  {mark} {size / MIB:10,.1f} MiB  {theirs:16} {ours}")
-    return 0
+def tell(name: str, file: Path) -> dict[str, Any]:
+    """How many bytes at the peak have the same kind for both, and which have not."""
+    told = json.loads(categories_of(file).read_text())
+    found = compare(file, told)
+    known = {pair: size for pair, size in found.items() if pair[0] in OURS and pair[1] != "not recorded"}
+    agreed = sum(size for (theirs, ours), size in known.items() if OURS[theirs] == ours)
+    compared = sum(known.values())
+    of_optimizer = sum(size for (_, ours), size in known.items() if ours == OF_OPTIMIZER)
+    return {
+        "ok": agreed >= ENOUGH * (compared - of_optimizer) > 0,
+        "peak_bytes": told["peak_bytes"],
+        "compared_bytes": compared,
+        "agreed_bytes": agreed,
+        "optimizer_temporaries_bytes": of_optimizer,
+        "pairs": [[theirs, ours, size] for (theirs, ours), size in found.most_common()],
+    }
 
 
-def main() -> int:
-    if sys.argv[1:2] == [WORKER]:
-        record(sys.argv[2], Path(sys.argv[3]))
-        return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--record", type=Path, metavar="FOLDER")
-    which.add_argument("--compare", type=Path, metavar="FOLDER")
-    parser.add_argument("programs", nargs="*", choices=[[], *PROGRAMS], default=[])
-    chosen = parser.parse_args()
-    if chosen.record is not None:
-        return record_all(chosen.record, chosen.programs or list(PROGRAMS))
-    return compare_all(chosen.compare)
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| Program | Peak, MiB | Both know, MiB | Agree | Without optimizer's temporaries | Where not, MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        compared, agreed = row["compared_bytes"], row["agreed_bytes"]
+        shares = [agreed / max(total, 1) for total in (compared, compared - row["optimizer_temporaries_bytes"])]
+        others = [
+            f"{theirs} is {ours} {size / MIB:,.1f}"
+            for theirs, ours, size in row["pairs"]
+            if OURS.get(theirs) != ours and size >= MIB // 10
+        ]
+        sizes = [f"{each / MIB:,.1f}" for each in (row["peak_bytes"], compared)]
+        cells = [row["program"], *sizes, *(f"{share:.1%}" for share in shares), ", ".join(others) or "nowhere"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", f"PARAMETER is {OF_OPTIMIZER}: {WHY_OF_OPTIMIZER}", ""]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(__file__, __doc__, PROGRAMS, record, tell, table))
