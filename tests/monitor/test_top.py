@@ -418,7 +418,7 @@ def test_in_a_terminal_it_shows_opens_resizes_and_ends_with_q(peer):
         read_until(ours, "waste▾".encode())
         ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 20, 50, 0, 0))
         os.kill(program.pid, signal.SIGWINCH)
-        read_until(ours, b"requests/s", without=b"waste")
+        read_until(ours, b"reserved", without=b"waste")
         os.write(ours, b"\r")
         read_until(ours, b'record_history("state")')
         os.write(ours, b"q")

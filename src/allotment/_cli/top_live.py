@@ -17,7 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from allotment._cli.top_screen import SORTS, Drawn, in_order, process_screen, processes_screen
+from allotment._cli.top_screen import SORTS, Drawn, in_order, process_screen, processes_screen, sorts_shown
 from allotment._monitor.asking import Silent, ask_all, ask_lines, unknown
 from allotment._monitor.overview import overview
 from allotment.errors import AllotmentError, RequestError
@@ -94,7 +94,7 @@ class Top:
         else:
             rows = max(room - len(self.found.devices) - 1, 1)
             body = processes_screen(self.found, width, sort=self.sort, chosen=self.chosen, rows=rows)
-            keys = "q end   ↑↓ choose   ⏎ open   sort: " + " ".join(f"{key} {title}" for key, title in SORTS.items())
+            keys = f"q end  ↑↓ choose  ⏎ open  sort {sorts_shown(width)}"
         count = len(self.found.processes)
         title = Text("allotment top", style="bold")
         title.append(f"  {count} process{'' if count == 1 else 'es'}  {time.strftime('%H:%M:%S')}", style="dim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from allotment._cli.progress import is_ascii
-from allotment._texts import format_size
 from allotment._viewer.terminal import human_size
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from allotment._monitor.overview import DeviceShare, Overview, Process, WholeDevice
 
 BAR = 24
-MEDIUM, WIDE = 78, 100
+NARROW, MEDIUM, WIDE = 60, 78, 112
 """Columns of a terminal from which on more is shown."""
 
 
@@ -58,7 +58,7 @@ COLUMNS = [
     Column("reserved", "r", 0, lambda d: human_size(d.reserved_bytes), lambda d: d.reserved_bytes),
     Column("live", "l", 0, lambda d: human_size(d.allocated_bytes), lambda d: d.allocated_bytes),
     Column("waste", "w", MEDIUM, lambda d: human_size(d.waste_bytes), lambda d: d.waste_bytes),
-    Column("requests/s", "n", 0, _rate, lambda d: d.requests_per_s or 0),
+    Column("requests/s", "n", NARROW, _rate, lambda d: d.requests_per_s or 0),
     Column(
         "asleep",
         "a",
@@ -76,6 +76,13 @@ COLUMNS = [
     ),
 ]
 SORTS = {column.key: column.title for column in COLUMNS} | {"p": "process"}
+INTERPRETER = re.compile(r"python[\d.]*t?")
+
+
+def sorts_shown(width: int) -> str:
+    """The keys that sort, of the columns that a terminal of this width has room for."""
+    hidden = {column.key for column in COLUMNS if width < column.width}
+    return " ".join(f"{key} {title}" for key, title in SORTS.items() if key not in hidden)
 
 
 def in_order(processes: Sequence[Process], sort: str) -> list[Process]:
@@ -150,9 +157,14 @@ def _table(found: Overview, width: int, sort: str, chosen: int | None, rows: int
 
 
 def _command(process: Process) -> str:
-    """What runs, without the folder of the interpreter."""
-    program, space, arguments = process.command.partition(" ")
-    return program.rpartition("/")[2] + space + arguments if process.answers else "does not answer"
+    """What runs, without folders, and without the interpreter where a script follows."""
+    if not process.answers:
+        return "does not answer"
+    program, *arguments = process.command.split(" ")
+    program = program.rpartition("/")[2]
+    if arguments and INTERPRETER.fullmatch(program) and not arguments[0].startswith("-"):
+        program, *arguments = arguments[0].rpartition("/")[2], *arguments[1:]
+    return " ".join([program, *arguments])
 
 
 def _around(lines: list[Any], chosen: int | None, rows: int | None) -> list[Any]:
@@ -176,7 +188,7 @@ def process_screen(
     heading.append(_command(process), style="dim")
     parts: list[Text] = [heading]
     for share in process.devices:
-        parts += [Text(), Text(share.device, style="bold"), _figures(share)]
+        parts += [Text(), Text(share.device, style="bold"), *_figures(share, width)]
         for title, named in (("tenant", share.tenants), ("tag", share.tags)):
             if any(named):
                 parts += [_named(title, name, size, share) for name, size in _largest(named)]
@@ -184,9 +196,18 @@ def process_screen(
     return Group(*(parts if rows is None else parts[:rows]))
 
 
-def _figures(share: DeviceShare) -> Text:
+def _figures(share: DeviceShare, width: int) -> list[Text]:
+    """All figures, in as many lines as they need."""
     shown = [f"{column.title} {text}" for column in COLUMNS if (text := column.show(share))]
-    return Text("  " + " · ".join([*shown, f"retries {share.retries:,}"]))
+    lines = [""]
+    for figure in [*shown, f"retries {share.retries:,}"]:
+        if not lines[-1]:
+            lines[-1] = figure
+        elif 2 + len(lines[-1]) + 3 + len(figure) <= width:
+            lines[-1] += f" · {figure}"
+        else:
+            lines.append(figure)
+    return [Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in lines]
 
 
 def _largest(named: dict[str, int], most: int = 8) -> list[tuple[str, int]]:
@@ -212,7 +233,7 @@ def _lines(lines: Sequence[Line] | None) -> list[Text]:
     shown = [Text("lines of code that hold memory", style="bold")]
     for line in lines:
         blocks = "block " if line.blocks == 1 else "blocks"
-        text = Text(f"  {format_size(line.bytes):>10}  {line.blocks:>7,} {blocks}  ", no_wrap=True, overflow="ellipsis")
+        text = Text(f"  {human_size(line.bytes):>10}  {line.blocks:>7,} {blocks}  ", no_wrap=True, overflow="ellipsis")
         text.append(line.where or "without a stack", style="" if line.where else "dim")
         shown.append(text)
     return shown
