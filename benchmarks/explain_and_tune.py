@@ -151,7 +151,7 @@ def long_history(folder: Path, events: int) -> None:
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)
     size = path.stat().st_size / (1 << 20)
     print(f"explain of {events:,} events ({size:,.0f} MiB): {seconds:.1f} s, {memory:.2f} GiB at the most")
-    print("(goals: under 60 s, under 4 GiB)")
+    print("(goals: at most 45 s, under 4 GiB)")
 
 
 def main() -> None:

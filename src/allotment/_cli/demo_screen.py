@@ -159,7 +159,7 @@ def show_next(console: Console, snapshot: Path | None) -> None:
     _caption(console, "Next: the recorded job, or a snapshot of your own" if snapshot is None else "Next: this run")
     for command, meaning in (
         ("explain", "why it needs that much memory"),
-        ("tune", "which settings would need less, and the line to paste"),
+        ("tune", "which settings need less, and the line to paste"),
         ("view", "all of it in the browser"),
     ):
         console.print(f"  [bold]{f'allotment {command} {run}':24}[/]  {meaning}", soft_wrap=True)

@@ -110,6 +110,14 @@ def test_settings_that_save_driver_time_but_no_memory_are_not_advice(monkeypatch
     assert not any(each.kind == "settings" for each in found.advice) and found.suggestions == []
 
 
+def test_without_stacks_the_sentences_name_no_line() -> None:
+    program = leak_of_losses()
+    program.forget_stacks()
+    texts = [each.text for each in explain(program.recorded()).advice]
+    assert texts[0].startswith("Memory grows by 8.0 MiB a step, since step")
+    assert not any("unknown" in text for text in texts)
+
+
 def test_the_two_workspaces_of_any_training_are_no_finding() -> None:
     texts = [each.text for each in explain(cached_workspace(streams=2).recorded()).advice]
     assert not any("workspaces" in text for text in texts)

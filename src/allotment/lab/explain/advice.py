@@ -15,6 +15,7 @@ from allotment._texts import exact_size, signed_size
 from allotment.lab.explain.causes import Scene, causes_of
 from allotment.lab.explain.failure import Failure
 from allotment.lab.explain.growth import Growth
+from allotment.lab.explain.holders import UNKNOWN
 from allotment.lab.tune.search import WORTH_SAYING, Candidate
 
 __all__ = ["Advice", "advice_of"]
@@ -75,9 +76,11 @@ def _settings_shown(candidate: Candidate, recorded: Candidate) -> str:
 
 def _growth_shown(growth: Growth, scene: Scene) -> str:
     """The sentence about a leak, and what may hold the memory."""
-    text = f"Memory grows by {exact_size(growth.bytes_per_step)} a step at {growth.where}"
+    text = f"Memory grows by {exact_size(growth.bytes_per_step)} a step"
+    if growth.where != UNKNOWN:
+        text += f" at {growth.where}"
     others = len(growth.lines) - 1
-    if others:
+    if others and growth.where != UNKNOWN:
         text += f" and {others} other line{'s' if others > 1 else ''}"
     text += f", since step {growth.since_step:,}"
     if growth.runs_out_at_step is not None:

@@ -264,10 +264,11 @@ def _temporaries(scene: Scene) -> Iterator[Cause]:
     of_line = is_temporary & (study.origins.of_life == line) & (length <= most)
     rest = _peak_without(study, of_line)
     gain = int(study.in_use.max(initial=0)) - rest
+    where = study.origins.lines[line]
     yield Cause(
-        f"{study.origins.lines[line]} needs {exact_size(int(blocks.size[there].sum()))} for a short time, just when"
-        f" most is in use. Without it the most in use would be {exact_size(rest)}: compute it in parts, in place or in"
-        f" a smaller type.",
+        f"{'The program' if where == UNKNOWN else where} needs {exact_size(int(blocks.size[there].sum()))} for a short"
+        f" time, just when most is in use. Without it the most in use would be {exact_size(rest)}: compute it in parts,"
+        " in place or in a smaller type.",
         gain,
     )
 
