@@ -125,7 +125,7 @@ def record(path: Path, events: int) -> None:
         place = pair % len(live)
         allocator.free(live[place])
         live[place] = allocator.malloc(sizes[pair % len(sizes)])
-    allocator.dump_snapshot(path)
+    allocator.history.dump_snapshot(path)
 
 
 def thousand_settings(folder: Path) -> None:

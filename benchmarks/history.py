@@ -52,7 +52,7 @@ def snapshot_ms(context: str | None) -> tuple[float, float]:
         path = Path(folder) / "snapshot.pickle"
         return (
             min(milliseconds(allocator.snapshot) for _ in range(SNAPSHOTS)),
-            min(milliseconds(lambda: allocator.dump_snapshot(path)) for _ in range(SNAPSHOTS)),
+            min(milliseconds(lambda: allocator.history.dump_snapshot(path)) for _ in range(SNAPSHOTS)),
         )
 
 

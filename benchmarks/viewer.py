@@ -80,7 +80,7 @@ def make_snapshot(path: Path, entries: int) -> None:
     layers = 48
     for _ in range(entries // (ENTRIES_OF_A_PAIR * 2 * 6 * layers) + 1):
         training.step(layers)
-    allocator.dump_snapshot(path)
+    allocator.history.dump_snapshot(path)
 
 
 def resident_mib(field: str = "VmRSS") -> int:

@@ -78,7 +78,7 @@ def test_what_a_device_lacks_is_named_with_the_device():
 
 
 def test_a_pool_that_is_not_there_is_named_with_its_device(allocator):
-    assert "pool (0, 999) on sim:1GiB" in says(allotment.PoolError, allocator.release_pool, (0, 999))
+    assert "pool (0, 999) on sim:1GiB" in says(allotment.PoolError, allocator.pools.release, (0, 999))
 
 
 # Numbers and other plain arguments.
@@ -94,10 +94,18 @@ def test_a_pool_that_is_not_there_is_named_with_its_device(allocator):
         (lambda a: a.malloc(-1), allotment.SizeError, "invalid size: -1 bytes; a size is 0 or more"),
         (lambda a: a.free("0x7f"), TypeError, "an address must be an int, not str"),
         (lambda a: a.malloc(512, "left"), TypeError, "a stream must be a Stream or its handle, not str"),
-        (lambda a: setattr(a, "memory_fraction", "half"), TypeError, "a memory fraction must be a number from 0.0"),
-        (lambda a: setattr(a, "memory_fraction", 2), allotment.RequestError, "invalid memory fraction: 2; give 0.0"),
+        (
+            lambda a: setattr(a.limits, "memory_fraction", "half"),
+            TypeError,
+            "a memory fraction must be a number from 0.0",
+        ),
+        (
+            lambda a: setattr(a.limits, "memory_fraction", 2),
+            allotment.RequestError,
+            "invalid memory fraction: 2; give 0.0",
+        ),
         (lambda a: setattr(a, "limit", "1 mile"), allotment.SettingsError, "invalid size: '1 mile'; write a whole"),
-        (lambda a: a.attach_out_of_memory_observer(3), TypeError, "an observer must be callable, not int"),
+        (lambda a: a.limits.attach_out_of_memory_observer(3), TypeError, "an observer must be callable, not int"),
         (lambda a: a.empty_cache(7), allotment.PoolError, r"invalid pool id: 7; an id is \(0, n\)"),
         (lambda a: a.record_history("some"), allotment.RequestError, "enabled must be 'all', 'state' or None"),
         (
@@ -106,7 +114,7 @@ def test_a_pool_that_is_not_there_is_named_with_its_device(allocator):
             "unknown trace action 'malloc'; there are alloc, free_requested",
         ),
         (lambda a: a.tenant(""), allotment.RequestError, "invalid tenant name"),
-        (lambda a: a.enable_peer_access("cuda:1"), TypeError, "the index of a device must be an int, not str"),
+        (lambda a: a.sharing.enable_peer_access("cuda:1"), TypeError, "the index of a device must be an int, not str"),
     ],
 )
 def test_an_argument_is_named_with_what_is_allowed(allocator, call, error, text):

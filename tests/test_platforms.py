@@ -102,7 +102,7 @@ from allotment.lab import replay
 
 allocator = allotment.Allocator("sim:1GiB")
 allocator.free(allocator.malloc(1000))
-allocator.check_invariants()
+allocator.inspection.check_invariants()
 try:
     allotment.Allocator("host")
 except (allotment.AllotmentError, ImportError) as error:

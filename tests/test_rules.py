@@ -64,15 +64,15 @@ def test_a_key_of_a_later_version_is_refused_by_its_version():
 
 def test_the_version_changes_while_nothing_is_reserved_and_not_else():
     alloc = on_device(settings="compat:2.11")
-    alloc.configure("compat:2.15")
+    alloc.settings = "compat:2.15"
     address = alloc.malloc(MIB)
     with pytest.raises(SettingsError, match="compat can change while nothing is reserved"):
-        alloc.configure("compat:2.11")
+        alloc.settings = "compat:2.11"
     assert alloc.settings.compat == "2.15"
-    alloc.configure("expandable_segments:False")
+    alloc.settings = "expandable_segments:False"
     alloc.free(address)
     alloc.empty_cache()
-    alloc.configure("compat:2.11")
+    alloc.settings = "compat:2.11"
     assert alloc.settings.compat == "2.11"
     check(alloc)
 
@@ -121,10 +121,10 @@ def test_of_equal_pieces_the_first_made_is_taken_or_the_lowest():
         low = alloc.malloc(size)  # the front of what both were: a block of its own
         assert low == first
         alloc.free(third)
-        alloc.malloc_at(size, third)  # whole, so it is the block that it was
+        alloc.pools.malloc_at(size, third)  # whole, so it is the block that it was
         alloc.free(low)
-        alloc.malloc_at(size, low)
-        alloc.malloc_at(size, second)
+        alloc.pools.malloc_at(size, low)
+        alloc.pools.malloc_at(size, second)
         alloc.free(low)
         alloc.free(third)
         check(alloc)

@@ -27,7 +27,7 @@ def ten_lines_of_use() -> int:
     assert_type(allocator.stats(), dict[str, int])
     assert_type(allocator.limit, int | None)
     allocator.limit = "2GiB"
-    allocator.memory_fraction = 0.5
+    allocator.limits.memory_fraction = 0.5
     return len(buffer) + len(view)
 
 

@@ -52,7 +52,7 @@ def sleep(size: int = GIB, times: int = 100) -> dict[str, Any]:
         gc.collect()
         after.append(resident())
     right = sums == [int(part.sum(dtype="int64")) for part in parts]
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return {
         "bytes": size,
         "times": times,
@@ -81,12 +81,12 @@ def stolen() -> dict[str, Any]:
             allocator.resume("weights")
         except allotment.OutOfMemoryError:
             failed += 1
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
     unchanged = device.used == used
     thief.free(taken)
     thief.empty_cache()
     allocator.resume("weights")
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return {"failed": failed, "device_unchanged": unchanged, "awake_after": allocator.paused() == set()}
 
 
@@ -116,7 +116,7 @@ def threads(seconds: float = 60.0) -> dict[str, Any]:
     for worker in workers:
         worker.join(seconds + 60)
     stuck = sum(worker.is_alive() for worker in workers)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return {
         "seconds": seconds,
         "served": sum(served),
@@ -156,7 +156,7 @@ def soft(seconds: float = 600.0) -> dict[str, Any]:
         for churn in churns.values():
             churn.step()
     for churn in churns.values():
-        churn.allocator.check_invariants()
+        churn.allocator.inspection.check_invariants()
     return {
         name or "plain": {"seconds": seconds, "steps": churn.steps, "most_over_limit": churn.most / churn.limit}
         for name, churn in churns.items()

@@ -59,7 +59,7 @@ def asleep_and_awake(size: int, times: int) -> dict[str, Any]:
         allocator.copy(back, block, part, stream)
         stream.synchronize()
         right &= bytes(back) == pattern
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return {
         "bytes": size,
         "times": times,

@@ -9,7 +9,7 @@ _libraries.install()  # before the first import of a compiled module
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.plan import Plan
-from allotment._allocators.caching.pools import Pool, PoolState, graph_pool_handle
+from allotment._allocators.caching.pool import Pool, PoolState, graph_pool_handle
 from allotment._allocators.caching.tags import sleep, tag, wake
 from allotment._allocators.caching.tenants import Tenant
 from allotment._allocators.capture import Graph, capture
@@ -49,7 +49,6 @@ from allotment.errors import (
     SizeError,
     StreamError,
     UnsupportedError,
-    UnsupportedOperationError,
 )
 
 __version__ = "0.1.0"
@@ -95,7 +94,6 @@ __all__ = [
     "StreamError",
     "Tenant",
     "UnsupportedError",
-    "UnsupportedOperationError",
     "__version__",
     "capture",
     "change_current_allocator",

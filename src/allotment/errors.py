@@ -14,7 +14,6 @@ AllotmentError
 ├── SharingError            a block of another process that cannot be opened: `reason` says why
 ├── DeviceError             the device said no; `status`, `operation` and its own words
 │   └── UnsupportedError    this device or allocator cannot do that at all
-│       └── UnsupportedOperationError   also an AttributeError: this kind of allocator has no such operation
 ├── FormatError             also a ValueError: a file that is not what it should be
 └── InvariantError          a bug in Allotment: the rule that broke; not to be caught
 
@@ -49,7 +48,6 @@ __all__ = [
     "SizeError",
     "StreamError",
     "UnsupportedError",
-    "UnsupportedOperationError",
 ]
 
 
@@ -246,13 +244,6 @@ class DeviceError(AllotmentError):
 
 class UnsupportedError(DeviceError):
     """This device, or this kind of allocator, cannot do that at all."""
-
-
-class UnsupportedOperationError(UnsupportedError, AttributeError):
-    """An operation that other kinds of allocators have, and this one does not: the message says what to use instead.
-
-    Being an AttributeError too, it lets `hasattr` tell the truth.
-    """
 
 
 class FormatError(AllotmentError, ValueError):

@@ -40,7 +40,7 @@ def wait(allocator: Allocator, *, seconds: float) -> _Step:
     def step(facts: OutOfMemoryFacts) -> bool:
         end = time.monotonic() + seconds
         look = _FIRST_LOOK
-        while allocator._frees_so_far() == freed_at_last_try(facts):
+        while allocator.limits._frees_so_far() == freed_at_last_try(facts):
             left = end - time.monotonic()
             if left <= 0:
                 return False
@@ -62,7 +62,7 @@ def spill(allocator: Allocator, *, keep: str = "host") -> _Step:
     _expect_allocator(allocator)
 
     def step(facts: OutOfMemoryFacts) -> bool:
-        for tag, figures in allocator.tags().items():
+        for tag, figures in allocator.sleep.tags().items():
             if tag != facts.tag and figures["reserved_bytes"] > 0:
                 try:
                     if allocator.pause(tag, keep=keep) > 0:

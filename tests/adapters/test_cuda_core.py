@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import allotment
-from allotment._allocators.caching.pools import next_graph_pool_id
+from allotment._allocators.caching.pool import next_graph_pool_id
 from allotment._devices.per_thread import thread_stream
 from allotment.errors import OutOfMemoryError, RequestError, UnsupportedError
 from helpers import stub_cuda_core
@@ -155,7 +155,7 @@ def test_the_stream_of_a_free_decides_whether_it_is_inside_a_capture(adapter):
     own, user, captured = (Stream(device.stream_create()) for _ in range(3))
     buffer = adapter.MemoryResource(allocator).allocate(1000, stream=own)
     adapter.record_stream(buffer, user)
-    allocator.begin_allocate_to_pool(next_graph_pool_id(), capture=device.capture_begin(captured.handle))
+    allocator.pools.begin_allocate_to_pool(next_graph_pool_id(), capture=device.capture_begin(captured.handle))
     device.asked.clear()
     buffer.close()
     assert own.handle in device.asked
@@ -170,4 +170,4 @@ def test_a_buffer_of_another_process_goes_back_to_it(adapter):
         buffer.memory_resource.allocate(1)
     buffer.close()
     handle.close()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import allotment
-from allotment._allocators.caching.pools import next_graph_pool_id
+from allotment._allocators.caching.pool import next_graph_pool_id
 from allotment.errors import AddressError, OutOfMemoryError, RequestError
 from helpers.adapter_on import adapter_on
 from helpers.cuda_like_device import AskedDevice, CudaLikeDevice
@@ -101,7 +101,7 @@ def test_without_memory_it_raises_ours_with_the_facts(adapter, cupy):
     assert isinstance(caught.value, OutOfMemoryError)
     assert caught.value.facts.requested == 100 * MIB
     assert cupy.alloc(MIB).ptr
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 @pytest.mark.threads
@@ -118,7 +118,7 @@ def test_the_per_thread_stream_is_another_stream_in_each_thread(adapter, cupy, a
     thread.join()
     assert found and found != [own], "memory freed on one thread's stream was reused on another's"
     assert cupy.alloc(4 * MIB).ptr == own
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_an_allocator_elsewhere_is_refused_and_nothing_changes(adapter, cupy):
@@ -214,7 +214,7 @@ def test_the_current_stream_of_a_free_decides_whether_it_is_inside_a_capture(ada
     cupy.stream = own
     memory = cupy.alloc(1000)
     allocator.record_stream(memory.ptr, user)
-    allocator.begin_allocate_to_pool(next_graph_pool_id(), capture=device.capture_begin(captured))
+    allocator.pools.begin_allocate_to_pool(next_graph_pool_id(), capture=device.capture_begin(captured))
     device.asked.clear()
     cupy.stream = current
     del memory

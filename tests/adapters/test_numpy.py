@@ -25,7 +25,7 @@ def allocator():
         yield made
         gc.collect()
         assert made.stats()["allocated_bytes.all.current"] == 0, "an array outlived its test"
-        made.check_invariants()
+        made.inspection.check_invariants()
 
 
 def held(allocator) -> int:
@@ -168,7 +168,7 @@ def test_installed_it_serves_every_thread_and_takes_back_what_it_gave():
         after = np.ones(1 << 20)
         made.clear(); del second, after
         print(allocator.stats()["allocated_bytes.all.current"], other.stats()["allocated_bytes.all.current"])
-        allocator.check_invariants(); other.check_invariants()
+        allocator.inspection.check_invariants(); other.inspection.check_invariants()
     """).split() == ["1", "0", "0"]
 
 
@@ -250,11 +250,11 @@ def test_the_thread_that_looks_gives_memory_back_by_itself():
             gone.set()
 
     with allotment.Allocator("host") as allocator:
-        allocator.attach_trace_tracker(listen)
+        allocator.history.attach_trace_tracker(listen)
         with allotment.numpy.caching(allocator, idle_seconds=0.01):
             np.ones(MIB)
         assert gone.wait(60)
-        allocator.detach_trace_tracker(listen)
+        allocator.history.detach_trace_tracker(listen)
 
 
 def test_a_forked_child_has_its_own_copy():
@@ -271,7 +271,7 @@ def test_a_forked_child_has_its_own_copy():
             ok = array.sum() == 5 * (1 << 20) and not more.any()
             del array, more
             allocator.empty_cache()
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
             os._exit(0 if ok else 1)
         assert os.waitpid(child, 0)[1] == 0
         print(array.sum() == 1 << 20)

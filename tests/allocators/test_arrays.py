@@ -13,7 +13,7 @@ MIB = 1 << 20
 def allocator():
     with allotment.Allocator("host") as made:
         yield made
-        made.check_invariants()
+        made.inspection.check_invariants()
 
 
 def test_an_array_lies_in_the_allocator_and_keeps_its_block_alive(allocator):
@@ -66,7 +66,7 @@ def test_trim_gives_back_what_is_cached_above_a_size(allocator):
     gone = allocator.trim_to("100MiB")
     left = allocator.stats()["reserved_bytes.all.current"]
     assert gone == 140 * MIB - left and left <= 100 * MIB
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     allocator.trim_to(0)
     assert allocator.stats()["reserved_bytes.all.current"] == 20 * MIB
     allocator.free(kept)

@@ -1,6 +1,9 @@
-"""What all kinds of allocators have in common: the same operations or a refusal, help, and a repr that always works."""
+"""What all kinds of allocators have in common: the same names for what they can do, help, and a repr that works."""
 
+import gc
 import inspect
+import pickle
+import weakref
 
 import pytest
 
@@ -12,14 +15,11 @@ from allotment import (
     PluggableAllocator,
     RequestError,
     SettingsError,
-    UnsupportedError,
     make_allocator,
 )
-from allotment._allocators.unsupported import Unsupported
 
 MIB = 1 << 20
 KINDS = [Allocator, AsyncAllocator, PluggableAllocator]
-HELD = [*KINDS, allotment.Buffer, allotment.Tenant, allotment.Pool, allotment.PoolState, allotment.Graph]
 
 
 def make_plug():
@@ -33,6 +33,22 @@ MAKERS = {
 }
 
 
+PARTS = {"history", "inspection", "limits", "pools", "sharing", "sleep"}
+PARTS_OF = {
+    Allocator: PARTS,
+    AsyncAllocator: PARTS - {"history", "sleep"},
+    PluggableAllocator: PARTS - {"sleep"},
+    allotment.PinnedAllocator: {"inspection"},
+}
+PART_KINDS = sorted(
+    {type(getattr(make(), name)) for kind, make in zip(KINDS, MAKERS.values(), strict=True) for name in PARTS_OF[kind]},
+    key=str,
+)
+HELD = [
+    *(*KINDS, *PART_KINDS, allotment.Buffer, allotment.Tenant, allotment.Pool, allotment.PoolState, allotment.Graph)
+]
+
+
 @pytest.fixture(params=MAKERS)
 def alloc(request):
     return MAKERS[request.param]()
@@ -42,26 +58,46 @@ def public(cls):
     return {name for name in dir(cls) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_an_allocator_can_do_every_kind_does_or_refuses(kind):
-    assert public(Allocator) <= public(kind)
+def test_an_allocator_has_at_most_forty_public_names():
+    assert len(public(Allocator)) <= 40
 
 
-def test_a_caching_allocator_supports_everything():
-    assert Allocator("sim:1GiB").unsupported == {}
+@pytest.mark.parametrize("kind", PARTS_OF, ids=lambda kind: kind.__name__)
+def test_a_kind_has_exactly_the_parts_of_what_it_can_do(kind):
+    assert PARTS & public(kind) == PARTS_OF[kind]
 
 
-def test_an_operation_is_there_exactly_if_it_is_supported(alloc):
-    missing = {name for name in public(type(alloc)) if not hasattr(alloc, name)}
-    assert missing - {"memory_fraction"} == set(alloc.unsupported)
+def test_a_part_is_made_anew_and_keeps_its_allocator(alloc):
+    for name in PARTS & public(type(alloc)):
+        part = getattr(alloc, name)
+        assert part.allocator is alloc and part is not getattr(alloc, name)
+        assert repr(part).startswith(f"<{type(part).__name__} of <{type(alloc).__name__} on ")
+        with pytest.raises(TypeError, match="pickle"):
+            pickle.dumps(part)
 
 
-def test_every_refusal_advises(alloc):
-    for operation, instead in alloc.unsupported.items():
-        with pytest.raises(UnsupportedError) as caught:
-            getattr(alloc, operation)
-        assert caught.value.operation == operation
-        assert instead in str(caught.value)
+def test_a_part_is_one_of_an_allocator(alloc):
+    for name in PARTS & public(type(alloc)):
+        kind = type(getattr(alloc, name))
+        for given in ((), (None,), ("host",)):
+            with pytest.raises(TypeError):
+                kind(*given)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_parts_do_not_keep_an_allocator_longer_than_its_users_do(make):
+    ended: list[int] = []
+    alloc = make()
+    weakref.finalize(alloc, ended.append, 1)
+    gc.disable()
+    try:
+        part = [getattr(alloc, name) for name in PARTS & public(type(alloc))]
+        del alloc
+        assert not ended
+        del part
+        assert ended
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("cls", HELD)
@@ -77,15 +113,6 @@ def test_every_class_and_method_has_a_signature(cls):
         member = inspect.getattr_static(cls, name)
         if callable(member):
             assert inspect.signature(member), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_help_shows_what_is_refused(kind):
-    import pydoc
-
-    shown = pydoc.plain(pydoc.render_doc(kind))
-    rows = [name for name in public(kind) if isinstance(inspect.getattr_static(kind, name), Unsupported)]
-    assert all(f"{name} = <not supported: " in shown for name in rows)
 
 
 # --- repr ---
@@ -124,8 +151,8 @@ def test_a_repr_of_what_was_never_made_does_not_fail(kind):
 def test_a_repr_works_inside_a_callback():
     alloc = Allocator("sim:1GiB")
     seen = []
-    alloc.attach_trace_tracker(lambda *entry: seen.append(repr(alloc)))
-    alloc.add_free_memory_callback(lambda: seen.append(repr(alloc)))
+    alloc.history.attach_trace_tracker(lambda *entry: seen.append(repr(alloc)))
+    alloc.limits.add_free_memory_callback(lambda: seen.append(repr(alloc)))
     alloc.record_history()
     alloc.free(alloc.malloc(700))
     assert len(seen) >= 3 and all(text.startswith("<Allocator on ") for text in seen)
@@ -137,21 +164,21 @@ def test_a_repr_works_inside_a_callback():
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
 def test_a_memory_fraction_out_of_range_is_refused(alloc, fraction):
     with pytest.raises(RequestError, match="invalid memory fraction"):
-        alloc.memory_fraction = fraction
+        alloc.limits.memory_fraction = fraction
 
 
 @pytest.mark.parametrize("kind", ["caching", "stream-ordered"])
 def test_a_limit_is_a_size_or_none(kind):
     alloc = MAKERS[kind]()
     alloc.limit = "64MiB"
-    assert (alloc.limit, alloc.memory_fraction) == (64 * MIB, 1 / 16)
-    alloc.memory_fraction = 0.5
+    assert (alloc.limit, alloc.limits.memory_fraction) == (64 * MIB, 1 / 16)
+    alloc.limits.memory_fraction = 0.5
     assert alloc.limit == 512 * MIB
     with pytest.raises(SettingsError):
         alloc.limit = "a lot"
     assert alloc.limit == 512 * MIB
     alloc.limit = None
-    assert (alloc.limit, alloc.memory_fraction) == (None, 1.0)
+    assert (alloc.limit, alloc.limits.memory_fraction) == (None, 1.0)
 
 
 @pytest.mark.parametrize("size", [1 << 64, 1 << 200])

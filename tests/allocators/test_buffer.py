@@ -70,9 +70,9 @@ def test_a_buffer_freed_from_inside_a_callback_is_freed_when_the_allocator_is_le
         held.clear()
         return True
 
-    allocator.add_free_memory_callback(let_go)
+    allocator.limits.add_free_memory_callback(let_go)
     assert allocator.malloc(40 << 20)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert live_blocks(allocator) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_buffer_that_a_finalizer_brings_back_says_that_it_was_freed():
         (buffer,) = kept
         with pytest.raises(RequestError, match="freed when its last reference went"):
             _ = buffer.address
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         assert alloc.stats()["allocated_bytes.all.current"] == 0
         del buffer
         kept.clear()

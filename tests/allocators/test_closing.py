@@ -29,7 +29,7 @@ def any_allocator(request):
 def allocator():
     allocator = allotment.Allocator("host")
     yield allocator
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def live(allocator):
@@ -113,9 +113,9 @@ def test_operations_on_a_block_take_a_buffer_or_a_slice_of_it():
     buffer, stream = allocator.empty(1000), allotment.Stream(allocator)
     part = buffer[10:]
     assert (
-        allocator.base_allocation(part)
-        == allocator.base_allocation(buffer)
-        == allocator.base_allocation(buffer.address)
+        allocator.inspection.base_allocation(part)
+        == allocator.inspection.base_allocation(buffer)
+        == allocator.inspection.base_allocation(buffer.address)
     )
     assert allocator.share(part) == allocator.share(buffer) == allocator.share(buffer.address)
     allocator.device.launch(stream.handle)
@@ -126,7 +126,7 @@ def test_operations_on_a_block_take_a_buffer_or_a_slice_of_it():
     buffer.close()
     assert allocator.stats()["active.all.current"] == 1
     allocator.device.finish()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 # Allocators.
@@ -158,7 +158,7 @@ def test_a_closed_allocator_has_given_its_memory_back():
         assert device.used > 0
     assert device.used == 0
     pool.close()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_blocks_in_use_outlive_the_end_of_their_allocator_and_are_told():
@@ -168,13 +168,13 @@ def test_blocks_in_use_outlive_the_end_of_their_allocator_and_are_told():
     with pytest.warns(ResourceWarning, match=r"ends with 3.00 MiB in use; free all blocks first"):
         allocator.close()
     assert device.used > 0
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     buffer.close()
     allocator.free(address)
     assert device.used == 0
     with pytest.raises(AddressError):
         allocator.free(address)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_an_allocator_that_goes_with_live_blocks_tells_of_them(any_allocator):

@@ -169,7 +169,7 @@ def test_wrong_sizes_and_addresses_do_not_end_the_process():
             except allotment.RequestError as error:
                 print(type(error).__name__)
         stream.synchronize()
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
     """)
     assert told.split() == [
         *("SizeError", "SizeError", "AddressError", "AddressError"),

@@ -15,12 +15,12 @@ SIZE = 3 << 20
 def alloc(request):
     with allotment.Allocator("host", settings=f"placement:{request.param}") as made:
         yield made
-        made.check_invariants()
+        made.inspection.check_invariants()
 
 
 def block_of(alloc, address):
     """(pool, stream) of a live block."""
-    for segment in alloc.segments():
+    for segment in alloc.history.segments():
         for block in segment["blocks"]:
             if block["address"] == address and block["state"] == "active_allocated":
                 return tuple(segment["segment_pool_id"]), block.get("stream", segment["stream"])
@@ -102,7 +102,7 @@ def test_memory_is_put_at_an_address_for_the_current_stream():
     with stream:
         there = alloc.malloc(SIZE)
         alloc.free(there)
-        assert alloc.malloc_at(SIZE, there) == there
+        assert alloc.pools.malloc_at(SIZE, there) == there
     assert block_of(alloc, there) == ((0, 0), stream.handle)
     alloc.free(there)
 
@@ -189,12 +189,12 @@ def test_each_allocator_on_a_device_serves_a_capture_from_a_pool_with_its_id(all
     graph.replay()
     stream.synchronize()
     assert not any(array.any() for array in mine)
-    assert [each.pool_use_count(graph.pool) for each in (alloc, other, late)] == [1, 1, 1]
+    assert [each.pools.use_count(graph.pool) for each in (alloc, other, late)] == [1, 1, 1]
     assert idle.stats()["reserved_bytes.all.current"] == 0
     graph.reset()
     for each in (alloc, other, late):
-        assert all(tuple(segment["segment_pool_id"]) == (0, 0) for segment in each.segments())
-        each.check_invariants()
+        assert all(tuple(segment["segment_pool_id"]) == (0, 0) for segment in each.history.segments())
+        each.inspection.check_invariants()
 
 
 def test_a_failed_capture_leaves_nothing_behind_in_any_allocator(alloc):
@@ -251,9 +251,9 @@ def test_live_blocks_of_a_pool_may_be_named_by_buffers(alloc):
     pool = alloc.pool()
     with pool:
         buffer, address = alloc.empty(SIZE), alloc.malloc(SIZE)
-    assert alloc.check_pool_live_allocations(pool.id, [buffer, address])
-    assert alloc.check_pool_live_allocations(pool, {buffer, address})
-    assert not alloc.check_pool_live_allocations(pool.id, [buffer])
+    assert alloc.pools.check_live_allocations(pool.id, [buffer, address])
+    assert alloc.pools.check_live_allocations(pool, {buffer, address})
+    assert not alloc.pools.check_live_allocations(pool.id, [buffer])
     with pytest.raises(TypeError):
-        alloc.check_pool_live_allocations(pool.id, ["x"])
+        alloc.pools.check_live_allocations(pool.id, ["x"])
     alloc.free(address)

@@ -21,7 +21,7 @@ for _ in range(20000):
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    allocator.dump_snapshot(sys.argv[1])
+    allocator.history.dump_snapshot(sys.argv[1])
 except OSError as error:
     assert error.filename == sys.argv[1], error
     print("refused")
@@ -50,7 +50,7 @@ def test_a_snapshot_takes_the_place_of_the_old_file(tmp_path, kind):
         allocator = allotment.Allocator("sim:1GiB")
     else:
         allocator = allotment.PluggableAllocator(lambda *_: 4096, lambda *_: None)
-    allocator.dump_snapshot(link)
+    allocator.history.dump_snapshot(link)
     assert "segments" in pickle.loads(path.read_bytes())
     assert link.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -68,10 +68,10 @@ def test_what_fails_on_the_way_leaves_no_trace(tmp_path):
 def test_errors_name_the_file_that_was_asked_for(tmp_path):
     path = tmp_path / "missing" / "snapshot.pickle"
     with pytest.raises(FileNotFoundError) as caught:
-        allotment.Allocator("sim:1GiB").dump_snapshot(path)
+        allotment.Allocator("sim:1GiB").history.dump_snapshot(path)
     assert caught.value.filename == str(path)
     with pytest.raises(IsADirectoryError) as caught:
-        allotment.Allocator("sim:1GiB").dump_snapshot(tmp_path)
+        allotment.Allocator("sim:1GiB").history.dump_snapshot(tmp_path)
     assert caught.value.filename == str(tmp_path)
 
 

@@ -53,7 +53,7 @@ def stream(device):
 def made(device, **options):
     allocator = allotment.PinnedAllocator(device, **options)
     yield allocator
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 @pytest.fixture(params=["torch", "tight"])
@@ -153,9 +153,9 @@ def test_statistics_have_the_names_of_the_original(pinned):
     assert stats["num_host_alloc"] == stats["allocations.allocated"] == stats["host_alloc_time.count"] == 1
     assert stats["active_bytes.peak"] >= 3 * MIB
     pinned.reset_peak_stats()
-    pinned.reset_accumulated_stats()
+    pinned.inspection.reset_accumulated_stats()
     assert pinned.stats()["active_bytes.peak"] == pinned.stats()["allocations.allocated"] == 0
-    assert "active_requests.current" in pinned.summary()
+    assert "active_requests.current" in pinned.inspection.summary()
 
 
 @pytest.mark.parametrize("size", [1 << 60, 1 << 80])
@@ -234,7 +234,7 @@ def test_threads_never_share_a_block(mode):
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
-    pinned.check_invariants()
+    pinned.inspection.check_invariants()
     pinned.empty_cache()
 
 
@@ -272,7 +272,7 @@ def test_no_block_is_handed_out_while_a_stream_may_use_it(mode, steps):
             holds.append((streams[number % 2], device.hold(streams[number % 2])))
         elif step == "release" and holds:
             holds[number % len(holds)][1].release()
-        pinned.check_invariants()
+        pinned.inspection.check_invariants()
     for _, hold in holds:
         hold.release()
 
@@ -506,7 +506,7 @@ def test_bad_arguments_are_refused(device):
     with pytest.raises(RequestError, match="no NUMA node 4096"):
         allotment.PinnedAllocator(device, numa_node=4096)
     with pytest.raises(SettingsError, match="chosen when its allocator is made"):
-        allotment.PinnedAllocator(device).configure("pinned_max_cached_size_mb:1,compat:newest")
+        allotment.PinnedAllocator(device).settings = "pinned_max_cached_size_mb:1,compat:newest"
 
 
 # --- the tight mode ---

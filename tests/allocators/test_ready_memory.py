@@ -54,7 +54,7 @@ class Overtaken:
 def alloc(request):
     with allotment.Allocator("host", settings=f"placement:{request.param}") as made:
         yield made
-        made.check_invariants()
+        made.inspection.check_invariants()
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def plain():
     """One whose memory NumPy takes: a forked child would not share it. Its C functions were given away: no closing."""
     made = allotment.Allocator("host")
     yield made
-    made.check_invariants()
+    made.inspection.check_invariants()
 
 
 @pytest.mark.parametrize("how", UNNAMED)

@@ -37,23 +37,23 @@ class Told(allotment.Backend):
 def allocator():
     allocator = allotment.Allocator(allotment.SimulatedDevice("1GiB", 3))
     yield allocator
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 # The history.
 
 
 def test_an_allocator_says_whether_it_keeps_a_history(allocator):
-    assert not allocator.is_history_enabled()
+    assert not allocator.history.is_enabled()
     allocator.record_history()
-    assert allocator.is_history_enabled()
+    assert allocator.history.is_enabled()
     allocator.record_history(None)
-    assert not allocator.is_history_enabled()
+    assert not allocator.history.is_enabled()
 
 
 def test_a_tracker_gets_whole_entries_with_their_device(allocator):
     entries = []
-    allocator.attach_trace_tracker(entries.append, entries=True)
+    allocator.history.attach_trace_tracker(entries.append, entries=True)
     allocator.record_history()
     allocator.free(allocator.malloc(512))
     assert [entry["action"] for entry in entries] == ["segment_alloc", "alloc", "free_requested", "free_completed"]
@@ -140,7 +140,7 @@ def test_a_graph_pool_handle_is_an_id_that_captures_can_share(allocator):
             allocator.free(allocator.malloc(1 << 20, stream))
         graphs.append(graph)
     assert {graph.pool for graph in graphs} == {handle}
-    assert len(allocator.segments(handle)) == 1
+    assert len(allocator.history.segments(handle)) == 1
     for graph in graphs:
         graph.reset()
 
@@ -179,12 +179,12 @@ def test_every_optional_function_can_be_set():
         plug.set_function(name, lambda *_, name=name: called.append(name) or 1)
     plug.init(1)
     plug.empty_cache()
-    plug.memory_fraction = 0.5
-    plug.base_allocation(4096)
+    plug.limits.memory_fraction = 0.5
+    plug.inspection.base_allocation(4096)
     plug.record_stream(4096, 0)
-    plug.begin_allocate_to_pool((0, 1))
-    plug.end_allocate_to_pool((0, 1))
-    plug.release_pool((0, 1))
+    plug.pools.begin_allocate_to_pool((0, 1))
+    plug.pools.end_allocate_to_pool((0, 1))
+    plug.pools.release((0, 1))
     assert called == [*names, "end_allocate_to_pool", "release_pool"]
 
 

@@ -66,13 +66,13 @@ def test_a_pool_refuses_an_allocator_of_its_own_that_lacks_a_method(allocator, w
     with pytest.raises(TypeError, match=f"{lacks} must be callable"):
         allocator.pool(allocator=wrong)
     with pytest.raises(TypeError, match=f"{lacks} must be callable"):
-        allocator.create_or_incref_pool((0, 77), wrong)
-    allocator.check_invariants()
+        allocator.pools.create_or_incref((0, 77), wrong)
+    allocator.inspection.check_invariants()
 
 
 def test_a_condition_of_a_route_has_to_be_callable(allocator):
     with pytest.raises(TypeError, match="accepts must be callable, not int"):
-        allocator.begin_allocate_to_pool((0, 77), accepts=5)
+        allocator.pools.begin_allocate_to_pool((0, 77), accepts=5)
 
 
 def test_a_request_of_a_plan_is_a_size_or_a_size_and_a_stream(allocator):

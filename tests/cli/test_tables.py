@@ -72,7 +72,7 @@ def runs(tmp_path: Path) -> list[Path]:
         code = "kept = [allocator.malloc((2 + size % 31) << 20) for size in range(100)]"
         exec(compile(code, LONG, "exec"), {"allocator": allocator})
         files.append(tmp_path / f"rank{number}-of-a-job-with-a-name-that-is-rather-long.pickle")
-        allocator.dump_snapshot(files[-1])
+        allocator.history.dump_snapshot(files[-1])
     return files
 
 
@@ -115,7 +115,7 @@ def test_a_ratio_is_that_of_the_figures_beside_it(
     settings: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "prefetching.pickle"
-    prefetching().dump_snapshot(file)
+    prefetching().history.dump_snapshot(file)
     rows = [line.split("│")[1:3] for line in run(capsys, "replay", str(file), *settings)[1].splitlines() if "│" in line]
     shown = {name.strip(): value.split()[0].replace(",", "") for name, value in rows}
     active = next(float(value) for name, value in shown.items() if name.startswith("most active"))
@@ -135,7 +135,7 @@ def test_the_ratio_of_stats_is_that_of_the_figures_beside_it(
         allocator.device.launch(stream.handle)
         allocator.record_stream(block, stream)
         allocator.free(block)
-    allocator.dump_snapshot(tmp_path / "dense.pickle")
+    allocator.history.dump_snapshot(tmp_path / "dense.pickle")
     monkeypatch.setenv("COLUMNS", "200")
     out = run(capsys, "stats", str(tmp_path / "dense.pickle"))[1]
     row = next(line for line in out.splitlines() if "dense.pickle" in line)

@@ -58,7 +58,7 @@ class PausingMachine(RuleBasedStateMachine):
 
     @rule(tag=st.sampled_from(TAGS[1:]))
     def pause(self, tag):
-        if tag not in self.alloc.tags():
+        if tag not in self.alloc.sleep.tags():
             return
         try:
             self.alloc.pause(tag, keep="nothing")
@@ -68,7 +68,7 @@ class PausingMachine(RuleBasedStateMachine):
 
     @rule(tag=st.sampled_from(TAGS[1:]))
     def resume(self, tag):
-        if tag not in self.alloc.tags():
+        if tag not in self.alloc.sleep.tags():
             return
         used = self.device.used
         try:
@@ -111,11 +111,11 @@ class PausingMachine(RuleBasedStateMachine):
     def everything_is_in_order(self):
         if not hasattr(self, "alloc"):
             return
-        self.alloc.check_invariants()
+        self.alloc.inspection.check_invariants()
         assert self.alloc.paused() == self.asleep
         shown = {
             block["address"]
-            for segment in self.alloc.segments()
+            for segment in self.alloc.history.segments()
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
         }
@@ -130,11 +130,11 @@ class PausingMachine(RuleBasedStateMachine):
             self.alloc.free(address)
         self.device.finish()
         self.alloc.empty_cache()
-        for tag in self.alloc.tags():
+        for tag in self.alloc.sleep.tags():
             self.alloc.set_limit(tag, hard=None)
             self.alloc.resume(tag)
         self.alloc.empty_cache()
-        self.alloc.check_invariants()
+        self.alloc.inspection.check_invariants()
         assert self.alloc.stats()["reserved_bytes.all.current"] == 0
         assert self.device.used == 0
 

@@ -20,7 +20,7 @@ def test_memory_viz_summarises_traces_and_plots_a_snapshot(tmp_path: Path) -> No
     kept = [allocator.empty(size) for size in (1000, 3_000_000, 30_000_000)]
     allocator.free(allocator.malloc(5000))
     path = tmp_path / "snapshot.pickle"
-    allocator.dump_snapshot(path)
+    allocator.history.dump_snapshot(path)
     snapshot = pickle.loads(path.read_bytes())
     assert "total_allocated" in viz.segsum(snapshot)
     assert "cudaMalloc" in viz.trace(snapshot)

@@ -46,7 +46,7 @@ def allocator(device):
     made = Allocator(device)
     yield made
     device.synchronize()
-    made.check_invariants()
+    made.inspection.check_invariants()
 
 
 @pytest.fixture(autouse=True)

@@ -157,10 +157,10 @@ class Stress:
             if steps % AHEAD == 0:
                 cupy.cuda.Device().synchronize()
             if steps % 5000 == 0:
-                self.allocator.check_invariants()
+                self.allocator.inspection.check_invariants()
         self.free_some(len(self.blocks))
         cupy.cuda.Device().synchronize()
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         stats = self.allocator.stats()
         return {
             "steps": steps,

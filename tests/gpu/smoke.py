@@ -36,7 +36,7 @@ def random_requests(device: CudaDevice, allocator: Allocator, streams: list[Stre
             address = allocator.malloc(size, stream)
             device.memset_async(address, step % 256, size, stream.handle)
             live.append((address, size, step % 256))
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
     device.synchronize()
     for address, size, value in live:
         expect(device, address, size, value)

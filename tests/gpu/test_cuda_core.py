@@ -117,7 +117,7 @@ def test_memory_can_be_for_the_per_thread_stream_and_end_on_it(resource, allocat
     buffer = resource.allocate(1000, stream=streams[0])
     buffer.close(core.PER_THREAD_DEFAULT_STREAM)
     assert blocks(allocator) == 0
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 # Two streams and one buffer.

@@ -156,7 +156,7 @@ def write_late_and_reuse(device, streams, record):
 def test_an_array_written_late_is_not_reused_when_recorded(device, allocator, streams):
     for _ in range(RUNS):
         assert write_late_and_reuse(device, streams, record=True) == (False, {2})
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_without_record_stream_the_same_program_is_corrupted(device, allocator, streams):
@@ -227,4 +227,4 @@ def test_each_threads_default_stream_is_a_stream_of_its_own(allocator):
     thread.join()
     assert total == 3_000_000
     assert found[0][1] == 4_000_000 and found[0][0] != address
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()

@@ -36,7 +36,7 @@ def alloc(device, streams):  # after the streams, because it goes before them
     made = make_allocator(device, settings=SETTINGS)
     assert type(made) is AsyncAllocator
     yield made
-    made.check_invariants()
+    made.inspection.check_invariants()
     made.empty_cache()
 
 
@@ -53,7 +53,7 @@ def test_memory_is_usable_from_end_to_end(device, alloc, streams, size):
     device.memset_async(address, 7, size, own.handle)
     own.synchronize()
     assert device.copy_to_host(address + size - 1, 1) == b"\7"
-    assert alloc.base_allocation(address) == (address, size)
+    assert alloc.inspection.base_allocation(address) == (address, size)
     assert used(alloc) >= before + size
     alloc.free(address)
     assert used(alloc) == before
@@ -138,18 +138,18 @@ def test_a_full_device_is_told_in_figures_and_serves_again(alloc):
 
 def test_the_largest_block_can_be_had(alloc):
     alloc.empty_cache()
-    largest = alloc.cache_info()
+    largest = alloc.inspection.cache_info()
     assert alloc.memory_info()[1] // 4 < largest <= alloc.memory_info()[1]
     alloc.empty_cache()
     alloc.limit = 5 * MIB
-    assert alloc.cache_info() == 5 * MIB
+    assert alloc.inspection.cache_info() == 5 * MIB
 
 
 def test_another_device_may_touch_the_pool(device, alloc):
-    alloc.enable_peer_access(device.index)
+    alloc.sharing.enable_peer_access(device.index)
     if Capability.PEERS not in Capability(device.capabilities):
         pytest.skip("there is only one CUDA device")
-    alloc.enable_peer_access(1)
+    alloc.sharing.enable_peer_access(1)
 
 
 # Captures.
@@ -199,7 +199,7 @@ def test_memory_of_a_graph_that_never_ran_can_be_forgotten(device, alloc, stream
     with allotment.capture(origin, allocator=alloc) as graph:
         address = alloc.malloc(MIB, origin)
     alloc.free(address)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     graph.reset()
     alloc.free(alloc.malloc(MIB, origin))
 
@@ -260,14 +260,14 @@ def test_any_one_call_to_the_device_may_be_refused(device, streams):
                 alloc.record_stream(addresses[-1], side.handle)
                 alloc.empty_cache()
             except (DeviceError, OutOfMemoryError):
-                alloc.check_invariants()
+                alloc.inspection.check_invariants()
         for address in addresses:
             try:
                 alloc.free(address)
             except DeviceError:
                 relay.faults = no_faults
                 alloc.free(address)
-            alloc.check_invariants()
+            alloc.inspection.check_invariants()
         relay.faults = no_faults
         alloc.empty_cache()
         assert Probe(device).ordered_usage()[0] == 0

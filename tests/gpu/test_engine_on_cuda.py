@@ -95,7 +95,7 @@ def test_a_loop_that_repeats_obtains_and_releases_no_memory(device, allocator, s
     for _ in range(100):
         step_with_two_streams()
     assert device_calls() == warm
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 # Two streams and one block.
@@ -120,13 +120,13 @@ def test_a_block_is_reused_when_its_destroyed_reader_is_done_and_not_before(devi
     allocator.record_stream(address, reader)
     reader.destroy()
     allocator.free(address)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     other = allocator.malloc(MIB)
     assert other != address
     hold.release()
     device.synchronize()
     assert allocator.malloc(MIB) == address
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_capture_goes_on_while_memory_of_a_destroyed_stream_is_freed(device, allocator, streams):
@@ -148,7 +148,7 @@ def test_a_capture_goes_on_while_memory_of_a_destroyed_stream_is_freed(device, a
     allocator.free(inside)
     graph.reset()
     allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 # States of pools.
@@ -178,7 +178,7 @@ def test_a_restore_waits_for_the_streams_that_use_the_pool_and_leaves_blocks_to_
     del later, first
     assert allocator.stats()["allocation.all.current"] == 0
     pool.close()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 # Graphs.
@@ -215,10 +215,10 @@ def test_a_graph_replayed_a_thousand_times_stays_right_while_others_allocate(dev
         for address, length, _ in blocks:
             assert device.copy_to_host(address, length) == filled(value, length)
             allocator.free(address)
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
     allocator.free(result)
     graph.reset()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 # No memory left.
@@ -231,7 +231,7 @@ def fill(allocator, piece):
         try:
             blocks.append(allocator.malloc(piece))
         except OutOfMemoryError as error:
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
             return blocks, error
 
 
@@ -252,7 +252,7 @@ def test_a_full_device_is_told_in_figures_and_serves_again(device, allocator):
     for address in blocks[::2]:
         allocator.free(address)
     again = [allocator.malloc(piece) for _ in blocks[::2]]
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     for address in [*blocks[1::2], *again]:
         allocator.free(address)
     allocator.empty_cache()
@@ -288,7 +288,7 @@ def test_another_process_may_take_the_memory_while_a_request_maps_its_pages(devi
         assert eater.stdout.readline() == "full\n"
         while blocks:
             allocator.free(blocks.pop())
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
         allocator.free(allocator.malloc(piece // 2))
         eater.stdin.close()
     assert eater.returncode == 0
@@ -298,7 +298,7 @@ def test_another_process_may_take_the_memory_while_a_request_maps_its_pages(devi
     assert device.copy_to_host(address, MIB) == filled(3, MIB)
     allocator.free(address)
     allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert allocator.memory_info()[0] >= before - 64 * MIB
 
 

@@ -47,7 +47,7 @@ def test_contents_come_back_under_the_same_address_and_free_memory_rises(alloc):
     with allotment.tag("gpu weights"), pytest.raises(PausedError):
         alloc.malloc(MIB)
     alloc.resume("gpu weights")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert read(alloc, address, size) == pattern
     alloc.free(address)
 
@@ -69,11 +69,11 @@ def test_a_resume_fails_whole_while_a_second_process_has_the_memory_and_succeeds
                 alloc.resume("gpu taken")
             assert (caught.value.facts.tag, caught.value.facts.limited_by) == ("gpu taken", None)
             assert alloc.paused() == {"gpu taken"}
-            alloc.check_invariants()
+            alloc.inspection.check_invariants()
         assert alloc.memory_info()[0] >= free, "what it got before it was refused went back"
         thief.run("alloc.free(taken); alloc.empty_cache()")
         alloc.resume("gpu taken")
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
     assert alloc.paused() == set()
     assert read(alloc, address, size) == pattern
     alloc.free(address)

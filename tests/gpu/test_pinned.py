@@ -18,7 +18,7 @@ ROUNDS = 100
 def pinned(device, request):
     with allotment.PinnedAllocator(device, mode=request.param) as made:
         yield made
-        made.check_invariants()
+        made.inspection.check_invariants()
 
 
 def test_memory_is_pinned_and_can_be_copied_both_ways(device, pinned, allocator):
@@ -116,7 +116,7 @@ def test_each_threads_default_stream_is_a_stream_of_its_own(device, allocator, t
     assert allocator.malloc(4 * MIB, own) == address
     held.release()
     device.synchronize()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_free_waits_for_the_default_stream_of_another_thread(device, allocator, threads):
@@ -129,7 +129,7 @@ def test_a_free_waits_for_the_default_stream_of_another_thread(device, allocator
     held.release()
     device.synchronize()
     assert allocator.malloc(4 * MIB) == address
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_values_freed_across_threads_are_right(device, allocator, threads):
@@ -153,4 +153,4 @@ def test_values_freed_across_threads_are_right(device, allocator, threads):
         assert device.copy_to_host(copied.address, MIB) == bytes([number]) * MIB
         copied.close()
         again.close()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()

@@ -52,7 +52,7 @@ def allocator(device, settings):
     made = Allocator(device, settings=settings)
     yield made
     device.synchronize()
-    made.check_invariants()
+    made.inspection.check_invariants()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def peer(peers):
 
 
 def active(allocator):
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return allocator.stats()["active_bytes.all.current"]
 
 
@@ -204,7 +204,7 @@ def test_the_same_handle_opened_twice_is_one_mapping(allocator, peer):
 
 def test_ten_shares_of_a_block_are_equal_and_open_at_most_a_descriptor_a_page(allocator, peer):
     buffer = allocator.empty(45 * MIB)
-    pages = len(allocator._share_block(buffer.address, False).pieces)
+    pages = len(allocator.sharing._share_block(buffer.address, False).pieces)
     allocator.share(buffer)
     before = descriptors()
     handles = [allocator.share(buffer) for _ in range(10)]

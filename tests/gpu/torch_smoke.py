@@ -113,10 +113,10 @@ def main() -> None:
             break
         time.sleep(0.05)
     torch.cuda.empty_cache()
-    allocator_of(0).check_invariants()
+    allocator_of(0).inspection.check_invariants()
     left = [
         block["size"]
-        for segment in allocator_of(0).segments()
+        for segment in allocator_of(0).history.segments()
         for block in segment["blocks"]
         if block["state"] != "inactive"
     ]

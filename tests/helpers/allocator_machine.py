@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allotment._allocators.caching.pools import PoolId, next_graph_pool_id
+from allotment._allocators.caching.pool import PoolId, next_graph_pool_id
 from allotment._core.contract.probe import Probe
 from allotment.errors import DeviceError, OutOfMemoryError, PoolError
 from helpers.engine import BUFFER, KIB, MIB, SEGMENT, check, on_device, segment_of
@@ -137,7 +137,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.own = OwnMemory()
         self.books = Books()
         self.broken: list[BaseException] = []
-        self.alloc.attach_trace_tracker(self.note)
+        self.alloc.history.attach_trace_tracker(self.note)
         self.blocks: dict[int, Block] = {}
         self.readers: list[Reader] = []
         self.freed: list[tuple[int, int]] = []  # size and stream
@@ -180,9 +180,9 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(size=SMALL, stream=STREAM)
     def malloc_past_the_cache(self, size: int, stream: int) -> None:
-        self.alloc.caching = False
+        self.alloc.pools.caching = False
         self.malloc(size, stream)
-        self.alloc.caching = True
+        self.alloc.pools.caching = True
 
     def malloc(self, size: int, stream: int) -> None:
         pool = self.pool_for(stream)
@@ -203,8 +203,8 @@ class AllocatorMachine(RuleBasedStateMachine):
             return
         self.check_no_stream_reads(address, size)
         assert not any(b.address < address + size and address < b.address + b.size for b in self.blocks.values())
-        self.blocks[address] = Block(address, size, stream, pool if self.alloc.caching else None)
-        if self.alloc.caching:
+        self.blocks[address] = Block(address, size, stream, pool if self.alloc.pools.caching else None)
+        if self.alloc.pools.caching:
             self.check_place(self.blocks[address])
 
     def pool_for(self, stream: int) -> PoolId:
@@ -236,7 +236,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def check_out_of_memory(self, error: OutOfMemoryError) -> None:
         facts, stats = error.facts, self.alloc.stats()
-        if not self.alloc.caching:
+        if not self.alloc.pools.caching:
             return
         assert facts.reserved == stats["reserved_bytes.all.current"]
         assert facts.allocated == stats["allocated_bytes.all.current"]
@@ -329,7 +329,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from(SETTINGS))
     def configure(self, text: str) -> None:
-        self.alloc.configure(text)
+        self.alloc.settings = text
 
     @rule(limit=st.sampled_from((None, None, None, 0, 60 * MIB, 100 * MIB, 200 * MIB)))
     def set_limit(self, limit: int | None) -> None:
@@ -338,7 +338,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(totals=st.booleans())
     def reset(self, totals: bool) -> None:
         if totals:
-            self.alloc.reset_accumulated_stats()
+            self.alloc.inspection.reset_accumulated_stats()
             self.ooms_before_reset = self.books.ooms
             stats = self.alloc.stats()
             self.marks = {key: stats[f"{key[:-10]}.current"] for key in stats if key.endswith(".allocated")}
@@ -373,10 +373,10 @@ class AllocatorMachine(RuleBasedStateMachine):
     def give_up(self, pool: PoolId) -> None:
         self.uses[pool] -= 1
         if self.uses[pool] == 0:
-            self.alloc.set_use_on_oom(pool, False)
+            self.alloc.pools.set_use_on_oom(pool, False)
             self.lenders.discard(pool)
             del self.uses[pool]
-        self.alloc.release_pool(pool)
+        self.alloc.pools.release(pool)
         if pool not in self.uses:
             try:
                 self.alloc.empty_cache(pool)
@@ -395,9 +395,9 @@ class AllocatorMachine(RuleBasedStateMachine):
             route.thread = threading.get_ident() + (kind == "other thread")
         if any(known.pool == pool for known in self.routes):
             with pytest.raises(PoolError, match="already"):
-                self.alloc.begin_allocate_to_pool(pool, stream=route.stream, thread=route.thread)
+                self.alloc.pools.begin_allocate_to_pool(pool, stream=route.stream, thread=route.thread)
             return
-        self.alloc.begin_allocate_to_pool(pool, stream=route.stream, thread=route.thread)
+        self.alloc.pools.begin_allocate_to_pool(pool, stream=route.stream, thread=route.thread)
         self.uses[pool] += 1
         self.routes.append(route)
 
@@ -405,7 +405,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_route(self, data: st.DataObject) -> None:
         ended = data.draw(st.sampled_from([r.pool for r in self.routes if r.capture is None]))
-        self.alloc.end_allocate_to_pool(ended)
+        self.alloc.pools.end_allocate_to_pool(ended)
         self.routes = [route for route in self.routes if route.pool != ended]
         self.give_up(ended)
 
@@ -419,7 +419,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         pool = data.draw(st.sampled_from([None, *unrouted]))
         pool = next_graph_pool_id() if pool is None else pool
         capture = self.device.begin_capture(stream)
-        self.alloc.begin_allocate_to_pool(pool, capture=capture)
+        self.alloc.pools.begin_allocate_to_pool(pool, capture=capture)
         self.uses[pool] = self.uses.get(pool, 0) + 1
         self.routes.append(Route(pool, capture=capture))
         self.captures[capture] = (stream, pool)
@@ -442,7 +442,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         # Fails if a stream that joined was not joined back, or the capture was spoilt; routing ends all the same.
         with suppress(DeviceError):
             self.device.end_capture(stream)
-        self.alloc.end_allocate_to_pool(pool)
+        self.alloc.pools.end_allocate_to_pool(pool)
         self.routes = [route for route in self.routes if route.capture != capture]
 
     # --- what must hold ---
@@ -454,7 +454,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         cached = {block.address: block.size for block in self.blocks.values() if block.pool is not None}
         direct = sum(block.size for block in self.blocks.values() if block.pool is None)
         stats = self.alloc.stats()
-        segments = self.alloc.segments()
+        segments = self.alloc.history.segments()
         assert (
             cached
             == self.books.live
@@ -474,7 +474,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         held = self.device.used + sum(self.own.segments.values())
         assert held >= accounted if self.unreleased else held == accounted
         for pool, uses in self.uses.items():
-            assert self.alloc.pool_use_count(pool) == uses
+            assert self.alloc.pools.use_count(pool) == uses
 
     @invariant()
     def totals_agree(self) -> None:
@@ -493,11 +493,11 @@ class AllocatorMachine(RuleBasedStateMachine):
         for capture, (stream, pool) in self.captures.items():
             with suppress(DeviceError):
                 self.device.end_capture(stream)
-            self.alloc.end_allocate_to_pool(pool)
+            self.alloc.pools.end_allocate_to_pool(pool)
             self.routes = [route for route in self.routes if route.capture != capture]
         self.captures.clear()
         for route in self.routes:
-            self.alloc.end_allocate_to_pool(route.pool)
+            self.alloc.pools.end_allocate_to_pool(route.pool)
         self.routes.clear()
         for pool, uses in list(self.uses.items()):
             for _ in range(uses):
@@ -512,4 +512,4 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert [k for k, n in stats.items() if k.endswith(".current") and n != 0 and k not in oversize] == []
         assert self.device.used == 0
         assert self.own.segments == {}
-        assert self.alloc.pending_events() == []
+        assert self.alloc.inspection.pending_events() == []

@@ -25,9 +25,9 @@ def on_device(capacity: int = GIB, settings: str = "", **options: Any) -> Alloca
 
 def check(alloc: Allocator) -> None:
     """The engine's own rules hold, and its counters say what its segments show."""
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     stats = alloc.stats()
-    expected = counters_of(alloc.segments())
+    expected = counters_of(alloc.history.segments())
     assert {key: stats[key] for key in expected} == expected
 
 
@@ -63,12 +63,12 @@ def reserved(alloc: Allocator) -> int:
 
 def states(alloc: Allocator, pool: tuple[int, int] = (0, 0)) -> list[list[tuple[int, str]]]:
     """Size and state of each block, segment by segment."""
-    return [[(block["size"], block["state"]) for block in s["blocks"]] for s in alloc.segments(pool)]
+    return [[(block["size"], block["state"]) for block in s["blocks"]] for s in alloc.history.segments(pool)]
 
 
 def segment_of(alloc: Allocator, address: int) -> dict[str, Any]:
     """The segment that holds an address."""
-    return next(s for s in alloc.segments() if s["address"] <= address < s["address"] + s["total_size"])
+    return next(s for s in alloc.history.segments() if s["address"] <= address < s["address"] + s["total_size"])
 
 
 def actions(alloc: Allocator) -> list[str]:
@@ -81,11 +81,11 @@ def picture(alloc: Allocator) -> tuple[Any, ...]:
     device = alloc.device
     return (
         alloc.stats(),
-        alloc.segments(),
-        alloc.pending_events(),
+        alloc.history.segments(),
+        alloc.inspection.pending_events(),
         alloc.settings,
         alloc.limit,
-        alloc.caching,
+        alloc.pools.caching,
         device.used,
         device.calls,
     )

@@ -49,16 +49,16 @@ class GpuWorkload:
                 self._choose.choice(actions)()
             except AllotmentError as error:
                 self.errors.append(error)
-            self.allocator.check_invariants()
+            self.allocator.inspection.check_invariants()
 
     def wind_up(self) -> None:
         """Check and give back everything; only for a device that works."""
         self._release()
         while self._blocks:
             self._free()
-            self.allocator.check_invariants()
+            self.allocator.inspection.check_invariants()
         self.allocator.empty_cache()
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         for stream in (self._own[1], self._side):
             self._device.destroy_stream(stream)
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 import allotment
-from allotment._allocators.caching.pools import Pool, PoolState
+from allotment._allocators.caching.pool import Pool, PoolState
 from allotment.errors import (
     CaptureError,
     CheckpointError,
@@ -441,10 +441,10 @@ class Life:
             self.act(step, *arguments)
         except (OutOfMemoryError, DeviceError, StreamError, CheckpointError, CaptureError, PausedError) as error:
             outcome = type(error).__name__
-        self.alloc.check_invariants()
+        self.alloc.inspection.check_invariants()
         shown = {
             block["address"]
-            for segment in self.alloc.segments()
+            for segment in self.alloc.history.segments()
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
         }
@@ -459,7 +459,7 @@ class Life:
 
     def malloc(self, name: str, size: int, stream: int = 0) -> None:
         self.blocks[name] = address = self.alloc.malloc(size, stream)
-        if not self.alloc.caching:
+        if not self.alloc.pools.caching:
             self.direct[address] = size
 
     def tagged(self, name: str, tag: str, size: int, stream: int = 0) -> None:
@@ -467,11 +467,11 @@ class Life:
             self.malloc(name, size, stream)
 
     def pause(self, tag: str) -> None:
-        if tag in self.alloc.tags():
+        if tag in self.alloc.sleep.tags():
             self.alloc.pause(tag, keep="nothing")
 
     def resume(self, tag: str) -> None:
-        if tag in self.alloc.tags():
+        if tag in self.alloc.sleep.tags():
             self.alloc.resume(tag)
 
     def set_limit(self, tag: str, limits: dict[str, int]) -> None:
@@ -502,7 +502,7 @@ class Life:
 
     def configure(self, text: str) -> None:
         try:
-            self.alloc.configure(text)
+            self.alloc.settings = text
         except SettingsError:  # a key that has no meaning to another placement; the rest of the text goes with it
             assert self.alloc.settings.placement != "torch"
 
@@ -510,7 +510,7 @@ class Life:
         self.alloc.limit = limit
 
     def caching(self, on: bool) -> None:
-        self.alloc.caching = on
+        self.alloc.pools.caching = on
 
     def new_pool(self, name: str, options: dict[str, bool] | None = None) -> None:
         self.pools[name] = self.alloc.pool(**(options or {}))
@@ -535,7 +535,7 @@ class Life:
         capture = self.device.begin_capture(stream)
         pool = (next(self.graph_ids), 0)
         try:
-            self.alloc.begin_allocate_to_pool(pool, capture=capture)
+            self.alloc.pools.begin_allocate_to_pool(pool, capture=capture)
         except BaseException:
             self.device.end_capture(stream)
             raise
@@ -551,19 +551,21 @@ class Life:
             self.device.end_capture(stream)
         finally:
             if not self.device.capture_of(stream):
-                self.alloc.end_allocate_to_pool(self.captures[stream])
+                self.alloc.pools.end_allocate_to_pool(self.captures[stream])
                 self.graphs.append(self.captures.pop(stream))
 
     def reset_graphs(self) -> None:
         while self.graphs:
-            self.alloc.release_pool(self.graphs.pop())
+            self.alloc.pools.release(self.graphs.pop())
 
     def checkpoint(self, name: str) -> None:
         if name not in self.pools:
             return
         state = self.pools[name].checkpoint()
         shown = {
-            block["address"] for segment in self.alloc.segments(self.pools[name].id) for block in segment["blocks"]
+            block["address"]
+            for segment in self.alloc.history.segments(self.pools[name].id)
+            for block in segment["blocks"]
         }
         self.states[name] = (state, {name: address for name, address in self.blocks.items() if address in shown})
 
@@ -585,7 +587,7 @@ class Life:
         for stream in list(self.captures):
             with suppress(DeviceError, StreamError):  # a stream was not joined back, or the capture has ended before
                 self.device.end_capture(stream)
-            self.alloc.end_allocate_to_pool(self.captures[stream])
+            self.alloc.pools.end_allocate_to_pool(self.captures[stream])
             self.graphs.append(self.captures.pop(stream))
         for name in reversed(self.entered):
             self.pools[name].__exit__(None, None, None)
@@ -596,21 +598,21 @@ class Life:
             pool.close()
         self.device.finish()
         self.alloc.empty_cache()
-        for tag in self.alloc.tags():
+        for tag in self.alloc.sleep.tags():
             self.alloc.resume(tag)
             self.alloc.set_limit(tag, hard=None)
         check(self.alloc)
-        assert self.alloc.pending_events() == []
+        assert self.alloc.inspection.pending_events() == []
         assert self.alloc.stats()["reserved_bytes.all.current"] == 0
         assert self.device.used == 0
         for left in (self.blocks, self.direct, self.pools, self.entered, self.states):
             left.clear()
-        self.alloc.configure(
+        self.alloc.settings = (
             "graph_capture_record_stream_reuse:False,release_lock_on_cudamalloc:False,large_segment_size_mb:20"
         )
         self.configure("expandable_segments:False")
         self.alloc.limit = None
-        self.alloc.caching = True
+        self.alloc.pools.caching = True
 
 
 def undisturbed(name: str, placement: str = "torch") -> tuple[list[str], dict[str, int]]:

@@ -82,7 +82,7 @@ class Graph:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         assert pool is not None, "PyTorch would choose one that is known nowhere else"
         self.begun_with = pool
-        self.world.allocator.begin_allocate_to_pool(pool)
+        self.world.allocator.pools.begin_allocate_to_pool(pool)
         if self.world.refuses_captures:
             raise RuntimeError("operation not permitted")
         self.stream = self.world.stream
@@ -94,11 +94,11 @@ class Graph:
         self.world.capturing.discard(self.stream)
         if self.world.spoilt:
             raise RuntimeError("operation failed due to a previous error during capture")
-        self.world.allocator.end_allocate_to_pool(self.begun_with)
+        self.world.allocator.pools.end_allocate_to_pool(self.begun_with)
 
     def reset(self) -> None:
         """After a capture that came to its end."""
-        self.world.allocator.release_pool(self.begun_with)
+        self.world.allocator.pools.release(self.begun_with)
 
 
 class Switch:

@@ -85,7 +85,7 @@ class Workload:
             self._users[address].add(self._streams[1])
 
     def _check(self) -> None:
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         self._in_flight = [use for use in self._in_flight if not all(work.is_done for work in use[2])]
         spans = sorted([*self._live.items(), *((address, size) for address, size, _ in self._in_flight)])
         for (address, size), (following, _) in pairwise(spans):

@@ -41,7 +41,7 @@ def test_results_show_themselves_and_nothing_in_them_is_obeyed(tmp_path: Path) -
     allocator = allotment.Allocator("sim:1GiB", settings="compat:newest")
     allocator.record_history(recorder=lambda: [{"name": "<script>f", "filename": "<b>.py", "line": 1}])
     block = allocator.malloc(3_000_000)
-    allocator.dump_snapshot(tmp_path / "run.pickle")
+    allocator.history.dump_snapshot(tmp_path / "run.pickle")
     allocator.free(block)
     shown = explain(tmp_path / "run.pickle")._repr_html_()
     assert "&lt;script&gt;f" in shown

@@ -23,10 +23,10 @@ def test_a_block_comes_from_the_shared_allocator_under_the_name_of_its_library(d
     program = """
     address = allocate(3 * MIB)
     allocator = allotment.current("cuda:0")
-    print(allocator.tenants()["other"]["blocks"], served(), allocator.base_allocation(address)[1] // MIB)
+    print(allocator.tenants()["other"]["blocks"], served(), allocator.inspection.base_allocation(address)[1] // MIB)
     print(free(address), served(), allocator.stats()["allocated_bytes.all.current"])
     print(allocate(3 * MIB) == address)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     """
     assert output_of(driver, tmp_path, program, *SERVE) == ["1 {'ctypes': 3145728} 20", "0 {} 0", "True"]
 
@@ -58,7 +58,7 @@ print(free(address), allocate(3 * MIB) != address)
 let_go()
 cuda.cuCtxSynchronize()
 print(allocate(3 * MIB) == address)
-allotment.current("cuda:0").check_invariants()
+allotment.current("cuda:0").inspection.check_invariants()
 """
     )
     assert output_of(driver, tmp_path, program, *SERVE) == ["0 True", "True"]
@@ -166,7 +166,7 @@ def test_out_of_memory_is_the_drivers_error(driver, tmp_path):
 def test_an_address_that_is_unknown_or_free_already_is_refused_also_where_a_segment_begins(driver, tmp_path):
     program = """
     address = allocate(MIB)
-    print(allotment.current("cuda:0").base_allocation(address)[0] == address)
+    print(allotment.current("cuda:0").inspection.base_allocation(address)[0] == address)
     print(free(0x1234), free(address), free(address))
     """
     assert output_of(driver, tmp_path, program, *SERVE) == ["True", "1 0 1"]
@@ -199,7 +199,7 @@ def test_threads_that_take_and_free_together_leave_the_allocator_in_order(driver
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     allocator = allotment.current("cuda:0")
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     print(served(), allocator.stats()["allocated_bytes.all.current"])
     """
     assert output_of(driver, tmp_path, program, *SERVE) == ["{} 0"]

@@ -142,11 +142,11 @@ def test_the_engine_works_with_the_ends_of_the_ranges(changes, expandable):
             address = allocator.malloc(size)
         except allotment.OutOfMemoryError:
             address = 0
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
         allocator.free(address)
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
     allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert allocator.stats()["reserved_bytes.all.current"] == 0
 
 

@@ -64,7 +64,7 @@ def test_a_device_that_refuses_while_memory_is_imported(kind):
         assert made["chunk_release"] == made["chunk_import"] - refused["chunk_import"]
         with open_shared(handle) as buffer:
             assert len(buffer) == 45 << 20
-        owner.run("allocator.check_invariants()")
+        owner.run("allocator.inspection.check_invariants()")
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
@@ -81,7 +81,7 @@ def test_a_device_that_refuses_while_memory_is_exported(kind):
                         result = allocator.share(buffer)
                     except AllotmentError:
                         result = None
-                    allocator.check_invariants()
+                    allocator.inspection.check_invariants()
                     device.finish(0)
                     """,
                     operation=operation,
@@ -96,7 +96,7 @@ def test_a_device_that_refuses_while_memory_is_exported(kind):
                 wait_until(everything_is_closed)
         open_shared(handle).close()
         wait_until(everything_is_closed)
-        owner.run("allocator.share(buffer).close(); buffer.close(); allocator.check_invariants()")
+        owner.run("allocator.share(buffer).close(); buffer.close(); allocator.inspection.check_invariants()")
         wait_until(lambda: owner.run('result = allocator.stats()["active_bytes.all.current"]') == 0)
 
 
@@ -171,7 +171,7 @@ def test_an_importer_without_a_descriptor_to_spare(kind):
     handle.close()
     buffer.close()
     wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def refusal_of(handle, **options):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.threads
 def allocator(request):
     made = Allocator("host", settings=SETTINGS[request.param])
     yield made
-    made.check_invariants()
+    made.inspection.check_invariants()
 
 
 OPENING = """
@@ -226,7 +226,7 @@ def test_a_block_of_a_stream_that_is_being_captured_is_not_shared():
     with pytest.raises(CaptureError, match="while the stream is being captured"):
         allocator.share(buffer)
     device.end_capture(stream.handle)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     allocator.share(buffer).close()
 
 

@@ -43,9 +43,9 @@ def test_what_is_opened_before_and_after_is_opened_to_peers(owner, kind):
 
     alone, first = accesses(lambda: open_shared(before, stream=stream))
     assert alone == 1
-    assert accesses(lambda: allocator.enable_peer_access(peer.index))[0] == 1
-    assert accesses(lambda: allocator.enable_peer_access(peer.index))[0] == 0
-    assert accesses(lambda: Allocator(device).enable_peer_access(peer.index))[0] == 0
+    assert accesses(lambda: allocator.sharing.enable_peer_access(peer.index))[0] == 1
+    assert accesses(lambda: allocator.sharing.enable_peer_access(peer.index))[0] == 0
+    assert accesses(lambda: Allocator(device).sharing.enable_peer_access(peer.index))[0] == 0
     with_peer, second = accesses(lambda: open_shared(after, stream=stream))
     assert with_peer == 2
     first.close()
@@ -61,9 +61,9 @@ def test_a_peer_that_could_not_be_let_in_can_be_let_in_later(owner):
     with open_shared(handle, stream=Stream(device)):
         device.refuse("set_access")
         with pytest.raises(Exception, match="set_access"):
-            allocator.enable_peer_access(peer.index)
+            allocator.sharing.enable_peer_access(peer.index)
         calls = device.calls["set_access"]
-        allocator.enable_peer_access(peer.index)
+        allocator.sharing.enable_peer_access(peer.index)
         assert device.calls["set_access"] == calls + 1
     wait_until(everything_is_closed)
 
@@ -72,13 +72,13 @@ def test_a_peer_that_could_not_be_let_in_can_be_let_in_later(owner):
 def test_an_index_that_no_device_has_is_refused(settings):
     allocator = make_allocator("sim:1GiB", settings=settings)
     with pytest.raises(RequestError, match=r"sim:1GiB has no peer of index 40000"):
-        allocator.enable_peer_access(40000)
+        allocator.sharing.enable_peer_access(40000)
     other = SimulatedDevice("1GiB", 40000)
-    allocator.enable_peer_access(other.index)
+    allocator.sharing.enable_peer_access(other.index)
     del other
     gc.collect()
     with pytest.raises(RequestError):
-        make_allocator("sim:1GiB", settings=settings).enable_peer_access(40000)
+        make_allocator("sim:1GiB", settings=settings).sharing.enable_peer_access(40000)
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense", "backend:cudaMallocAsync"])
@@ -93,6 +93,6 @@ def test_a_devices_own_index_changes_nothing(settings):
 
     alone = calls_of_a_request()
     before = allocator.device.calls
-    allocator.enable_peer_access(allocator.device.index)
+    allocator.sharing.enable_peer_access(allocator.device.index)
     assert allocator.device.calls == before
     assert calls_of_a_request() == alone

@@ -24,7 +24,7 @@ METHODS = ("spawn", "forkserver", "fork")
 def allocator():
     made = Allocator("host", settings="shareable:True")
     yield made
-    made.check_invariants()
+    made.inspection.check_invariants()
 
 
 def content(buffer):
@@ -119,7 +119,7 @@ def pickled(buffer):
 
 
 def active(allocator):
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return allocator.stats()["active_bytes.all.current"]
 
 

@@ -33,7 +33,7 @@ def settings(request):
 def allocator(settings):
     made = Allocator("host", settings=settings)
     yield made
-    made.check_invariants()
+    made.inspection.check_invariants()
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def peer(peers):
 
 
 def active(allocator):
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return allocator.stats()["active_bytes.all.current"]
 
 
@@ -360,7 +360,7 @@ def test_a_child_of_fork_has_blocks_of_its_own_and_no_leases(settings):
     handle = allocator.share(buffer)
 
     def in_child():
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
         memoryview(buffer)[:5] = b"child"
         buffer.close()
         assert active(allocator) == 0
@@ -398,7 +398,7 @@ def test_host_memory_is_shared_only_if_the_settings_ask_for_it():
 def test_shareable_is_fixed_when_the_allocator_is_made():
     allocator = Allocator("host")
     with pytest.raises(SettingsError):
-        allocator.configure("shareable:True")
+        allocator.settings = "shareable:True"
     with pytest.raises(SettingsError, match=r"HostDevice\(shareable=True\)"):
         Allocator(allocator.device, settings="shareable:True")
 
@@ -439,7 +439,7 @@ def test_a_pool_with_a_block_that_is_open_elsewhere_is_not_restored(settings, pe
         return True
 
     wait_until(is_restored)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_opened_memory_is_a_buffer_like_others(allocator, peer):

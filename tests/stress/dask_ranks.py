@@ -42,7 +42,7 @@ def record(folder: Path, ranks: int, steps: int = 400) -> None:
             blocks = [allocator.malloc(size // part) for part in (1, 2, 3)]
             for block in blocks:
                 allocator.free(block)
-        allocator.dump_snapshot(folder / f"rank{rank}.pickle")
+        allocator.history.dump_snapshot(folder / f"rank{rank}.pickle")
         for block in kept:
             allocator.free(block)
 

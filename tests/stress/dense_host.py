@@ -97,10 +97,10 @@ class DenseStress:
             if done % AHEAD == 0:
                 self.synchronize()
             if done % 500 == 0:
-                self.allocator.check_invariants()
+                self.allocator.inspection.check_invariants()
         self.free(len(self.blocks))
         self.synchronize()
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         stats = self.allocator.stats()
         self.allocator.empty_cache()
         return {

@@ -127,7 +127,7 @@ class DeviceStress:
         for stream in self.streams:
             stream.synchronize()
         self.allocator.empty_cache()
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         if left := self.allocator.stats()["reserved_bytes.all.current"]:
             self.errors.append(f"{left} bytes are still reserved after everything was freed")
 

@@ -116,7 +116,7 @@ def run_here(chosen: argparse.Namespace) -> None:
     by_test = outcomes_of(chosen.tests, chosen.adapter)
     served = 0
     if allocator is not None:
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
         served = allocator.stats()["allocation.all.allocated"]
     chosen.result.write_text(json.dumps({"outcomes": by_test, "served": served}))
 

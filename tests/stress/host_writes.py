@@ -119,7 +119,7 @@ class HostWrites:
             stream.synchronize()
         while self.arrays:
             self.compare_one()
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         assert not self.wrong, self.wrong
 
     def run(self, seconds: float = 0, steps: int = 0) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def work_with(draw: random.Random, settings: Settings) -> None:
                 )
         except AllotmentError:
             pass
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
     free_all(allocator, live)
 
 

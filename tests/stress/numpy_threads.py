@@ -105,7 +105,7 @@ def main() -> int:
     left = sum(one.stats()["allocated_bytes.all.current"] for one in (shared, installed))
     served = [one.stats()["allocation.all.allocated"] for one in (shared, installed)]
     for one in (shared, installed):
-        one.check_invariants()
+        one.inspection.check_invariants()
         one.empty_cache()
         left += one.stats()["reserved_bytes.all.current"]
     for error in errors:

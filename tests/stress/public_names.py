@@ -453,7 +453,7 @@ class Case:
 
     def check(self) -> None:
         for thing in list(self.things):
-            check = getattr(thing, "check_invariants", None)
+            check = getattr(getattr(thing, "inspection", thing), "check_invariants", None)
             if check is not None:
                 check()
         self.writes.check()

@@ -113,7 +113,7 @@ def replay(trace: Trace, settings: str) -> None:
                 is_free_at_once = actions[entry + 1 : entry + 2] == [Action.FREE_COMPLETED]
                 if not is_free_at_once:
                     other.wait(streams[number].record())
-                    allocator.touch(address, other)
+                    allocator.inspection.touch(address, other)
                     allocator.record_stream(address, other)
                 allocator.free(address)
         for address, _ in live.values():

@@ -57,7 +57,7 @@ def cycles(allocator: Allocator, peer: Peer, count: int) -> dict[str, Any]:
     wait_until(is_free)
     allocator.empty_cache()
     after, there_after = (mappings(), descriptors(), address_space()), settled(peer)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return {"cycles": count, "owner": (before, after), "importer": (there_before, there_after)}
 
 
@@ -74,7 +74,7 @@ def many(allocator: Allocator, peer: Peer, count: int) -> dict[str, Any]:
     kept = allocator.stats()["active.all.current"]
     peer.run("buffers.clear()")
     wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return {"open": kept, "before": before, "held": held, "after": settled(peer)}
 
 

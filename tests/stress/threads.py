@@ -77,7 +77,7 @@ class Stress:
         with allocator.pool() as pool:
             address = allocator.malloc(5000)
             array_at(address, 5000).fill(pattern)
-            if allocator.segments(pool.id)[0]["segment_pool_id"] != pool.id:
+            if allocator.history.segments(pool.id)[0]["segment_pool_id"] != pool.id:
                 self.errors.append("a request inside a pool was served from outside")
             if not (array_at(address, 5000) == pattern).all():
                 self.errors.append("a block of a pool was overwritten")
@@ -122,7 +122,7 @@ class Stress:
             for stream in streams:
                 stream.synchronize()
             allocator.empty_cache()
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
             if left := allocator.stats()["reserved_bytes.all.current"]:
                 self.errors.append(f"{left} bytes are still reserved after everything was freed")
         for error in self.errors[:10]:

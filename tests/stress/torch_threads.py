@@ -106,7 +106,7 @@ def main() -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     allocator = allocator_of(0)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     stats = allocator.stats()
     for key in ("allocated_bytes.all.current", "active_bytes.all.current", "reserved_bytes.all.current"):
         if stats[key]:

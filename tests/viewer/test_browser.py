@@ -285,7 +285,7 @@ def test_a_name_has_one_color_in_both_runs_and_the_legend_has_the_names_of_both(
             frames[:] = [{"name": name, "filename": f"/{name}.py", "line": 3}]
             allocator.malloc((line + 3) << 20)
         paths.append(tmp_path / f"{number}.pickle")
-        allocator.dump_snapshot(paths[-1])
+        allocator.history.dump_snapshot(paths[-1])
     browser.open(written(tmp_path / "view.html", *map(str, paths)))
     browser.wait_for(f"{IDLE} && app.views.length === 2")
     colors = browser.run(

@@ -140,7 +140,7 @@ def test_it_opens_at_the_request_that_failed_if_one_did(tmp_path: Path) -> None:
         with suppress(allotment.OutOfMemoryError):
             allocator.malloc(size << 20)
     path = tmp_path / "failed.pickle"
-    allocator.dump_snapshot(path)
+    allocator.history.dump_snapshot(path)
     failure = explain(path).failure
     assert failure is not None
     assert opened_at(written(tmp_path / "view.html", str(path), "--at", "explain")) == failure.entry

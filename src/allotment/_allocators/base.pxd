@@ -1,15 +1,14 @@
-"""What every kind of allocator has: a device, settings, a limit, observers, copies, peers, figures as text.
+"""What every kind of allocator has: a device, settings, a limit, copies, figures as text.
 
     AllocatorBase
-      ├─ EngineAllocator ─ RecordingAllocator ─ PoolingAllocator ─ LimitingAllocator ─ PausingAllocator
-      │                                           ─ SharingAllocator ─ Allocator      caching: our engine
-      ├─ PinnedAllocator                                         pinned: host memory that devices copy from
-      ├─ AsyncAllocator                                          stream_ordered: the device's own pool
-      └─ PluggedMemory ─ PluggableAllocator                      pluggable: functions of the user's
+      ├─ Allocator                              caching: our engine
+      ├─ PinnedAllocator                        pinned: host memory that devices copy from
+      ├─ AsyncAllocator                         stream_ordered: the device's own pool
+      └─ PluggedMemory ─ PluggableAllocator     pluggable: functions of the user's
 
 Methods that look alike in all of them are written here, over the few operations that a kind fills in. `malloc` and
-`free` are not: they are the hot path, and each kind has its own. What a kind does not support is a row in its class,
-see `unsupported`.
+`free` are not: they are the hot path, and each kind has its own. What only some kinds can do is in their parts, see
+`parts`.
 """
 
 from allotment._allocators.owners cimport Owners
@@ -26,6 +25,9 @@ cdef class AllocatorBase:
     cdef object __weakref__
 
     # What a kind fills in.
+    cdef dict counters(self)                                    # by metric, size class and kind
+    cdef double fraction(self) except? -1                       # the limit as a part of the device's memory
+    cdef int put_fraction(self, double part) except -1          # pre: from 0.0 to 1.0
     cdef bint find_limit(self, bytes_t* most) noexcept          # whether there is one; never waits
     cdef int put_limit(self, bint limited, bytes_t most) except -1
     cdef bytes_t total_bytes(self) noexcept                     # of the device; 0 if it does not tell
@@ -48,6 +50,7 @@ cdef class AllocatorBase:
     cdef object ready_buffer(self, object size, object stream)
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef stream_t stream_asked(self, object stream) except? 0xFFFFFFFFFFFFFFFF     # None: the thread's current one
+    cdef int change_settings(self, object settings) except -1
     cdef object expect_backend(self, object settings, str expected)
     cdef object too_large_facts(self, object requested)
     cdef bytes_t limit_of(self, double part) except? 0

@@ -1,6 +1,5 @@
 # Made from base.pyx by `make stubs`: change it there.
 
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,7 +9,6 @@ from allotment._allocators.buffer import Buffer
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 from allotment._settings.record import Settings
-from allotment.errors import OutOfMemoryFacts
 
 class AllocatorBase:
     """What every kind of allocator has; users hold one of the kinds."""
@@ -31,15 +29,6 @@ class AllocatorBase:
     @property
     def device(self) -> Device:
         """The device whose memory this is: its `name`, `index` and `capabilities`."""
-    @property
-    def initialized(self) -> bool:
-        """Whether it may be in use already, so that no other can take its place: True from the start."""
-    @property
-    def unsupported(self) -> dict[str, str]:
-        """What this kind of allocator does not support: {operation: what to use instead}.
-
-        `hasattr` is False for each of them, and asking for one raises UnsupportedError with the same advice.
-        """
     def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
         """A buffer of `size` bytes for work on `stream`; it frees itself when the last reference to it goes.
 
@@ -94,21 +83,12 @@ class AllocatorBase:
         devices that hold them. Returns at once; the copy is done when the stream is. Raises StreamError,
         UnsupportedError if the device cannot copy, DeviceError. Safe to call from several threads.
         """
-    def enable_peer_access(self, peer: int) -> None:
-        """Let the device of index `peer` touch this allocator's memory, also what it gets later.
-
-        Also memory of other processes that is open on this device (`open_shared`). Does nothing for this device's own
-        index. Raises RequestError for an index that no device has, UnsupportedError if the device has no peers,
-        DeviceError.
-        """
     def stats(self) -> dict[str, int]:
         """All counters, flattened: {"allocated_bytes.all.current": 512, ...}, sorted by key.
 
         Costs about a hundred small objects; takes the allocator's lock for a moment. Safe to call from several
         threads.
         """
-    def summary(self, abbreviated: bool = False) -> str:
-        """The counters as a boxed table for people; `abbreviated` leaves out the rows by size class."""
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device, as the device says.
 
@@ -131,29 +111,13 @@ class AllocatorBase:
     @limit.setter
     def limit(self, limit: int | str | None) -> None: ...
     @property
-    def memory_fraction(self) -> float:
-        """The limit as a part of the device's memory, from 0.0 to 1.0; 1.0 is no limit.
-
-        Setting it raises RequestError for what is not between them, UnsupportedError if the device cannot tell how
-        much memory it has.
-        """
-    @memory_fraction.setter
-    def memory_fraction(self, fraction: float) -> None: ...
-    @property
     def settings(self) -> Settings:
-        """The settings in force, as a `Settings` record; `configure` changes them."""
-    def configure(self, text: str, *, lenient: bool = False) -> None:
-        """Apply a settings string now: "max_split_size_mb:64,expandable_segments:True".
+        """The settings in force, as a `Settings` record. Assign a text to change them: "max_split_size_mb:64".
 
-        All or nothing; `lenient` keeps what stood before the fault, as PyTorch does, and then raises. Memory that is
-        held already stays as it is. Raises SettingsError.
+        The keys that the text names change, all of them or, on a fault, none; the others stay. Memory that is held
+        already stays as it is. Assigning raises SettingsError.
         """
-    def attach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
-        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, until it is detached.
-
-        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises is
-        reported through `sys.unraisablehook`; the request still ends with its OutOfMemoryError. Raises TypeError for
-        what cannot be called.
-        """
-    def detach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
-        """Call an observer no more. Attached twice, it is called once from now on. Raises RequestError if it is not."""
+    @settings.setter
+    def settings(self, text: str) -> None: ...
+    def _configure_leniently(self, text: str) -> None:
+        """Apply a settings text as PyTorch does: what stands before a fault counts, then SettingsError is raised."""

@@ -4,13 +4,12 @@ from allotment._allocators.sizes cimport whole_size
 from allotment._allocators.upcalls cimport report
 from allotment._core.contract.current cimport stream_in_use
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport INVALID, IS_HOST, OK, Device, DeviceTable, status_t
+from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, IN_UNUSED, Whereabouts
 from allotment._core.records.stats cimport stats_flat
 from allotment._core.tools.arguments cimport (
-    read_address, read_byte_count, read_callable, read_device_index, read_fraction, read_place, read_stream,
-    refuse_pickling)
+    read_address, read_byte_count, read_device_index, read_place, read_stream, refuse_pickling)
 from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._devices.streams cimport await_work, has_no_work, stream_of_caller
 
@@ -22,11 +21,10 @@ from allotment import _texts as texts
 from allotment._allocators import arrays
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.current import holders_on
-from allotment._allocators.unsupported import rows_of
 from allotment._devices import open_device
 from allotment._process.ledger import process_ledger
 from allotment.errors import (
-    AddressError, DeviceError, OutOfMemoryFacts, RequestError, SettingsError, SizeError, UnsupportedError)
+    AddressError, OutOfMemoryFacts, RequestError, SettingsError, SizeError, UnsupportedError)
 
 cdef extern from "Python.h":
     bint PyObject_CheckBuffer(object given) noexcept
@@ -108,19 +106,6 @@ cdef class AllocatorBase:
     def device(self) -> Device:
         """The device whose memory this is: its `name`, `index` and `capabilities`."""
         return self.device
-
-    @property
-    def initialized(self) -> bool:
-        """Whether it may be in use already, so that no other can take its place: True from the start."""
-        return True
-
-    @property
-    def unsupported(self) -> dict[str, str]:
-        """What this kind of allocator does not support: {operation: what to use instead}.
-
-        `hasattr` is False for each of them, and asking for one raises UnsupportedError with the same advice.
-        """
-        return rows_of(type(self))
 
     # --- memory ---
 
@@ -259,26 +244,6 @@ cdef class AllocatorBase:
         if destination is not None or source is not None:
             keep_until_done(self.device, handle, (destination, source))
 
-    def enable_peer_access(self, peer: int) -> None:
-        """Let the device of index `peer` touch this allocator's memory, also what it gets later.
-
-        Also memory of other processes that is open on this device (`open_shared`). Does nothing for this device's own
-        index. Raises RequestError for an index that no device has, UnsupportedError if the device has no peers,
-        DeviceError.
-        """
-        cdef device_t other = read_device_index(peer, self.device)
-        if peer is None:
-            raise TypeError("a peer must be the index of a device, not None")
-        self.require_device("enable_peer_access")
-        if other == self.device.table.device:
-            return
-        try:
-            self.reach_peer(other)
-        except DeviceError as error:
-            if error.status != INVALID or error.operation not in ("peer_enable", "ordered_access"):
-                raise
-            raise RequestError(f"{self.device.name} has no peer of index {peer}") from error
-
     cdef int reach_peer(self, device_t peer) except -1:
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
@@ -304,6 +269,9 @@ cdef class AllocatorBase:
 
     # --- figures ---
 
+    cdef dict counters(self):
+        raise NotImplementedError
+
     cdef str place(self):
         return f"on {self.device.name}"
 
@@ -316,11 +284,7 @@ cdef class AllocatorBase:
         Costs about a hundred small objects; takes the allocator's lock for a moment. Safe to call from several
         threads.
         """
-        return stats_flat(self.nested_stats())
-
-    def summary(self, abbreviated: bool = False) -> str:
-        """The counters as a boxed table for people; `abbreviated` leaves out the rows by size class."""
-        return texts.memory_summary(self.stats(), self.device.name, abbreviated=abbreviated)
+        return stats_flat(self.counters())
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device, as the device says.
@@ -355,7 +319,7 @@ cdef class AllocatorBase:
         return False
 
     cdef int put_limit(self, bint limited, bytes_t most) except -1:
-        raise NotImplementedError
+        raise UnsupportedError(f"{self!r} cannot be limited: how much there is, its functions decide", operation="limit")
 
     cdef bytes_t total_bytes(self) noexcept:
         return 0
@@ -373,22 +337,15 @@ cdef class AllocatorBase:
     def limit(self, limit: int | str | None) -> None:
         self.put_limit(limit is not None, 0 if limit is None else config.parse_size(limit))
 
-    @property
-    def memory_fraction(self) -> float:
-        """The limit as a part of the device's memory, from 0.0 to 1.0; 1.0 is no limit.
-
-        Setting it raises RequestError for what is not between them, UnsupportedError if the device cannot tell how
-        much memory it has.
-        """
+    cdef double fraction(self) except? -1:
+        """The limit as a part of the device's memory."""
         cdef bytes_t most = 0
         if not self.find_limit(&most):
             return 1.0
         return <double> most / <double> self.known_total()
 
-    @memory_fraction.setter
-    def memory_fraction(self, fraction: float) -> None:
-        cdef double part = read_fraction(fraction)
-        self.put_limit(part < 1.0, self.limit_of(part))
+    cdef int put_fraction(self, double part) except -1:
+        return self.put_limit(part < 1.0, self.limit_of(part))
 
     cdef bytes_t limit_of(self, double part) except? 0:
         """A part of the device's memory, in bytes."""
@@ -404,24 +361,28 @@ cdef class AllocatorBase:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force, as a `Settings` record; `configure` changes them."""
+        """The settings in force, as a `Settings` record. Assign a text to change them: "max_split_size_mb:64".
+
+        The keys that the text names change, all of them or, on a fault, none; the others stay. Memory that is held
+        already stays as it is. Assigning raises SettingsError.
+        """
         return self.current_settings
 
-    def configure(self, text: str, *, lenient: bool = False) -> None:
-        """Apply a settings string now: "max_split_size_mb:64,expandable_segments:True".
+    @settings.setter
+    def settings(self, text: str) -> None:
+        self.change_settings(config.Settings.parse(text, self.current_settings))
 
-        All or nothing; `lenient` keeps what stood before the fault, as PyTorch does, and then raises. Memory that is
-        held already stays as it is. Raises SettingsError.
-        """
-        error = None
-        if lenient:
-            settings, error = config.parse_leniently(text, self.current_settings)
-        else:
-            settings = config.Settings.parse(text, self.current_settings)
-        self.apply_settings(settings)
-        self.current_settings = settings
+    def _configure_leniently(self, text: str) -> None:
+        """Apply a settings text as PyTorch does: what stands before a fault counts, then SettingsError is raised."""
+        settings, error = config.parse_leniently(text, self.current_settings)
+        self.change_settings(settings)
         if error is not None:
             raise error
+
+    cdef int change_settings(self, object settings) except -1:
+        self.apply_settings(settings)
+        self.current_settings = settings
+        return 0
 
     cdef int apply_settings(self, object settings) except -1:
         return 0
@@ -444,22 +405,6 @@ cdef class AllocatorBase:
             device=self.device.name, device_index=self.device.table.device, requested=size, rounded=size,
             segment_size=size, device_free=0, device_total=self.total_bytes(), limit=None, allocated=0, reserved=0,
             private_free=0, largest_free=0, stream=0, too_large=True)
-
-    def attach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
-        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, until it is detached.
-
-        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises is
-        reported through `sys.unraisablehook`; the request still ends with its OutOfMemoryError. Raises TypeError for
-        what cannot be called.
-        """
-        self.observers.append(read_callable(observer, "an observer"))
-
-    def detach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
-        """Call an observer no more. Attached twice, it is called once from now on. Raises RequestError if it is not."""
-        try:
-            self.observers.remove(observer)
-        except ValueError:
-            raise RequestError(f"{observer!r} is not an observer of {self!r}, or it is detached already") from None
 
     cdef int tell_observers(self, object facts) except -1:
         for observer in list(self.observers):       # it may detach itself

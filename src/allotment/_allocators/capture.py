@@ -22,7 +22,7 @@ from types import TracebackType
 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.lending import launching, lent
-from allotment._allocators.caching.pools import Pool, PoolId, next_graph_pool_id
+from allotment._allocators.caching.pool import Pool, PoolId, next_graph_pool_id
 from allotment._allocators.current import allocator_on, begin_routing, end_routing, holders_on
 from allotment._allocators.noted import noted
 from allotment._allocators.stream_ordered.allocator import AsyncAllocator
@@ -83,7 +83,7 @@ class Graph:
             if isinstance(allocator, AsyncAllocator):
                 allocator.empty_cache(self.pool)
             else:
-                allocator._give_up_use(self.pool)
+                allocator.pools._give_up_use(self.pool)
 
     def __repr__(self) -> str:
         state = "captured" if self._work is not None else "without work"
@@ -165,7 +165,7 @@ class capture:
     def route(self, allocator: Allocator | AsyncAllocator) -> None:
         """Serve an allocator's requests of this capture from a pool with its id."""
         if allocator not in self._routed:
-            noted(self._routed, allocator, allocator.begin_allocate_to_pool, self._id, capture=self._capture_id)
+            noted(self._routed, allocator, allocator.pools.begin_allocate_to_pool, self._id, capture=self._capture_id)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -192,7 +192,7 @@ class capture:
         self._end_routing()
         for allocator in self._routed:
             if isinstance(allocator, AsyncAllocator):
-                allocator.join_capture(self._stream)
+                allocator.pools.join_capture(self._stream)
         work = end_capture(self._stream.device, self._stream)
         self._end_routes(self._graph._holders)
         self._graph._work = work
@@ -223,7 +223,7 @@ class capture:
                 if holders is not None and (allocator is self._allocator or self._has_memory(allocator)):
                     kept.append(allocator)
                 if allocator not in self._ended:
-                    noted(self._ended, allocator, allocator.end_allocate_to_pool, self._id)
+                    noted(self._ended, allocator, allocator.pools.end_allocate_to_pool, self._id)
             except AllotmentError as error:
                 failures.append(error)
         for allocator in self._routed:
@@ -231,7 +231,7 @@ class capture:
                 if holders is not None and allocator in kept:
                     holders.append(allocator)
                 elif allocator not in self._released and allocator not in self._graph._holders:
-                    noted(self._released, allocator, allocator.release_pool, self._id)
+                    noted(self._released, allocator, allocator.pools.release, self._id)
                     allocator.empty_cache(self._id)
             except AllotmentError as error:
                 failures.append(error)
@@ -239,4 +239,4 @@ class capture:
             raise failures[0]
 
     def _has_memory(self, allocator: Allocator | AsyncAllocator) -> bool:
-        return isinstance(allocator, Allocator) and allocator.pool_reserved_bytes(self._id) > 0
+        return isinstance(allocator, Allocator) and allocator.pools.reserved_bytes(self._id) > 0

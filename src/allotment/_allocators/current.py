@@ -73,7 +73,7 @@ def install(name: str, allocator: DeviceAllocator) -> None:
     """Share `allocator` under a name, whose present allocator must not be initialized."""
     with _lock:
         present = _shared.get(name)
-        if present is not None and present.initialized:
+        if present is not None and getattr(present, "initialized", True):
             raise RequestError(
                 f"Can't swap an already initialized allocator: {present!r} serves {name}, and its memory may be in use."
                 f" Change it before the first call of current({name!r})"

@@ -48,7 +48,10 @@ def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | De
 
 def shared_form(buffer: Buffer, hold: float) -> tuple[Any, ...]:
     """How a buffer is pickled that travels as the same memory. Raises what `Allocator.share` raises."""
-    send = getattr(buffer.allocator, "_send_block", None)
+    sharing = getattr(
+        buffer.allocator, "sharing", buffer.allocator
+    )  # a block that was opened here is sent on by itself
+    send = getattr(sharing, "_send_block", None)
     if send is None or len(buffer) == 0:
         raise UnsupportedError(f"{buffer!r} cannot be shared with another process", operation="share")
     handle, number = send(buffer, hold)

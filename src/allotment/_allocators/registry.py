@@ -11,7 +11,7 @@ from allotment.errors import RequestError
 
 if TYPE_CHECKING:
     from allotment._allocators.buffer import Buffer
-    from allotment._allocators.caching.pools import PoolId
+    from allotment._allocators.caching.pool import PoolId
     from allotment._core.contract.table import Device
     from allotment._devices.streams import Stream
 
@@ -30,11 +30,6 @@ class DeviceAllocator(Protocol):
     @abstractmethod
     def device(self) -> Device:
         """The device whose memory this is."""
-
-    @property
-    @abstractmethod
-    def initialized(self) -> bool:
-        """Whether it may be in use already, so that no other can take its place."""
 
     @abstractmethod
     def malloc(self, size: int, stream: Stream | int | None = None) -> int:
@@ -59,14 +54,6 @@ class DeviceAllocator(Protocol):
     @abstractmethod
     def stats(self) -> dict[str, int]:
         """All counters, flattened and sorted by key."""
-
-    @abstractmethod
-    def nested_stats(self) -> dict[str, Any]:
-        """All counters, by metric, size class and kind."""
-
-    @abstractmethod
-    def reset_accumulated_stats(self) -> None:
-        """Let the sums of all allocations and frees start anew from 0."""
 
     @abstractmethod
     def reset_peak_stats(self) -> None:
@@ -106,9 +93,9 @@ def register_device_allocator(device: str, allocator: DeviceAllocator) -> None:
 def change_current_allocator(device: str, allocator: DeviceAllocator) -> None:
     """Let `allocator` be what `current(device)` gives, instead of the one that would be made at its first use.
 
-    Possible only as long as the present one is not initialized. A caching allocator is from its first use, a pluggable
-    one from the start, so that it is never replaced. Raises TypeError if it is not a DeviceAllocator, RequestError
-    otherwise.
+    Possible only as long as the present one is not initialized. Allotment's own are from the start; one of your own
+    that can still be replaced says so by an attribute `initialized` that is False. Raises TypeError if it is not a
+    DeviceAllocator, RequestError otherwise.
     """
     _refuse_cpu("change_current_allocator", device)
     name = shared_name(device)

@@ -114,8 +114,8 @@ def _live(
     reached("trying other settings on it", 0.9)
     with TemporaryDirectory() as folder:
         recorded = Path(folder) / "demo.pickle"
-        allocator.dump_snapshot(recorded)  # type: ignore[attr-defined]
+        allocator.history.dump_snapshot(recorded)  # type: ignore[attr-defined]
         if snapshot is not None:
-            allocator.dump_snapshot(snapshot)  # type: ignore[attr-defined]
+            allocator.history.dump_snapshot(snapshot)  # type: ignore[attr-defined]
         tuned = tune(read_recording(recorded), Goal.parse("min-memory"), SECONDS, lambda what: reached(what, 0.95))
     return outcome, tuned

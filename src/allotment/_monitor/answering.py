@@ -125,7 +125,7 @@ class _Monitor:
         """The lines of code that hold most, of each allocator; one with `where` "" is what has no stack."""
         found: dict[tuple[str, str], list[int]] = {}
         for allocator in self.living():
-            for each in allocator.alive() if hasattr(allocator, "alive") else ():
+            for each in allocator.history.alive() if hasattr(allocator, "history") else ():
                 sums = found.setdefault((allocator.device.name, each.where), [0, 0])
                 sums[0] += each.bytes
                 sums[1] += each.blocks
@@ -137,7 +137,7 @@ class _Monitor:
 
         The snapshot is of the allocator that holds the most, on `device` if given.
         """
-        recording = [each for each in self.living() if hasattr(each, "dump_snapshot")]
+        recording = [each for each in self.living() if hasattr(each, "history")]
         fitting = [each for each in recording if device in (None, each.device.name)]
         if not fitting:
             names = ", ".join(sorted({each.device.name for each in recording})) or "none"
@@ -145,9 +145,9 @@ class _Monitor:
         chosen = max(fitting, key=lambda each: int(each.stats()["reserved_bytes.all.current"]))
         with tempfile.TemporaryDirectory(prefix="allotment-") as folder:
             path = Path(folder) / "snapshot"
-            chosen.dump_snapshot(path)
+            chosen.history.dump_snapshot(path)
             descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        return {"device": chosen.device.name, "history": chosen.is_history_enabled()}
+        return {"device": chosen.device.name, "history": chosen.history.is_enabled()}
 
     def stop(self) -> None:
         """At exit: stop the thread from reading allocators."""

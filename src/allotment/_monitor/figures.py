@@ -27,6 +27,8 @@ class Watched(Protocol):
     def device(self) -> Device: ...
     @property
     def limit(self) -> int | None: ...
+    @property
+    def limits(self) -> Any: ...
     def stats(self) -> dict[str, int]: ...
     def memory_info(self) -> tuple[int, int]: ...
 
@@ -66,7 +68,7 @@ class Figures:
 def figures_of(allocator: Watched) -> Figures:
     """Read an allocator. Takes its lock for a moment; looks at every block to tell tenants apart."""
     stats = allocator.stats()
-    tags: dict[str, dict[str, int]] = allocator.tags() if hasattr(allocator, "tags") else {}
+    tags: dict[str, dict[str, int]] = allocator.sleep.tags() if hasattr(allocator, "sleep") else {}
     tenants: dict[str, dict[str, int]] = allocator.tenants() if hasattr(allocator, "tenants") else {}
     free, total = _memory_of(allocator)
     device = allocator.device
@@ -95,7 +97,7 @@ def _limits(allocator: Watched, of: str, names: Iterable[str]) -> dict[str, int]
     found = {}
     for name in filter(None, names):
         with suppress(PoolError):  # a tag whose memory was released meanwhile
-            found[name] = getattr(allocator, of)(name)
+            found[name] = getattr(allocator.limits, of)(name)
     return {name: limit for name, limit in found.items() if limit is not None}
 
 

@@ -383,7 +383,7 @@ class Settings:
             names=("expandable_segments_reserve_by_class",),
             kind=ReserveSizes(),
             values="a list of names and such values, [serving:0.25,side:8G]",
-            does="The same for streams of a class, which `Allocator.set_reserve_class` assigns.",
+            does="The same for streams of a class, which `Pools.set_reserve_class` assigns.",
             devices="those with virtual memory",
             placements=("torch",),
             torch="2.15",

@@ -63,15 +63,22 @@ class SharedBlock(NamedTuple):
     streams: list[int]
 
 
+class SharedBlocks(Protocol):
+    """What an allocator does for blocks that are shared: its `sharing`."""
+
+    def _share_block(self, block: int, keep: bool) -> SharedBlock: ...
+    def _lease_block(self, block: int, generation: int) -> SharedBlock: ...
+    def _end_shares(self, block: int, generation: int, leases: int, keeps: int) -> None: ...
+    def _end_all_shares(self) -> None: ...
+
+
 class Lender(Protocol):
     """An allocator whose blocks can be shared."""
 
     @property
     def device(self) -> Device: ...
-    def _share_block(self, block: int, keep: bool) -> SharedBlock: ...
-    def _lease_block(self, block: int, generation: int) -> SharedBlock: ...
-    def _end_shares(self, block: int, generation: int, leases: int, keeps: int) -> None: ...
-    def _end_all_shares(self) -> None: ...
+    @property
+    def sharing(self) -> SharedBlocks: ...
 
 
 Key = tuple[int, int, int]
@@ -162,7 +169,7 @@ class Owner:
         """Return a handle of a block, and its own hold."""
         wire.require_sockets()
         self.start()
-        shared = lender._share_block(block, True)
+        shared = lender.sharing._share_block(block, True)
         number = self.number_of(lender)
         key = (number, block, shared.generation)
         with self.lock:
@@ -240,7 +247,7 @@ class Owner:
             entry = self.entries[key]
             entry.leases += 1
         try:
-            return entry, entry.allocator._lease_block(entry.block, entry.generation)
+            return entry, entry.allocator.sharing._lease_block(entry.block, entry.generation)
         except RequestError:
             self.settle(entry, 1, in_engine=False)
             raise KeyError(key) from None
@@ -265,7 +272,7 @@ class Owner:
             entry.order.end()
         if lender is not None and in_engine and (leases or ended):
             held_leases = sum(hold.is_lease for hold in ended)
-            lender._end_shares(entry.block, entry.generation, leases + held_leases, len(ended) - held_leases)
+            lender.sharing._end_shares(entry.block, entry.generation, leases + held_leases, len(ended) - held_leases)
 
     # --- the thread ---
 
@@ -551,7 +558,7 @@ class Owner:
                 os.close(descriptor)
         for lender in {id(entry.lender): entry.lender for entry in self.entries.values()}.values():
             if lender is not None:
-                lender._end_all_shares()
+                lender.sharing._end_all_shares()
 
 
 def shortage(error: OSError) -> Reply:

@@ -23,7 +23,7 @@ def sparkline(values: Sequence[float], width: int, top: float | None = None) -> 
 
 
 def segment_map(segments: Iterable[dict[str, Any]], width: int) -> list[str]:
-    """Return a line for each of `Allocator.segments()`; a character is a part of it: in use, partly in use, or free."""
+    """Return a line for each of `History.segments()`; a character is a part of it: in use, partly in use, or free."""
     return [_segment_line(segment, width) for segment in segments]
 
 

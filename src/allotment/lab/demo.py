@@ -126,7 +126,7 @@ class Trainer:
         self._sample()
 
     def _sample(self) -> None:
-        stats = self.allocator.nested_stats()
+        stats = self.allocator.inspection.nested_stats()
         self.live_bytes.append(stats["active_bytes"]["all"]["current"])
         self.reserved_bytes.append(stats["reserved_bytes"]["all"]["current"])
 
@@ -190,5 +190,5 @@ def train(allocator: Allocator, steps: int = 200, on_step: Callable[[int], None]
         live_bytes=trainer.live_bytes,
         reserved_bytes=trainer.reserved_bytes,
         stats=allocator.stats(),
-        segments=allocator.segments(),
+        segments=allocator.history.segments(),
     )

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import torch  # type: ignore[import-not-found]
 
-from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.caching.pool import PoolId
 from allotment.errors import PoolError
 from allotment.torch._replacements import allocator_of
 
@@ -38,10 +38,10 @@ class _Capture:
     def end_for_the_allocator(self) -> None:
         allocator = allocator_of(self.device)
         try:
-            allocator.end_allocate_to_pool(self.pool)
+            allocator.pools.end_allocate_to_pool(self.pool)
         except PoolError:
             return  # it had not begun, or was ended already
-        allocator.release_pool(self.pool)
+        allocator.pools.release(self.pool)
 
 
 _begun: WeakKeyDictionary[Any, _Capture] = WeakKeyDictionary()
@@ -90,7 +90,7 @@ class _KeptPools:
     def release(self) -> None:
         while self.pools:
             device, pool = self.pools.pop()
-            allocator_of(device).release_pool(pool)
+            allocator_of(device).pools.release(pool)
 
 
 _kept: WeakKeyDictionary[Any, _KeptPools] = WeakKeyDictionary()
@@ -111,7 +111,7 @@ def keep_pools_of_captures() -> None:
             kept = _kept[self] = _KeptPools([])
             finalize(self, kept.release)
         if (device, found) not in kept.pools:
-            allocator_of(device).create_or_incref_pool(found)
+            allocator_of(device).pools.create_or_incref(found)
             kept.pools.append((device, found))
 
     @wraps(own_pools)

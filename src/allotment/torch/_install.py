@@ -11,7 +11,7 @@ import torch
 
 from allotment import _logs as logs
 from allotment import _settings as config
-from allotment._allocators.caching.pools import PoolId, leave_ids_to_others
+from allotment._allocators.caching.pool import PoolId, leave_ids_to_others
 from allotment._allocators.current import current_caching
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._rules import nearest_version
@@ -235,11 +235,11 @@ def _tenant_on(index: int) -> Tenant:
     if allocator.settings != process_state.settings:
         warnings.warn(
             f"{allocator.device.name} has a shared allocator already, which keeps its settings; call"
-            " allotment.torch.install() before others use it, or configure() it",
+            " allotment.torch.install() before others use it, or assign its `settings`",
             stacklevel=2,
         )
     if config.pytorch_caching_disabled():
-        allocator.caching = False
+        allocator.pools.caching = False
     process_state.tell(allocator)
     return allocator.tenant(TENANT)
 
@@ -248,7 +248,7 @@ def _refuse_pools_of_before(allocator: Allocator) -> None:
     """Refuse a device with pools: PyTorch numbers its pools the same way, and would use an existing one."""
     for pool in _ids_before:
         try:
-            allocator.pool_use_count(pool)
+            allocator.pools.use_count(pool)
         except PoolError:
             continue
         raise RequestError(

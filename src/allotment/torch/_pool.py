@@ -8,7 +8,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found]
 
-from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.caching.pool import PoolId
 from allotment.errors import PoolError, UnsupportedError
 from allotment.torch._replacements import allocator_of, memory_snapshot, used_devices
 
@@ -31,12 +31,12 @@ class MemPool:
         # PyTorch's counter also feeds graph_pool_handle, and no two pools may have one id.
         self._id: PoolId = torch._C._graph_pool_handle()
         owner = allocator_of(self._device)
-        owner.create_or_incref_pool(self._id, placement="torch" if no_split else None)
+        owner.pools.create_or_incref(self._id, placement="torch" if no_split else None)
         weakref.finalize(self, _give_up, self._device, self._id)
         if use_on_oom:
-            owner.set_use_on_oom(self._id, True)
+            owner.pools.set_use_on_oom(self._id, True)
         if no_split:
-            owner.set_no_split(self._id)
+            owner.pools.set_no_split(self._id)
 
     @property
     def id(self) -> PoolId:
@@ -55,7 +55,7 @@ class MemPool:
 
     def use_count(self) -> int:
         """The number of users of the pool: this object, each active `use_mem_pool`, each graph."""
-        return allocator_of(self._device).pool_use_count(self._id)
+        return allocator_of(self._device).pools.use_count(self._id)
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
         """The pool's segments, across all devices."""
@@ -64,7 +64,7 @@ class MemPool:
 
 
 def _give_up(device: int, pool: PoolId) -> None:
-    allocator_of(device).close_pool(pool)
+    allocator_of(device).pools.close(pool)
     for other in used_devices():  # `use_mem_pool` may have created it there
         if other != device:
             with suppress(PoolError):  # it was never created there

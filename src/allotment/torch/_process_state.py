@@ -44,11 +44,11 @@ class ProcessState:
                 return
             self._told.add(allocator)
             if not self.caching:
-                allocator.caching = False
+                allocator.pools.caching = False
             if self.history is not None:
                 allocator.record_history(**self.history)
             for observer in self.observers:
-                allocator.attach_out_of_memory_observer(observer)
+                allocator.limits.attach_out_of_memory_observer(observer)
 
 
 process_state = ProcessState()

@@ -18,7 +18,7 @@ from typing import Any
 import torch  # type: ignore[import-not-found]
 
 from allotment._allocators.caching.allocator import Allocator
-from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.caching.pool import PoolId
 from allotment._core.edge.snapshot import assembled
 from allotment._core.edge.words import BlockState, word_of
 from allotment._core.records.history import get_user_metadata, set_user_metadata
@@ -73,8 +73,8 @@ def _checked_for_fraction(device: int) -> int:
 
 def nested_stats(device: int) -> dict[str, Any]:
     if _is_used(_checked(device)):
-        return allocator_of(device).nested_stats()
-    return _fresh(allocator_of(torch.cuda.current_device()).nested_stats())
+        return allocator_of(device).inspection.nested_stats()
+    return _fresh(allocator_of(torch.cuda.current_device()).inspection.nested_stats())
 
 
 def nested_accelerator_stats(device: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _fresh(stats: dict[str, Any]) -> dict[str, Any]:
 
 def reset_accumulated_stats(device: int) -> None:
     if _is_used(_checked(device)):
-        allocator_of(device).reset_accumulated_stats()
+        allocator_of(device).inspection.reset_accumulated_stats()
 
 
 def reset_peak_stats(device: int) -> None:
@@ -107,18 +107,18 @@ def reset_peak_stats(device: int) -> None:
 
 
 def memory_fraction(device: int) -> float:
-    return allocator_of(device).memory_fraction if _is_used(_checked_for_fraction(device)) else 1.0
+    return allocator_of(device).limits.memory_fraction if _is_used(_checked_for_fraction(device)) else 1.0
 
 
 def set_memory_fraction(fraction: float, device: int) -> None:
-    allocator_of(_checked_for_fraction(device)).memory_fraction = fraction
+    allocator_of(_checked_for_fraction(device)).limits.memory_fraction = fraction
 
 
 def enable_caching(value: bool) -> None:
     with process_state.lock:
         process_state.caching = value
         for device in used_devices():
-            allocator_of(device).caching = is_caching()
+            allocator_of(device).pools.caching = is_caching()
 
 
 def is_caching() -> bool:
@@ -140,7 +140,7 @@ def set_allocator_settings(env: str) -> None:
         with process_state.lock:
             for device in used_devices():
                 with suppress(SettingsError):
-                    allocator_of(device).configure(env, lenient=True)
+                    allocator_of(device)._configure_leniently(env)
             process_state.settings, _ = parse_leniently(env, process_state.settings)
 
 
@@ -157,7 +157,7 @@ def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], objec
     torch.cuda.init()
     with process_state.lock:
         for device in used_devices():
-            allocator_of(device).attach_out_of_memory_observer(tell)
+            allocator_of(device).limits.attach_out_of_memory_observer(tell)
         process_state.observers.append(tell)
 
 
@@ -176,7 +176,7 @@ def record_history(
     record_pinned_host_memory: bool = False,
     record_cuda: bool = True,
 ) -> None:
-    """`stacks` has no effect: frames are Python's. `Allocator.record_annotation` records annotations."""
+    """`stacks` has no effect: frames are Python's. `History.record_annotation` records annotations."""
     if enabled is not None and record_pinned_host_memory:
         _say_that_pinned_memory_is_not_recorded()
     if not record_cuda:
@@ -249,7 +249,7 @@ def is_history_enabled() -> bool:
 def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
     """The frames of the call that allocated a live block, by the block's start; None if there are none."""
     for device in used_devices():
-        for segment in allocator_of(device).segments():
+        for segment in allocator_of(device).history.segments():
             for block in segment["blocks"]:
                 if block["address"] == data_ptr and block["state"] == word_of(BlockState.ACTIVE_ALLOCATED):
                     return block["frames"] or None
@@ -260,7 +260,7 @@ def annotate_memory(data_ptr: int, metadata: str) -> None:
     """Add a note on a live block, by its start, to the history."""
     for device in used_devices():
         with suppress(AddressError):
-            allocator_of(device).annotate(data_ptr, metadata)
+            allocator_of(device).history.annotate(data_ptr, metadata)
             return
     raise RuntimeError(f"annotateMemory: no live allocation found at pointer {data_ptr:#x}")
 
@@ -295,7 +295,7 @@ def _snapshot_of(allocator: Allocator, pool: PoolId, include_traces: bool) -> di
 
 def check_pool_live_allocations(device: int, pool: PoolId, expected: Collection[int]) -> bool:
     try:
-        return allocator_of(_checked(device)).check_pool_live_allocations(pool, expected)
+        return allocator_of(_checked(device)).pools.check_live_allocations(pool, expected)
     except PoolError as error:
         raise RuntimeError("Could not find pool of id") from error
 

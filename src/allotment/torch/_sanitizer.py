@@ -35,8 +35,8 @@ class _Watch:
             allocator = current_caching(f"cuda:{index}")
             sanitizer = Sanitizer(allocator, writes_memory=False)
             tracker = _tracker_of(sanitizer)
-            allocator.attach_trace_tracker(tracker)
-            for segment in allocator.segments():
+            allocator.history.attach_trace_tracker(tracker)
+            for segment in allocator.history.segments():
                 for block in segment["blocks"]:
                     if block["state"] == "active_allocated":
                         sanitizer.adopted(block["address"], block["requested_size"], segment["stream"])
@@ -45,7 +45,7 @@ class _Watch:
 
     def close(self) -> None:
         for allocator, tracker in self._trackers:
-            allocator.detach_trace_tracker(tracker)
+            allocator.history.detach_trace_tracker(tracker)
         for sanitizer in self.sanitizers.values():
             sanitizer.close()
 

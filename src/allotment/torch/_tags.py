@@ -35,7 +35,7 @@ def resume(what: Any, *, progress: Callable[[int, int], None] | None = None) -> 
 
 def _tags_of(what: Any) -> list[tuple[Allocator, str]]:
     if isinstance(what, str):
-        found = [(allocator, what) for allocator in _allocators() if what in allocator.tags()]
+        found = [(allocator, what) for allocator in _allocators() if what in allocator.sleep.tags()]
         if not found:
             raise PoolError(f"nothing on any GPU was allocated in the tag {what!r}")
         return found
@@ -69,7 +69,7 @@ def _tensors_of(what: Any) -> Iterator[torch.Tensor]:
 
 
 def _tag_at(allocator: Allocator, address: int) -> str:
-    for segment in allocator.segments():
+    for segment in allocator.history.segments():
         if 0 <= address - segment["address"] < segment["total_size"]:
             return name_of_tag_pool(segment["segment_pool_id"])
     return ""

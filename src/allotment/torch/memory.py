@@ -37,7 +37,7 @@ from torch.cuda.memory import (  # type: ignore[import-not-found]
 )
 
 from allotment import _texts as texts
-from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.caching.pool import PoolId
 from allotment._core.records.history import get_user_metadata, set_user_metadata
 from allotment.torch import _replacements as replacements
 from allotment.torch._patching import is_patched, patch, unpatch

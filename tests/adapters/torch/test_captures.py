@@ -27,14 +27,14 @@ def capture(stand, pool=None):
 def is_released(stand, pool):
     stand.allocators[0].empty_cache()
     with pytest.raises(PoolError):
-        stand.allocators[0].pool_use_count(pool)
+        stand.allocators[0].pools.use_count(pool)
     return reserved(stand.allocators[0]) == 0
 
 
 def test_a_capture_that_ends_well_is_left_to_pytorch(stand):
     graph = capture(stand)
     graph.capture_end()
-    assert stand.allocators[0].pool_use_count(graph.begun_with) == 1
+    assert stand.allocators[0].pools.use_count(graph.begun_with) == 1
     graph.reset()
     assert is_released(stand, graph.begun_with)
 
@@ -54,7 +54,7 @@ def test_one_that_fails_in_a_shared_pool_leaves_it_to_the_other_graph(stand):
     stand.world.spoilt = True
     with pytest.raises(RuntimeError):
         second.capture_end()
-    assert stand.allocators[0].pool_use_count(first.begun_with) == 1
+    assert stand.allocators[0].pools.use_count(first.begun_with) == 1
     first.reset()
     assert is_released(stand, first.begun_with)
 
@@ -64,7 +64,7 @@ def test_an_end_that_was_tried_on_the_wrong_stream_can_be_tried_again(stand):
     with stand.world.on_stream(8), pytest.raises(RuntimeError, match="same stream"):
         graph.capture_end()
     stand.world.stream = 7
-    assert stand.allocators[0].pool_use_count(graph.begun_with) == 1
+    assert stand.allocators[0].pools.use_count(graph.begun_with) == 1
     graph.capture_end()
     graph.reset()
     assert is_released(stand, graph.begun_with)
@@ -92,7 +92,9 @@ def test_a_second_capture_into_a_pool_that_is_captured_into_does_not_end_the_fir
         stand.torch.cuda.CUDAGraph().capture_begin(graph.begun_with)
     stand.world.stream = 7
     inside = stand.allocators[0].malloc(MIB, 7)
-    assert inside in [block["address"] for s in stand.allocators[0].segments(graph.begun_with) for block in s["blocks"]]
+    assert inside in [
+        block["address"] for s in stand.allocators[0].history.segments(graph.begun_with) for block in s["blocks"]
+    ]
     graph.capture_end()
 
 
@@ -137,14 +139,14 @@ def test_a_graph_keeps_the_pools_that_were_used_in_its_capture_until_it_ends(new
     for _ in range(2):
         graph._retain_pool(pool)
     graph.capture_end()
-    assert allocator.pool_use_count(pool.id) == 2
+    assert allocator.pools.use_count(pool.id) == 2
     assert graph.pools() == [graph.begun_with, pool.id]
     if end == "reset":
         graph.reset()
         assert graph.pools() == [graph.begun_with]
     else:
         del graph
-    assert allocator.pool_use_count(pool.id) == 1
+    assert allocator.pools.use_count(pool.id) == 1
 
 
 def test_before_graphs_kept_pools_nothing_is_replaced(stand):

@@ -91,7 +91,7 @@ def torch_side(hooks, callers, fresh_device):
         release=with_pool("set_release_pool"),
     )
     # PyTorch does not say whose an address is, and simulated devices have the same ones.
-    for block in [block for segment in allocator.segments() for block in segment["blocks"]]:
+    for block in [block for segment in allocator.history.segments() for block in segment["blocks"]]:
         if block["state"] == "active_allocated":
             allocator.free(block["address"])
 
@@ -146,7 +146,7 @@ def test_a_recorded_stream_holds_the_block_back(torch_side):
     assert torch_side.record_stream(address, 7)[0] == FINE
     torch_side.allocator.device.launch(7)
     torch_side.free(address)
-    assert [(stream, block) for stream, _, block in torch_side.allocator.pending_events()] == [(7, address)]
+    assert [(stream, block) for stream, _, block in torch_side.allocator.inspection.pending_events()] == [(7, address)]
 
 
 def test_a_stream_recorded_for_unknown_memory_is_an_error(torch_side):
@@ -171,7 +171,7 @@ def test_a_reset_empties_the_cache(torch_side):
 
 def test_the_fraction_is_the_allocators(torch_side):
     assert torch_side.set_fraction(0.25)[0] == FINE
-    assert torch_side.allocator.memory_fraction == 0.25
+    assert torch_side.allocator.limits.memory_fraction == 0.25
     assert torch_side.allocate(20 * MIB)[0] == OUT_OF_MEMORY
     assert torch_side.set_fraction(1.5)[0] == FAILED
 
@@ -182,7 +182,7 @@ def test_a_pool_serves_the_streams_that_the_function_object_accepts(torch_side):
     _, _, inside = torch_side.allocate(1000, stream=7)
     torch_side.allocate(1000, stream=8)
     assert asked.value == 2
-    assert torch_side.allocator.check_pool_live_allocations((0, 1), {inside})
+    assert torch_side.allocator.pools.check_live_allocations((0, 1), {inside})
     assert torch_side.end((0, 1))[0] == FINE
     torch_side.allocate(1000, stream=7)
     assert asked.value == 2
@@ -190,7 +190,7 @@ def test_a_pool_serves_the_streams_that_the_function_object_accepts(torch_side):
     torch_side.free(inside)
     assert torch_side.reset()[0] == FINE
     with pytest.raises(allotment.PoolError):
-        torch_side.allocator.pool_use_count((0, 1))
+        torch_side.allocator.pools.use_count((0, 1))
 
 
 def test_a_pool_used_wrongly_is_an_error(torch_side):

@@ -30,7 +30,7 @@ def test_statistics_are_the_allocators_flat_and_sorted(stand):
     stats = stand.memory.memory_stats()
     assert dict(stats) == stand.allocators[0].stats()
     assert list(stats) == sorted(stats)
-    assert stand.memory.memory_stats_as_nested_dict() == stand.allocators[0].nested_stats()
+    assert stand.memory.memory_stats_as_nested_dict() == stand.allocators[0].inspection.nested_stats()
 
 
 @pytest.mark.parametrize("device", [None, 0, "cuda", "cuda:0"])
@@ -150,7 +150,7 @@ def test_a_device_with_a_context_is_asked_itself(stand):
 
 def test_a_fraction_is_set_and_read(stand):
     stand.memory.set_per_process_memory_fraction(0.5)
-    assert stand.allocators[0].memory_fraction == 0.5 == stand.memory.get_per_process_memory_fraction("cuda:0")
+    assert stand.allocators[0].limits.memory_fraction == 0.5 == stand.memory.get_per_process_memory_fraction("cuda:0")
     assert stand.memory.get_per_process_memory_fraction(1) == 1.0
 
 
@@ -167,29 +167,29 @@ def test_a_fraction_is_set_and_read(stand):
 def test_a_bad_fraction_is_refused_in_pytorchs_words(stand, fraction, device, error, words):
     with pytest.raises(error, match=words):
         stand.memory.set_per_process_memory_fraction(fraction, device)
-    assert stand.allocators[0].memory_fraction == 1.0
+    assert stand.allocators[0].limits.memory_fraction == 1.0
 
 
 def test_caching_is_switched_on_used_devices(stand):
     stand.memory.caching_allocator_enable(False)
-    assert [allocator.caching for allocator in stand.allocators] == [False, True]
+    assert [allocator.pools.caching for allocator in stand.allocators] == [False, True]
     stand.memory.caching_allocator_enable()
-    assert stand.allocators[0].caching
+    assert stand.allocators[0].pools.caching
 
 
 def test_caching_is_off_inside_a_block_and_then_as_before(stand):
     with stand.memory.caching_allocator_disabled():
-        assert not stand.allocators[0].caching
+        assert not stand.allocators[0].pools.caching
         with stand.memory.caching_allocator_disabled():
             pass
-        assert not stand.allocators[0].caching
-    assert stand.allocators[0].caching
+        assert not stand.allocators[0].pools.caching
+    assert stand.allocators[0].pools.caching
 
 
 def test_caching_that_pytorchs_variable_forbids_stays_off(stand, monkeypatch):
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     stand.memory.caching_allocator_enable(True)
-    assert not stand.allocators[0].caching
+    assert not stand.allocators[0].pools.caching
     assert not stand.replacements.is_caching()
 
 
@@ -231,12 +231,12 @@ def test_a_device_that_is_used_later_is_told_what_the_others_were(stand):
     stand.memory.caching_allocator_enable(False)
     stand.memory.record_history(context=None)
     later = stand.allocators[1]
-    assert later.caching
+    assert later.pools.caching
     stand.process_state.process_state.tell(later)
-    assert not later.caching
-    later.caching = True
+    assert not later.pools.caching
+    later.pools.caching = True
     stand.process_state.process_state.tell(later)
-    assert later.caching, "it was told once"
+    assert later.pools.caching, "it was told once"
     later.malloc(MIB)
     assert [entry["action"] for entry in later.snapshot()["device_traces"][-1]] == ["segment_alloc", "alloc"]
 
@@ -353,7 +353,7 @@ def test_a_snapshot_joins_the_devices_in_use(stand):
     for allocator in stand.allocators:
         allocator.record_history(context=None)
         allocator.malloc(MIB)
-        allocator.record_annotation({"name": "step"})
+        allocator.history.record_annotation({"name": "step"})
     snapshot = stand.memory._snapshot()
     assert [segment["device"] for segment in snapshot["segments"]] == [0, 1]
     assert [len(trace) for trace in snapshot["device_traces"]] == [2, 2]
@@ -435,17 +435,17 @@ def test_a_pool_is_made_on_the_current_device_with_pytorchs_next_id(stand):
     first, second = stand.memory.MemPool(), stand.memory.MemPool(use_on_oom=True, no_split=True)
     assert (first.id, second.id) == ((0, 1), (0, 2))
     assert first.device == 1 and first.use_count() == 1 and first.allocator is None
-    assert stand.allocators[1].pool_use_count(second.id) == 1
+    assert stand.allocators[1].pools.use_count(second.id) == 1
 
 
 def test_a_pool_that_is_let_go_gives_its_memory_back(stand):
     pool = stand.memory.MemPool()
     allocator = stand.allocators[0]
-    allocator.begin_allocate_to_pool(pool.id)
+    allocator.pools.begin_allocate_to_pool(pool.id)
     assert pool.use_count() == 2
     address = allocator.malloc(MIB)
-    allocator.end_allocate_to_pool(pool.id)
-    allocator.release_pool(pool.id)
+    allocator.pools.end_allocate_to_pool(pool.id)
+    allocator.pools.release(pool.id)
     assert [segment["segment_pool_id"] for segment in pool.snapshot()] == [pool.id]
     allocator.free(address)
     assert stand.memory.memory_reserved() > 0
@@ -485,7 +485,7 @@ def test_pytorchs_functions_raise_without_the_patch_and_answer_with_it(stand):
     with pytest.raises(RuntimeError, match="does not yet support"):
         asked_before_the_patch()
     stand.patching.patch()
-    assert asked_before_the_patch() == stand.allocators[0].nested_stats()
+    assert asked_before_the_patch() == stand.allocators[0].inspection.nested_stats()
     assert stand.torch.cuda.get_allocator_backend() == "allotment"
 
 

@@ -57,7 +57,7 @@ def test_a_module_sleeps_with_its_parameters_and_buffers(stand):
     assert alloc.paused() == {"torch model"}
     stand.tags.resume(module)
     assert alloc.paused() == set()
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_tensors_of_two_tags_and_two_gpus_sleep_together(stand):

@@ -63,7 +63,7 @@ def test_every_range_ends_and_all_memory_that_came_goes(tmp_path, device, settin
             for block in blocks:
                 alloc.free(block)
             alloc.empty_cache()
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         alloc.close()
         """,
         tmp_path,
@@ -108,7 +108,7 @@ def test_a_capture_is_told_by_the_current_stream_as_without(tmp_path):
             same = again == block
             alloc.free(again)
             graph.reset()
-            alloc.check_invariants()
+            alloc.inspection.check_invariants()
             return same, alloc.stats()["segment.all.current"]
 
         plain, told = map(frees_while_a_request_is_captured, ("", "nvtx:True"))
@@ -130,7 +130,7 @@ def test_an_allocator_that_a_collection_finds_gives_its_memory_back_and_tells(tm
             alloc.free(alloc.malloc(30 << 20))
             cycle = [alloc]
             cycle.append(cycle)
-            alloc.attach_out_of_memory_observer(cycle.append)
+            alloc.limits.attach_out_of_memory_observer(cycle.append)
             del alloc, cycle
             gc.collect()
         """,
@@ -155,7 +155,7 @@ def test_allocators_come_and_go_in_several_threads(tmp_path):
                 with Allocator(device, settings="nvtx:True,expandable_segments:True") as alloc:
                     alloc.free(alloc.malloc(30 << 20))
                     alloc.empty_cache()
-                    alloc.check_invariants()
+                    alloc.inspection.check_invariants()
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -193,7 +193,7 @@ def test_where_nobody_listens_nothing_happens():
     with allotment.Allocator("host", settings="nvtx:True") as alloc:
         alloc.free(alloc.malloc(MIB))
         with pytest.raises(SettingsError, match="nvtx"):
-            alloc.configure("nvtx:False")
+            alloc.settings = "nvtx:False"
 
 
 def test_without_the_package_it_is_said_what_to_install(monkeypatch):

@@ -120,7 +120,7 @@ def test_size_nought_is_address_nought_and_both_are_harmless(life):
 ADDRESS_CALLS = {
     "free": lambda life, address: life.alloc.free(address),
     "record_stream": lambda life, address: life.alloc.record_stream(address, 7),
-    "base_allocation": lambda life, address: life.alloc.base_allocation(address),
+    "base_allocation": lambda life, address: life.alloc.inspection.base_allocation(address),
     "share": lambda life, address: life.alloc.share(address),
 }
 
@@ -163,7 +163,7 @@ def test_an_address_that_is_no_number(life, takes_an_address, address):
 
 
 def test_address_nought_has_no_base_and_cannot_be_shared(life):
-    for call in (life.alloc.base_allocation, life.alloc.share):
+    for call in (life.alloc.inspection.base_allocation, life.alloc.share):
         refused(life, AddressError, call, 0)
 
 
@@ -174,11 +174,11 @@ def test_a_block_freed_twice(life):
 
 
 def test_a_block_past_the_cache_freed_twice(life):
-    life.alloc.caching = False
+    life.alloc.pools.caching = False
     address = life.alloc.malloc(1000)
     life.alloc.free(address)
     refused(life, AddressError, life.alloc.free, address)
-    life.alloc.caching = True
+    life.alloc.pools.caching = True
 
 
 def test_a_block_of_another_allocator(life):
@@ -267,7 +267,7 @@ WRONG_SETTINGS = {
 
 @pytest.mark.parametrize("text", WRONG_SETTINGS)
 def test_a_settings_string_that_cannot_be_read(life, text):
-    refused(life, SettingsError, life.alloc.configure, text, names=WRONG_SETTINGS[text])
+    refused(life, SettingsError, setattr, life.alloc, "settings", text, names=WRONG_SETTINGS[text])
 
 
 @pytest.mark.parametrize("text", [text for text in WRONG_SETTINGS if "backend" not in text])
@@ -280,7 +280,7 @@ def test_an_allocator_is_not_made_with_settings_that_cannot_be_read(text):
 
 @pytest.mark.parametrize("text", [None, 7, b"expandable_segments:True"])
 def test_settings_that_are_no_text(life, text):
-    refused(life, TypeError, life.alloc.configure, text)
+    refused(life, TypeError, setattr, life.alloc, "settings", text)
 
 
 # --- limits ---
@@ -297,7 +297,7 @@ def test_a_limit_that_is_no_size(life, limit):
 @pytest.mark.parametrize("fraction", [-0.1, 1.0001, 2, float("nan"), float("inf")])
 def test_a_fraction_outside_0_to_1(life, fraction):
     def set_it():
-        life.alloc.memory_fraction = fraction
+        life.alloc.limits.memory_fraction = fraction
 
     refused(life, RequestError, set_it, names=fraction)
 
@@ -305,7 +305,7 @@ def test_a_fraction_outside_0_to_1(life, fraction):
 @pytest.mark.parametrize("fraction", [None, "0.5", []])
 def test_a_fraction_that_is_no_number(life, fraction):
     def set_it():
-        life.alloc.memory_fraction = fraction
+        life.alloc.limits.memory_fraction = fraction
 
     refused(life, TypeError, set_it)
 
@@ -313,18 +313,18 @@ def test_a_fraction_that_is_no_number(life, fraction):
 # --- pools ---
 
 POOL_CALLS = {
-    "release": lambda alloc, pool: alloc.release_pool(pool),
-    "use count": lambda alloc, pool: alloc.pool_use_count(pool),
-    "reserved bytes": lambda alloc, pool: alloc.pool_reserved_bytes(pool),
-    "use on oom": lambda alloc, pool: alloc.set_use_on_oom(pool, True),
-    "no split": lambda alloc, pool: alloc.set_no_split(pool),
-    "end": lambda alloc, pool: alloc.end_allocate_to_pool(pool),
-    "live": lambda alloc, pool: alloc.check_pool_live_allocations(pool, []),
-    "checkpoint": lambda alloc, pool: alloc.checkpoint_pool(pool),
+    "release": lambda alloc, pool: alloc.pools.release(pool),
+    "use count": lambda alloc, pool: alloc.pools.use_count(pool),
+    "reserved bytes": lambda alloc, pool: alloc.pools.reserved_bytes(pool),
+    "use on oom": lambda alloc, pool: alloc.pools.set_use_on_oom(pool, True),
+    "no split": lambda alloc, pool: alloc.pools.set_no_split(pool),
+    "end": lambda alloc, pool: alloc.pools.end_allocate_to_pool(pool),
+    "live": lambda alloc, pool: alloc.pools.check_live_allocations(pool, []),
+    "checkpoint": lambda alloc, pool: alloc.pools.checkpoint(pool),
 }
 MAKING_CALLS = {
-    "create": lambda alloc, pool: alloc.create_or_incref_pool(pool),
-    "begin": lambda alloc, pool: alloc.begin_allocate_to_pool(pool),
+    "create": lambda alloc, pool: alloc.pools.create_or_incref(pool),
+    "begin": lambda alloc, pool: alloc.pools.begin_allocate_to_pool(pool),
 }
 NO_IDS = [(0, 0), (3, 4), (1 << 62, 0), (0, (1 << 64) - 1), (-1, 0), (0, 1 << 64)]
 NO_PAIRS = [None, 7, "01", (1,), (1, 2, 3), (0, 1.5), ("a", "b"), ()]
@@ -346,32 +346,32 @@ def test_a_pool_id_that_is_none(life, call, pool):
 
 @pytest.mark.parametrize("pool", NO_PAIRS, ids=repr)
 def test_a_pool_id_that_is_none_for_what_takes_the_default_pools_too(life, pool):
-    for call in (life.alloc.empty_cache, life.alloc.segments, life.alloc.snapshot):
+    for call in (life.alloc.empty_cache, life.alloc.history.segments, life.alloc.snapshot):
         refused(life, PoolError, call, pool)
 
 
 def test_an_id_that_differs_from_a_pools_in_one_half(life):
     """Only one half of an id is ever not 0; the other must not be overlooked."""
-    life.alloc.create_or_incref_pool((12345, 0))
+    life.alloc.pools.create_or_incref((12345, 0))
     for call in POOL_CALLS.values():
         refused(life, PoolError, call, life.alloc, (12345, 1))
-    life.alloc.release_pool((12345, 0))
+    life.alloc.pools.release((12345, 0))
 
 
 def test_a_pool_that_has_been_given_up(life):
     pool = life.given_up
     for call in (
-        lambda: life.alloc.release_pool(pool.id),
-        lambda: life.alloc.create_or_incref_pool(pool.id),
-        lambda: life.alloc.begin_allocate_to_pool(pool.id),
-        lambda: life.alloc.checkpoint_pool(pool.id),
+        lambda: life.alloc.pools.release(pool.id),
+        lambda: life.alloc.pools.create_or_incref(pool.id),
+        lambda: life.alloc.pools.begin_allocate_to_pool(pool.id),
+        lambda: life.alloc.pools.checkpoint(pool.id),
     ):
         refused(life, PoolError, call, names="last user")
     refused(life, PoolError, pool.__enter__, names="closed")
 
 
 def test_a_route_that_is_begun_twice_or_never(life):
-    refused(life, PoolError, life.alloc.end_allocate_to_pool, life.pool.id, names="no requests are being routed")
+    refused(life, PoolError, life.alloc.pools.end_allocate_to_pool, life.pool.id, names="no requests are being routed")
     with life.pool:
         refused(life, PoolError, life.pool.__enter__, names="already")
     assert life.pool.use_count == 1
@@ -381,7 +381,7 @@ def test_a_route_that_is_begun_twice_or_never(life):
 @pytest.mark.parametrize("value", [-1, 1 << 64, 1.5, "x"])
 def test_a_route_with_a_condition_that_is_none(life, condition, value):
     error = RequestError if isinstance(value, int) else TypeError
-    refused(life, error, lambda: life.alloc.begin_allocate_to_pool(life.pool.id, **{condition: value}))
+    refused(life, error, lambda: life.alloc.pools.begin_allocate_to_pool(life.pool.id, **{condition: value}))
     assert life.pool.use_count == 1
 
 
@@ -417,7 +417,7 @@ def test_a_simulated_device_needs_a_capacity(capacity):
 
 @pytest.mark.parametrize("index", [-1, 1 << 16, 1 << 40])
 def test_a_device_of_no_index(life, index):
-    refused(life, RequestError, life.alloc.enable_peer_access, index, names=index)
+    refused(life, RequestError, life.alloc.sharing.enable_peer_access, index, names=index)
     copy = partial(life.alloc.copy, life.block, life.neighbour, 1, source_device=index)
     refused(life, RequestError, copy, names=index)
 
@@ -427,6 +427,8 @@ def test_a_copy_of_no_number_of_bytes(life, size):
     refused(life, SizeError, life.alloc.copy, life.block, life.neighbour, size, names=size)
 
 
-@pytest.mark.parametrize("name", ["attach_out_of_memory_observer", "attach_trace_tracker", "add_free_memory_callback"])
-def test_what_cannot_be_called_back(life, name):
-    refused(life, TypeError, getattr(life.alloc, name), 5, names="must be callable, not int")
+def test_what_cannot_be_called_back(life):
+    limits, history = life.alloc.limits, life.alloc.history
+    attaches = (limits.attach_out_of_memory_observer, history.attach_trace_tracker, limits.add_free_memory_callback)
+    for attach in attaches:
+        refused(life, TypeError, attach, 5, names="must be callable, not int")

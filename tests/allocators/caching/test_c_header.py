@@ -49,7 +49,7 @@ def test_the_example_runs_on_threads_that_know_nothing_of_python(library):
     assert text.value == b"done"
     stats = allocator.stats()
     assert stats["allocation.all.allocated"] == 4000 and stats["allocated_bytes.all.current"] == 0
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 @needs_compiler

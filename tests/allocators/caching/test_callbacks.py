@@ -32,7 +32,7 @@ class Reserve:
 def test_a_callback_is_asked_on_every_miss_and_on_no_hit():
     alloc = on_device()
     calls = []
-    alloc.add_free_memory_callback(lambda: calls.append("asked"))
+    alloc.limits.add_free_memory_callback(lambda: calls.append("asked"))
     address = alloc.malloc(MIB)
     assert calls == ["asked"]
     alloc.free(address)
@@ -47,7 +47,7 @@ def test_what_a_callback_frees_serves_the_request_before_the_device_is_asked():
     alloc = on_device()
     reserve = Reserve(alloc, 30 * MIB)
     held = reserve.blocks[0]
-    alloc.add_free_memory_callback(reserve)
+    alloc.limits.add_free_memory_callback(reserve)
     calls = alloc.device.calls["segment_allocate"]
     assert alloc.malloc(30 * MIB) == held
     assert alloc.device.calls["segment_allocate"] == calls
@@ -57,8 +57,8 @@ def test_what_a_callback_frees_serves_the_request_before_the_device_is_asked():
 def test_every_callback_runs_in_order_even_if_an_earlier_one_freed_something():
     alloc = on_device()
     order = []
-    alloc.add_free_memory_callback(lambda: order.append("first") or True)
-    alloc.add_free_memory_callback(lambda: order.append("second") or False)
+    alloc.limits.add_free_memory_callback(lambda: order.append("first") or True)
+    alloc.limits.add_free_memory_callback(lambda: order.append("second") or False)
     alloc.malloc(MIB)
     assert order == ["first", "second"]
 
@@ -71,7 +71,7 @@ def test_a_callback_that_says_it_freed_nothing_is_believed():
         alloc.free(address)
         return False
 
-    alloc.add_free_memory_callback(quietly)
+    alloc.limits.add_free_memory_callback(quietly)
     assert alloc.malloc(30 * MIB) != address
     assert alloc.stats()["allocation.all.current"] == 1, "it is freed all the same, when the request is done"
     check(alloc)
@@ -80,7 +80,7 @@ def test_a_callback_that_says_it_freed_nothing_is_believed():
 def test_a_callback_is_asked_once_more_by_the_next_request_until_memory_is_out():
     alloc = on_device(60 * MIB)
     reserve = Reserve(alloc, 20 * MIB, 20 * MIB)
-    alloc.add_free_memory_callback(reserve)
+    alloc.limits.add_free_memory_callback(reserve)
     for _ in range(3):
         alloc.malloc(20 * MIB)
         check(alloc)
@@ -95,9 +95,9 @@ def test_a_callback_frees_a_block_that_other_streams_read():
     address = alloc.malloc(30 * MIB)
     alloc.device.launch(5)
     alloc.record_stream(address, 5)
-    alloc.add_free_memory_callback(lambda: alloc.free(address) or True)
+    alloc.limits.add_free_memory_callback(lambda: alloc.free(address) or True)
     assert alloc.malloc(30 * MIB) != address
-    assert [block for _, _, block in alloc.pending_events()] == [address]
+    assert [block for _, _, block in alloc.inspection.pending_events()] == [address]
     check(alloc)
 
 
@@ -105,7 +105,7 @@ def test_a_callback_that_drops_a_buffer_frees_it():
     alloc = on_device()
     cache = [alloc.empty(30 * MIB)]
     held = cache[0].address
-    alloc.add_free_memory_callback(lambda: bool(cache.pop()) if cache else False)
+    alloc.limits.add_free_memory_callback(lambda: bool(cache.pop()) if cache else False)
     assert alloc.malloc(30 * MIB) == held
     check(alloc)
 
@@ -116,7 +116,7 @@ def test_a_collection_inside_a_callback_may_free_buffers():
     held = cycle[0].address
     cycle.append(cycle)
     del cycle
-    alloc.add_free_memory_callback(lambda: gc.collect() > 0)
+    alloc.limits.add_free_memory_callback(lambda: gc.collect() > 0)
     assert alloc.malloc(30 * MIB) == held
     check(alloc)
 
@@ -129,7 +129,7 @@ def test_a_collection_inside_a_callback_may_close_pools():
     cycle = [pool]
     cycle.append(cycle)
     del pool, cycle
-    alloc.add_free_memory_callback(lambda: gc.collect() > 0)
+    alloc.limits.add_free_memory_callback(lambda: gc.collect() > 0)
     assert alloc.malloc(31 * MIB)
     check(alloc)
 
@@ -139,7 +139,7 @@ def test_a_pool_closed_inside_a_callback_is_gone_after_it():
     pool = alloc.pool(use_on_oom=True)
     with pool:
         alloc.free(alloc.malloc(MIB))
-    alloc.add_free_memory_callback(pool.close)
+    alloc.limits.add_free_memory_callback(pool.close)
     alloc.malloc(30 * MIB)
     assert reserved(alloc) == 30 * MIB
     check(alloc)
@@ -153,8 +153,8 @@ def test_a_callback_that_raises_is_reported_and_frees_nothing(error):
         raise error("boom")
 
     reserve = Reserve(alloc, 30 * MIB)
-    alloc.add_free_memory_callback(broken)
-    alloc.add_free_memory_callback(reserve)
+    alloc.limits.add_free_memory_callback(broken)
+    alloc.limits.add_free_memory_callback(reserve)
     with reported() as seen:
         alloc.malloc(30 * MIB)
     assert reserve.calls == 1
@@ -170,8 +170,8 @@ def test_a_callback_that_raises_is_reported_and_frees_nothing(error):
         lambda alloc: alloc.stats(),
         lambda alloc: alloc.snapshot(),
         lambda alloc: alloc.pool(),
-        lambda alloc: alloc.configure(""),
-        lambda alloc: alloc.check_invariants(),
+        lambda alloc: setattr(alloc, "settings", ""),
+        lambda alloc: alloc.inspection.check_invariants(),
     ],
 )
 def test_a_callback_may_use_the_allocator_and_is_not_asked_again_for_that(call):
@@ -182,7 +182,7 @@ def test_a_callback_may_use_the_allocator_and_is_not_asked_again_for_that(call):
         runs.append(1)
         call(alloc)
 
-    alloc.add_free_memory_callback(greedy)
+    alloc.limits.add_free_memory_callback(greedy)
     alloc.malloc(30 * MIB)
     assert runs == [1]
     check(alloc)
@@ -200,12 +200,12 @@ def test_callbacks_may_come_and_go_inside_one():
 
     def first():
         asked.append("first")
-        alloc.remove_free_memory_callback(first)
-        alloc.remove_free_memory_callback(second)
-        alloc.add_free_memory_callback(third)
+        alloc.limits.remove_free_memory_callback(first)
+        alloc.limits.remove_free_memory_callback(second)
+        alloc.limits.add_free_memory_callback(third)
 
-    alloc.add_free_memory_callback(first)
-    alloc.add_free_memory_callback(second)
+    alloc.limits.add_free_memory_callback(first)
+    alloc.limits.add_free_memory_callback(second)
     alloc.malloc(MIB)
     alloc.malloc(30 * MIB)
     assert asked == ["first", "third", "third"]
@@ -219,21 +219,21 @@ def test_a_removed_callback_is_not_asked():
     def callback():
         calls.append(1)
 
-    alloc.add_free_memory_callback(callback)
-    alloc.add_free_memory_callback(callback)
-    alloc.remove_free_memory_callback(callback)
+    alloc.limits.add_free_memory_callback(callback)
+    alloc.limits.add_free_memory_callback(callback)
+    alloc.limits.remove_free_memory_callback(callback)
     alloc.malloc(MIB)
     assert calls == [1]
-    alloc.remove_free_memory_callback(callback)
+    alloc.limits.remove_free_memory_callback(callback)
     with pytest.raises(RequestError, match="callback"):
-        alloc.remove_free_memory_callback(callback)
+        alloc.limits.remove_free_memory_callback(callback)
     alloc.malloc(30 * MIB)
     assert calls == [1]
 
 
 def test_a_search_after_callbacks_ticks_the_clock_of_ages_too():
     alloc = on_device(settings="garbage_collection_threshold:0.1", limit=100 * MIB)
-    alloc.add_free_memory_callback(lambda: True)
+    alloc.limits.add_free_memory_callback(lambda: True)
     address = alloc.malloc(20 * MIB)
     alloc.free(address)
     other = alloc.malloc(24 * MIB)  # two ticks: the first block is now older than any of its time
@@ -248,8 +248,10 @@ def test_a_search_after_callbacks_ticks_the_clock_of_ages_too():
 def test_observers_see_the_facts_in_order_before_the_error():
     alloc = on_device(10 * MIB)
     seen = []
-    alloc.attach_out_of_memory_observer(lambda facts: seen.append(("first", facts.segment_size, facts.device_free)))
-    alloc.attach_out_of_memory_observer(lambda facts: seen.append(("second", facts.limit, facts.device_total)))
+    alloc.limits.attach_out_of_memory_observer(
+        lambda facts: seen.append(("first", facts.segment_size, facts.device_free))
+    )
+    alloc.limits.attach_out_of_memory_observer(lambda facts: seen.append(("second", facts.limit, facts.device_total)))
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(19 * MIB)
     assert seen == [("first", 20 * MIB, 10 * MIB), ("second", None, 10 * MIB)]
@@ -263,8 +265,8 @@ def test_an_observer_that_raises_is_reported_and_changes_nothing(error):
     def broken(facts):
         raise error("no matter")
 
-    alloc.attach_out_of_memory_observer(broken)
-    alloc.attach_out_of_memory_observer(told.append)
+    alloc.limits.attach_out_of_memory_observer(broken)
+    alloc.limits.attach_out_of_memory_observer(told.append)
     with reported() as seen, pytest.raises(OutOfMemoryError):
         alloc.malloc(20 * MIB)
     assert seen == [(broken, f"{error.__name__}: no matter")]
@@ -279,20 +281,20 @@ def test_observers_can_be_detached_also_by_themselves():
 
     def once(facts):
         told.append("once")
-        alloc.detach_out_of_memory_observer(once)
+        alloc.limits.detach_out_of_memory_observer(once)
 
     def always(facts):
         told.append("always")
 
     for observer in (once, always, always):
-        alloc.attach_out_of_memory_observer(observer)
-    alloc.detach_out_of_memory_observer(always)
+        alloc.limits.attach_out_of_memory_observer(observer)
+    alloc.limits.detach_out_of_memory_observer(always)
     for _ in range(2):
         with pytest.raises(OutOfMemoryError):
             alloc.malloc(20 * MIB)
     assert told == ["once", "always", "always"]
     with pytest.raises(RequestError, match="not an observer"):
-        alloc.detach_out_of_memory_observer(once)
+        alloc.limits.detach_out_of_memory_observer(once)
 
 
 def test_an_observer_may_use_the_allocator():
@@ -304,7 +306,7 @@ def test_an_observer_may_use_the_allocator():
         alloc.free(held.pop())
         alloc.empty_cache()
 
-    alloc.attach_out_of_memory_observer(make_room)
+    alloc.limits.attach_out_of_memory_observer(make_room)
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(20 * MIB)
     alloc.malloc(20 * MIB)
@@ -314,7 +316,7 @@ def test_an_observer_may_use_the_allocator():
 def test_no_observer_is_told_of_an_absurd_size():
     alloc = on_device()
     seen = []
-    alloc.attach_out_of_memory_observer(seen.append)
+    alloc.limits.attach_out_of_memory_observer(seen.append)
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(1 << 60)
     assert seen == []
@@ -327,8 +329,8 @@ def test_trackers_see_every_entry_without_any_history():
     alloc = on_device(30 * MIB)
     pool = alloc.pool()
     seen, also = [], []
-    alloc.attach_trace_tracker(lambda *entry: seen.append(entry))
-    alloc.attach_trace_tracker(lambda *entry: also.append(entry))
+    alloc.history.attach_trace_tracker(lambda *entry: seen.append(entry))
+    alloc.history.attach_trace_tracker(lambda *entry: also.append(entry))
     with pool:
         address = alloc.malloc(1000, stream=3)
     with pytest.raises(OutOfMemoryError):
@@ -354,7 +356,7 @@ def test_trackers_see_every_entry_without_any_history():
 def test_trackers_see_what_the_history_skips():
     alloc = on_device()
     seen = []
-    alloc.attach_trace_tracker(lambda action, *_: seen.append(action))
+    alloc.history.attach_trace_tracker(lambda action, *_: seen.append(action))
     alloc.record_history(skip_actions=["alloc"])
     alloc.malloc(1)
     assert seen == ["segment_alloc", "alloc"]
@@ -368,8 +370,8 @@ def test_a_tracker_that_raises_or_calls_back_is_reported_and_the_request_served(
     def intrusive(*entry):
         alloc.stats()
 
-    alloc.attach_trace_tracker(intrusive)
-    alloc.attach_trace_tracker(lambda *entry: seen.append(entry[0]))
+    alloc.history.attach_trace_tracker(intrusive)
+    alloc.history.attach_trace_tracker(lambda *entry: seen.append(entry[0]))
     with reported() as errors:
         address = alloc.malloc(1)
     assert seen == ["segment_alloc", "alloc"]
@@ -387,18 +389,18 @@ def test_a_tracker_can_be_detached(entries):
     def tracker(*entry):
         seen.append(1)
 
-    alloc.attach_trace_tracker(tracker, entries=entries)
-    alloc.attach_trace_tracker(tracker, entries=entries)
+    alloc.history.attach_trace_tracker(tracker, entries=entries)
+    alloc.history.attach_trace_tracker(tracker, entries=entries)
     address = alloc.malloc(MIB)
     assert len(seen) == 2 * 2
-    alloc.detach_trace_tracker(tracker)
+    alloc.history.detach_trace_tracker(tracker)
     alloc.free(address)
     assert len(seen) == 2 * 2 + 2
-    alloc.detach_trace_tracker(tracker)
+    alloc.history.detach_trace_tracker(tracker)
     alloc.malloc(MIB)
     assert len(seen) == 2 * 2 + 2
     with pytest.raises(RequestError, match="not a tracker"):
-        alloc.detach_trace_tracker(tracker)
+        alloc.history.detach_trace_tracker(tracker)
     check(alloc)
 
 
@@ -406,7 +408,7 @@ def test_a_tracker_that_is_detached_is_let_go():
     alloc = on_device()
     tracker = Reserve(alloc)
     gone = weakref.ref(tracker)
-    alloc.attach_trace_tracker(tracker)
-    alloc.detach_trace_tracker(tracker)
+    alloc.history.attach_trace_tracker(tracker)
+    alloc.history.detach_trace_tracker(tracker)
     del tracker
     assert gone() is None

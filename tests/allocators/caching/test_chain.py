@@ -32,7 +32,7 @@ def test_a_cache_that_gives_way_lets_the_program_finish():
     assert address
     assert len(cached) == 3
     assert {(facts.requested, facts.tag, facts.stream) for facts in told} == {(35 * MIB, "request", 0)}
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_the_request_looks_in_the_cache_again():
@@ -62,7 +62,7 @@ def test_what_the_release_has_waited_for_is_found_by_who_has_a_say():
     alloc, waiting = part_of_a_segment_waits_for_another_stream()
     alloc.on_out_of_memory(lambda facts: False)
     assert alloc.malloc(22 * MIB) == waiting
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_chain_that_frees_nothing_ends():
@@ -134,7 +134,7 @@ def test_a_step_is_something_to_call_with_a_try_or_more():
 def test_observers_hear_of_what_no_step_could_help():
     alloc, _ = full()
     heard = []
-    alloc.attach_out_of_memory_observer(heard.append)
+    alloc.limits.attach_out_of_memory_observer(heard.append)
     alloc.on_out_of_memory(lambda facts: False)
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(20 * MIB)
@@ -153,7 +153,7 @@ def test_the_tag_that_was_used_longest_ago_is_spilled():
     with allotment.tag("young"), pytest.raises(OutOfMemoryError):
         alloc.malloc(70 * MIB)
     assert alloc.paused() == {"old"}, "not the one that asks"
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_other_allocators_on_the_device_are_trimmed():
@@ -210,7 +210,7 @@ def test_threads_on_a_full_device_all_get_their_memory():
     for thread in threads:
         thread.join()
     assert len(served) == 8 * 40
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_c_code_has_a_say_too_and_its_requests_are_tried_again():
@@ -230,7 +230,7 @@ def test_c_code_has_a_say_too_and_its_requests_are_tried_again():
     assert table.remove_step(number) == 1
     assert table.remove_step(number) == 0
     assert table.allocate(20 * MIB) is None
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
@@ -252,4 +252,4 @@ def test_an_interrupt_in_a_step_ends_the_request_and_the_steps_are_asked_the_nex
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(20 * MIB)
     assert asked == ["first", "first", "second"]
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()

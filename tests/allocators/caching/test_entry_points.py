@@ -6,7 +6,7 @@ import pytest
 
 import allotment
 from allotment._allocators.caching.entry_points import entry_points_address
-from allotment._allocators.caching.pools import next_user_pool_id
+from allotment._allocators.caching.pool import next_user_pool_id
 from helpers.entry_points import Drop, Filter, Table, table_of
 from helpers.unraisable import reported
 
@@ -57,7 +57,7 @@ def test_observers_are_told_and_do_not_touch_the_failure(allocator, table):
         assert table.free(0x1234) == 0
         raise ZeroDivisionError
 
-    allocator.attach_out_of_memory_observer(observer)
+    allocator.limits.attach_out_of_memory_observer(observer)
     with reported() as seen:
         assert table.allocate(2 << 30) is None
     assert told == [2 << 30]
@@ -72,7 +72,7 @@ def test_a_call_from_inside_says_so_whatever_failed_before(allocator, table):
         said.append((table.empty_cache_(table.context), table.last_error()))
 
     assert table.free(0x1234) == 0
-    allocator.attach_trace_tracker(call_back)
+    allocator.history.attach_trace_tracker(call_back)
     allocator.malloc(1)
     assert set(said) == {(0, "the allocator was called from inside itself")}
 
@@ -102,7 +102,7 @@ def test_a_pool_serves_the_streams_that_are_accepted(allocator, table):
     inside = table.allocate(1000, stream=7)
     table.allocate(1000, stream=8)
     assert asked == [7, 8]
-    assert allocator.check_pool_live_allocations(pool, {inside})
+    assert allocator.pools.check_live_allocations(pool, {inside})
     assert table.end_allocate_to_pool(pool) == 1
     assert dropped == [99]
     assert table.release_pool(pool) == 1
@@ -113,7 +113,7 @@ def test_a_pool_without_a_condition_serves_all(allocator, table):
     pool = next_user_pool_id()
     assert table.begin_allocate_to_pool(pool) == 1
     inside = table.allocate(1000, stream=3)
-    assert allocator.check_pool_live_allocations(pool, {inside})
+    assert allocator.pools.check_live_allocations(pool, {inside})
     assert table.end_allocate_to_pool(pool) == 1
 
 
@@ -130,6 +130,6 @@ def test_a_route_that_was_not_begun_takes_nothing(table):
 
 def test_the_fraction_caps_what_is_reserved(allocator, table):
     assert table.set_memory_fraction_(table.context, 0.25, 0) == 1
-    assert allocator.memory_fraction == 0.25
+    assert allocator.limits.memory_fraction == 0.25
     assert table.set_memory_fraction_(table.context, 1.5, 0) == 0
-    assert allocator.memory_fraction == 0.25
+    assert allocator.limits.memory_fraction == 0.25

@@ -13,7 +13,7 @@ def test_memory_that_is_free_can_be_had_at_its_address():
     first = alloc.malloc(MIB)
     alloc.free(first)
     alloc.record_history(clear_history=True)
-    assert alloc.malloc_at(512, first + 4096) == first + 4096
+    assert alloc.pools.malloc_at(512, first + 4096) == first + 4096
     trace = alloc.snapshot()["device_traces"][0]
     check(alloc)
     assert [entry["action"] for entry in trace] == ["alloc", "alloc", "free_requested", "free_completed"]
@@ -30,9 +30,9 @@ def test_an_address_that_is_not_free_or_not_even_one_is_refused_and_nothing_chan
     before = alloc.stats()
     for wrong, why in ((address, "no free block"), (address + 1, "multiples of 512"), (1 << 50, "no free block")):
         with pytest.raises(AddressError, match=why):
-            alloc.malloc_at(512, wrong)
+            alloc.pools.malloc_at(512, wrong)
     assert alloc.stats() == before
-    assert alloc.malloc_at(0, address) == 0
+    assert alloc.pools.malloc_at(0, address) == 0
     check(alloc)
 
 
@@ -40,34 +40,34 @@ def test_a_note_for_a_block_is_an_entry_of_the_history():
     alloc = on_device()
     alloc.record_history()
     address = alloc.malloc(1000)
-    alloc.annotate(address, "weights")
+    alloc.history.annotate(address, "weights")
     entry = alloc.snapshot()["device_traces"][0][-1]
     shown = (entry["action"], entry["addr"], entry["size"], entry["user_metadata"])
     assert shown == ("annotate", address, 1000, "weights")
     with pytest.raises(AddressError):
-        alloc.annotate(address + 512, "nothing")
+        alloc.history.annotate(address + 512, "nothing")
     with pytest.raises(RequestError, match="set compat:newest"):
-        on_device(settings="compat:2.13").annotate(address, "too early")
+        on_device(settings="compat:2.13").history.annotate(address, "too early")
 
 
 def test_a_request_larger_than_the_reserve_of_its_stream_fails_and_says_so():
     alloc = on_device(settings="expandable_segments:True,expandable_segments_reserve_by_class:[small:0.0625G]")
-    alloc.set_reserve_class(7, "small")
+    alloc.pools.set_reserve_class(7, "small")
     with pytest.raises(OutOfMemoryError) as caught:
         alloc.malloc(100 * MIB, 7)
     assert (caught.value.facts.range_bytes, caught.value.facts.range_class) == (64 * MIB, "small")
-    assert alloc.expandable_ranges() == (0, 0)
+    assert alloc.inspection.expandable_ranges() == (0, 0)
     alloc.malloc(50 * MIB, 7)
     alloc.malloc(100 * MIB, 0)
-    assert alloc.expandable_ranges()[1] == 2
+    assert alloc.inspection.expandable_ranges()[1] == 2
     check(alloc)
 
 
 def test_a_rejected_request_releases_nothing_and_tells_no_one():
     alloc = on_device(settings="throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5")
-    alloc.memory_fraction = 1.0
+    alloc.limits.memory_fraction = 1.0
     told = []
-    alloc.attach_out_of_memory_observer(told.append)
+    alloc.limits.attach_out_of_memory_observer(told.append)
     alloc.free(alloc.malloc(300 * MIB))
     with pytest.raises(OutOfMemoryError, match="per_process_memory_fraction"):
         alloc.malloc(400 * MIB)
@@ -83,7 +83,7 @@ def test_a_rejected_request_releases_nothing_and_tells_no_one():
 def captured(alloc):
     """A stream in a capture whose requests are served by pool (9, 0)."""
     stream = alloc.device.create_stream()
-    alloc.begin_allocate_to_pool((9, 0), capture=alloc.device.begin_capture(stream))
+    alloc.pools.begin_allocate_to_pool((9, 0), capture=alloc.device.begin_capture(stream))
     return Stream.external(alloc.device, stream)
 
 
@@ -95,11 +95,11 @@ def test_the_current_stream_tells_whether_a_free_is_inside_a_capture():
         alloc.record_stream(address, 7)
     with captured(alloc):
         alloc.free(inside)
-        assert alloc.pending_events() == []
+        assert alloc.inspection.pending_events() == []
     alloc.free(outside)
-    assert [block for _, _, block in alloc.pending_events()] == [outside]
+    assert [block for _, _, block in alloc.inspection.pending_events()] == [outside]
     alloc.malloc(512)
-    assert {block for _, _, block in alloc.pending_events()} == {inside, outside}
+    assert {block for _, _, block in alloc.inspection.pending_events()} == {inside, outside}
     check(alloc)
 
 
@@ -114,7 +114,7 @@ def test_a_block_that_a_captured_stream_uses_waits_for_the_end_of_the_capture_wh
     assert alloc.stats()["active.all.current"] == 2
     check(alloc)
     alloc.device.end_capture(stream.handle)
-    alloc.end_allocate_to_pool((9, 0))
+    alloc.pools.end_allocate_to_pool((9, 0))
     alloc.malloc(512)
     alloc.device.finish()
     alloc.malloc(512)
@@ -137,7 +137,7 @@ def test_memory_of_another_placement_cannot_be_had_at_its_address():
     alloc.free(address)
     for size in (512, MIB, 30 * MIB):
         with pytest.raises(AddressError, match="no free block"):
-            alloc.malloc_at(size, address)
-        alloc.check_invariants()
+            alloc.pools.malloc_at(size, address)
+        alloc.inspection.check_invariants()
     alloc.empty_cache()
     assert reserved(alloc) == 0

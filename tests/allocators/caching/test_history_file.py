@@ -54,7 +54,7 @@ def use(allocator: allotment.Allocator) -> None:
         inner = allocator.malloc(MIB)
     allocator.empty_cache()
     allocator.free(inner)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def entries(snapshot: Snapshot) -> list[tuple[str, int, int, int]]:
@@ -67,7 +67,7 @@ def test_a_file_has_every_event_in_order(tmp_path: Path) -> None:
     allocator = new_allocator()
     heard: list[tuple[str, int, int, int]] = []
     allocator.record_history(file=tmp_path / "run.history")
-    allocator.attach_trace_tracker(lambda *entry: heard.append(entry[:4]))
+    allocator.history.attach_trace_tracker(lambda *entry: heard.append(entry[:4]))
     use(allocator)
     allocator.record_history(None)
     read = read_snapshot(tmp_path / "run.history")
@@ -82,7 +82,7 @@ def test_a_file_and_a_snapshot_of_the_same_run_say_the_same(tmp_path: Path) -> N
     in_file.record_history(file=tmp_path / "run.history")
     for allocator in (in_memory, in_file):
         use(allocator)
-    in_memory.dump_snapshot(tmp_path / "run.pickle")
+    in_memory.history.dump_snapshot(tmp_path / "run.pickle")
     in_file.close()
     kept, streamed = read_snapshot(tmp_path / "run.pickle"), read_snapshot(tmp_path / "run.history")
     told = [entry for entry in entries(kept) if entry[0] != "snapshot"]
@@ -101,7 +101,7 @@ def test_metadata_annotations_and_compile_contexts_are_in_the_file(tmp_path: Pat
     set_user_metadata("step 1")
     allocator.free(allocator.malloc(MIB))
     set_user_metadata("")
-    allocator.record_annotation({"name": "here"})
+    allocator.history.record_annotation({"name": "here"})
     allocator.close()
     read = read_snapshot(tmp_path / "run.history")
     noted = {read.user_metadata[number] for number in read.traces[0].user_metadata.tolist() if number >= 0}
@@ -187,7 +187,7 @@ def with_numbers_changed(content: bytes, draw: random.Random) -> bytes:
 
 
 def frames_of_a_run(path: Path) -> list[tuple[FrameKind, int, bytes]]:
-    annotate = "allocator.record_annotation({'step': 1})"
+    annotate = "allocator.history.record_annotation({'step': 1})"
     return list(HistoryFrames(io.BytesIO(recorded_alone(path, ",expandable_segments:True", annotate))))
 
 
@@ -297,7 +297,7 @@ def test_a_request_that_waits_for_a_stalled_disk_can_be_interrupted(tmp_path: Pa
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         rescue.cancel()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     draining = threading.Thread(target=drain)
     draining.start()
     allocator.close()
@@ -311,7 +311,7 @@ def test_a_file_that_cannot_be_written_is_refused_and_nothing_changes(tmp_path: 
     allocator.free(allocator.malloc(100))
     with pytest.raises(OSError, match="nowhere"):
         allocator.record_history(file=tmp_path / "nowhere" / "run.history")
-    assert allocator.is_history_enabled()
+    assert allocator.history.is_enabled()
     assert len(allocator.snapshot()["device_traces"][0]) > 3
     with pytest.raises(RequestError, match="a file takes every event"):
         allocator.record_history(file=tmp_path / "run.history", max_entries=10)

@@ -30,7 +30,7 @@ BEGIN = """
         thread.join(20)
         if address:
             allocator.free(address[0])
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
         return bool(address)
 
     class Device(Backend):
@@ -63,7 +63,7 @@ def test_a_closed_pool_cannot_be_entered_or_captured_into():
     stream = Stream(allocator)
     print(tried(pool.__enter__), tried(capture, stream, pool))
     pool.close()
-    print(allocator.stats()["reserved_bytes.all.current"], tried(lambda: allocator.pool_use_count(pool.id)))
+    print(allocator.stats()["reserved_bytes.all.current"], tried(lambda: allocator.pools.use_count(pool.id)))
     """) == ["PoolError", "PoolError", "0", "PoolError"]
 
 
@@ -73,11 +73,11 @@ def test_a_closed_pool_cannot_be_entered_or_captured_into():
 def test_a_share_of_a_device_that_does_not_tell_its_memory_is_refused():
     assert said_by("""
     allocator = Allocator(Device())
-    print(tried(setattr, allocator, "memory_fraction", 0.5))
+    print(tried(setattr, allocator.limits, "memory_fraction", 0.5))
     print(tried(lambda: Allocator(Device(), settings="per_process_memory_fraction:0.5")))
-    print(allocator.limit, allocator.memory_fraction)
+    print(allocator.limit, allocator.limits.memory_fraction)
     allocator.limit = "40MiB"
-    print(tried(lambda: allocator.memory_fraction), allocator.limit)
+    print(tried(lambda: allocator.limits.memory_fraction), allocator.limit)
     allocator.free(allocator.malloc(1 << 20))
     print(tried(allocator.malloc, 50 << 20))
     """) == ["UnsupportedError", "UnsupportedError", "None", "1.0", "UnsupportedError", "41943040", "OutOfMemoryError"]
@@ -97,18 +97,18 @@ def test_callbacks_come_and_go_on_other_threads_during_a_slow_miss():
             go_on.wait(20)
             return self.__dict__ is None
 
-    allocator.add_free_memory_callback(Callback())
+    allocator.limits.add_free_memory_callback(Callback())
     first = [callback for callback in gc.get_objects() if type(callback) is Callback][0]
     thread = threading.Thread(target=allocator.malloc, args=(30 << 20,))
     thread.start()
     inside.wait(20)
-    allocator.remove_free_memory_callback(first)
+    allocator.limits.remove_free_memory_callback(first)
     del first
     gc.collect()
     for _ in range(100):
         other = Callback()
-        allocator.add_free_memory_callback(other)
-        allocator.remove_free_memory_callback(other)
+        allocator.limits.add_free_memory_callback(other)
+        allocator.limits.remove_free_memory_callback(other)
         del other
     go_on.set()
     thread.join()
@@ -117,8 +117,8 @@ def test_callbacks_come_and_go_on_other_threads_during_a_slow_miss():
     def churn():
         for _ in range(500):
             callback = lambda: False
-            allocator.add_free_memory_callback(callback)
-            allocator.remove_free_memory_callback(callback)
+            allocator.limits.add_free_memory_callback(callback)
+            allocator.limits.remove_free_memory_callback(callback)
 
     def miss():
         for size in range(21, 121):
@@ -143,26 +143,26 @@ def test_a_change_that_is_refused_from_inside_has_changed_nothing():
     def tracker(*entry):
         if refused:
             return
-        refused.append(tried(allocator.add_free_memory_callback, callback))
-        refused.append(tried(allocator.set_reserve_class, 5, "x"))
-        refused.append(tried(allocator.attach_trace_tracker, print))
-        refused.append(tried(allocator.detach_trace_tracker, tracker))
-        refused.append(tried(allocator.remove_free_memory_callback, kept))
+        refused.append(tried(allocator.limits.add_free_memory_callback, callback))
+        refused.append(tried(allocator.pools.set_reserve_class, 5, "x"))
+        refused.append(tried(allocator.history.attach_trace_tracker, print))
+        refused.append(tried(allocator.history.detach_trace_tracker, tracker))
+        refused.append(tried(allocator.limits.remove_free_memory_callback, kept))
         refused.append(tried(allocator.record_history))
         refused.append(tried(setattr, allocator, "limit", 1))
-        refused.append(tried(allocator.configure, "max_split_size_mb:64"))
+        refused.append(tried(setattr, allocator, "settings", "max_split_size_mb:64"))
 
     kept = lambda: calls.append(2)
-    allocator.add_free_memory_callback(kept)
-    allocator.attach_trace_tracker(tracker)
+    allocator.limits.add_free_memory_callback(kept)
+    allocator.history.attach_trace_tracker(tracker)
     allocator.malloc(1 << 20)
     allocator.malloc(30 << 20)
     gc.collect()
     unchanged = allocator.settings.max_split_size == Settings().max_split_size
     print(set(refused), len(refused), calls, allocator.limit, unchanged)
-    print(tried(allocator.remove_free_memory_callback, callback))
-    allocator.remove_free_memory_callback(kept)
-    allocator.detach_trace_tracker(tracker)
+    print(tried(allocator.limits.remove_free_memory_callback, callback))
+    allocator.limits.remove_free_memory_callback(kept)
+    allocator.history.detach_trace_tracker(tracker)
     print(is_usable(allocator))
     """) == ["{'RequestError'}", "8", "[2,", "2]", "None", "True", "RequestError", "True"]
 
@@ -176,11 +176,11 @@ def test_a_graph_that_goes_inside_the_allocator_gives_its_pool_up_afterwards():
     held = [graph]
     pool = graph.pool
     del graph
-    allocator.attach_trace_tracker(lambda *entry: held.clear())
+    allocator.history.attach_trace_tracker(lambda *entry: held.clear())
     address = allocator.malloc(30 << 20)
     allocator.free(address)
     allocator.empty_cache()
-    print(tried(allocator.pool_use_count, pool), allocator.stats()["reserved_bytes.all.current"])
+    print(tried(allocator.pools.use_count, pool), allocator.stats()["reserved_bytes.all.current"])
     """) == ["PoolError", "0"]
 
 
@@ -190,28 +190,28 @@ def test_a_graph_that_goes_inside_the_allocator_gives_its_pool_up_afterwards():
 @pytest.mark.parametrize(
     "call",
     [
-        "allocator.pool_reserved_bytes(np.array([0, 1]))",
-        "allocator.pool_use_count(np.array([0, 1]))",
+        "allocator.pools.reserved_bytes(np.array([0, 1]))",
+        "allocator.pools.use_count(np.array([0, 1]))",
         "allocator.empty_cache(np.array([[0, 1], [0, 1]]))",
         "allocator.snapshot(np.array([0.5, 1]))",
         "allocator.record_history(context=Odd('all'))",
         "allocator.record_history(enabled=Odd('all'))",
         "allocator.record_history(skip_actions=[Odd('alloc')])",
         "allocator.record_history(max_entries=Odd('1'))",
-        "allocator.record_annotation(Odd('x'))",
-        "allocator.begin_allocate_to_pool((0, 7), stream=Odd('x'))",
-        "allocator.check_pool_live_allocations((0, 9), Odd('x'))",
-        "allocator.remove_free_memory_callback(Odd('x'))",
-        "allocator.detach_trace_tracker(Odd('x'))",
-        "allocator.malloc_at(512, Odd('x'))",
-        "allocator.set_reserve_class(3, Odd('x'))",
-        "allocator.configure(Odd('expandable_segments:True'))",
+        "allocator.history.record_annotation(Odd('x'))",
+        "allocator.pools.begin_allocate_to_pool((0, 7), stream=Odd('x'))",
+        "allocator.pools.check_live_allocations((0, 9), Odd('x'))",
+        "allocator.limits.remove_free_memory_callback(Odd('x'))",
+        "allocator.history.detach_trace_tracker(Odd('x'))",
+        "allocator.pools.malloc_at(512, Odd('x'))",
+        "allocator.pools.set_reserve_class(3, Odd('x'))",
+        "setattr(allocator, 'settings', Odd('expandable_segments:True'))",
         "setattr(allocator, 'limit', Odd('1GiB'))",
-        "setattr(allocator, 'caching', Odd('x'))",
-        "allocator.cache_info(Odd('x'))",
-        "allocator.restore_pool(PoolState(allocator, (0, 1), Odd('x')))",
-        "allocator.create_or_incref_pool((0, 3), placement=Odd('torch'))",
-        "allocator.annotate(Odd('x'), Odd('y'))",
+        "setattr(allocator.pools, 'caching', Odd('x'))",
+        "allocator.inspection.cache_info(Odd('x'))",
+        "allocator.pools.restore(PoolState(allocator, (0, 1), Odd('x')))",
+        "allocator.pools.create_or_incref((0, 3), placement=Odd('torch'))",
+        "allocator.history.annotate(Odd('x'), Odd('y'))",
     ],
 )
 def test_what_raises_leaves_the_allocator_open(call):
@@ -234,8 +234,8 @@ def test_what_raises_leaves_the_allocator_open(call):
         __getitem__ = keys = split = look
 
     allocator = Allocator("sim:1GiB")
-    allocator.add_free_memory_callback(lambda: False)
-    allocator.attach_trace_tracker(lambda *entry: None)
+    allocator.limits.add_free_memory_callback(lambda: False)
+    allocator.history.attach_trace_tracker(lambda *entry: None)
     allocator.record_history()
     for ALLOWED in range(6):
         Odd.looks = 0
@@ -268,8 +268,9 @@ def test_finalizers_do_not_run_while_the_allocator_is_locked():
             cycle.append(cycle)
 
     gc.set_threshold(20)
-    for call in (allocator.stats, allocator.nested_stats, allocator.expandable_segment_sizes, allocator.pending_events,
-                 allocator.check_invariants, allocator.expandable_ranges, allocator.tenants):
+    looking = allocator.inspection
+    for call in (allocator.stats, looking.nested_stats, looking.expandable_segment_sizes, looking.pending_events,
+                 looking.check_invariants, looking.expandable_ranges, allocator.tenants):
         litter()
         call()
     print(len(stuck), gc.isenabled(), flush=True)
@@ -395,8 +396,8 @@ def test_states_that_change_while_they_are_read_are_refused():
     print(tried(pool.restore, dataclasses.replace(state, owners=7)))
     print(tried(pool.restore, PoolState.__new__(PoolState)), tried(pickle.dumps, state))
     print(tried(pool.restore, Other(allocator, pool.id, ())))
-    allocator.check_invariants()
-    print(allocator.check_pool_live_allocations(pool.id, blocks), is_usable(allocator))
+    allocator.inspection.check_invariants()
+    print(allocator.pools.check_live_allocations(pool.id, blocks), is_usable(allocator))
     """) == [
         *("CheckpointError", "CheckpointError", "PoolError", "PoolError", "nothing", "CheckpointError"),
         *("CheckpointError", "TypeError", "nothing", "True", "True"),
@@ -441,7 +442,7 @@ def test_memory_at_addresses_that_cannot_be_freed_is_not_handed_out(base):
 
     allocator = Allocator(High())
     print(tried(allocator.malloc, 10))
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     """) == ["DeviceError"]
 
 
@@ -458,10 +459,10 @@ def test_the_books_of_the_devices_own_pool_are_right_whoever_is_at_work():
     for thread in threads:
         thread.start()
     for _ in range(3000):
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
     done.set()
     for thread in threads:
         thread.join()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     print("right")
     """) == ["right"]

@@ -108,7 +108,7 @@ class Weights:
     def awake(self, keep="host"):
         self.allocator.resume("interrupted")
         assert self.allocator.paused() == set()
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         if keep == "host":
             assert all((array == number).all() for number, array in enumerate(self.arrays))
         with allotment.tag("interrupted"):
@@ -117,8 +117,8 @@ class Weights:
     def asleep(self, keep="host"):
         self.allocator.pause("interrupted", keep=keep)
         assert self.allocator.paused() == {"interrupted"}
-        self.allocator.check_invariants()
-        assert self.allocator.tags()["interrupted"]["reserved_bytes"] == 0
+        self.allocator.inspection.check_invariants()
+        assert self.allocator.sleep.tags()["interrupted"]["reserved_bytes"] == 0
 
 
 @SANITIZED
@@ -164,7 +164,7 @@ def test_a_resume_in_the_background_whose_start_is_interrupted_ends_awake_or_asl
             weights.awake()
             weights.asleep()
 
-        sweep(lambda: allocator.resume_in_background("interrupted").result(60), check)
+        sweep(lambda: allocator.sleep.resume_in_background("interrupted").result(60), check)
         allocator.resume("interrupted")
         weights.arrays.clear()
 
@@ -185,7 +185,7 @@ def test_a_thread_that_runs_although_its_start_was_interrupted_completes_the_res
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", start_and_be_interrupted)
             with pytest.raises(KeyboardInterrupt):
-                allocator.resume_in_background("interrupted")
+                allocator.sleep.resume_in_background("interrupted")
         started[0].join(60)
         weights.awake()
         weights.arrays.clear()
@@ -205,7 +205,7 @@ def test_a_tenant_whose_pause_is_interrupted_is_found_again_by_its_name(sanitize
             assert allocator.paused() == {"first of the tenant", "second of the tenant"}
             allocator.resume(tenant)
             assert allocator.paused() == set()
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
 
         sweep(lambda: allocator.pause(tenant), check)
         del first, second
@@ -224,7 +224,7 @@ def test_entering_a_pool_that_is_interrupted_leaves_no_route(sanitize):
             assert pool.use_count == 1
             allocator.free(allocator.malloc(512))
             assert pool.reserved_bytes == 0
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
 
         sweep(enter_and_leave, check)
         pool.close()
@@ -242,9 +242,9 @@ def test_lending_a_pool_that_is_interrupted_ends(sanitize):
                 pass
 
         def check(was_interrupted):
-            assert not allocator._lent_pools
+            assert not allocator.pools._lent
             lend()
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
 
         sweep(lend, check)
         pool.close()
@@ -263,7 +263,7 @@ def test_a_capture_that_is_interrupted_leaves_nothing_behind():
             assert not stream._is_captured()
             captured()
             assert allocator.plan([512]).fits  # raises while a route of a capture is left
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
 
         sweep(captured, check)
         stream.destroy()
@@ -285,7 +285,7 @@ def test_an_interrupt_during_any_call_of_the_device_is_harmless(extension):
                     pass
                 was_sent = interrupts.disarm()
                 operation("interrupted")
-                allocator.check_invariants()
+                allocator.inspection.check_invariants()
                 restore()
                 if not was_sent:
                     break

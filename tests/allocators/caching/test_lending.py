@@ -27,12 +27,12 @@ def test_idle_bytes_serve_others_before_the_device_is_asked(settings):
     with pool.lent():
         borrowed = alloc.malloc(25 * MIB)
         assert reserved(alloc) == before
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         alloc.free(borrowed)
     own = alloc.malloc(25 * MIB)
     assert reserved(alloc) > before, "not lent any more"
     alloc.free(own)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_block_that_is_kept_too_long_is_an_error():
@@ -41,7 +41,7 @@ def test_a_block_that_is_kept_too_long_is_an_error():
     with pytest.raises(PoolError, match="1 blocks"), pool.lent():
         kept = alloc.malloc(25 * MIB)
     alloc.free(kept)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_blocks_that_the_pool_had_before_are_its_own():
@@ -52,7 +52,7 @@ def test_blocks_that_the_pool_had_before_are_its_own():
     with pool.lent():
         alloc.free(alloc.malloc(10 * MIB))
     alloc.free(own)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_pool_is_lent_once_at_a_time_and_not_when_closed():
@@ -99,7 +99,7 @@ def findings(program):
         stream.synchronize()
         graph.reset()
         alloc.close()
-    reports = alloc.races()
+    reports = alloc.inspection.races()
     for report in reports:
         for access in (report.first, report.second):
             assert any(name == __file__ for name, _, _ in access.stack), str(report)

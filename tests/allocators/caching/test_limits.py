@@ -30,13 +30,13 @@ def test_two_tenants_and_a_pool_at_their_limits_each_get_their_own_error(setting
     assert (by_a.limited_by, by_a.limit, by_a.tenant) == ("tenant 'a'", 10 * MIB, "a")
     assert (by_b.limited_by, by_b.limit, by_b.tenant) == ("tenant 'b'", 20 * MIB, "b")
     assert (by_pool.limited_by, by_pool.limit, by_pool.pool) == (f"pool {pool.id}", 60 * MIB, pool.id)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     a.free(of_a)
     assert a.malloc(10 * MIB)
     assert alloc.malloc(300 * MIB), "who has no limit is not refused"
     alloc.free(of_b)
     alloc.free(of_pool)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_the_message_names_whose_limit_it_was():
@@ -60,7 +60,7 @@ def test_what_a_tenant_holds_is_counted_from_before_its_limit_was_set():
     tenant.limit = None
     assert tenant.limit is None
     assert tenant.malloc(10 * MIB)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_tenants_block_that_waits_for_another_stream_is_not_its_any_more():
@@ -71,7 +71,7 @@ def test_a_tenants_block_that_waits_for_another_stream_is_not_its_any_more():
     alloc.device.launch(7)
     tenant.record_stream(address, 7)
     tenant.free(address)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert tenant.malloc(MIB) != address
 
 
@@ -85,7 +85,7 @@ def test_a_limit_can_be_read_and_taken_away():
         refused(alloc.malloc, 3 * MIB)
         pool.limit = None
         assert alloc.malloc(3 * MIB)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_closed_pool_has_no_limit():
@@ -95,7 +95,7 @@ def test_a_closed_pool_has_no_limit():
     pool.close()
     with pytest.raises(PoolError):
         pool.limit = 2 * MIB
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_tenant_has_neither_a_soft_limit_nor_memory_reserved():
@@ -120,7 +120,7 @@ def test_what_is_reserved_for_a_tag_is_left_to_it_by_others(settings):
     refused(alloc.malloc, 60 * MIB)
     with allotment.tag("kv"):
         second = alloc.malloc(38 * MIB)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     for address in (other, first, second):
         alloc.free(address)
     alloc.set_limit("kv", hard=None)
@@ -134,12 +134,12 @@ def test_a_pool_trims_itself_before_it_passes_its_soft_limit_and_is_never_refuse
         blocks = [alloc.malloc(20 * MIB, stream) for stream in range(5)]
         for block in blocks:
             alloc.free(block)
-        assert alloc.tags()["cache"]["reserved_bytes"] == 100 * MIB
+        assert alloc.sleep.tags()["cache"]["reserved_bytes"] == 100 * MIB
         another = alloc.malloc(60 * MIB, 9)
-        assert alloc.tags()["cache"]["reserved_bytes"] <= 100 * MIB
+        assert alloc.sleep.tags()["cache"]["reserved_bytes"] <= 100 * MIB
         beyond = alloc.malloc(120 * MIB, 9)
-        assert alloc.tags()["cache"]["reserved_bytes"] >= 180 * MIB, "soft: it is served"
-    alloc.check_invariants()
+        assert alloc.sleep.tags()["cache"]["reserved_bytes"] >= 180 * MIB, "soft: it is served"
+    alloc.inspection.check_invariants()
     alloc.free(another)
     alloc.free(beyond)
 
@@ -152,7 +152,7 @@ def test_what_becomes_free_while_a_soft_limit_is_kept_serves_the_request():
     alloc.record_stream(address, 7)
     alloc.free(address)
     assert alloc.malloc(40 * MIB) == address, "the other stream was waited for, and nothing was obtained"
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_pages_that_a_request_would_grow_around_are_reckoned_again_when_they_went_back():
@@ -164,7 +164,7 @@ def test_pages_that_a_request_would_grow_around_are_reckoned_again_when_they_wen
     assert reserved(alloc) == 60 * MIB
     grown = alloc.malloc(60 * MIB, 0)
     assert reserved(alloc) == 80 * MIB, "40 MiB next to what was free, and 60 without it: all that is cached has to go"
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     for address in (kept, grown):
         alloc.free(address)
 
@@ -174,7 +174,7 @@ def test_dense_placement_obtains_nothing_ahead_beyond_a_soft_limit():
     alloc.set_limit(None, soft=100 * MIB)
     blocks = [alloc.malloc(size * MIB) for size in (90, 4)]
     assert reserved(alloc) <= 100 * MIB
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     for address in blocks:
         alloc.free(address)
 
@@ -196,7 +196,7 @@ def test_a_soft_limit_holds_over_a_churn_of_sizes_and_streams(settings):
         live[alloc.malloc(size, draw.choice((0, 7)))] = size
         over = max(over, reserved(alloc))
         most = max(most, sum(live.values()))
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert most > 0.5 * soft
     assert over <= soft
 
@@ -211,7 +211,7 @@ def test_a_plan_knows_limits():
     with allotment.tag("planned"):
         alloc.set_limit("planned", hard=20 * MIB)
         assert not alloc.would_fit([30 * MIB])
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_what_is_neither_tag_nor_pool_nor_tenant_is_refused_by_its_type():
@@ -222,7 +222,7 @@ def test_what_is_neither_tag_nor_pool_nor_tenant_is_refused_by_its_type():
             lambda: alloc.set_limit(buffer, hard=1),
             lambda: alloc.pause(buffer),
             lambda: alloc.resume(buffer),
-            lambda: alloc.resume_in_background(buffer),
+            lambda: alloc.sleep.resume_in_background(buffer),
         ):
             with pytest.raises(TypeError, match=r"a tag's name, a Pool or a Tenant .* is meant, not Buffer"):
                 call()
@@ -233,4 +233,4 @@ def test_a_limit_that_is_not_given_is_asked_for_and_makes_no_tag():
     alloc = on_device(GIB)
     with pytest.raises(RequestError, match="give hard=, soft= or reserved="):
         alloc.set_limit("32MiB")
-    assert alloc.tags() == {}
+    assert alloc.sleep.tags() == {}

@@ -148,7 +148,7 @@ def test_a_buffer_dropped_by_a_tracker_in_the_middle_of_a_restore_frees_nothing_
         actions.append(action)
         held.clear()
 
-    alloc.attach_trace_tracker(tracker)
+    alloc.history.attach_trace_tracker(tracker)
     pool.restore(state)
     assert "alloc" in actions and held == []
     assert live(alloc) == 0, "what came back was the buffer's again, and went with it"
@@ -170,7 +170,7 @@ def test_what_a_tracker_frees_in_the_middle_of_a_restore_is_not_what_came_back(a
             (other,) = set(addresses) - {where}
             alloc.free(other)  # late, and the restore frees it before
 
-    alloc.attach_trace_tracker(tracker)
+    alloc.history.attach_trace_tracker(tracker)
     freed, created = pool.restore(state)
     assert sorted(freed) == sorted(created) == addresses
     assert len(asked) == 1 and live(alloc) == 2
@@ -237,7 +237,7 @@ def test_buffers_dropped_by_threads_while_a_pool_is_restored_free_nothing_else()
     done.set()
     for thread in threads:
         thread.join()
-    assert alloc.check_pool_live_allocations(pool.id, kept)
+    assert alloc.pools.check_live_allocations(pool.id, kept)
     check(alloc)
 
 

@@ -32,7 +32,7 @@ def test_what_was_freed_while_asleep_is_not_brought_back(settings, freed):
         alloc.empty_cache()
         seen = []
         alloc.resume("weights", progress=lambda done, total: seen.append((done, total)))
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         assert all((array == number).all() for number, array in enumerate(arrays) if array is not None)
         assert not seen or seen[-1][0] == seen[-1][1]
         arrays.clear()
@@ -45,14 +45,14 @@ def test_what_was_in_a_paused_tag_is_there_again_under_the_same_addresses(settin
             arrays = [alloc.full(length, number, "int32") for number, length in enumerate((100, 70_000, 900_000))]
         before = reserved(alloc)
         released = alloc.pause("weights")
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         assert released == before
         assert reserved(alloc) == 0
         assert alloc.paused() == {"weights"}
         other = alloc.malloc(5 * MIB)
         seen = []
         alloc.resume("weights", progress=lambda done, total: seen.append((done, total)))
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         assert alloc.paused() == set()
         assert all((array == number).all() for number, array in enumerate(arrays))
         assert seen[-1][0] == seen[-1][1] >= sum(array.nbytes for array in arrays)
@@ -66,12 +66,12 @@ def test_memory_outside_of_the_tag_shares_no_page_with_it():
     (inside,) = tagged(alloc, "small", 512)
     alloc.pause("small", keep="nothing")
     assert reserved(alloc) == 2 * MIB
-    segments = {segment["segment_pool_id"]: segment for segment in alloc.segments()}
+    segments = {segment["segment_pool_id"]: segment for segment in alloc.history.segments()}
     assert len(segments) == 2
     alloc.free(outside)
     alloc.free(inside)
     alloc.empty_cache()
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert reserved(alloc) == 0
     assert alloc.device.used == 0
 
@@ -84,7 +84,7 @@ def test_the_device_has_as_much_more_as_was_paused():
     assert alloc.device.used == used - released == 0
     alloc.resume("w")
     assert alloc.device.used == used
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_paused_tag_serves_no_request_and_says_so():
@@ -97,7 +97,7 @@ def test_a_paused_tag_serves_no_request_and_says_so():
     assert alloc.malloc(512), "others are served"
     alloc.resume("asleep")
     assert tagged(alloc, "asleep", 512)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_blocks_of_a_paused_tag_can_be_freed_and_need_no_memory_then():
@@ -106,9 +106,9 @@ def test_blocks_of_a_paused_tag_can_be_freed_and_need_no_memory_then():
     alloc.pause("w", keep="nothing")
     alloc.free(second)
     alloc.empty_cache()
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     alloc.resume("w")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert reserved(alloc) == 40 * MIB
     alloc.free(first)
 
@@ -124,13 +124,13 @@ def test_a_resume_that_finds_no_memory_changes_nothing_and_works_later(settings)
         with pytest.raises(OutOfMemoryError) as caught:
             alloc.resume("w")
         assert caught.value.facts.tag == "w"
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         assert alloc.paused() == {"w"}
         assert device.used == 60 * MIB
     thief.free(stolen)
     thief.empty_cache()
     alloc.resume("w")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     for block in blocks:
         alloc.free(block)
 
@@ -141,7 +141,7 @@ def test_a_resume_empties_the_cache_first():
     alloc.pause("w", keep="nothing")
     alloc.free(alloc.malloc(80 * MIB))
     alloc.resume("w")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_resume_asks_those_who_have_a_say():
@@ -151,7 +151,7 @@ def test_a_resume_asks_those_who_have_a_say():
     taken = alloc.malloc(80 * MIB)
     alloc.on_out_of_memory(lambda facts: alloc.free(taken) or True)
     alloc.resume("w")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_resume_keeps_to_the_limit():
@@ -164,7 +164,7 @@ def test_a_resume_keeps_to_the_limit():
     assert caught.value.facts.limited_by == "the allocator"
     alloc.limit = None
     alloc.resume("w")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 @pytest.mark.parametrize("operation", ["chunk_create", "map", "set_access"])
@@ -178,9 +178,9 @@ def test_a_device_that_fails_half_way_through_a_resume_leaves_it_asleep(operatio
         alloc.resume("w")
     except allotment.AllotmentError:
         assert alloc.device.used == 0
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         alloc.resume("w")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 @pytest.mark.parametrize("operation", ["unmap", "chunk_release"])
@@ -192,11 +192,11 @@ def test_a_device_that_refuses_to_take_memory_back_is_asked_again(operation, aft
     alloc.device.refuse(operation, times=1, after=after)
     with pytest.raises(allotment.DeviceError) if operation == "unmap" else pytest.MonkeyPatch.context():
         alloc.pause("w", keep="nothing")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     alloc.pause("w", keep="nothing")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     alloc.resume("w")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert alloc.device.used == used
 
 
@@ -205,7 +205,7 @@ def resumed(alloc, tag, progress):
 
 
 def resumed_in_background(alloc, tag, progress):
-    alloc.resume_in_background(tag, progress=progress).result(60)
+    alloc.sleep.resume_in_background(tag, progress=progress).result(60)
 
 
 @pytest.mark.threads
@@ -223,7 +223,7 @@ def test_a_progress_that_raises_leaves_it_asleep_with_its_contents(resume):
             resume(alloc, "w", stop)
         assert alloc.paused() == {"w"}
         assert reserved(alloc) == 0
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         alloc.resume("w")
         assert (array == 7).all()
         del array
@@ -268,7 +268,7 @@ def test_a_private_pool_on_virtual_memory_can_be_paused_too():
     with pool, pytest.raises(PausedError):
         alloc.malloc(512)
     alloc.resume(pool)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_paused_pool_that_is_closed_and_empty_is_gone_with_its_contents():
@@ -282,7 +282,7 @@ def test_a_paused_pool_that_is_closed_and_empty_is_gone_with_its_contents():
         alloc.free(block)
         alloc.empty_cache()
         assert alloc.paused() == set()
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
 
 
 def run_out(alloc):
@@ -294,21 +294,21 @@ def run_out(alloc):
 def test_a_tenant_whose_paused_pool_is_gone_has_nothing_to_resume(clear):
     alloc = on_device(GIB, "expandable_segments:True")
     mine = alloc.tenant("mine")
-    alloc.create_or_incref_pool((0, 7))
-    alloc.begin_allocate_to_pool((0, 7))
+    alloc.pools.create_or_incref((0, 7))
+    alloc.pools.begin_allocate_to_pool((0, 7))
     block = mine.malloc(30 * MIB)
-    alloc.end_allocate_to_pool((0, 7))
+    alloc.pools.end_allocate_to_pool((0, 7))
     alloc.pause(mine, keep="nothing")
-    alloc.release_pool((0, 7))
-    alloc.release_pool((0, 7))
+    alloc.pools.release((0, 7))
+    alloc.pools.release((0, 7))
     alloc.free(block)
     held = alloc.malloc(MIB)
     clear(alloc)
     alloc.resume(mine)
     assert alloc.paused() == set()
-    alloc.create_or_incref_pool((0, 7))
+    alloc.pools.create_or_incref((0, 7))
     assert alloc.paused() == set(), "that is another one"
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     alloc.free(held)
 
 
@@ -325,7 +325,7 @@ def test_plain_memory_cannot_be_paused():
         dense.malloc(30 * MIB)
     with pytest.raises(UnsupportedError, match="dense"):
         dense.pause(pool, keep="nothing")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 class PlainDevice(allotment.Backend):
@@ -349,7 +349,7 @@ def test_a_device_without_virtual_memory_refuses_by_name_and_still_has_limits():
     with pytest.raises(OutOfMemoryError):
         tagged(alloc, "w", 20 * MIB)
     alloc.free(address)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_block_that_another_process_may_have_open_keeps_its_tag_awake():
@@ -369,7 +369,7 @@ def test_a_block_that_another_process_may_have_open_keeps_its_tag_awake():
 
 def test_a_tag_that_nothing_was_allocated_in_is_not_there():
     alloc = on_device()
-    for operation in (alloc.pause, alloc.resume, alloc.resume_in_background):
+    for operation in (alloc.pause, alloc.resume, alloc.sleep.resume_in_background):
         with pytest.raises(PoolError, match=r"no tag 'unheard of' on .*never made"):
             operation("unheard of")
     with pytest.raises(RequestError, match="keep"):
@@ -392,12 +392,12 @@ def test_the_inner_of_two_tags_counts_and_a_pool_comes_first():
         alloc.malloc(10 * MIB)
         with pool:
             alloc.malloc(50 * MIB)
-    assert {name: figures["reserved_bytes"] for name, figures in alloc.tags().items()} == {
+    assert {name: figures["reserved_bytes"] for name, figures in alloc.sleep.tags().items()} == {
         "inner": 40 * MIB,
         "outer": 20 * MIB,
     }
     assert pool.reserved_bytes == 50 * MIB
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_what_is_cached_in_a_tag_goes_back_with_the_cache():
@@ -405,8 +405,8 @@ def test_what_is_cached_in_a_tag_goes_back_with_the_cache():
     (address,) = tagged(alloc, "w", 60 * MIB)
     alloc.free(address)
     assert alloc.malloc(90 * MIB), "memory was short, so it went back"
-    alloc.check_invariants()
-    assert alloc.tags()["w"]["reserved_bytes"] == 0
+    alloc.inspection.check_invariants()
+    assert alloc.sleep.tags()["w"]["reserved_bytes"] == 0
 
 
 def test_a_whole_process_sleeps_and_wakes():
@@ -425,13 +425,13 @@ def test_pause_and_resume_a_hundred_times_leaves_everything_as_it_was():
     alloc = on_device(GIB)
     blocks = tagged(alloc, "w", *(MIB * number for number in (1, 3, 30, 7)), 700)
     used, stats = alloc.device.used, alloc.stats()
-    segments = alloc.segments()
+    segments = alloc.history.segments()
     for _ in range(100):
         alloc.pause("w", keep="nothing")
         alloc.resume("w")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert alloc.device.used == used
-    assert alloc.segments() == segments
+    assert alloc.history.segments() == segments
     current = {key: value for key, value in stats.items() if key.endswith("current")}
     assert {key: alloc.stats()[key] for key in current} == current
     for block in blocks:
@@ -496,14 +496,14 @@ def test_a_tenant_is_paused_where_it_has_its_pages_to_itself():
         second = mine.malloc(50 * MIB)
     before = alloc.device.used
     assert alloc.pause(mine, keep="nothing") == (40 + 60) * MIB
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert alloc.device.used == before - 100 * MIB
     assert alloc.paused() == {pool.id, "of mine"}
     with allotment.tag("of mine"), pytest.raises(PausedError):
         mine.malloc(MIB)
     alloc.free(second)
     alloc.resume(mine)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     assert alloc.paused() == set(), "that of a pool without blocks by now too"
     for address in (first, *kept):
         alloc.free(address)
@@ -549,7 +549,7 @@ def test_a_tenant_that_shares_pages_is_not_paused_and_hears_with_whom():
         alloc.pause(on_device().tenant("mine"), keep="nothing")
     assert alloc.paused() == set()
     assert alloc.pause(mine, keep="nothing") == 2 * MIB, "it has it to itself by now"
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_tenant_whose_second_pool_finds_no_memory_sleeps_on_with_all_of_them():
@@ -565,12 +565,12 @@ def test_a_tenant_whose_second_pool_finds_no_memory_sleeps_on_with_all_of_them()
         alloc.resume(tenant)
     assert device.used == 50 * MIB
     assert alloc.paused() == {"one of t", "two of t"}
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     thief.free(taken)
     thief.empty_cache()
     alloc.resume(tenant)
     assert alloc.paused() == set()
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 # --- in the background -----------------------------------------------------------------------------------------------
@@ -588,7 +588,7 @@ def test_contents_come_back_while_the_caller_goes_on():
             seen.append((done, total, threading.current_thread()))
             may_end.wait()
 
-        future = alloc.resume_in_background("w", progress=progress)
+        future = alloc.sleep.resume_in_background("w", progress=progress)
         assert not future.done()
         assert reserved(alloc) >= array.nbytes, "memory is there at once"
         assert alloc.paused() == {"w"}
@@ -602,8 +602,8 @@ def test_contents_come_back_while_the_caller_goes_on():
         assert seen[-1][2] is not threading.current_thread()
         assert alloc.paused() == set()
         assert (array == 7).all()
-        alloc.check_invariants()
-        assert alloc.resume_in_background("w").result(60) is None, "awake already"
+        alloc.inspection.check_invariants()
+        assert alloc.sleep.resume_in_background("w").result(60) is None, "awake already"
         del array
 
 
@@ -613,11 +613,11 @@ def test_a_resume_in_the_background_that_finds_no_memory_raises_at_once():
     alloc.pause("w", keep="nothing")
     taken = alloc.malloc(80 * MIB)
     with pytest.raises(OutOfMemoryError):
-        alloc.resume_in_background("w")
-    alloc.check_invariants()
+        alloc.sleep.resume_in_background("w")
+    alloc.inspection.check_invariants()
     alloc.free(taken)
-    assert alloc.resume_in_background("w").result(60) is None
-    alloc.check_invariants()
+    assert alloc.sleep.resume_in_background("w").result(60) is None
+    alloc.inspection.check_invariants()
 
 
 @pytest.mark.threads
@@ -627,7 +627,7 @@ def test_closing_waits_for_a_resume_in_the_background():
         buffer = alloc.empty(1000)
     alloc.pause("w")
     entered, may_end = threading.Event(), threading.Event()
-    future = alloc.resume_in_background("w", progress=lambda done, total: entered.set() or may_end.wait())
+    future = alloc.sleep.resume_in_background("w", progress=lambda done, total: entered.set() or may_end.wait())
     entered.wait()
     buffer.close()
     threading.Timer(0, may_end.set).start()

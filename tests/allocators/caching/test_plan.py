@@ -114,10 +114,10 @@ def test_a_plan_is_what_malloc_then_does(
             assert "wait for the end" in str(error)
             return
         assert facts(allocator) == before
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
         assert allocator.would_fit(requests) == planned.fits
         assert what_malloc_does(allocator, requests) == planned
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
 
 
 def test_sizes_alone_are_for_the_default_stream_and_nothing_is_nothing() -> None:
@@ -166,4 +166,4 @@ def test_a_plan_on_the_host_is_what_malloc_then_does() -> None:
     requests = [(5 * MIB, 0), (6 * MIB, 0), (30 * MIB, 0), (20 * MIB, 0)]
     planned = allocator.plan(requests)
     assert what_malloc_does(allocator, requests) == planned
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()

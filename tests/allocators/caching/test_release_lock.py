@@ -89,22 +89,22 @@ def test_a_block_freed_meanwhile_is_not_looked_for_again():
 def test_a_pool_given_up_meanwhile_still_serves_the_request_that_asks_for_it(granted):
     alloc = on_device(settings=LET_GO)
     pool = (0, 1_000_001)
-    alloc.begin_allocate_to_pool(pool)
+    alloc.pools.begin_allocate_to_pool(pool)
 
     def give_up():
-        alloc.end_allocate_to_pool(pool)
-        alloc.release_pool(pool)
-        alloc.create_or_incref_pool((0, 1_000_002))  # would take the place of a pool that is gone
+        alloc.pools.end_allocate_to_pool(pool)
+        alloc.pools.release(pool)
+        alloc.pools.create_or_incref((0, 1_000_002))  # would take the place of a pool that is gone
 
     # Refused, the request releases everything cached, to which a pool without users and memory belongs.
     alloc.device.script = Meanwhile(alloc.device, give_up, then=granted)
     address = alloc.malloc(30 * MIB)
-    assert [s["segment_pool_id"] for s in alloc.segments()] == [pool]
+    assert [s["segment_pool_id"] for s in alloc.history.segments()] == [pool]
     check(alloc)
     alloc.free(address)
     empties(alloc)
-    alloc.create_or_incref_pool(pool)  # by now it is gone
-    assert alloc.pool_use_count(pool) == 1
+    alloc.pools.create_or_incref(pool)  # by now it is gone
+    assert alloc.pools.use_count(pool) == 1
 
 
 def test_a_limit_set_meanwhile_counts_for_the_next_request():

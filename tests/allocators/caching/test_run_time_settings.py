@@ -20,9 +20,9 @@ def grown_by(alloc, size):
 def test_each_string_starts_from_plain_rounding():
     alloc = on_device(4 * GIB)
     assert grown_by(alloc, 84 * MIB) == (84 * MIB, 84 * MIB)
-    alloc.configure("roundup_power2_divisions:4")
+    alloc.settings = "roundup_power2_divisions:4"
     assert grown_by(alloc, 84 * MIB) == (96 * MIB, 84 * MIB)
-    alloc.configure("garbage_collection_threshold:0.5")
+    alloc.settings = "garbage_collection_threshold:0.5"
     assert grown_by(alloc, 84 * MIB) == (84 * MIB, 84 * MIB)
 
 
@@ -42,7 +42,7 @@ def test_what_a_string_leaves_out_is_reset_or_stays():
     alloc = on_device(
         settings="max_split_size_mb:40,garbage_collection_threshold:0.5,expandable_segments:True,large_segment_size_mb:40"
     )
-    alloc.configure("")
+    alloc.settings = ""
     settings = alloc.settings
     assert settings.max_split_size == 2**64 - 1
     assert settings.garbage_collection_threshold == 0
@@ -55,7 +55,7 @@ def test_expandable_segments_come_and_go_with_the_setting():
     alloc = on_device()
     blocks = []
     for on in (False, True, False, True):
-        alloc.configure(f"expandable_segments:{on}")
+        alloc.settings = f"expandable_segments:{on}"
         blocks.append(alloc.malloc(11 * MIB, stream=len(blocks)))
         assert segment_of(alloc, blocks[-1])["is_expandable"] == on
     for address in blocks:
@@ -66,7 +66,7 @@ def test_expandable_segments_come_and_go_with_the_setting():
 def test_the_size_of_medium_segments_changes_for_new_ones():
     alloc = on_device()
     alloc.malloc(3 * MIB)
-    alloc.configure("large_segment_size_mb:64")
+    alloc.settings = "large_segment_size_mb:64"
     alloc.malloc(3 * MIB, stream=1)
     assert reserved(alloc) == SEGMENT + 64 * MIB
     check(alloc)
@@ -75,7 +75,7 @@ def test_the_size_of_medium_segments_changes_for_new_ones():
 def test_the_last_string_is_reported_verbatim():
     alloc = on_device(settings="max_split_size_mb: 64")
     assert alloc.snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb: 64"
-    alloc.configure("expandable_segments:True")
+    alloc.settings = "expandable_segments:True"
     told = alloc.snapshot()["allocator_settings"]
     assert told["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert (told["expandable_segments"], told["max_split_size"]) == (True, -1)
@@ -84,7 +84,7 @@ def test_the_last_string_is_reported_verbatim():
 def test_read_leniently_what_stands_before_a_fault_is_applied():
     alloc = on_device(settings="max_split_size_mb:40")
     with pytest.raises(SettingsError, match="Unrecognized key"):
-        alloc.configure("garbage_collection_threshold:0.5,nonsense:1,max_split_size_mb:64", lenient=True)
+        alloc._configure_leniently("garbage_collection_threshold:0.5,nonsense:1,max_split_size_mb:64")
     assert alloc.settings.garbage_collection_threshold == 0.5
     assert alloc.settings.max_split_size == 2**64 - 1
     check(alloc)
@@ -93,4 +93,4 @@ def test_read_leniently_what_stands_before_a_fault_is_applied():
 def test_read_strictly_nothing_of_a_wrong_string_is_applied():
     alloc = on_device(settings="max_split_size_mb:40")
     with unchanged(alloc), pytest.raises(SettingsError, match="nonsense"):
-        alloc.configure("garbage_collection_threshold:0.5,nonsense:1")
+        alloc.settings = "garbage_collection_threshold:0.5,nonsense:1"

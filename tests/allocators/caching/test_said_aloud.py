@@ -28,24 +28,31 @@ def allocator():
 def test_a_history_cannot_have_less_than_no_entries(allocator, count):
     with pytest.raises(RequestError, match="max_entries must be 0 or more, or None for no end"):
         allocator.record_history(max_entries=count)
-    assert not allocator.is_history_enabled()
+    assert not allocator.history.is_enabled()
 
 
 @pytest.mark.parametrize("pool", [(9, 9), (0, 12345), (12345, 0)])
-@pytest.mark.parametrize("operation", ["snapshot", "segments", "empty_cache"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        allotment.Allocator.snapshot,
+        allotment.Allocator.empty_cache,
+        lambda allocator, pool: allocator.history.segments(pool),
+    ],
+)
 def test_a_pool_that_never_was_is_refused(allocator, operation, pool):
     with pytest.raises(PoolError, match=rf"there is no pool \({pool[0]}, {pool[1]}\) on sim:1GiB"):
-        getattr(allocator, operation)(pool)
-    allocator.check_invariants()
+        operation(allocator, pool)
+    allocator.inspection.check_invariants()
 
 
 def test_a_pool_that_was_has_nothing_left(allocator):
     pool = allocator.pool()
     with pool:
         allocator.free(allocator.malloc(512))
-    assert len(allocator.segments(pool.id)) == 1
+    assert len(allocator.history.segments(pool.id)) == 1
     pool.close()
-    assert allocator.segments(pool.id) == allocator.snapshot(pool.id)["segments"] == []
+    assert allocator.history.segments(pool.id) == allocator.snapshot(pool.id)["segments"] == []
     allocator.empty_cache(pool.id)
 
 
@@ -53,16 +60,16 @@ def test_expandable_segments_are_warned_of_where_there_are_none():
     with pytest.warns(UserWarning, match="expandable_segments:True has no effect on Plain") as told:
         allocator = allotment.Allocator(Plain(), settings="expandable_segments:True")
     assert only_warning(told).filename == __file__
-    assert not allocator.segments()
+    assert not allocator.history.segments()
     allocator.malloc(512)
-    assert not allocator.segments()[0]["is_expandable"]
+    assert not allocator.history.segments()[0]["is_expandable"]
 
 
 def test_expandable_segments_are_warned_of_when_they_are_switched_on():
     allocator = allotment.Allocator(Plain())
     with pytest.warns(UserWarning, match="no effect on Plain"):
-        allocator.configure("expandable_segments:True")
+        allocator.settings = "expandable_segments:True"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        allocator.configure("expandable_segments:True")
+        allocator.settings = "expandable_segments:True"
         allotment.Allocator("sim:1GiB", settings="expandable_segments:True")

@@ -30,10 +30,10 @@ class World:
         self.block = self.alloc.malloc(1000, self.a)
 
     def writes(self, stream):
-        self.alloc.touch(self.block, stream)
+        self.alloc.inspection.touch(self.block, stream)
 
     def reads(self, stream):
-        self.alloc.touch(self.block, stream, write=False)
+        self.alloc.inspection.touch(self.block, stream, write=False)
 
     def record(self, stream):
         self.alloc.record_stream(self.block, stream)
@@ -53,7 +53,7 @@ class World:
         """The kinds of findings; each names both places in this file."""
         self.finish()
         self.alloc.close()
-        reports = self.alloc.races()
+        reports = self.alloc.inspection.races()
         for report in reports:
             for access in (report.first, report.second):
                 assert any(name == __file__ for name, _, _ in access.stack), str(report)
@@ -135,7 +135,7 @@ def used_again_after_the_stream_was_waited_for(world):
 def a_buffer_dropped_while_another_stream_uses_it(world):
     buffer = world.alloc.empty(1000, world.a)
     after(world.b, world.a)
-    world.alloc.touch(buffer, world.b)
+    world.alloc.inspection.touch(buffer, world.b)
     buffer.close()
 
 
@@ -211,20 +211,20 @@ def used_after_free_across_streams(world):
     event = world.a.record()
     world.free()
     world.b.wait(event)
-    world.alloc.touch(world.block + 500, world.b, write=False)
+    world.alloc.inspection.touch(world.block + 500, world.b, write=False)
 
 
 @planted("use after free", PLANTED_IN_MEMORY)
 def used_after_free_by_a_function_on_a_stream(world):
     after(world.b, world.a)
     world.free()
-    world.b.submit(world.alloc.touch, world.block)
+    world.b.submit(world.alloc.inspection.touch, world.block)
 
 
 @planted("not recorded", PLANTED_IN_MEMORY)
 def freed_before_a_function_on_another_stream_has_come_to_use_it(world):
     held = hold(world.b)
-    world.b.submit(world.alloc.touch, world.block)
+    world.b.submit(world.alloc.inspection.touch, world.block)
     world.free()
     held.release()
     world.b.synchronize()
@@ -357,7 +357,7 @@ def reuse_on_one_stream(world):
     for _ in range(600):
         address = world.alloc.malloc(100_000, world.a)
         world.a.submit(ctypes.memset, address, 7, 100_000)
-        world.alloc.touch(address, world.a)
+        world.alloc.inspection.touch(address, world.a)
         world.alloc.free(address)
 
 
@@ -368,9 +368,9 @@ def reuse_on_another_stream(world):
     world.free()
     world.let_go()
     address = world.alloc.malloc(1000, world.b)
-    world.alloc.touch(address, world.b)
+    world.alloc.inspection.touch(address, world.b)
     after(world.c, world.b)
-    world.alloc.touch(address, world.c)
+    world.alloc.inspection.touch(address, world.c)
     world.alloc.record_stream(address, world.c)
     world.alloc.free(address)
 
@@ -386,7 +386,7 @@ def freed_by_a_function_on_the_stream(world):
 @in_order
 def freed_before_a_function_on_its_stream_has_come_to_use_it(world):
     held = hold(world.a)
-    world.a.submit(world.alloc.touch, world.block)
+    world.a.submit(world.alloc.inspection.touch, world.block)
     world.free()
     held.release()
 
@@ -407,7 +407,7 @@ def written_by_the_host_while_the_stream_has_not_come_to_the_poison(world):
 def told_of_late(world):
     """A function that runs after those that come after it have told what they do."""
     held = hold(world.a)
-    world.a.submit(world.alloc.touch, world.block)
+    world.a.submit(world.alloc.inspection.touch, world.block)
     after(world.b, world.a)
     world.writes(world.b)
     held.release()
@@ -457,7 +457,7 @@ def test_a_program_in_order_is_not_reported(program, settings):
         program(world)
         gc.collect()
         assert world.found() == []
-        world.alloc.check_invariants()
+        world.alloc.inspection.check_invariants()
 
 
 @pytest.mark.parametrize("keep", ["host", "nothing"])
@@ -479,7 +479,7 @@ def test_memory_that_sleeps_is_left_alone(keep):
         for block in (early, asleep, late, kept):
             world.alloc.free(block)
         assert world.found() == []
-        world.alloc.check_invariants()
+        world.alloc.inspection.check_invariants()
 
 
 def test_nothing_is_left_alone_that_went_while_it_slept():
@@ -536,7 +536,7 @@ def test_a_second_free_is_an_error_while_the_block_is_in_quarantine():
         world.free()
     with pytest.raises(AddressError):
         world.alloc.free(12345)
-    world.alloc.check_invariants()
+    world.alloc.inspection.check_invariants()
     world.alloc.close()
 
 
@@ -548,16 +548,16 @@ def test_freed_memory_is_not_handed_out_at_once_and_is_when_memory_is_short():
     assert second != first
     world.alloc.free(second)
     assert world.alloc.malloc(50 * MIB)
-    world.alloc.check_invariants()
+    world.alloc.inspection.check_invariants()
 
 
 def test_without_sanitizing_nothing_is_looked_at():
     alloc = allotment.Allocator("host")
     address = alloc.malloc(1000)
-    alloc.touch(address)
+    alloc.inspection.touch(address)
     alloc.free(address)
-    alloc.touch(address)
-    assert alloc.races() == []
+    alloc.inspection.touch(address)
+    assert alloc.inspection.races() == []
     assert type(alloc.zeros(10)) is np.ndarray
     alloc.close()
 
@@ -577,8 +577,8 @@ def test_a_forked_child_may_use_what_another_thread_was_telling_of():
     block = watched.malloc(1000, one)
 
     def race():
-        watched.touch(block, one)
-        watched.touch(block, other)
+        watched.inspection.touch(block, one)
+        watched.inspection.touch(block, other)
 
     racing = threading.Thread(target=race)
     racing.start()
@@ -587,7 +587,7 @@ def test_a_forked_child_may_use_what_another_thread_was_telling_of():
     child = os.fork()
     if child == 0:
         signal.alarm(20)
-        watched.touch(block, one)
+        watched.inspection.touch(block, one)
         os._exit(0)
     print(os.waitpid(child, 0)[1])
     racing.join()

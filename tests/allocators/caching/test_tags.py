@@ -23,10 +23,10 @@ def test_a_program_can_use_more_names_than_there_are_numbers():
         assert inside.name == "kept by a thread inside"
         inner = alloc.malloc(512)
     assert held.name == "kept by an object"
-    assert set(alloc.tags()) == {"kept in memory", "kept by a limit", "kept by a thread inside", "new"}
+    assert set(alloc.sleep.tags()) == {"kept in memory", "kept by a limit", "kept by a thread inside", "new"}
     assert alloc.pause("kept in memory", keep="nothing") > 0
     alloc.resume("kept in memory")
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     for address in (block, other, inner):
         alloc.free(address)
 

@@ -101,7 +101,7 @@ def test_a_free_that_another_tenants_request_completes_is_told_as_its_own(contex
         one.free(address)
         allocator.device.finish()
         other.malloc(1000)
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
         for entry in allocator.snapshot()["device_traces"][0]:
             print(entry["action"], entry.get("tenant"))
     """)
@@ -125,5 +125,5 @@ def test_memory_that_another_tenants_request_gives_back_is_told_with_one_name(al
     allocator.record_stream(address, stream)
     one.free(address)
     other.malloc(44 << 20)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert {entry.get("tenant") for entry in allocator.snapshot()["device_traces"][0]} == {"one", "other"}

@@ -21,7 +21,7 @@ def test_steps_on_one_device_leave_no_trace_on_the_other(devices):
         lambda: blocks.append(here.malloc(30 * MIB)),
         lambda: here.record_stream(blocks[1], 7),
         lambda: here.free(blocks[1]),
-        lambda: here.configure("expandable_segments:True"),
+        lambda: setattr(here, "settings", "expandable_segments:True"),
         lambda: here.malloc(MIB),
         lambda: here.reset_peak_stats(),
         lambda: here.empty_cache(),
@@ -52,7 +52,7 @@ def test_an_address_belongs_to_its_device(devices):
     here, there = devices
     here.malloc(MIB)
     far = there.malloc(MIB), there.malloc(MIB)
-    for call in (here.free, here.base_allocation, lambda address: here.record_stream(address, 1)):
+    for call in (here.free, here.inspection.base_allocation, lambda address: here.record_stream(address, 1)):
         with unchanged(here), pytest.raises(AddressError):
             call(far[1])
 
@@ -68,7 +68,7 @@ def from_a_callback_of(alloc, call):
             except AddressError as error:
                 told.append(error)
 
-    alloc.attach_trace_tracker(call_once)
+    alloc.history.attach_trace_tracker(call_once)
     alloc.free(alloc.malloc(1))
     return told[0]
 
@@ -118,12 +118,12 @@ def test_an_id_may_name_a_pool_on_each_device(devices):
     here, there = devices
     pool = here.pool()
     with pytest.raises(PoolError):
-        there.pool_use_count(pool.id)
+        there.pools.use_count(pool.id)
     before = picture(here)
-    there.begin_allocate_to_pool(pool.id)
+    there.pools.begin_allocate_to_pool(pool.id)
     there.malloc(MIB)
-    there.end_allocate_to_pool(pool.id)
-    there.release_pool(pool.id)
+    there.pools.end_allocate_to_pool(pool.id)
+    there.pools.release(pool.id)
     there.empty_cache(pool.id)
     assert picture(here) == before
     assert reserved(there) == 2 * MIB

@@ -40,7 +40,7 @@ ON_HOST = """
     threading.Timer(0.05, emptying.set).start()     # when the others wait, or a little before
     {waiting}
     stream.synchronize()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     print(done)
 """
 
@@ -116,8 +116,8 @@ def test_two_allocators_whose_callbacks_empty_each_other_do_not_wait_for_each_ot
                 return True
             return callback
 
-        one.add_free_memory_callback(emptying(other))
-        other.add_free_memory_callback(emptying(one))
+        one.limits.add_free_memory_callback(emptying(other))
+        other.limits.add_free_memory_callback(emptying(one))
 
         def work(allocator):
             both.wait()
@@ -129,8 +129,8 @@ def test_two_allocators_whose_callbacks_empty_each_other_do_not_wait_for_each_ot
             thread.start()
         for thread in threads:
             thread.join()
-        one.check_invariants()
-        other.check_invariants()
+        one.inspection.check_invariants()
+        other.inspection.check_invariants()
         print("done")
     """)
         == "done\n"
@@ -153,7 +153,7 @@ def test_a_function_on_a_stream_is_refused_what_others_would_have_to_wait_for():
                 allocator.empty_cache()
             except allotment.DeviceError as error:
                 print("cannot release memory while work is queued" in str(error))
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
 
         other.submit(gate.wait)
         stream.submit(work)
@@ -191,7 +191,7 @@ def test_what_is_on_its_way_back_is_seen_as_free_and_handed_to_no_one():
 
     def meanwhile(address):
         check(allocator)
-        state = [(b["address"], b["state"]) for s in allocator.segments() for b in s["blocks"]]
+        state = [(b["address"], b["state"]) for s in allocator.history.segments() for b in s["blocks"]]
         seen.append((address, dict(state)[address], reserved(allocator) // (30 * MIB)))
         other = allocator.malloc(30 * MIB)
         assert other != address
@@ -266,9 +266,9 @@ def test_the_allocator_of_a_pool_may_use_the_one_that_calls_it():
     lending.allocator = alloc = on_device()
     pool = alloc.pool(allocator=lending)
     thread = threading.get_ident()
-    alloc.begin_allocate_to_pool(pool.id, stream=7)
+    alloc.pools.begin_allocate_to_pool(pool.id, stream=7)
     address = alloc.malloc(MIB, 7)
-    alloc.end_allocate_to_pool(pool.id)
+    alloc.pools.end_allocate_to_pool(pool.id)
     assert thread == threading.get_ident()
     alloc.free(address)
     pool.close()

@@ -98,17 +98,17 @@ class Books(RuleBasedStateMachine):
 
     @rule(device=DEVICES)
     def reset_accumulated(self, device: int) -> None:
-        self.plug.reset_accumulated_stats(device)
+        self.plug.inspection.reset_accumulated_stats(device)
         self.totals[device].clear()
 
     @rule(address=ADDRESSES)
     def base(self, address: int) -> None:
-        assert self.plug.base_allocation(address) == (address, self.live.get(address, (0,))[0])
+        assert self.plug.inspection.base_allocation(address) == (address, self.live.get(address, (0,))[0])
 
     @invariant()
     def books_agree(self) -> None:
         assert not self.freed
-        segments = self.plug.segments()
+        segments = self.plug.history.segments()
         assert {
             (segment["device"], segment["address"], segment["total_size"], segment["stream"]) for segment in segments
         } == {(device, address, size, stream) for address, (size, device, stream) in self.live.items() if address}

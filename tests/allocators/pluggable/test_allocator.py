@@ -13,7 +13,6 @@ import pytest
 
 import allotment
 from allotment import AddressError, Allocator, DeviceError, OutOfMemoryError, PluggableAllocator, RequestError
-from allotment._allocators.unsupported import rows_of
 from allotment.errors import PoolError, SizeError, StreamError, UnsupportedError
 from helpers import plugged_memory
 from helpers.engine import MIB, counters_of
@@ -179,7 +178,7 @@ def test_null_is_no_memory(plug, memory):
     memory.script = [None, 0]
     assert plug.malloc(100) == plug.malloc(0) == 0
     assert out(plug) == (0, 0)
-    assert plug.segments() == []
+    assert plug.history.segments() == []
     assert plug.stats()["num_ooms"] == 1  # of nothing, nothing is refused
 
 
@@ -280,7 +279,7 @@ def test_a_number_of_devices_that_no_machine_has_is_refused(memory, count):
 def test_one_that_was_not_made_has_no_memory_and_does_no_harm():
     plug = PluggableAllocator.__new__(PluggableAllocator)
     assert plug.device.name == "pluggable"
-    assert "pluggable" in plug.summary()
+    assert "pluggable" in plug.inspection.summary()
     with pytest.raises(DeviceError):
         plug.malloc(1)
     with pytest.raises(UnsupportedError):
@@ -289,7 +288,7 @@ def test_one_that_was_not_made_has_no_memory_and_does_no_harm():
 
 def test_an_observer_is_something_to_call(plug):
     with pytest.raises(TypeError, match="an observer must be callable, not int"):
-        plug.attach_out_of_memory_observer(5)
+        plug.limits.attach_out_of_memory_observer(5)
 
 
 # --- exceptions of Python functions ---
@@ -342,12 +341,12 @@ def test_a_hook_that_raises_is_a_device_error(memory, hook):
     calls = {
         "init": lambda plug: plug.init(1),
         "reset": lambda plug: plug.empty_cache(),
-        "memory_fraction": lambda plug: plug.set_memory_fraction(0.5),
-        "base_alloc": lambda plug: plug.base_allocation(1),
+        "memory_fraction": lambda plug: plug.limits.set_memory_fraction(0.5),
+        "base_alloc": lambda plug: plug.inspection.base_allocation(1),
         "record_stream": lambda plug: plug.record_stream(1, 2),
-        "begin_allocate_to_pool": lambda plug: plug.begin_allocate_to_pool((0, 1)),
-        "end_allocate_to_pool": lambda plug: plug.end_allocate_to_pool((0, 1)),
-        "release_pool": lambda plug: plug.release_pool((0, 1)),
+        "begin_allocate_to_pool": lambda plug: plug.pools.begin_allocate_to_pool((0, 1)),
+        "end_allocate_to_pool": lambda plug: plug.pools.end_allocate_to_pool((0, 1)),
+        "release_pool": lambda plug: plug.pools.release((0, 1)),
     }
     with pytest.raises(DeviceError, match=f"the {hook} function .* ValueError: no"):
         calls[hook](PluggableAllocator(memory.alloc, memory.free, **{hook: fail}))
@@ -358,7 +357,7 @@ def test_a_hook_that_raises_is_a_device_error(memory, hook):
 
 def test_observers_hear_of_null_and_of_memory_errors(plug, memory):
     heard = []
-    plug.attach_out_of_memory_observer(heard.append)
+    plug.limits.attach_out_of_memory_observer(heard.append)
     memory.script = [0, MemoryError()]
     assert plug.malloc(100, 3) == 0
     with pytest.raises(OutOfMemoryError):
@@ -368,7 +367,7 @@ def test_observers_hear_of_null_and_of_memory_errors(plug, memory):
 
 def test_observers_do_not_hear_of_nothing(plug, memory):
     heard = []
-    plug.attach_out_of_memory_observer(heard.append)
+    plug.limits.attach_out_of_memory_observer(heard.append)
     memory.script = [0]
     assert plug.malloc(0) == 0
     assert heard == []
@@ -381,7 +380,7 @@ def test_what_an_observer_raises_is_reported_and_does_not_replace_the_error(plug
     def observer(facts):
         raise LookupError
 
-    plug.attach_out_of_memory_observer(observer)
+    plug.limits.attach_out_of_memory_observer(observer)
     memory.script = [MemoryError()]
     with pytest.raises(OutOfMemoryError):
         plug.malloc(1)
@@ -391,7 +390,7 @@ def test_what_an_observer_raises_is_reported_and_does_not_replace_the_error(plug
 def test_an_observer_learns_what_the_device_has(memory):
     heard = []
     plug = PluggableAllocator(lambda *_: None, memory.free, device="sim:1GiB")
-    plug.attach_out_of_memory_observer(heard.append)
+    plug.limits.attach_out_of_memory_observer(heard.append)
     plug.malloc(5)
     assert (heard[0].device, heard[0].device_free, heard[0].device_total) == ("sim:1GiB", 1 << 30, 1 << 30)
 
@@ -413,19 +412,19 @@ def test_hooks_are_called_in_c(library):
     plug.empty_cache((0, 5))
     assert library.count("resets") == resets + 1
 
-    plug.set_memory_fraction(0.25, 2)
+    plug.limits.set_memory_fraction(0.25, 2)
     assert (library.last("fraction").fraction, library.last("fraction").device) == (0.25, 2)
 
     address = plug.malloc(1234)
-    assert plug.base_allocation(address) == (address & ~4095, 4096)
+    assert plug.inspection.base_allocation(address) == (address & ~4095, 4096)
     assert (library.last("base").pointer, library.last("base").size) == (address, 1234)
 
     plug.record_stream(address, 77)
     assert (library.last("record").pointer, library.last("record").stream) == (address, 77)
 
-    plug.begin_allocate_to_pool((3, 4), accepts=bool, device=1)
-    plug.end_allocate_to_pool((5, 6), device=2)
-    plug.release_pool((7, 8), device=3)
+    plug.pools.begin_allocate_to_pool((3, 4), accepts=bool, device=1)
+    plug.pools.end_allocate_to_pool((5, 6), device=2)
+    plug.pools.release((7, 8), device=3)
     told = [library.last(kind) for kind in ("begin", "end", "release")]
     assert [(call.device, call.first, call.second) for call in told] == [(1, 3, 4), (2, 5, 6), (3, 7, 8)]
     assert told[0].filter == 0
@@ -462,9 +461,9 @@ def test_cpp_functions_with_the_signatures_of_pytorch_can_be_given_as_they_are(t
     hooks = {"begin_allocate_to_pool": "my_begin", "end_allocate_to_pool": "my_end", "release_pool": "my_release"}
     plug = PluggableAllocator.from_library(library, "my_alloc", "my_free", **hooks)
     plug.free(plug.malloc(1000))
-    plug.begin_allocate_to_pool((3, 4), accepts=bool, device=1)
-    plug.end_allocate_to_pool((5, 6), device=2)
-    plug.release_pool((7, 8), device=3)
+    plug.pools.begin_allocate_to_pool((3, 4), accepts=bool, device=1)
+    plug.pools.end_allocate_to_pool((5, 6), device=2)
+    plug.pools.release((7, 8), device=3)
     told = (ctypes.c_uint64 * 9).in_dll(ctypes.CDLL(str(library)), "told")
     assert list(told) == [1, 3, 4, 2, 5, 6, 3, 7, 8]
 
@@ -477,11 +476,11 @@ def test_hooks_are_called_in_python(memory):
 
     plug = PluggableAllocator(memory.alloc, memory.free, **{name: noting(name) for name in HOOKS if "base" not in name})
     plug.empty_cache((0, 5))
-    plug.memory_fraction = 0.5
+    plug.limits.memory_fraction = 0.5
     plug.record_stream(10, 20)
-    plug.begin_allocate_to_pool((0, 1), accepts=bool)
-    plug.end_allocate_to_pool((0, 1))
-    plug.release_pool((0, 1), device=1)
+    plug.pools.begin_allocate_to_pool((0, 1), accepts=bool)
+    plug.pools.end_allocate_to_pool((0, 1))
+    plug.pools.release((0, 1), device=1)
     assert calls == [
         ("init", 0),
         ("reset",),
@@ -499,13 +498,13 @@ def test_without_hooks_nothing_happens(plug, memory):
     plug.init(1)
     plug.empty_cache()
     plug.empty_cache("ignored")
-    plug.set_memory_fraction(0.5)
+    plug.limits.set_memory_fraction(0.5)
     plug.record_stream(address, 5)
-    plug.begin_allocate_to_pool((0, 1))
-    plug.end_allocate_to_pool((0, 1))
-    plug.release_pool((0, 1))
-    assert plug.base_allocation(address) == (address, 100)
-    assert plug.base_allocation(12345) == (12345, 0)
+    plug.pools.begin_allocate_to_pool((0, 1))
+    plug.pools.end_allocate_to_pool((0, 1))
+    plug.pools.release((0, 1))
+    assert plug.inspection.base_allocation(address) == (address, 100)
+    assert plug.inspection.base_allocation(12345) == (12345, 0)
     assert memory.calls == []
     assert out(plug) == (100, 1)
 
@@ -513,64 +512,69 @@ def test_without_hooks_nothing_happens(plug, memory):
 def test_a_base_function_may_leave_the_size_alone(library, memory):
     plug = PluggableAllocator(library["noted_alloc"], library["noted_free"], base_alloc=library["note_base_alone"])
     address = plug.malloc(50)
-    assert plug.base_allocation(address) == (address - 16, 50)
+    assert plug.inspection.base_allocation(address) == (address - 16, 50)
     plug.free(address)
 
     plug = PluggableAllocator(memory.alloc, memory.free, base_alloc=lambda pointer: pointer - 1)
     address = plug.malloc(50)
-    assert plug.base_allocation(address) == (address - 1, 50)
+    assert plug.inspection.base_allocation(address) == (address - 1, 50)
 
 
 def test_a_base_function_in_python_may_tell_the_size(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, base_alloc=lambda pointer: (pointer - 1, 99))
-    assert plug.base_allocation(10) == (9, 99)
+    assert plug.inspection.base_allocation(10) == (9, 99)
 
 
 @pytest.mark.parametrize("answer", [None, (1, 2, 3), ("a", 1), -5])
 def test_a_base_function_that_gives_no_address_is_at_fault(memory, answer):
     plug = PluggableAllocator(memory.alloc, memory.free, base_alloc=lambda pointer: answer)
     with pytest.raises(DeviceError, match="the base_alloc function"):
-        plug.base_allocation(10)
+        plug.inspection.base_allocation(10)
 
 
 def test_a_memory_fraction_can_be_read_once_somebody_heard_it(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, memory_fraction=lambda *_: None)
     with pytest.raises(UnsupportedError, match="get_memory_fraction"):
-        plug.get_memory_fraction()
-    plug.set_memory_fraction(0.5)
-    plug.set_memory_fraction(0.25, 3)
-    assert (plug.memory_fraction, plug.get_memory_fraction(3)) == (0.5, 0.25)
+        plug.limits.get_memory_fraction()
+    plug.limits.set_memory_fraction(0.5)
+    plug.limits.set_memory_fraction(0.25, 3)
+    assert (plug.limits.memory_fraction, plug.limits.get_memory_fraction(3)) == (0.5, 0.25)
 
 
 def test_a_memory_fraction_that_was_not_passed_on_is_not_in_force(plug):
-    plug.memory_fraction = 0.5
+    plug.limits.memory_fraction = 0.5
     with pytest.raises(UnsupportedError, match="give it a memory_fraction function"):
-        _ = plug.memory_fraction
+        _ = plug.limits.memory_fraction
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
 def test_a_memory_fraction_lies_between_0_and_1(plug, fraction):
     with pytest.raises(RequestError, match="invalid memory fraction"):
-        plug.set_memory_fraction(fraction)
+        plug.limits.set_memory_fraction(fraction)
 
 
 def test_pools_are_counted_as_begun_and_released(plug):
-    assert plug.pool_use_count((0, 1)) == 0
-    plug.begin_allocate_to_pool((0, 1))
-    plug.begin_allocate_to_pool((0, 1))
-    plug.end_allocate_to_pool((0, 1))
-    plug.begin_allocate_to_pool((0, 1), device=1)
-    assert plug.pool_use_count((0, 1)) == 2
-    plug.release_pool((0, 1))
-    assert plug.pool_use_count((0, 1)) == 1
-    plug.release_pool((0, 1))
-    plug.release_pool((0, 1))
-    assert plug.pool_use_count((0, 1)) == 0
-    assert plug.pool_use_count((0, 1), device=1) == 1
+    assert plug.pools.use_count((0, 1)) == 0
+    plug.pools.begin_allocate_to_pool((0, 1))
+    plug.pools.begin_allocate_to_pool((0, 1))
+    plug.pools.end_allocate_to_pool((0, 1))
+    plug.pools.begin_allocate_to_pool((0, 1), device=1)
+    assert plug.pools.use_count((0, 1)) == 2
+    plug.pools.release((0, 1))
+    assert plug.pools.use_count((0, 1)) == 1
+    plug.pools.release((0, 1))
+    plug.pools.release((0, 1))
+    assert plug.pools.use_count((0, 1)) == 0
+    assert plug.pools.use_count((0, 1), device=1) == 1
 
 
 def test_an_id_of_no_pool_is_refused(plug):
-    for call in (plug.begin_allocate_to_pool, plug.end_allocate_to_pool, plug.release_pool, plug.pool_use_count):
+    for call in (
+        plug.pools.begin_allocate_to_pool,
+        plug.pools.end_allocate_to_pool,
+        plug.pools.release,
+        plug.pools.use_count,
+    ):
         with pytest.raises(PoolError, match="invalid pool id"):
             call("pool")
 
@@ -578,15 +582,13 @@ def test_an_id_of_no_pool_is_refused(plug):
 # --- what it says of itself ---
 
 
-def test_it_is_called_pluggable_and_initialized_from_the_start(plug):
-    assert plug.name == "pluggable"
-    assert plug.initialized
+def test_it_says_what_it_is(plug):
     assert repr(plug).startswith("<PluggableAllocator without a device: ")
 
 
 def test_switching_caching_has_no_effect(plug, memory):
-    plug.caching = False
-    assert plug.caching
+    plug.pools.caching = False
+    assert plug.pools.caching
     plug.malloc(10)
     assert memory.calls == [("alloc", 10, 0, 0)]
 
@@ -597,7 +599,7 @@ def test_a_copy_has_the_functions_and_books_of_its_own(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, **hooks)
     address = plug.malloc(100)
     for other in (copy.copy(plug), copy.deepcopy(plug)):
-        assert other.initialized and out(other) == (0, 0)
+        assert out(other) == (0, 0)
         with pytest.raises(AddressError):
             other.free(address)
         other.record_stream(1, 2)
@@ -626,7 +628,7 @@ def test_counters_have_the_names_of_every_allocator(plug):
 def test_counters_say_what_segments_show(plug):
     addresses = [plug.malloc(size) for size in (0, 1, MIB, MIB + 1, 5 * MIB)]
     plug.free(addresses[3])
-    expected = counters_of(plug.segments())
+    expected = counters_of(plug.history.segments())
     stats = plug.stats()
     assert {key: stats[key] for key in expected} == expected
     assert (stats["segment.small_pool.current"], stats["segment.large_pool.current"]) == (3, 1)
@@ -641,23 +643,23 @@ def test_each_device_has_counters_of_its_own(plug):
 
 def test_peaks_and_totals_can_be_reset(plug):
     def bytes_now():
-        return tuple(plug.nested_stats()["allocated_bytes"]["all"].values())
+        return tuple(plug.inspection.nested_stats()["allocated_bytes"]["all"].values())
 
     plug.free(plug.malloc(100))
     plug.malloc(30)
     assert bytes_now() == (30, 100, 130, 100)
     plug.reset_peak_stats()
     assert bytes_now() == (30, 30, 130, 100)
-    plug.reset_accumulated_stats()
+    plug.inspection.reset_accumulated_stats()
     assert bytes_now() == (30, 30, 0, 0)
     plug.reset_peak_stats(99)
-    plug.reset_accumulated_stats(99)
+    plug.inspection.reset_accumulated_stats(99)
 
 
 def test_a_summary_shows_the_counters(plug):
     plug.malloc(5000)
-    assert "Allotment memory summary, device pluggable" in plug.summary()
-    assert "5000 B" in plug.summary(abbreviated=True)
+    assert "Allotment memory summary, device pluggable" in plug.inspection.summary()
+    assert "5000 B" in plug.inspection.summary(abbreviated=True)
 
 
 def test_a_snapshot_shows_pointers_as_segments_of_one_block(plug, memory):
@@ -670,7 +672,7 @@ def test_a_snapshot_shows_pointers_as_segments_of_one_block(plug, memory):
     large = snapshot["segments"][1]
     native = Allocator("sim:1GiB")
     native.malloc(100)
-    assert large.keys() == native.segments()[0].keys()
+    assert large.keys() == native.history.segments()[0].keys()
     assert snapshot.keys() == native.snapshot().keys()
     assert (large["total_size"], large["stream"], large["segment_type"]) == (3 * MIB, 9, "large")
     assert large["segment_pool_id"] == (0, 0) and not large["is_expandable"]
@@ -680,12 +682,12 @@ def test_a_snapshot_shows_pointers_as_segments_of_one_block(plug, memory):
 
 def test_a_private_pool_has_no_segments(plug):
     plug.malloc(1)
-    assert plug.segments((0, 3)) == []
+    assert plug.history.segments((0, 3)) == []
 
 
 def test_a_snapshot_can_be_written(plug, tmp_path):
     plug.malloc(100)
-    plug.dump_snapshot(tmp_path / "snapshot.pickle")
+    plug.history.dump_snapshot(tmp_path / "snapshot.pickle")
     with open(tmp_path / "snapshot.pickle", "rb") as file:
         assert pickle.load(file) == plug.snapshot()
 
@@ -693,30 +695,31 @@ def test_a_snapshot_can_be_written(plug, tmp_path):
 def test_memory_info_is_the_devices(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, device="sim:1GiB")
     assert plug.memory_info() == (1 << 30, 1 << 30)
-    assert plug.cache_info() == 1 << 30
-    assert plug.cache_info(5) == 5
+    assert plug.inspection.cache_info() == 1 << 30
+    assert plug.inspection.cache_info(5) == 5
 
 
 def test_without_a_device_there_is_no_memory_info(plug):
-    for call in (plug.memory_info, plug.cache_info):
+    for call in (plug.memory_info, plug.inspection.cache_info):
         with pytest.raises(UnsupportedError, match=r"getMemoryInfo is not implemented for this allocator yet\."):
             call()
-    assert plug.cache_info(5) == 5
+    assert plug.inspection.cache_info(5) == 5
 
 
-@pytest.mark.parametrize("operation", sorted(rows_of(PluggableAllocator)))
-def test_what_it_cannot_do_is_named_with_what_can(plug, operation):
-    assert not hasattr(plug, operation)
-    with pytest.raises(UnsupportedError, match=f"a pluggable allocator does not support {operation}; .*") as caught:
-        getattr(plug, operation)
-    assert caught.value.operation == operation
-    assert plug.unsupported[operation] in str(caught.value)
+def test_how_much_there_is_and_how_it_is_divided_its_functions_decide(plug):
+    assert plug.limit is None
+    with pytest.raises(UnsupportedError, match="its functions decide"):
+        plug.limit = "1GiB"
+    with pytest.raises(UnsupportedError, match="up to its functions"):
+        plug.settings = "expandable_segments:True"
+    assert plug.settings == allotment.Settings()
 
 
-@pytest.mark.parametrize(("operation", "arguments"), [("copy", (1, 2, 3)), ("enable_peer_access", (1,))])
-def test_what_needs_a_device_says_so(plug, operation, arguments):
+@pytest.mark.parametrize("operation", ["copy", "enable_peer_access"])
+def test_what_needs_a_device_says_so(plug, operation):
+    call = {"copy": lambda: plug.copy(1, 2, 3), "enable_peer_access": lambda: plug.sharing.enable_peer_access(1)}
     with pytest.raises(UnsupportedError, match=f"does not support {operation}; it was made without a device") as caught:
-        getattr(plug, operation)(*arguments)
+        call[operation]()
     assert caught.value.operation == operation
 
 
@@ -767,11 +770,11 @@ def test_streams_of_its_device_go_to_the_functions_by_their_handle(library, memo
 def test_peers_are_the_devices(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, device="sim:1GiB")
     other = allotment.SimulatedDevice("1GiB", 1)
-    plug.enable_peer_access(other.index)
-    plug.enable_peer_access(other.index)
+    plug.sharing.enable_peer_access(other.index)
+    plug.sharing.enable_peer_access(other.index)
     for wrong, error in ((-1, RequestError), (1 << 40, RequestError), (None, TypeError), ("cuda:1", TypeError)):
         with pytest.raises(error):
-            plug.enable_peer_access(wrong)
+            plug.sharing.enable_peer_access(wrong)
 
 
 def test_the_index_of_the_device_is_what_functions_are_told(memory):

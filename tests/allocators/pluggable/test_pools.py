@@ -96,9 +96,9 @@ def test_a_pool_that_cannot_be_made_keeps_nothing(memory):
     plug = PluggableAllocator(memory.alloc, memory.free)
     alive = weakref.ref(plug)
     alloc = on_device()
-    alloc.create_or_incref_pool((0, 900))
+    alloc.pools.create_or_incref((0, 900))
     with pytest.raises(PoolError, match="exists already"):
-        alloc.create_or_incref_pool((0, 900), plug)
+        alloc.pools.create_or_incref((0, 900), plug)
     del plug
     gc.collect()
     assert alive() is None
@@ -108,7 +108,7 @@ def test_a_pool_that_cannot_be_made_keeps_nothing(memory):
 def test_a_refusal_is_out_of_memory(plug, memory, answer):
     alloc = on_device()
     heard = []
-    plug.attach_out_of_memory_observer(heard.append)
+    plug.limits.attach_out_of_memory_observer(heard.append)
     with alloc.pool(allocator=plug):
         memory.script = [answer] * 10
         with pytest.raises(OutOfMemoryError):
@@ -154,7 +154,7 @@ def test_functions_may_be_in_c(library):
     with pool:
         address = alloc.malloc(1000, 3)
     assert library.count("bytes_out") - out == BUFFER
-    assert plug.segments()[0]["address"] <= address
+    assert plug.history.segments()[0]["address"] <= address
     alloc.free(address)
     pool.close()
     assert (library.count("bytes_out") - out, library.count("wrong_frees")) == (0, 0)

@@ -111,7 +111,7 @@ def test_pools_on_threads_lend_from_one_plug(library, kind):
 
     run_in_threads(work)
     for alloc in allocators:
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
     assert plug.stats()["segment.all.current"] == 0
     assert plug.stats()["num_device_alloc"] == THREADS * 40 * 2
     assert library.count("wrong_frees") == 0

@@ -26,9 +26,8 @@ from allotment import (
     UnsupportedError,
     make_allocator,
 )
-from allotment._allocators.caching.pools import next_graph_pool_id
+from allotment._allocators.caching.pool import next_graph_pool_id
 from allotment._allocators.current import allocator_on
-from allotment._allocators.unsupported import rows_of
 from allotment._core.contract.probe import Probe
 from allotment._texts import pytorch_out_of_memory
 from helpers.child import output_of
@@ -51,7 +50,7 @@ def device():
 def alloc(device):
     made = make_allocator(device, settings=SETTINGS)
     yield made
-    made.check_invariants()
+    made.inspection.check_invariants()
 
 
 def used(alloc):
@@ -116,11 +115,10 @@ def test_the_shared_allocator_of_a_device_object_may_be_one(device):
 
 
 def test_it_says_what_it_is(alloc):
-    assert alloc.name == "cudaMallocAsync"
     figures = "0 bytes live, reserved by the device's own pool, no limit"
     assert repr(alloc) == f"<AsyncAllocator on {alloc.device.name}: {figures}>"
     assert alloc.settings.backend == "cudaMallocAsync"
-    assert alloc.caching
+    assert alloc.pools.caching
     assert AsyncAllocator(alloc.device).settings.backend == "cudaMallocAsync"
 
 
@@ -134,7 +132,7 @@ def test_a_device_without_a_pool_of_its_own_is_refused():
 
 def test_nothing_is_rounded(alloc):
     address = alloc.malloc(1000)
-    assert alloc.base_allocation(address) == (address, 1000)
+    assert alloc.inspection.base_allocation(address) == (address, 1000)
 
 
 def test_size_zero_is_no_request(alloc):
@@ -238,13 +236,13 @@ def test_a_limit_below_what_is_in_use_refuses_everything(alloc):
 
 def test_a_fraction_is_a_limit(device):
     alloc = make_allocator(device, settings=SETTINGS + ",per_process_memory_fraction:0.25")
-    assert (alloc.limit, alloc.memory_fraction) == (64 * MIB, 0.25)
-    alloc.memory_fraction = 1.0
-    assert (alloc.limit, alloc.memory_fraction) == (None, 1.0)
-    alloc.memory_fraction = 0.5
+    assert (alloc.limit, alloc.limits.memory_fraction) == (64 * MIB, 0.25)
+    alloc.limits.memory_fraction = 1.0
+    assert (alloc.limit, alloc.limits.memory_fraction) == (None, 1.0)
+    alloc.limits.memory_fraction = 0.5
     assert alloc.limit == 128 * MIB
     with pytest.raises(RequestError):
-        alloc.memory_fraction = 1.5
+        alloc.limits.memory_fraction = 1.5
     assert make_allocator(device, settings=SETTINGS, limit="3GiB").limit == 3 * GIB
 
 
@@ -275,7 +273,7 @@ def test_an_unknown_address_is_refused(alloc, address):
     with pytest.raises(AddressError):
         alloc.record_stream(address, SIDE)
     with pytest.raises(AddressError):
-        alloc.base_allocation(address)
+        alloc.inspection.base_allocation(address)
 
 
 def test_a_number_that_is_no_address_is_refused(alloc):
@@ -368,8 +366,8 @@ def test_a_free_that_the_device_refuses_has_not_happened(alloc, operation):
     alloc.device.refuse(operation, out_of_memory=False)
     with pytest.raises(DeviceError, match=operation):
         alloc.free(address)
-    assert alloc.base_allocation(address) == (address, MIB)
-    alloc.check_invariants()
+    assert alloc.inspection.base_allocation(address) == (address, MIB)
+    alloc.inspection.check_invariants()
     alloc.free(address)
     assert used(alloc) == 0
 
@@ -401,7 +399,7 @@ def test_an_allocator_may_go_before_its_buffers(device, monkeypatch):
 def test_a_finalizer_gets_no_memory_from_an_allocator_that_is_gone(device):
     class Last:
         def __del__(self):
-            for call in (lambda: self.alloc.malloc(1), self.alloc.empty_cache, self.alloc.cache_info):
+            for call in (lambda: self.alloc.malloc(1), self.alloc.empty_cache, self.alloc.inspection.cache_info):
                 try:
                     call()
                 except RequestError as error:
@@ -433,7 +431,7 @@ def test_emptying_the_cache_waits_and_trims(alloc):
 def test_a_graphs_memory_is_not_in_the_cache(alloc):
     with calls(alloc.device) as counted:
         alloc.empty_cache((3, 0))
-        alloc.release_pool((3, 0))
+        alloc.pools.release((3, 0))
     assert counted == {}
     with pytest.raises(PoolError):
         alloc.empty_cache("all")
@@ -452,25 +450,25 @@ def test_figures_are_the_devices_and_all_others_are_zero(alloc):
         "reserved_bytes.all.current": 4 * MIB,
         "reserved_bytes.all.peak": 4 * MIB,
     }
-    assert alloc.nested_stats()["reserved_bytes"]["all"]["peak"] == 4 * MIB
+    assert alloc.inspection.nested_stats()["reserved_bytes"]["all"]["peak"] == 4 * MIB
     alloc.empty_cache()
     alloc.reset_peak_stats()
     assert alloc.stats()["allocated_bytes.all.peak"] == alloc.stats()["reserved_bytes.all.peak"] == 3 * MIB
-    assert "3072 KiB" in alloc.summary()
+    assert "3072 KiB" in alloc.inspection.summary()
     alloc.free(address)
 
 
 def test_accumulated_figures_cannot_be_reset(alloc):
     with pytest.warns(UserWarning, match="reset_accumulated_stats has no effect"):
-        alloc.reset_accumulated_stats()
+        alloc.inspection.reset_accumulated_stats()
 
 
 def test_the_largest_block_is_found_by_halving(alloc):
-    assert alloc.cache_info() == CAPACITY
+    assert alloc.inspection.cache_info() == CAPACITY
     alloc.empty_cache()  # what the pool holds, the device does not call free
     alloc.device.refuse("ordered_allocate", times=2)
     with calls(alloc.device) as counted:
-        assert alloc.cache_info() == CAPACITY // 4
+        assert alloc.inspection.cache_info() == CAPACITY // 4
     assert counted == {"memory_info": 1, "ordered_allocate": 3, "ordered_free": 1}
     assert used(alloc) == 0
 
@@ -478,11 +476,11 @@ def test_the_largest_block_is_found_by_halving(alloc):
 def test_the_largest_block_is_within_the_limit(alloc):
     alloc.limit = 10 * MIB
     address = alloc.malloc(4 * MIB)
-    assert alloc.cache_info() == 6 * MIB
-    assert alloc.cache_info(7 * MIB) == 7 * MIB
+    assert alloc.inspection.cache_info() == 6 * MIB
+    assert alloc.inspection.cache_info(7 * MIB) == 7 * MIB
     alloc.limit = 3 * MIB
     with calls(alloc.device) as counted:
-        assert alloc.cache_info() == 0
+        assert alloc.inspection.cache_info() == 0
     assert counted == {"memory_info": 1}
     alloc.free(address)
 
@@ -490,7 +488,7 @@ def test_the_largest_block_is_within_the_limit(alloc):
 def test_other_devices_get_access_to_the_pool(alloc):
     other = SimulatedDevice("1GiB", 1)
     with calls(alloc.device) as counted:
-        alloc.enable_peer_access(other.index)
+        alloc.sharing.enable_peer_access(other.index)
     assert counted == {"ordered_access": 1}
 
 
@@ -501,27 +499,10 @@ def test_memory_can_be_copied(alloc):
     assert counted == {"copy": 1}
 
 
-@pytest.mark.parametrize("operation", sorted(rows_of(AsyncAllocator)))
-def test_what_has_no_meaning_says_so_and_what_to_use_instead(alloc, operation):
-    assert not hasattr(alloc, operation)
-    with calls(alloc.device) as counted, pytest.raises(UnsupportedError, match="use backend:native") as caught:
-        getattr(alloc, operation)
-    assert caught.value.operation == operation
-    assert operation in str(caught.value)
-    assert "backend:cudaMallocAsync" in str(caught.value)
-    assert alloc.unsupported[operation] in str(caught.value)
-    assert counted == {}
-
-
-def test_a_snapshot_is_refused_in_pytorchs_words(alloc):
-    with pytest.raises(UnsupportedError, match=r"^Calling snapshot with backend:cudaMallocAsync is not meaningful"):
-        alloc.snapshot()
-
-
 def test_the_devices_cache_cannot_be_switched_off(alloc):
-    alloc.caching = True
-    with pytest.raises(UnsupportedError, match="does not support caching"):
-        alloc.caching = False
+    alloc.pools.caching = True
+    with pytest.raises(UnsupportedError, match="does not support switching the cache off"):
+        alloc.pools.caching = False
 
 
 def test_settings_that_the_device_ignores_are_named(device):
@@ -529,15 +510,15 @@ def test_settings_that_the_device_ignores_are_named(device):
         alloc = make_allocator(device, settings=SETTINGS + ",max_split_size_mb:40,expandable_segments:True")
     assert only_warning(caught).filename == __file__
     with pytest.warns(UserWarning, match="ignores garbage_collection_threshold"):
-        alloc.configure("garbage_collection_threshold:0.5,expandable_segments:False")
+        alloc.settings = "garbage_collection_threshold:0.5,expandable_segments:False"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        alloc.configure(SETTINGS)
+        alloc.settings = SETTINGS
         make_allocator(device, settings=SETTINGS)
     with pytest.raises(SettingsError):
-        alloc.configure("backend:native")
+        alloc.settings = "backend:native"
     with pytest.raises(SettingsError):
-        alloc.configure("pinned_use_background_threads:True,backend:native", lenient=True)
+        alloc._configure_leniently("pinned_use_background_threads:True,backend:native")
     assert alloc.settings.pinned_use_background_threads
 
 
@@ -549,11 +530,11 @@ def capturing(alloc, stream=MAIN):
     """A capture of the device, announced to the allocator."""
     pool = next_graph_pool_id()
     capture = alloc.device.begin_capture(stream)
-    alloc.begin_allocate_to_pool(pool, capture=capture)
+    alloc.pools.begin_allocate_to_pool(pool, capture=capture)
     yield
-    alloc.join_capture(stream)
+    alloc.pools.join_capture(stream)
     alloc.device.end_capture(stream)
-    alloc.end_allocate_to_pool(pool)
+    alloc.pools.end_allocate_to_pool(pool)
 
 
 def test_there_is_one_capture_at_a_time_in_a_process(alloc):
@@ -561,15 +542,15 @@ def test_there_is_one_capture_at_a_time_in_a_process(alloc):
     with capturing(alloc):
         for allocator in (alloc, elsewhere):
             with pytest.raises(CaptureError, match="Only one capture at a time is allowed in a process"):
-                allocator.begin_allocate_to_pool((99, 0))
+                allocator.pools.begin_allocate_to_pool((99, 0))
         with pytest.raises(PoolError):
-            elsewhere.end_allocate_to_pool((99, 0))
+            elsewhere.pools.end_allocate_to_pool((99, 0))
         with pytest.raises(PoolError):
-            alloc.end_allocate_to_pool((99, 0))
+            alloc.pools.end_allocate_to_pool((99, 0))
     with capturing(elsewhere):
         pass
     with pytest.raises(PoolError):
-        alloc.end_allocate_to_pool((99, 0))
+        alloc.pools.end_allocate_to_pool((99, 0))
 
 
 def test_several_allocators_on_a_device_serve_one_capture(alloc):
@@ -583,7 +564,7 @@ def test_several_allocators_on_a_device_serve_one_capture(alloc):
             with pytest.warns(UserWarning, match="capture"):
                 each.free(block)
         with pytest.raises(CaptureError, match="Only one capture at a time"):
-            other.begin_allocate_to_pool((99, 0))
+            other.pools.begin_allocate_to_pool((99, 0))
         assert used(alloc) == 2 * MIB
     other.empty_cache()  # it was the first to end, and could not free while `alloc` still served the capture
     assert used(alloc) == 0
@@ -591,7 +572,7 @@ def test_several_allocators_on_a_device_serve_one_capture(alloc):
 
 def test_an_allocator_that_goes_ends_its_capture(alloc):
     gone = make_allocator("sim:1GiB", settings=SETTINGS)
-    gone.begin_allocate_to_pool((99, 0))
+    gone.pools.begin_allocate_to_pool((99, 0))
     del gone
     gc.collect()
     with capturing(alloc):
@@ -599,8 +580,8 @@ def test_an_allocator_that_goes_ends_its_capture(alloc):
 
 
 def test_memory_is_not_kept_apart_for_a_thread(alloc):
-    with pytest.raises(UnsupportedError, match="does not support pool"):
-        alloc.begin_allocate_to_pool((0, 99), thread=1)
+    with pytest.raises(UnsupportedError, match="does not support a private pool"):
+        alloc.pools.begin_allocate_to_pool((0, 99), thread=1)
     with capturing(alloc):
         pass
 
@@ -610,7 +591,7 @@ def test_memory_of_a_capture_is_the_graphs(alloc):
         inside = alloc.malloc(MIB, MAIN)
         outside = alloc.malloc(KIB, SIDE)
         assert used(alloc) == KIB
-        assert alloc.base_allocation(inside) == (inside, MIB)
+        assert alloc.inspection.base_allocation(inside) == (inside, MIB)
         alloc.free(inside)
     alloc.free(outside)
     assert used(alloc) == 0
@@ -629,7 +610,7 @@ def test_a_free_of_earlier_memory_waits_until_the_capture_is_over(alloc):
                 alloc.free(first)
         assert counted == {}
         assert only_warning(caught)
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         assert used(alloc) == 2 * MIB
     assert used(alloc) == 0
 
@@ -651,7 +632,7 @@ def test_a_postponed_free_that_is_refused_is_tried_again(alloc):
         alloc.free(address)
         alloc.device.refuse("ordered_free", times=2, out_of_memory=False)
     assert used(alloc) == MIB
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     with pytest.raises(DeviceError, match="ordered_free"):
         alloc.empty_cache()
     alloc.malloc(KIB)
@@ -714,15 +695,15 @@ def test_streams_that_freed_in_a_capture_are_joined_at_its_end(alloc):
 def test_without_the_join_the_capture_cannot_end(alloc):
     device = alloc.device
     device.begin_capture(MAIN)
-    alloc.begin_allocate_to_pool((99, 0))
+    alloc.pools.begin_allocate_to_pool((99, 0))
     address = alloc.malloc(MIB, MAIN)
     device.wait(SIDE, MAIN)
     alloc.record_stream(address, SIDE)
     alloc.free(address)
     with pytest.raises(DeviceError):
         device.end_capture(MAIN)
-    alloc.join_capture(MAIN)  # nothing is captured any more, so there is nothing to join
-    alloc.end_allocate_to_pool((99, 0))
+    alloc.pools.join_capture(MAIN)  # nothing is captured any more, so there is nothing to join
+    alloc.pools.end_allocate_to_pool((99, 0))
 
 
 @pytest.mark.filterwarnings("ignore:memory that was allocated before a graph capture")
@@ -758,13 +739,13 @@ def test_a_capture_that_cannot_be_joined_is_abandoned(device, operation):
         device.refuse(operation, out_of_memory=False)
     with allotment.capture(stream):
         alloc.free(alloc.malloc(MIB, stream))
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 def test_a_device_that_cannot_capture_is_told_so(device):
     alloc = make_allocator(OrderedRelay(device), settings=SETTINGS)
     with pytest.raises(UnsupportedError, match="does not support graph capture"):
-        alloc.begin_allocate_to_pool((1, 0))
+        alloc.pools.begin_allocate_to_pool((1, 0))
 
 
 # A device written in Python.
@@ -805,7 +786,7 @@ def test_a_buffer_may_be_collected_inside_a_call_to_the_device(device):
     address = alloc.malloc(KIB, MAIN)
     assert used(alloc) == KIB
     alloc.free(address)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 @pytest.mark.threads
@@ -825,11 +806,11 @@ def test_invariants_hold_while_threads_are_at_work():
         for thread in threads:
             thread.start()
         for _ in range(20_000):
-            alloc.check_invariants()
+            alloc.inspection.check_invariants()
         working = False
         for thread in threads:
             thread.join()
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         print(alloc.stats()["allocated_bytes.all.current"])
     """)
         == "0\n"
@@ -863,7 +844,7 @@ def test_an_address_that_a_block_in_use_has_is_refused():
     address = alloc.malloc(KIB)
     with pytest.raises(DeviceError, match=f"ordered_allocate returned {address:#x}.*in use"):
         alloc.malloc(KIB)
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     alloc.free(address)
     assert alloc.malloc(KIB) == address
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()

@@ -119,17 +119,17 @@ class World:
 
     def begin_capture(self, stream: int) -> None:
         capture = self.sim.begin_capture(stream)
-        self.alloc.begin_allocate_to_pool(POOL, capture=capture)
+        self.alloc.pools.begin_allocate_to_pool(POOL, capture=capture)
         self.capturing = stream
         self.captures += 1
 
     def end_capture(self) -> None:
         stream, self.capturing = self.capturing, None
         try:
-            self.alloc.join_capture(stream)
+            self.alloc.pools.join_capture(stream)
         finally:
             self.end_device_capture(stream)
-            self.alloc.end_allocate_to_pool(POOL)
+            self.alloc.pools.end_allocate_to_pool(POOL)
             self.catch_up()
 
     def end_device_capture(self, stream: int | None) -> None:
@@ -139,9 +139,9 @@ class World:
             self.sim.end_capture(stream)
 
     def check(self) -> None:
-        self.alloc.check_invariants()
+        self.alloc.inspection.check_invariants()
         for block in self.blocks:
-            assert self.alloc.base_allocation(block.address) == (block.address, block.size)
+            assert self.alloc.inspection.base_allocation(block.address) == (block.address, block.size)
 
     def wind_up(self) -> None:
         """With nothing in use, everything goes back to the device."""
@@ -274,7 +274,7 @@ def live(world: World) -> None:
         if name == "begin_capture" and world.capturing is None:
             with suppress(AllotmentError):  # it was not even begun
                 world.end_device_capture(*arguments)
-        world.alloc.check_invariants()
+        world.alloc.inspection.check_invariants()
 
 
 @pytest.mark.parametrize("out_of_memory", [True, False])
@@ -364,7 +364,7 @@ def test_threads_never_see_each_others_memory() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
     alloc.empty_cache()
     assert sim.used == 0
 
@@ -389,7 +389,7 @@ def test_one_of_many_threads_frees_a_block() -> None:
         for thread in threads:
             thread.join()
         assert freed == [1]
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()
 
 
 @pytest.mark.threads
@@ -413,15 +413,15 @@ def test_threads_may_free_while_a_capture_comes_and_goes() -> None:
             thread.start()
         for _ in range(200):
             capture = sim.begin_capture(5)
-            alloc.begin_allocate_to_pool(POOL, capture=capture)
+            alloc.pools.begin_allocate_to_pool(POOL, capture=capture)
             alloc.free(alloc.malloc(MIB, 5))
-            alloc.join_capture(5)
+            alloc.pools.join_capture(5)
             sim.end_capture(5)
-            alloc.end_allocate_to_pool(POOL)
+            alloc.pools.end_allocate_to_pool(POOL)
         stop.set()
         for thread in threads:
             thread.join()
     assert wrong == []
     alloc.empty_cache()
     assert sim.used == 0
-    alloc.check_invariants()
+    alloc.inspection.check_invariants()

@@ -68,7 +68,7 @@ def test_a_state_brought_back_at_once_changes_no_block(alloc, pool, sizes, freed
     freed_by_it, created = pool.restore(state)
     assert set(freed_by_it) == set(created) == live
     assert (arrangement(pool), reserved(alloc)) == (before, held)
-    assert alloc.check_pool_live_allocations(pool.id, live)
+    assert alloc.pools.check_live_allocations(pool.id, live)
     check(alloc)
     gone(alloc, pool, live)
 
@@ -156,7 +156,7 @@ def test_other_pools_are_not_touched(alloc, pool):
     alloc.free(blocks[0])
     pool.restore(state)
     assert arrangement(other) == before
-    assert alloc.check_pool_live_allocations(other.id, [elsewhere])
+    assert alloc.pools.check_live_allocations(other.id, [elsewhere])
     alloc.free(outside)
     check(alloc)
 
@@ -184,7 +184,7 @@ def test_the_default_pools_have_no_state():
     alloc = on_device()
     alloc.malloc(MIB)
     with unchanged(alloc), pytest.raises(PoolError):
-        alloc.checkpoint_pool((0, 0))
+        alloc.pools.checkpoint((0, 0))
 
 
 @pytest.mark.parametrize("state", [None, 7, "state", ()])
@@ -199,7 +199,7 @@ def test_a_state_of_another_allocator_is_refused():
     alloc, other = on_device(), on_device()
     state = other.pool().checkpoint()
     with unchanged(alloc), pytest.raises(CheckpointError, match="another allocator"):
-        alloc.restore_pool(state)
+        alloc.pools.restore(state)
 
 
 def blocks_of(pool):
@@ -254,18 +254,18 @@ def test_a_pool_that_grew_and_shrank_back_is_as_it_was():
 def test_a_pool_of_the_same_id_that_lost_its_segments_is_refused():
     alloc = on_device()
     pool = (0, 10**6)
-    alloc.create_or_incref_pool(pool)
-    alloc.begin_allocate_to_pool(pool)
+    alloc.pools.create_or_incref(pool)
+    alloc.pools.begin_allocate_to_pool(pool)
     address = alloc.malloc(MIB)
-    alloc.end_allocate_to_pool(pool)
-    state = alloc.checkpoint_pool(pool)
+    alloc.pools.end_allocate_to_pool(pool)
+    state = alloc.pools.checkpoint(pool)
     alloc.free(address)
     for _ in range(2):
-        alloc.release_pool(pool)
+        alloc.pools.release(pool)
     alloc.empty_cache()
-    alloc.create_or_incref_pool(pool)
+    alloc.pools.create_or_incref(pool)
     with unchanged(alloc), pytest.raises(CheckpointError, match="released"):
-        alloc.restore_pool(state)
+        alloc.pools.restore(state)
 
 
 def waiting_block(alloc, pool):
@@ -295,7 +295,7 @@ def test_streams_that_use_live_blocks_are_waited_for(alloc, pool):
     freed, created = pool.restore(state)
     assert (set(freed), created) == ({address, *kept}, kept)
     assert arrangement(pool) == before
-    assert alloc.pending_events() == []
+    assert alloc.inspection.pending_events() == []
     assert alloc.device.calls["stream_synchronize"] == 1
     check(alloc)
     gone(alloc, pool, kept)
@@ -323,10 +323,12 @@ def test_a_wait_that_fails_changes_nothing(alloc, pool, failing):
     with pytest.raises(DeviceError, match=failing):
         pool.restore(state)
     check(alloc)
-    assert alloc.check_pool_live_allocations(pool.id, live)
+    assert alloc.pools.check_live_allocations(pool.id, live)
     if failing == "stream_synchronize":
         alloc.free(address)
-        assert [block for _, _, block in alloc.pending_events()] == [address], "the stream is still one of its users"
+        assert [block for _, _, block in alloc.inspection.pending_events()] == [address], (
+            "the stream is still one of its users"
+        )
     pool.restore(state)
     check(alloc)
 
@@ -355,7 +357,7 @@ def test_blocks_of_later_segments_may_wait():
     address = waiting_block(alloc, pool)
     freed, _ = pool.restore(state)
     assert address in freed
-    assert [block for _, _, block in alloc.pending_events()] == [address]
+    assert [block for _, _, block in alloc.inspection.pending_events()] == [address]
     check(alloc)
 
 
@@ -388,7 +390,7 @@ def test_a_device_without_an_event_to_give_does_not_stop_a_restore(failing):
     assert (set(freed), created) == (set(later), [first])
     check(alloc)
     alloc.malloc(512)  # processes the second event
-    assert sorted(block for _, _, block in alloc.pending_events()) == later
+    assert sorted(block for _, _, block in alloc.inspection.pending_events()) == later
     check(alloc)
     alloc.free(first)
     alloc.device.finish()

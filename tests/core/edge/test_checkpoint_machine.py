@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allotment._allocators.caching.pools import PoolState, SegmentState
+from allotment._allocators.caching.pool import PoolState, SegmentState
 from allotment.errors import CheckpointError
 from helpers.effort import some
 from helpers.engine import GIB, KIB, MIB, check, on_device, unchanged
@@ -102,7 +102,7 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     @rule(expandable=st.booleans())
     def configure(self, expandable: bool) -> None:
-        self.alloc.configure(f"expandable_segments:{expandable}")
+        self.alloc.settings = f"expandable_segments:{expandable}"
 
     # --- states ---
 
@@ -126,18 +126,18 @@ class CheckpointMachine(RuleBasedStateMachine):
                 self.pool.restore(then.state)
             return
         before = self.alloc.stats()
-        elsewhere = [s for s in self.alloc.segments() if s["segment_pool_id"] != self.pool.id]
+        elsewhere = [s for s in self.alloc.history.segments() if s["segment_pool_id"] != self.pool.id]
         freed, created = self.pool.restore(then.state)
         assert sorted(freed) == sorted(self.blocks)
         assert sorted(created) == sorted(then.blocks)
-        assert [s for s in self.alloc.segments() if s["segment_pool_id"] != self.pool.id] == elsewhere
+        assert [s for s in self.alloc.history.segments() if s["segment_pool_id"] != self.pool.id] == elsewhere
         self.check_counted(then.state, len(freed), before)
         self.check_arranged(then.state)
         self.blocks = {address: Block(block.size, block.stream) for address, block in then.blocks.items()}
 
     def whole_pool(self) -> list[dict]:
         """Every mapped run of the pool, even if it does not begin its range."""
-        return [s for s in self.alloc.segments() if s["segment_pool_id"] == self.pool.id]
+        return [s for s in self.alloc.history.segments() if s["segment_pool_id"] == self.pool.id]
 
     def is_restorable(self, state: PoolState) -> bool:
         now = self.whole_pool()
@@ -175,7 +175,7 @@ class CheckpointMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_those_in_use(self) -> None:
         check(self.alloc)
-        assert self.alloc.check_pool_live_allocations(self.pool.id, self.blocks)
+        assert self.alloc.pools.check_live_allocations(self.pool.id, self.blocks)
         assert self.device.used == self.alloc.stats()["reserved_bytes.all.current"]
 
     def teardown(self) -> None:

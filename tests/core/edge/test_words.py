@@ -23,7 +23,7 @@ def eventful_allocator() -> allotment.Allocator:
     allocator.empty_cache()
     with pytest.raises(allotment.OutOfMemoryError):
         allocator.malloc(1 << 30)
-    allocator.configure("expandable_segments:False")
+    allocator.settings = "expandable_segments:False"
     allocator.free(allocator.malloc(12 << 20))
     allocator.empty_cache()
     allocator.malloc(12 << 20)
@@ -31,7 +31,7 @@ def eventful_allocator() -> allotment.Allocator:
     allocator.record_stream(pending, stream)
     allocator.free(pending)
     allocator.free(small)
-    allocator.annotate(allocator.malloc(100), "noted")
+    allocator.history.annotate(allocator.malloc(100), "noted")
     allocator.snapshot()
     return allocator
 
@@ -40,7 +40,7 @@ def test_the_reader_knows_every_word_that_is_written(tmp_path):
     allocator = eventful_allocator()
     written = allocator.snapshot()
     path = tmp_path / "snapshot.pickle"
-    allocator.dump_snapshot(path)
+    allocator.history.dump_snapshot(path)
     for content in (path.read_bytes(), pickle.dumps(written)):
         snapshot = read_snapshot(io.BytesIO(content))
         (trace,) = snapshot.traces

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from allotment import Stream
-from allotment._allocators.caching.pools import next_graph_pool_id
+from allotment._allocators.caching.pool import next_graph_pool_id
 from allotment.errors import CaptureError, DeviceError, OutOfMemoryError
 from helpers.engine import BUFFER, MIB, SEGMENT, check, empties, on_device, reserved, segment_of
 
@@ -28,7 +28,7 @@ class Capture:
         device = alloc.device
         stream = device.create_stream() if stream is None else stream
         pool = next_graph_pool_id() if pool is None else pool
-        alloc.begin_allocate_to_pool(pool, capture=device.begin_capture(stream))
+        alloc.pools.begin_allocate_to_pool(pool, capture=device.begin_capture(stream))
         capture = cls(alloc, stream, pool, Stream.external(device, stream))
         capture.current.__enter__()
         return capture
@@ -39,7 +39,7 @@ class Capture:
             self.alloc.device.end_capture(self.stream)
         finally:
             self.leave()
-            self.alloc.end_allocate_to_pool(self.pool)
+            self.alloc.pools.end_allocate_to_pool(self.pool)
 
     def leave(self):
         """Make another stream current."""
@@ -48,7 +48,7 @@ class Capture:
             self.current = None
 
     def reset(self):
-        self.alloc.release_pool(self.pool)
+        self.alloc.pools.release(self.pool)
 
 
 def pool_of(alloc, address):
@@ -100,7 +100,7 @@ def test_memory_freed_in_a_capture_is_used_again_in_it_and_by_the_next_with_its_
     alloc.free(address)
     first.end()
     second = Capture.begin(alloc, first.pool, first.stream)
-    assert alloc.pool_use_count(first.pool) == 2
+    assert alloc.pools.use_count(first.pool) == 2
     assert alloc.malloc(MIB, second.stream) == address
     second.end()
     check(alloc)
@@ -209,7 +209,7 @@ def test_a_block_read_and_freed_inside_a_capture_is_free_after_it():
     assert alloc.malloc(MIB, capture.stream) != address
     capture.end()
     alloc.malloc(512, 0)
-    states = {b["address"]: b["state"] for s in alloc.segments(capture.pool) for b in s["blocks"]}
+    states = {b["address"]: b["state"] for s in alloc.history.segments(capture.pool) for b in s["blocks"]}
     assert states[address] == "inactive"
     check(alloc)
 
@@ -308,7 +308,7 @@ def test_routing_cannot_end_while_a_stream_that_was_served_captures_on():
     fork.alloc.free(fork.block)
     fork.request()
     with pytest.raises(CaptureError, match="still being captured"):
-        fork.alloc.end_allocate_to_pool(fork.capture.pool)
+        fork.alloc.pools.end_allocate_to_pool(fork.capture.pool)
     fork.join()
     fork.capture.end()
     check(fork.alloc)
@@ -393,7 +393,7 @@ def test_an_abandoned_capture_can_be_given_up_without_ending_it():
     alloc = on_device()
     capture = Capture.begin(alloc)
     address = alloc.malloc(MIB, capture.stream)
-    alloc.end_allocate_to_pool(capture.pool)
+    alloc.pools.end_allocate_to_pool(capture.pool)
     capture.reset()
     alloc.free(address)
     alloc.empty_cache()
@@ -457,7 +457,7 @@ def test_a_route_cannot_end_while_a_stream_that_allocated_in_its_capture_is_stil
     fork.alloc.free(fork.block)
     fork.request()
     with pytest.raises(CaptureError, match="still being captured"):
-        fork.alloc.end_allocate_to_pool(fork.capture.pool)
+        fork.alloc.pools.end_allocate_to_pool(fork.capture.pool)
     fork.join()
     fork.capture.end()
     check(fork.alloc)

@@ -57,11 +57,11 @@ def test_only_whole_free_pages_are_given_back():
     alloc.free(blocks[2])
     alloc.empty_cache()
     base = blocks[0]
-    assert [(s["address"] - base, s["total_size"]) for s in alloc.segments()] == [(0, PAGE), (2 * PAGE, PAGE)]
+    assert [(s["address"] - base, s["total_size"]) for s in alloc.history.segments()] == [(0, PAGE), (2 * PAGE, PAGE)]
     assert reserved(alloc) == alloc.device.used == 2 * PAGE
     check(alloc)
     assert alloc.malloc(30 * MIB) == blocks[1], "the hole is filled before anything else grows"
-    assert len(alloc.segments()) == 1
+    assert len(alloc.history.segments()) == 1
     check(alloc)
 
 
@@ -93,7 +93,7 @@ def test_a_plain_block_serves_first_and_is_cut_exactly():
     alloc = on_device()
     address = alloc.malloc(30 * MIB)
     alloc.free(address)
-    alloc.configure(EXPANDABLE)
+    alloc.settings = EXPANDABLE
     assert alloc.malloc(30 * MIB - 512) == address
     assert states(alloc) == [[(30 * MIB - 512, "active_allocated"), (512, "inactive")]]
     check(alloc)
@@ -103,12 +103,12 @@ def test_switched_off_expandable_blocks_are_passed_over_but_stay_usable():
     alloc = expandable()
     address = alloc.malloc(30 * MIB)
     alloc.free(address)
-    alloc.configure("expandable_segments:False")
+    alloc.settings = "expandable_segments:False"
     other = alloc.malloc(30 * MIB)
     assert not segment_of(alloc, other)["is_expandable"]
-    alloc.configure(EXPANDABLE)
+    alloc.settings = EXPANDABLE
     assert alloc.malloc(30 * MIB) == address
-    alloc.configure("expandable_segments:False")
+    alloc.settings = "expandable_segments:False"
     alloc.free(address)
     alloc.free(other)
     empties(alloc)
@@ -118,7 +118,7 @@ def test_the_release_of_oversize_blocks_copes_with_expandable_ones():
     alloc = on_device(settings="max_split_size_mb:40,expandable_segments:False", limit=120 * MIB)
     blocks = []
     for expand in (False, True, False):
-        alloc.configure(f"max_split_size_mb:40,expandable_segments:{expand}")
+        alloc.settings = f"max_split_size_mb:40,expandable_segments:{expand}"
         blocks.append(alloc.malloc(40 * MIB))
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(40 * MIB)
@@ -131,7 +131,7 @@ def test_the_release_of_oversize_blocks_copes_with_expandable_ones():
 def test_garbage_collection_passes_over_expandable_blocks():
     alloc = on_device(settings="garbage_collection_threshold:0.5,expandable_segments:False", limit=120 * MIB)
     blocks = [alloc.malloc(40 * MIB)]
-    alloc.configure("garbage_collection_threshold:0.5,expandable_segments:True")
+    alloc.settings = "garbage_collection_threshold:0.5,expandable_segments:True"
     blocks.append(alloc.malloc(40 * MIB))
     for address in blocks:
         alloc.free(address)
@@ -142,7 +142,7 @@ def test_garbage_collection_passes_over_expandable_blocks():
 def test_expandable_memory_has_no_base_allocation():
     alloc = expandable()
     with pytest.raises(UnsupportedError, match="expandable"):
-        alloc.base_allocation(alloc.malloc(512))
+        alloc.inspection.base_allocation(alloc.malloc(512))
 
 
 def test_sizes_are_told_of_every_stream_but_the_default_one():
@@ -150,13 +150,13 @@ def test_sizes_are_told_of_every_stream_but_the_default_one():
     for stream in (0, 5):
         alloc.malloc(512, stream)
         alloc.malloc(25 * MIB, stream)
-    assert sorted(alloc.expandable_segment_sizes()) == [(5, False, 40 * MIB), (5, True, BUFFER)]
+    assert sorted(alloc.inspection.expandable_segment_sizes()) == [(5, False, 40 * MIB), (5, True, BUFFER)]
 
 
 def test_the_page_of_a_range_is_that_of_its_beginning():
     alloc = expandable()
     first = alloc.malloc(25 * MIB)
-    alloc.configure(EXPANDABLE + ",large_segment_size_mb:40")
+    alloc.settings = EXPANDABLE + ",large_segment_size_mb:40"
     assert alloc.malloc(20 * MIB) == first + 25 * MIB
     assert reserved(alloc) == 3 * PAGE
     alloc.malloc(20 * MIB, stream=1)
@@ -201,7 +201,7 @@ def test_pages_mapped_before_a_refusal_stay_and_are_free():
 def empties_after_freeing_all(alloc):
     for operation in ("chunk_create", "chunk_release", "map", "unmap", "set_access", "range_reserve", "range_release"):
         alloc.device.refuse(operation, times=0)
-    for segment in alloc.segments():
+    for segment in alloc.history.segments():
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
                 alloc.free(block["address"])
@@ -338,5 +338,5 @@ def test_a_pool_whose_pages_went_in_several_pieces_still_goes():
     check(alloc)
     alloc.free(middle)
     empties(alloc)
-    alloc.create_or_incref_pool(pool.id)  # the id is free again: the pool is deleted
-    assert alloc.pool_use_count(pool.id) == 1
+    alloc.pools.create_or_incref(pool.id)  # the id is free again: the pool is deleted
+    assert alloc.pools.use_count(pool.id) == 1

@@ -38,7 +38,7 @@ def test_streams_that_allocated_and_were_destroyed_are_forgotten_with_the_cache(
         allocator.empty_cache()
 
     print(growth(once) < 3_000 * 200)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     """
     )
     assert told == "True\n"
@@ -79,7 +79,7 @@ def test_expandable_pools_that_grew_twice_are_forgotten_when_they_are_closed():
         allocator.empty_cache()
 
     print(growth(once) < 3_000 * 20)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     """
     )
     assert told == "True\n"
@@ -119,4 +119,4 @@ def test_statistics_keep_the_newest_of_the_pools_that_are_gone():
 
     assert told >= {f"{first}_{second}" for first, second in [*ids[-1000:], pool.id]}
     assert len(told) <= 2001
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()

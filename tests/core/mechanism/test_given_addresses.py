@@ -29,10 +29,10 @@ TWO_TIMES = """
         allocator.malloc(30 << 20)
     except allotment.DeviceError as error:
         print(error)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     allocator.free(first)
     allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     print(device.taken_back == [first])
 """
 
@@ -75,7 +75,7 @@ def test_an_address_that_cannot_be_is_refused_by_name(address, words, goes_back,
     device = Giving(1 << 30, address, 1 << 33)
     allocator = Allocator(device)
     first = allocator.malloc(1000)
-    allocator.caching = caching
+    allocator.pools.caching = caching
     with pytest.raises(DeviceError, match=f"giving: allocate returned {address:#x} for .*{words}"):
         allocator.malloc(30 * MIB)
     assert device.taken_back == [address] * goes_back
@@ -89,11 +89,11 @@ def test_an_address_that_cannot_be_is_refused_by_name(address, words, goes_back,
 
 def test_memory_past_the_cache_is_not_given_a_second_time():
     allocator = Allocator(Giving(1 << 30, 1 << 30))
-    allocator.caching = False
+    allocator.pools.caching = False
     first = allocator.malloc(1000)
     with pytest.raises(DeviceError, match="returned before"):
         allocator.malloc(1000)
-    allocator.caching = True
+    allocator.pools.caching = True
     allocator.free(first)
     check(allocator)
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from allotment._allocators.caching.pools import next_user_pool_id
+from allotment._allocators.caching.pool import next_user_pool_id
 from allotment.errors import OutOfMemoryError, PoolError, RequestError
 from helpers.engine import BUFFER, MIB, check, empties, on_device, reserved, segment_of, states, unchanged
 from helpers.unraisable import reported
@@ -86,7 +86,7 @@ def test_a_pool_that_is_closed_gives_its_cached_memory_back_and_leaves_that_of_o
             alloc.free(alloc.malloc(MIB))
     alloc.free(alloc.malloc(MIB))
     pool.close()
-    assert sorted(s["segment_pool_id"] for s in alloc.segments()) == [DEFAULT, other.id]
+    assert sorted(s["segment_pool_id"] for s in alloc.history.segments()) == [DEFAULT, other.id]
     pool.close()
     check(alloc)
 
@@ -127,7 +127,7 @@ def test_a_pool_that_grew_once_and_shrinks_in_two_places_outlives_the_block_betw
     check(alloc)
     alloc.free(between)
     alloc.empty_cache()
-    assert alloc.segments() == []
+    assert alloc.history.segments() == []
     assert alloc.device.used == 0
     check(alloc)
 
@@ -135,20 +135,20 @@ def test_a_pool_that_grew_once_and_shrinks_in_two_places_outlives_the_block_betw
 def test_a_pool_without_users_cannot_be_used_again_until_its_memory_is_gone():
     alloc = on_device()
     pool = next_user_pool_id()
-    alloc.create_or_incref_pool(pool)
-    alloc.begin_allocate_to_pool(pool)
+    alloc.pools.create_or_incref(pool)
+    alloc.pools.begin_allocate_to_pool(pool)
     address = alloc.malloc(MIB)
-    alloc.end_allocate_to_pool(pool)
+    alloc.pools.end_allocate_to_pool(pool)
     for _ in range(2):
-        alloc.release_pool(pool)
+        alloc.pools.release(pool)
     with unchanged(alloc), pytest.raises(PoolError, match="last user"):
-        alloc.create_or_incref_pool(pool)
+        alloc.pools.create_or_incref(pool)
     with unchanged(alloc), pytest.raises(PoolError, match="last user"):
-        alloc.begin_allocate_to_pool(pool)
+        alloc.pools.begin_allocate_to_pool(pool)
     alloc.free(address)
     alloc.empty_cache()
-    alloc.begin_allocate_to_pool(pool)
-    assert alloc.pool_use_count(pool) == 1
+    alloc.pools.begin_allocate_to_pool(pool)
+    assert alloc.pools.use_count(pool) == 1
     check(alloc)
 
 
@@ -266,7 +266,7 @@ def test_many_threads_each_in_its_own_pool_get_only_their_own_memory():
         for turn in range(40):
             with pool:
                 address = alloc.malloc(512 + turn * 4096)
-            if not alloc.check_pool_live_allocations(pool.id, [address]):
+            if not alloc.pools.check_live_allocations(pool.id, [address]):
                 wrong.append(turn)
             alloc.free(address)
         pool.close()
@@ -356,7 +356,7 @@ def test_leaving_a_pool_restores_the_outer_one_whichever_way(leave):
         address = alloc.malloc(MIB, stream=4)
         assert pool_of(alloc, address) == outer.id
     assert outer.use_count == 1
-    for segment in alloc.segments():
+    for segment in alloc.history.segments():
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
                 alloc.free(block["address"])
@@ -378,12 +378,12 @@ def test_temporary_pools_can_be_nested():
 def test_the_newest_route_that_fits_wins():
     alloc = on_device()
     by_stream, everything, elsewhere = alloc.pool(), alloc.pool(), alloc.pool()
-    alloc.begin_allocate_to_pool(everything.id)
-    alloc.begin_allocate_to_pool(by_stream.id, stream=5)
-    alloc.begin_allocate_to_pool(elsewhere.id, thread=threading.get_ident() + 1)
+    alloc.pools.begin_allocate_to_pool(everything.id)
+    alloc.pools.begin_allocate_to_pool(by_stream.id, stream=5)
+    alloc.pools.begin_allocate_to_pool(elsewhere.id, thread=threading.get_ident() + 1)
     assert pool_of(alloc, alloc.malloc(MIB, stream=5)) == by_stream.id
     assert pool_of(alloc, alloc.malloc(MIB, stream=6)) == everything.id
-    alloc.end_allocate_to_pool(by_stream.id)  # not the newest route
+    alloc.pools.end_allocate_to_pool(by_stream.id)  # not the newest route
     assert pool_of(alloc, alloc.malloc(MIB, stream=5)) == everything.id
     check(alloc)
 
@@ -391,10 +391,10 @@ def test_the_newest_route_that_fits_wins():
 def test_a_function_can_say_which_streams_are_served():
     alloc = on_device()
     even, broken = alloc.pool(), alloc.pool()
-    alloc.begin_allocate_to_pool(even.id, accepts=lambda stream: stream % 2 == 0)
+    alloc.pools.begin_allocate_to_pool(even.id, accepts=lambda stream: stream % 2 == 0)
     assert pool_of(alloc, alloc.malloc(MIB, stream=2)) == even.id
     assert pool_of(alloc, alloc.malloc(MIB, stream=3)) == DEFAULT
-    alloc.begin_allocate_to_pool(broken.id, accepts=lambda stream: 1 // 0)
+    alloc.pools.begin_allocate_to_pool(broken.id, accepts=lambda stream: 1 // 0)
     with reported() as seen:
         assert pool_of(alloc, alloc.malloc(MIB, stream=2)) == even.id, "a filter that fails accepts nothing"
     assert [error.partition(":")[0] for _, error in seen] == ["ZeroDivisionError"]
@@ -405,11 +405,11 @@ def test_a_stream_whose_capture_is_unknown_gets_no_memory_of_the_wrong_pool():
     alloc = on_device()
     stream = alloc.device.create_stream()
     pool = alloc.pool()
-    alloc.begin_allocate_to_pool(pool.id, capture=alloc.device.begin_capture(stream))
+    alloc.pools.begin_allocate_to_pool(pool.id, capture=alloc.device.begin_capture(stream))
     alloc.device.refuse("capture_status", out_of_memory=False)
     with pytest.raises(Exception, match="capture_status"):
         alloc.malloc(MIB, stream)
-    assert alloc.segments() == []
+    assert alloc.history.segments() == []
     assert pool_of(alloc, alloc.malloc(MIB, stream)) == pool.id
     check(alloc)
 
@@ -418,7 +418,7 @@ def test_a_route_has_one_condition():
     alloc = on_device()
     pool = alloc.pool()
     with unchanged(alloc), pytest.raises(RequestError, match="one condition"):
-        alloc.begin_allocate_to_pool(pool.id, stream=1, thread=2)
+        alloc.pools.begin_allocate_to_pool(pool.id, stream=1, thread=2)
 
 
 def test_a_pool_is_routed_to_once_and_a_refusal_leaves_its_count():
@@ -426,10 +426,10 @@ def test_a_pool_is_routed_to_once_and_a_refusal_leaves_its_count():
     pool = alloc.pool()
     with pool:
         with unchanged(alloc), pytest.raises(PoolError, match="already recording"):
-            alloc.begin_allocate_to_pool(pool.id, stream=3)
+            alloc.pools.begin_allocate_to_pool(pool.id, stream=3)
         assert pool.use_count == 2
     with unchanged(alloc), pytest.raises(PoolError, match="not currently recording"):
-        alloc.end_allocate_to_pool(pool.id)
+        alloc.pools.end_allocate_to_pool(pool.id)
     assert pool.use_count == 1
     pool.close()
     empties(alloc)
@@ -445,11 +445,11 @@ def test_a_pools_snapshot_is_its_part_of_the_whole():
     with pool:
         alloc.malloc(MIB)
         alloc.malloc(30 * MIB)
-    assert pool.segments() == [s for s in alloc.segments() if s["segment_pool_id"] == pool.id]
+    assert pool.segments() == [s for s in alloc.history.segments() if s["segment_pool_id"] == pool.id]
     assert len(pool.segments()) == 2
     assert pool.reserved_bytes == BUFFER + 30 * MIB
     with pytest.raises(PoolError, match="there is no pool"):
-        alloc.segments((0, 10**9))
+        alloc.history.segments((0, 10**9))
     check(alloc)
 
 
@@ -459,14 +459,14 @@ def test_exactly_the_blocks_in_use_are_live():
     with pool:
         blocks = [alloc.malloc(MIB) for _ in range(3)]
     alloc.malloc(MIB)
-    assert alloc.check_pool_live_allocations(pool.id, blocks)
-    assert not alloc.check_pool_live_allocations(pool.id, blocks[:2])
-    assert not alloc.check_pool_live_allocations(pool.id, [*blocks, 4096])
+    assert alloc.pools.check_live_allocations(pool.id, blocks)
+    assert not alloc.pools.check_live_allocations(pool.id, blocks[:2])
+    assert not alloc.pools.check_live_allocations(pool.id, [*blocks, 4096])
     alloc.free(blocks[0])
-    assert not alloc.check_pool_live_allocations(pool.id, blocks)
-    assert alloc.check_pool_live_allocations(pool.id, blocks[1:])
+    assert not alloc.pools.check_live_allocations(pool.id, blocks)
+    assert alloc.pools.check_live_allocations(pool.id, blocks[1:])
     with pytest.raises(PoolError):
-        alloc.check_pool_live_allocations((0, 10**9), [])
+        alloc.pools.check_live_allocations((0, 10**9), [])
 
 
 # --- pools with their own allocator ---
@@ -540,7 +540,7 @@ def test_a_pool_that_exists_cannot_be_given_an_allocator():
     alloc = on_device()
     pool = alloc.pool()
     with unchanged(alloc), pytest.raises(PoolError, match="exists already"):
-        alloc.create_or_incref_pool(pool.id, Ledger())
+        alloc.pools.create_or_incref(pool.id, Ledger())
     assert pool.use_count == 1
 
 
@@ -673,16 +673,16 @@ def test_a_loan_does_not_disturb_deferred_frees():
 
 def test_a_lender_that_goes_is_no_lender_any_more():
     alloc = on_device(60 * MIB)
-    alloc.create_or_incref_pool((7, 0))
-    alloc.set_use_on_oom((7, 0), True)
-    alloc.begin_allocate_to_pool((7, 0))
+    alloc.pools.create_or_incref((7, 0))
+    alloc.pools.set_use_on_oom((7, 0), True)
+    alloc.pools.begin_allocate_to_pool((7, 0))
     alloc.free(alloc.malloc(30 * MIB))
-    alloc.end_allocate_to_pool((7, 0))
-    alloc.release_pool((7, 0))
-    alloc.release_pool((7, 0))
+    alloc.pools.end_allocate_to_pool((7, 0))
+    alloc.pools.release((7, 0))
+    alloc.pools.release((7, 0))
     alloc.empty_cache((7, 0))
     check(alloc)
     with pytest.raises(PoolError):
-        alloc.pool_use_count((7, 0))
+        alloc.pools.use_count((7, 0))
     assert alloc.malloc(50 * MIB)
     check(alloc)

@@ -214,11 +214,11 @@ def test_a_limit_lowered_below_split_blocks_gives_back_none_that_is_in_use():
     address = alloc.malloc(100 * MIB)
     alloc.free(address)
     part = alloc.malloc(30 * MIB)
-    alloc.configure(SPLIT)
+    alloc.settings = SPLIT
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(120 * MIB)
     check(alloc)
-    assert alloc.base_allocation(part) == (address, 100 * MIB)
+    assert alloc.inspection.base_allocation(part) == (address, 100 * MIB)
     alloc.free(part)
     empties(alloc)
 

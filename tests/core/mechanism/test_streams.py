@@ -12,7 +12,7 @@ ROUTING_DEFERS = "compat:2.11"
 
 
 def pending(alloc):
-    return [s["state"] for segment in alloc.segments() for s in segment["blocks"]].count("active_pending_free")
+    return [s["state"] for segment in alloc.history.segments() for s in segment["blocks"]].count("active_pending_free")
 
 
 def read_while_busy(alloc, address, *streams):
@@ -83,12 +83,12 @@ def test_an_event_that_is_not_ready_holds_back_those_behind_it_on_its_stream_and
     read_while_busy(alloc, blocks[2], THIRD)
     alloc.free(blocks[2])
     queries = alloc.device.calls["event_query"]
-    assert [stream for stream, _, _ in alloc.pending_events()] == [SIDE, SIDE, THIRD]
+    assert [stream for stream, _, _ in alloc.inspection.pending_events()] == [SIDE, SIDE, THIRD]
     alloc.malloc(512, SIDE)
     assert alloc.device.calls["event_query"] == queries + 2, "only the oldest event of each stream is asked for"
     alloc.device.finish(THIRD)
     alloc.malloc(512, SIDE)
-    assert [address for _, _, address in alloc.pending_events()] == blocks[:2]
+    assert [address for _, _, address in alloc.inspection.pending_events()] == blocks[:2]
     check(alloc)
 
 
@@ -109,14 +109,14 @@ def test_a_finished_event_waits_for_the_one_before_it():
     for address in (first, second):
         alloc.record_stream(address, SIDE)
         alloc.free(address)
-    (_, first_event, _), (_, second_event, _) = alloc.pending_events()
+    (_, first_event, _), (_, second_event, _) = alloc.inspection.pending_events()
     script.finished = {second_event}
     alloc.malloc(512, MAIN)
-    assert [address for _, _, address in alloc.pending_events()] == [first, second]
+    assert [address for _, _, address in alloc.inspection.pending_events()] == [first, second]
     check(alloc)
     script.finished = {first_event, second_event}
     alloc.malloc(512, MAIN)
-    assert alloc.pending_events() == []
+    assert alloc.inspection.pending_events() == []
     check(alloc)
 
 
@@ -137,7 +137,7 @@ def test_declaring_a_stream_twice_makes_one_event():
     address = alloc.malloc(MIB, MAIN)
     read_while_busy(alloc, address, SIDE, SIDE)
     alloc.free(address)
-    assert len(alloc.pending_events()) == 1
+    assert len(alloc.inspection.pending_events()) == 1
 
 
 def test_declaring_a_stream_moves_no_counter_and_leaves_no_entry():
@@ -218,7 +218,7 @@ def test_a_free_that_cannot_get_its_event_leaves_the_block_in_use(operation):
     assert states(alloc) == [[(MIB, "active_allocated"), (MIB, "inactive")]]
     check(alloc)
     alloc.free(address)
-    assert len(alloc.pending_events()) == 2
+    assert len(alloc.inspection.pending_events()) == 2
     alloc.device.finish()
     empties(alloc)
 
@@ -328,7 +328,7 @@ def test_uses_declared_before_routing_are_waited_for_after_it():
     with alloc.pool():
         alloc.free(address)
     assert alloc.malloc(MIB, MAIN) != address
-    assert [block for _, _, block in alloc.pending_events()] == [address]
+    assert [block for _, _, block in alloc.inspection.pending_events()] == [address]
     check(alloc)
     alloc.device.finish()
     assert alloc.malloc(MIB, MAIN) == address
@@ -341,7 +341,7 @@ def test_a_use_declared_while_routed_and_freed_after_it_is_waited_for():
         address = alloc.malloc(MIB, MAIN)
         read_while_busy(alloc, address, SIDE)
     alloc.free(address)
-    assert len(alloc.pending_events()) == 1
+    assert len(alloc.inspection.pending_events()) == 1
     alloc.device.finish()
     with pool:
         alloc.malloc(512, MAIN)
@@ -354,7 +354,7 @@ def test_a_use_declared_while_routed_and_freed_after_it_is_waited_for():
     with pool:
         alloc.free(again)
     alloc.malloc(512, MAIN)
-    assert [block for _, _, block in alloc.pending_events()] == [again]
+    assert [block for _, _, block in alloc.inspection.pending_events()] == [again]
     check(alloc)
 
 
@@ -414,7 +414,7 @@ def test_a_pool_of_its_own_waits_for_its_own_events_alone():
         read_while_busy(alloc, address, SIDE)
         alloc.free(address)
     pool.close()
-    assert [block for _, _, block in alloc.pending_events()] == [outside]
-    assert alloc.segments(pool.id) == []
+    assert [block for _, _, block in alloc.inspection.pending_events()] == [outside]
+    assert alloc.history.segments(pool.id) == []
     assert alloc.stats()["num_sync_all_streams"] == 1
     check(alloc)

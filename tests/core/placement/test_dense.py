@@ -65,12 +65,12 @@ def test_a_block_in_chunks_of_several_sizes_has_no_form_of_pytorchs() -> None:
     for block in blocks:
         allocator.free(block)
     address = allocator.malloc(48 * MIB)
-    pieces = allocator._share_block(address, False).pieces
+    pieces = allocator.sharing._share_block(address, False).pieces
     assert len({size for _, size in pieces}) > 1
     assert sum(size for _, size in pieces) >= 48 * MIB
     with pytest.raises(UnsupportedError, match="placement:dense"):
         allocator.share_torch(address)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_private_pool_is_brought_back_to_how_it_was_also_after_it_has_grown() -> None:
@@ -89,11 +89,11 @@ def test_a_private_pool_is_brought_back_to_how_it_was_also_after_it_has_grown() 
 
     assert set(freed) == {c, *later} and set(created) == {a, c}
     assert allocator.stats()["reserved_bytes.all.current"] == reserved
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     with pool:
         assert allocator.malloc(3 * MIB) == b
     assert pool.restore(state) == ([a, b, c], [a, c])
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_restored_blocks_belong_to_the_streams_that_they_were_of() -> None:
@@ -108,7 +108,7 @@ def test_restored_blocks_belong_to_the_streams_that_they_were_of() -> None:
         allocator.free(other)
         assert allocator.malloc(2 * MIB, 0) != other
         assert allocator.malloc(2 * MIB, 1) == other
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_state_of_memory_that_is_gone_is_not_restored() -> None:
@@ -119,7 +119,7 @@ def test_a_state_of_memory_that_is_gone_is_not_restored() -> None:
     state = pool.checkpoint()
     pool.close()
     with pytest.raises(AllotmentError):
-        allocator.restore_pool(state)
+        allocator.pools.restore(state)
 
 
 def test_free_chunks_are_put_side_by_side_instead_of_growing() -> None:
@@ -134,7 +134,7 @@ def test_free_chunks_are_put_side_by_side_instead_of_growing() -> None:
     stats = allocator.stats()
     assert stats["reserved_bytes.all.current"] - reserved <= 64 * MIB
     assert stats["dense.stitches"] == 1 and stats["dense.views.current"] > stats["dense.chunks"]
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_first_amount_is_obtained_with_the_first_request() -> None:
@@ -144,7 +144,7 @@ def test_a_first_amount_is_obtained_with_the_first_request() -> None:
     assert stats["reserved_bytes.all.current"] == 512 * MIB and stats["dense.chunks"] == 64
     allocator.malloc(400 * MIB)
     assert allocator.stats()["reserved_bytes.all.current"] == 512 * MIB
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_nothing_is_stitched_with_one_view() -> None:
@@ -163,7 +163,7 @@ def test_another_stream_gets_freed_memory_after_a_wait_on_the_device() -> None:
     allocator.malloc(150 * MIB, 2)
     assert allocator.stats()["dense.waits"] == 1
     assert allocator.stats()["reserved_bytes.all.current"] <= 200 * MIB
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_memory_that_waits_for_other_streams_is_reused_before_memory_is_out() -> None:
@@ -174,7 +174,7 @@ def test_memory_that_waits_for_other_streams_is_reused_before_memory_is_out() ->
     allocator.free(block)
     allocator.malloc(150 * MIB, 1)
     assert allocator.stats()["dense.wait_reuses"] == 1
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_private_pool_shares_nothing_and_gives_all_back() -> None:
@@ -188,7 +188,7 @@ def test_a_private_pool_shares_nothing_and_gives_all_back() -> None:
     assert allocator.malloc(40 * MIB) != inside
     pool.close()
     allocator.empty_cache()
-    check(allocator) if allocator.stats()["segment.all.current"] == 0 else allocator.check_invariants()
+    check(allocator) if allocator.stats()["segment.all.current"] == 0 else allocator.inspection.check_invariants()
 
 
 def test_emptying_the_cache_gives_back_what_is_wholly_free() -> None:
@@ -196,7 +196,7 @@ def test_emptying_the_cache_gives_back_what_is_wholly_free() -> None:
     kept = allocator.malloc(10 * MIB)
     allocator.free(allocator.malloc(300 * MIB))
     allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert allocator.stats()["reserved_bytes.all.current"] <= 64 * MIB
     allocator.free(kept)
     allocator.empty_cache()
@@ -229,7 +229,7 @@ def stitch(allocator: Allocator, rounds: int) -> None:
         large = [allocator.malloc((50 + 14 * (i % 5)) * MIB)]
         for block in [*blocks[1::2], *large]:
             allocator.free(block)
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
 
 
 def test_a_request_is_put_together_from_as_many_pieces_as_it_takes() -> None:
@@ -240,7 +240,7 @@ def test_a_request_is_put_together_from_as_many_pieces_as_it_takes() -> None:
         allocator.free(block)
     reserved = allocator.stats()["reserved_bytes.all.current"]
     allocator.malloc(500 * MIB)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert allocator.stats()["reserved_bytes.all.current"] <= reserved + 24 * MIB  # growth that is always allowed
     assert allocator.stats()["dense.views.current"] - allocator.stats()["dense.chunks"] > 64
 
@@ -281,7 +281,7 @@ def test_new_memory_is_put_where_memory_was_given_back() -> None:
     assert allocator.stats()["reserved_bytes.all.current"] < 80 * MIB
     again = allocator.malloc(40 * MIB)
     assert again == first and allocator.stats()["dense.gaps_filled"] == 1
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     allocator.free(second)
     allocator.free(again)
     allocator.empty_cache()
@@ -297,26 +297,26 @@ def test_addresses_do_not_run_out_when_memory_is_given_back_again_and_again() ->
         allocator.free(block)
         allocator.free(kept.pop(0))
         allocator.empty_cache()
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
     assert allocator.stats()["dense.driver_calls.reserve"] <= 2
 
 
 def test_memory_of_pools_without_users_is_had_without_asking_the_device() -> None:
     allocator = dense(200 * MIB)
     kept = allocator.malloc(10 * MIB)
-    allocator.begin_allocate_to_pool((7, 0))
+    allocator.pools.begin_allocate_to_pool((7, 0))
     block = allocator.malloc(120 * MIB)
-    allocator.end_allocate_to_pool((7, 0))
+    allocator.pools.end_allocate_to_pool((7, 0))
     allocator.free(block)
-    allocator.release_pool((7, 0))
+    allocator.pools.release((7, 0))
     created = allocator.device.calls["chunk_create"]
 
     assert allocator.malloc(110 * MIB) == block
 
     stats = allocator.stats()
     assert stats["dense.adopted"] > 0 and allocator.device.calls["chunk_create"] == created
-    assert allocator.segments((7, 0)) == []
-    allocator.check_invariants()
+    assert allocator.history.segments((7, 0)) == []
+    allocator.inspection.check_invariants()
     allocator.free(block)
     allocator.free(kept)
     allocator.empty_cache()
@@ -328,7 +328,7 @@ def test_a_private_pool_gets_what_the_default_one_has_cached_when_memory_is_out(
     allocator.free(allocator.malloc(150 * MIB))
     with allocator.pool():
         block = allocator.malloc(120 * MIB)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     allocator.free(block)
 
 
@@ -346,7 +346,7 @@ def test_a_mapping_that_is_refused_is_done_without_stitching(operation: str) -> 
     allocator.malloc(200 * MIB)
 
     assert allocator.stats()["dense.stitches"] == 0
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_what_a_destroyed_stream_left_is_had_after_the_device_was_waited_for() -> None:
@@ -355,7 +355,7 @@ def test_what_a_destroyed_stream_left_is_had_after_the_device_was_waited_for() -
     allocator.free(allocator.malloc(150 * MIB, stream))
     allocator.device.destroy_stream(stream)
     allocator.malloc(150 * MIB)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_stream_in_a_capture_is_not_waited_for() -> None:
@@ -364,20 +364,20 @@ def test_a_stream_in_a_capture_is_not_waited_for() -> None:
     for block in blocks[::2]:
         allocator.free(block)
     capture = allocator.device.begin_capture(1)
-    allocator.begin_allocate_to_pool((9, 0), capture=capture)
+    allocator.pools.begin_allocate_to_pool((9, 0), capture=capture)
     recorded = allocator.device.calls["event_record"]
 
     outside = [allocator.malloc(size * MIB, 0) for size in (60, 100)]
     allocator.empty_cache()
 
     assert allocator.device.calls["event_record"] == recorded and allocator.stats()["dense.waits"] == 0
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     allocator.device.end_capture(1)
-    allocator.end_allocate_to_pool((9, 0))
+    allocator.pools.end_allocate_to_pool((9, 0))
     assert allocator.malloc(64 * MIB, 0) in blocks[::2]
     for block in outside:
         allocator.free(block)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_garbage_goes_before_memory_grows() -> None:
@@ -393,7 +393,7 @@ def test_garbage_goes_before_memory_grows() -> None:
     assert allocator.device.calls["chunk_release"] >= released
     for block in (kept, with_other_stream):
         allocator.free(block)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_out_of_memory_says_how_much_could_have_been_joined() -> None:
@@ -466,7 +466,7 @@ def test_a_snapshot_tells_where_each_chunk_is_mapped(tmp_path: Path) -> None:
     assert len(views) == stats["dense.views.current"]
     assert sum({view["chunk"]: view["size"] for view in views}.values()) == stats["reserved_bytes.all.current"]
     assert len({(view["region"], view["chunk"]) for view in views}) == len(views)
-    allocator.dump_snapshot(tmp_path / "dense.pickle")
+    allocator.history.dump_snapshot(tmp_path / "dense.pickle")
     assert pickle.loads((tmp_path / "dense.pickle").read_bytes())["allotment_views"] == views
     assert "allotment_views" not in Allocator("sim:1GiB", settings="").snapshot()
 
@@ -519,7 +519,7 @@ def test_work_that_allocates_is_waited_for_without_the_lock() -> None:
     assert not thread.is_alive()
     stream.synchronize()
     assert len(done) == 300
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

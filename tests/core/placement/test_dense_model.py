@@ -75,7 +75,7 @@ class Pair:
         self.model = model.Memory(settings.total, settings.limit, settings.options)
         self.pools = {(1 + i, 0): self.model.pool() for i in range(settings.pools)}
         for pool in self.pools:
-            self.allocator.create_or_incref_pool(pool)
+            self.allocator.pools.create_or_incref(pool)
         self.open = list(self.pools)
         self.live: list[tuple[int, model.Tile]] = []
         self.bases: dict[tuple[int, int], int] = {}
@@ -106,16 +106,16 @@ class Pair:
     def allocate(self, size: int, stream: int, pool: tuple[int, int] | None) -> int:
         if pool is None:
             return self.allocator.malloc(size, stream)
-        self.allocator.begin_allocate_to_pool(pool)
+        self.allocator.pools.begin_allocate_to_pool(pool)
         try:
             return self.allocator.malloc(size, stream)
         finally:
-            self.allocator.end_allocate_to_pool(pool)
-            self.allocator.release_pool(pool)
+            self.allocator.pools.end_allocate_to_pool(pool)
+            self.allocator.pools.release(pool)
 
     def close(self, pool: tuple[int, int]) -> None:
         self.open.remove(pool)
-        self.allocator.release_pool(pool)
+        self.allocator.pools.release(pool)
         self.model.close(self.pools[pool])
 
     def free(self, index: int, users: list[int]) -> None:
@@ -129,7 +129,7 @@ class Pair:
         self.model.free(tile)
 
     def check(self) -> None:
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         stats = self.allocator.stats()
         assert stats["reserved_bytes.all.current"] == self.model.reserved == self.device.used
         assert stats["active_bytes.all.current"] == self.model.active

@@ -128,7 +128,7 @@ def test_no_stream_has_memory_that_another_may_still_use(streams: int, seed: int
             device.finish(stream)
         else:
             allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert served > 300 and device.waits > 0 and allocator.stats()["dense.waits"] > 0
 
 
@@ -147,7 +147,7 @@ def test_a_request_waits_for_few_streams_however_many_there_are() -> None:
 
     calls = allocator.device.calls
     assert 1000 < calls["stream_wait"] < 4 * 4000 and calls["event_record"] < 4 * 4000
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 @pytest.mark.parametrize(("streams", "waits"), [(100, 0), (600, 1)])
@@ -165,19 +165,19 @@ def test_among_many_streams_a_search_gives_up_sooner(streams: int, waits: int) -
     got = allocator.malloc(MIB, 2)
     assert device.calls["stream_wait"] - before == waits
     assert got == places[0 if waits else -1][0]
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_stream_in_a_capture_costs_the_others_no_waits_in_vain() -> None:
     allocator = Allocator(SimulatedDevice(GIB), settings="placement:dense")
     in_waves(allocator, 200, 1)
-    allocator.begin_allocate_to_pool((9, 0), capture=allocator.device.begin_capture(100))
+    allocator.pools.begin_allocate_to_pool((9, 0), capture=allocator.device.begin_capture(100))
     waited = allocator.device.calls["stream_wait"]
 
     in_waves(allocator, 99, 3)
 
     assert allocator.device.calls["stream_wait"] < waited + 4 * 300
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the memory of a process from /proc")
@@ -210,7 +210,7 @@ def test_an_allocator_that_holds_little_reserves_few_addresses() -> None:
     allocator = Allocator(device, settings="placement:dense")
     allocator.malloc(100)
     assert device.held["ranges"] <= 20 * GIB
-    allocator.begin_allocate_to_pool((1, 0))
+    allocator.pools.begin_allocate_to_pool((1, 0))
     allocator.malloc(100)
     assert device.held["ranges"] <= 40 * GIB
 
@@ -221,7 +221,7 @@ def test_an_arena_that_outgrows_its_first_addresses_goes_on_without_a_gap_in_wha
     blocks = [allocator.malloc(GIB) for _ in range(79)]
     assert allocator.stats()["reserved_bytes.all.current"] == 79 * GIB
     assert allocator.stats()["dense.regions"] == 2
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     for block in blocks:
         allocator.free(block)
     allocator.empty_cache()
@@ -237,10 +237,10 @@ def test_with_few_addresses_left_an_arena_takes_what_it_needs() -> None:
 
     allocator = Allocator(Scarce(SimulatedDevice(GIB)), settings="placement:dense")
     blocks = [allocator.malloc(60 * MIB) for _ in range(10)]
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     for block in blocks:
         allocator.free(block)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 @pytest.mark.parametrize("settings", ["placement:dense", "expandable_segments:True"])

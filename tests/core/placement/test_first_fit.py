@@ -163,8 +163,8 @@ def test_an_unknown_placement_is_refused_with_the_names_of_all():
 
 def test_the_placement_cannot_change_later(alloc):
     with pytest.raises(SettingsError, match="the same as at the start"):
-        alloc.configure("placement:torch")
-    alloc.configure(FIRST_FIT)
+        alloc.settings = "placement:torch"
+    alloc.settings = FIRST_FIT
     assert alloc.settings.placement == "first_fit"
 
 

@@ -71,7 +71,7 @@ def test_segments_have_the_size_of_their_class(size, segment):
     alloc = on_device()
     address = alloc.malloc(size)
     assert segment_of(alloc, address)["total_size"] == segment
-    assert alloc.base_allocation(address) == (address, segment)
+    assert alloc.inspection.base_allocation(address) == (address, segment)
     check(alloc)
 
 
@@ -160,7 +160,7 @@ def test_a_block_is_never_offered_to_another_stream():
     alloc = on_device()
     alloc.free(alloc.malloc(512, stream=1))
     alloc.malloc(512, stream=2)
-    assert [s["stream"] for s in alloc.segments()] == [1, 2]
+    assert [s["stream"] for s in alloc.history.segments()] == [1, 2]
     check(alloc)
 
 
@@ -230,26 +230,26 @@ def test_nothing_is_requested_by_size_nought():
 
 def test_past_the_cache_no_counter_moves():
     alloc = on_device()
-    alloc.caching = False
+    alloc.pools.caching = False
     address = alloc.malloc(1000)
     assert alloc.device.used == 1000
     assert alloc.stats() == on_device().stats()
-    alloc.caching = True
+    alloc.pools.caching = True
     other = alloc.malloc(1000)
     assert alloc.stats()["requested_bytes.all.allocated"] == 1000
     # Each block returns to where it came from, whatever the switch says then.
-    alloc.caching = False
+    alloc.pools.caching = False
     alloc.free(other)
     assert alloc.device.used == 1000 + BUFFER
     alloc.free(address)
     assert alloc.device.used == BUFFER
-    alloc.caching = True
+    alloc.pools.caching = True
     empties(alloc)
 
 
 def test_past_the_cache_a_refusal_is_out_of_memory_and_counts_nothing():
     alloc = on_device(64 * MIB)
-    alloc.caching = False
+    alloc.pools.caching = False
     with pytest.raises(OutOfMemoryError) as caught:
         alloc.malloc(65 * MIB)
     assert caught.value.facts.requested == 65 * MIB
@@ -325,7 +325,7 @@ def test_a_refused_request_counts_its_last_try():
         with pytest.raises(OutOfMemoryError):
             alloc.malloc(20 * MIB)
         assert alloc.stats()["num_alloc_retries"] == tries
-    alloc.reset_accumulated_stats()
+    alloc.inspection.reset_accumulated_stats()
     stats = alloc.stats()
     assert (stats["num_alloc_retries"], stats["num_ooms"], stats["num_sync_all_streams"]) == (0, 0, 0)
 
@@ -355,7 +355,7 @@ def test_a_limit_of_nought_is_a_limit():
 
 def test_a_fraction_of_the_device_can_be_reserved():
     alloc = on_device(200 * MIB)
-    alloc.memory_fraction = 0.5
+    alloc.limits.memory_fraction = 0.5
     alloc.free(alloc.malloc(int(0.499 * 200 * MIB)))
     alloc.empty_cache()
     with pytest.raises(OutOfMemoryError):
@@ -366,8 +366,8 @@ def test_a_fraction_of_the_device_can_be_reserved():
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 1 / 3, 0.9999, 1.0])
 def test_a_fraction_reads_back(fraction):
     alloc = on_device()
-    alloc.memory_fraction = fraction
-    assert alloc.memory_fraction == pytest.approx(fraction, abs=1e-8)
+    alloc.limits.memory_fraction = fraction
+    assert alloc.limits.memory_fraction == pytest.approx(fraction, abs=1e-8)
     assert (alloc.limit is None) == (fraction == 1.0)
 
 
@@ -398,9 +398,9 @@ def test_the_largest_free_block_is_found_in_every_pool_and_stream():
     with alloc.pool() as pool:
         address = alloc.malloc(40 * MIB)
         alloc.free(address)
-    assert alloc.cache_info(1) == 40 * MIB
-    assert alloc.cache_info(50 * MIB) == 50 * MIB
-    assert alloc.cache_info() == 40 * MIB
+    assert alloc.inspection.cache_info(1) == 40 * MIB
+    assert alloc.inspection.cache_info(50 * MIB) == 50 * MIB
+    assert alloc.inspection.cache_info() == 40 * MIB
     pool.close()
-    assert alloc.cache_info() == 70 * MIB, "nothing asked for starts from what the device has free"
+    assert alloc.inspection.cache_info() == 70 * MIB, "nothing asked for starts from what the device has free"
     check(alloc)

@@ -100,7 +100,7 @@ def test_a_lowered_and_raised_bound_goes_on_from_there(alloc):
 
 
 def test_entries_stay_where_they_are_if_it_is_to_be_as_in_pytorch(alloc):
-    alloc._resize_history_in_place()
+    alloc.history._resize_in_place()
     alloc.record_history(max_entries=3, **NO_SNAPSHOTS)
     request(alloc, 1, 2, 3, 4)  # 4 replaces 1: reading starts at 2
     alloc.record_history(max_entries=5, **NO_SNAPSHOTS)
@@ -147,7 +147,7 @@ def test_each_action_has_its_address_size_stream_and_pool():
     alloc.free(address)
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(30 * MIB - 1, stream=5)
-    alloc.segments(pool.id)
+    alloc.history.segments(pool.id)
     pool.close()
     told = [
         (e["action"], e.get("addr", e.get("device_free")), e["size"], e["stream"], e["pool_id"]) for e in trace(alloc)
@@ -208,7 +208,7 @@ def test_skipped_actions_are_absent_and_all_others_present(skipped):
     alloc.free(alloc.malloc(1))
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(30 * MIB)
-    alloc.segments()
+    alloc.history.segments()
     everything = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"}
     assert set(actions(alloc)) == everything - {skipped}
 
@@ -284,7 +284,7 @@ def test_stacks_are_kept_as_far_as_asked_for(context, block, alloc_entry, free_e
     alloc.record_history(context=context)
     ours = {"allocates", "frees", "empties_the_cache"}
     address = allocates(alloc)
-    (segment,) = alloc.segments()
+    (segment,) = alloc.history.segments()
     assert functions(segment["blocks"][0]) & ours == block
     frees(alloc, address)
     empties_the_cache(alloc)
@@ -310,8 +310,8 @@ def test_what_a_user_changes_in_one_snapshot_is_not_in_the_next():
     alloc.record_history()
     allocates(alloc)
     trace(alloc)[-1]["frames"].clear()
-    alloc.segments()[0]["blocks"][0]["frames"].clear()
-    assert functions(trace(alloc)[0]) == functions(alloc.segments()[0]["blocks"][0]) != set()
+    alloc.history.segments()[0]["blocks"][0]["frames"].clear()
+    assert functions(trace(alloc)[0]) == functions(alloc.history.segments()[0]["blocks"][0]) != set()
 
 
 def deeper(alloc, depth):
@@ -345,12 +345,12 @@ def test_a_free_block_has_no_stack_and_a_split_segment_loses_its_own():
     alloc = on_device()
     alloc.record_history()
     address = allocates(alloc, 4096)
-    (segment,) = alloc.segments()
+    (segment,) = alloc.history.segments()
     assert segment["frames"] == [], "the rest of the buffer keeps it"
     whole = alloc.malloc(12 * MIB)
-    assert next(s for s in alloc.segments() if s["address"] == whole)["frames"] != []
+    assert next(s for s in alloc.history.segments() if s["address"] == whole)["frames"] != []
     alloc.free(address)
-    assert [block["frames"] for block in alloc.segments()[0]["blocks"]] == [[]]
+    assert [block["frames"] for block in alloc.history.segments()[0]["blocks"]] == [[]]
 
 
 # --- written to a file ---
@@ -360,7 +360,7 @@ def eventful(device="sim:24MiB"):
     """An allocator whose history has an entry of every form, and the blocks and pools that caused them."""
     alloc = Allocator(device)
     alloc.record_history(**NO_SNAPSHOTS)
-    alloc.record_annotation({"name": "step", "stage": "START", "shared": [(1, 2.5), None, "step"]})
+    alloc.history.record_annotation({"name": "step", "stage": "START", "shared": [(1, 2.5), None, "step"]})
     kept = [alloc.malloc(size, stream=stream) for size, stream in ((1, 0), (1 << 20, 7), (300, (1 << 64) - 2))]
     alloc.free(kept.pop())
     pool = alloc.pool()
@@ -383,7 +383,7 @@ def eventful(device="sim:24MiB"):
 
 
 def assert_the_file_is_the_snapshot(alloc, path):
-    alloc.dump_snapshot(path)
+    alloc.history.dump_snapshot(path)
     snapshot = alloc.snapshot()
     for loads in (pickle.loads, pickle._loads):  # compiled, and in Python, which is stricter about frames
         loaded = loads(path.read_bytes())
@@ -438,7 +438,7 @@ def test_a_long_history_is_dumped_in_pieces(tmp_path):
 def test_a_snapshot_that_cannot_be_written_leaves_no_trace(alloc, tmp_path):
     alloc.record_history()
     with pytest.raises(FileNotFoundError):
-        alloc.dump_snapshot(tmp_path / "missing" / "snapshot.pickle")
+        alloc.history.dump_snapshot(tmp_path / "missing" / "snapshot.pickle")
     assert trace(alloc) == []
 
 

@@ -56,7 +56,7 @@ def run_at_random(alloc, count, seed, streams=(0,)):
             alloc.reset_peak_stats()
             count.reset_peaks()
         elif kind < 0.02:
-            alloc.reset_accumulated_stats()
+            alloc.inspection.reset_accumulated_stats()
             count.reset_totals()
         elif live and kind < 0.45 + len(live) / 80:
             alloc.free(live.pop(chance.randrange(len(live))))

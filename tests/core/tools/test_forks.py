@@ -56,14 +56,14 @@ def test_a_fork_waits_for_a_thread_inside(alarm):
     def use():
         alarm()
         allocator.free(allocator.malloc(3 * MIB))
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
 
     assert goes_well_in_child(use)
     inside.join()
     later.join()
     use_here = allocator.malloc(MIB)
     allocator.free(use_here)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_callback_may_fork(alarm):
@@ -74,12 +74,12 @@ def test_a_callback_may_fork(alarm):
         outcomes.append(goes_well_in_child(alarm))
         return False
 
-    allocator.add_free_memory_callback(fork)
+    allocator.limits.add_free_memory_callback(fork)
     allocator.malloc(MIB)
     assert outcomes == [True]
-    allocator.remove_free_memory_callback(fork)
+    allocator.limits.remove_free_memory_callback(fork)
     allocator.malloc(30 * MIB)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_threads_that_allocate_and_fork_leave_every_child_whole(alarm):
@@ -100,7 +100,7 @@ def test_threads_that_allocate_and_fork_leave_every_child_whole(alarm):
         alarm()
         for allocator in allocators:
             allocator.free(allocator.malloc(5 * MIB))
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
 
     try:
         assert all(goes_well_in_child(use) for _ in range(20))
@@ -137,14 +137,14 @@ def test_a_child_gets_an_address_again_that_another_thread_of_the_parent_was_giv
         alarm()
         assert allocator.stats()["reserved_bytes.all.current"] == 0
         address = allocator.malloc(30 * MIB)
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
         assert (address, allocator.stats()["reserved_bytes.all.current"]) == (1 << 32, 30 * MIB)
 
     assert goes_well_in_child(use)
     device.returns.set()
     gives_back.join()
     assert allocator.stats()["reserved_bytes.all.current"] == 0
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_allocators_come_and_go_between_forks():
@@ -165,14 +165,14 @@ def test_a_fork_past_python_waits_for_no_thread_inside_and_leaves_all_others_fre
         alarm()
         for allocator in others:
             allocator.free(allocator.malloc(3 * MIB))
-            allocator.check_invariants()
+            allocator.inspection.check_invariants()
 
     assert goes_well_in_child(use, fork_past_python)
     use()
     signal.alarm(0)
     device.served.set()
     inside.join()
-    busy.check_invariants()
+    busy.inspection.check_invariants()
 
 
 def test_hooks_of_others_may_use_memory():

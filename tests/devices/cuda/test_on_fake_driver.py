@@ -121,7 +121,7 @@ for stream in streams:
     cuda.cuStreamDestroy_v2(stream)
 allocator.free(block)
 pool.close()
-allocator.check_invariants()
+allocator.inspection.check_invariants()
 print(allocator.stats()["reserved_bytes.all.current"])
 """
     done = run(driver, "-c", body)
@@ -194,7 +194,7 @@ def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver
         "replacements.enable_caching(False)\n"
         "for index in range(2):\n"
         "    allocator = hooks.allocator_of(index)\n"
-        "    print(allocator.device.name, allocator.settings.expandable_segments, allocator.caching)\n"
+        "    print(allocator.device.name, allocator.settings.expandable_segments, allocator.pools.caching)\n"
     )
     done = run(driver, "-c", body, FAKE_CUDA_DEVICES="2")
     assert done.stdout.splitlines() == ["cuda:0 True False", "cuda:1 True False"], done.stderr

@@ -32,14 +32,14 @@ def test_a_block_is_reused_when_its_destroyed_reader_is_done_and_not_before(allo
     address = allocator.malloc(1 << 20)
     destroyed_reader(allocator, address, gate)
     allocator.free(address)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     other = allocator.malloc(1 << 20)
     assert other != address
     gate.set()
     allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert allocator.malloc(1 << 20) == address
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_block_is_not_reused_early_when_another_stream_has_its_readers_place(allocator):
@@ -51,7 +51,7 @@ def test_a_block_is_not_reused_early_when_another_stream_has_its_readers_place(a
     assert allocator.malloc(1 << 20) != address
     gate.set()
     second.synchronize()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_capture_of_others_is_not_spoilt(allocator):
@@ -67,7 +67,7 @@ def test_a_capture_of_others_is_not_spoilt(allocator):
     graph.replay()
     captured.synchronize()
     allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_buffer_goes_without_a_word():
@@ -108,6 +108,6 @@ def test_a_child_frees_what_its_parents_streams_used(allocator):
     def free_and_reuse() -> None:
         allocator.free(address)
         assert allocator.malloc(1 << 20) == address
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
 
     assert goes_well_in_child(free_and_reuse)

@@ -45,7 +45,7 @@ def test_patterns_survive_growing_unmapping_in_the_middle_and_growing_again() ->
             live[address] = size, pattern
         if step % 20 == 19:
             allocator.empty_cache()
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
         assert all(array_at(a, 1)[0] == pattern for a, (_, pattern) in live.items())
     assert all((array_at(a, size) == pattern).all() for a, (size, pattern) in live.items())
     assert allocator.stats()["num_device_free"] > 0
@@ -66,7 +66,7 @@ def test_resident_memory_falls_by_what_was_given_back() -> None:
     assert (array_at(blocks[1], PAGE) == 1).all() and (array_at(blocks[10], PAGE) == 1).all()
     again = allocator.malloc(3 * PAGE)
     assert again == blocks[2]  # the lowest place where it fits: in the hole
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_one_chunk_at_two_addresses_is_one_memory() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import allotment
-from allotment._allocators.caching.pools import next_graph_pool_id
+from allotment._allocators.caching.pool import next_graph_pool_id
 from allotment._devices.graphs import DeviceGraph, begin_capture, end_capture
 from helpers.child import output_of
 
@@ -81,7 +81,7 @@ def wrong_replays(with_pool: bool) -> int:
         wrong += not (array_at(result) == 6).all() or not all(
             (array_at(block) == value).all() for blocks in live for block, value in blocks
         )
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     return wrong
 
 
@@ -99,17 +99,17 @@ def test_two_graphs_share_a_pool_and_its_memory() -> None:
     stream = allotment.Stream(allocator)
     with allotment.capture(stream) as first:
         allocator.free(allocator.malloc(SIZE, stream))
-    reserved = allocator.pool_reserved_bytes(first.pool)
+    reserved = allocator.pools.reserved_bytes(first.pool)
     with allotment.capture(stream, pool=first) as second:
         allocator.free(allocator.malloc(SIZE, stream))
     assert second.pool == first.pool
-    assert allocator.pool_use_count(first.pool) == 2
-    assert allocator.pool_reserved_bytes(first.pool) == reserved
+    assert allocator.pools.use_count(first.pool) == 2
+    assert allocator.pools.reserved_bytes(first.pool) == reserved
     first.reset()
-    assert allocator.pool_reserved_bytes(second.pool) == reserved
+    assert allocator.pools.reserved_bytes(second.pool) == reserved
     second.reset()
     with pytest.raises(allotment.PoolError):
-        allocator.pool_use_count(first.pool)
+        allocator.pools.use_count(first.pool)
 
 
 def test_a_stream_that_waits_joins_the_capture_and_its_pool() -> None:
@@ -120,7 +120,7 @@ def test_a_stream_that_waits_joins_the_capture_and_its_pool() -> None:
         block = allocator.malloc(SIZE, side)
         side.submit(array_at(block).fill, 9)
         stream.wait(side.record())
-    assert [segment["segment_pool_id"] for segment in allocator.segments(graph.pool)] == [graph.pool]
+    assert [segment["segment_pool_id"] for segment in allocator.history.segments(graph.pool)] == [graph.pool]
     array_at(block).fill(0)
     graph.replay()
     stream.synchronize()
@@ -135,7 +135,7 @@ def test_a_capture_that_is_left_by_an_exception_leaves_nothing_behind() -> None:
         raise KeyError
     assert allocator.stats()["reserved_bytes.all.current"] == 0
     assert allocator.malloc(SIZE, stream)  # served by the default pool, events processed: routing has ended
-    assert allocator.segments()[0]["segment_pool_id"] == (0, 0)
+    assert allocator.history.segments()[0]["segment_pool_id"] == (0, 0)
 
 
 def test_a_capture_that_cannot_be_ended_leaves_nothing_behind() -> None:

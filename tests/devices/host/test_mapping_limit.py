@@ -47,11 +47,11 @@ def test_a_segment_that_cannot_be_unmapped_stays_reserved_and_goes_later():
         allocator.empty_cache()
     except allotment.DeviceError as error:
         print("munmap" in str(error))
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     print(allocator.stats()["reserved_bytes.all.current"] // (30 << 20))
     libc.munmap(base, SIZE)
     allocator.empty_cache()
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     print(allocator.stats()["reserved_bytes.all.current"] // (30 << 20))
     """
     )

@@ -37,7 +37,7 @@ def reader_sees_what_was_written(allocator: allotment.Allocator, record: bool) -
     gate.set()
     reader.synchronize()
     allocator.free(other)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     owner.destroy()
     reader.destroy()
     return seen[0]

@@ -52,7 +52,7 @@ def test_what_is_written_is_there_while_others_come_and_go(file_device, settings
         memoryview(allocator.empty(5 * MIB))[:] = b"\xff" * (5 * MIB)
     for number, buffer in enumerate(kept):
         assert bytes(buffer) == bytes([number]) * len(buffer)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 @needs_posix
@@ -122,7 +122,7 @@ def test_out_of_memory_is_chained_to_the_devices_own_words(file_device, settings
     assert "left in the file" in str(caught.value.__cause__)
     assert caught.value.facts.device == "file"
     assert caught.value.facts.device_total == 96 * MIB
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     del kept
     allocator.free(allocator.malloc(60 * MIB))
 
@@ -144,7 +144,7 @@ def test_a_device_that_fails_is_told_with_its_reason_and_goes_on(error):
     with pytest.raises(DeviceError, match="queue: allocate failed") as caught:
         allocator.malloc(1000)
     assert caught.value.__cause__ is error
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     device.faults = no_faults
     allocator.free(allocator.malloc(1000))
 
@@ -214,7 +214,7 @@ def test_threads_that_miss_the_cache_do_not_lock_each_other_out(file_device):
         thread.join(timeout=60)
     assert not any(thread.is_alive() for thread in threads), "locked out"
     assert failures == []
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_buffer_that_dies_inside_a_method_is_freed_afterwards():
@@ -230,7 +230,7 @@ def test_a_buffer_that_dies_inside_a_method_is_freed_afterwards():
     allocator.malloc(50 * MIB)
     assert dying == []
     assert allocator.malloc(1000) == address
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_method_that_asks_its_own_allocator_for_memory_is_told_so():
@@ -241,7 +241,7 @@ def test_a_method_that_asks_its_own_allocator_for_memory_is_told_so():
     allocator = Allocator(Greedy())
     with pytest.raises(DeviceError, match="called from inside itself"):
         allocator.malloc(1000)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 def test_a_device_collected_together_with_its_allocator_gets_its_memory_back():
@@ -367,8 +367,8 @@ def test_a_free_put_off_and_then_refused_is_done_with_the_next_call():
         allocator.record_stream(dying[-1], stream)
     device.refusals = 2
     allocator.malloc(30 << 20)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert allocator.stats()["allocation.all.current"] == 1
     allocator.empty_cache()
-    allocator.check_invariants()
-    assert len(allocator.pending_events()) == 0
+    allocator.inspection.check_invariants()
+    assert len(allocator.inspection.pending_events()) == 0

@@ -52,7 +52,7 @@ def device():
 def allocator(device):
     allocator = allotment.Allocator(device)
     yield allocator
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_memory_of_a_capture_is_the_graphs_alone(device, allocator, stream):
     allocator.free(before)
     with allotment.capture(stream) as graph:
         inside = allocator.malloc(SIZE, stream)
-        allocator.check_invariants()
+        allocator.inspection.check_invariants()
         allocator.free(inside)
         assert allocator.malloc(SIZE, stream) == inside
         allocator.free(inside)
@@ -149,4 +149,4 @@ def test_a_device_without_the_operations_says_which_one_it_lacks():
         allotment.capture(allotment.Stream(allocator)),
     ):
         pass
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()

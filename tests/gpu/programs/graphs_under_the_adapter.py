@@ -120,7 +120,7 @@ def two_graphs_that_share_a_pool_are_both_right_and_share_its_memory() -> None:
         b = x.cos().sin().sum()
     assert memory.memory_reserved() == held
     assert first.pool() == second.pool()
-    assert allocator_of(0).pool_use_count(first.pool()) == 2
+    assert allocator_of(0).pools.use_count(first.pool()) == 2
     for value in (0.5, 1.5):
         x.fill_(value)
         first.replay()
@@ -129,7 +129,7 @@ def two_graphs_that_share_a_pool_are_both_right_and_share_its_memory() -> None:
         assert torch.allclose(b, x.cos().sin().sum())
     del a, b
     first.reset()
-    assert allocator_of(0).pool_use_count(second.pool()) == 1
+    assert allocator_of(0).pools.use_count(second.pool()) == 1
     second.reset()
     settle()
     assert private_segments() == []
@@ -175,7 +175,7 @@ def a_capture_that_fails_leaves_nothing_behind_but_in_deep_mode_what_pytorch_lea
         assert all(bool((tensor == 5).all()) for tensor in tensors)
         del tensors
     settle()
-    allocator_of(0).check_invariants()
+    allocator_of(0).inspection.check_invariants()
     if MODE == "deep":
         assert private_segments()  # PyTorch 2.11 never tells its allocator that such a capture is over
     else:

@@ -72,7 +72,7 @@ def tensors_of_many_sizes_hold_what_was_written() -> None:
             live.pop(0)
     for tensor, value in live:
         assert_filled(tensor, value)
-    allocator_of(0).check_invariants()
+    allocator_of(0).inspection.check_invariants()
 
 
 @check
@@ -143,7 +143,7 @@ def threads_with_streams_of_their_own_do_not_disturb_each_other() -> None:
         stream.synchronize()
 
     in_threads(8, work)
-    allocator_of(0).check_invariants()
+    allocator_of(0).inspection.check_invariants()
 
 
 @check
@@ -244,7 +244,7 @@ def emptying_the_cache_gives_memory_back() -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert memory.memory_reserved() == before
-    allocator_of(0).check_invariants()
+    allocator_of(0).inspection.check_invariants()
 
 
 @check

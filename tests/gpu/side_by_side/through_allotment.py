@@ -14,7 +14,7 @@ from typing import Any
 from sequences import Op
 
 from allotment import Allocator, OutOfMemoryError, Pool, Settings, SettingsError
-from allotment._allocators.caching.pools import next_graph_pool_id
+from allotment._allocators.caching.pool import next_graph_pool_id
 from allotment._devices.cuda.device import CudaDevice
 from allotment._rules import nearest_version
 
@@ -27,10 +27,10 @@ class OurWorld:
         settings = Settings.parse(recording["conf"], compat=nearest_version(recording["torch"]))
         self.allocator = Allocator(self.device, settings=settings)
         if recording["limit"]:
-            self.allocator.memory_fraction = recording["limit"] / recording["total_memory"]
+            self.allocator.limits.memory_fraction = recording["limit"] / recording["total_memory"]
         self.streams = streams_in_order(self.device, recording["streams"])
         self.trace: list[list[Any]] = []
-        self.allocator.attach_trace_tracker(self.note)
+        self.allocator.history.attach_trace_tracker(self.note)
         self.blocks: dict[int, int] = {}
         self.pools: dict[int, Pool] = {}
         self.graphs: dict[int, tuple[int, int]] = {}  # number -> pool id
@@ -48,7 +48,7 @@ class OurWorld:
                 continue  # refused here alone: a difference that the trace shows
             self.settle()
             getattr(self, op["op"])(op)
-            self.allocator.check_invariants()
+            self.allocator.inspection.check_invariants()
         self.device.synchronize()
 
     def settle(self) -> None:
@@ -99,25 +99,25 @@ class OurWorld:
         if not self.graphs:
             self.hidden = [self.allocator.malloc(HIDDEN, stream) for _ in range(2)]
         pool = next_graph_pool_id() if op["shares"] is None else self.graphs[op["shares"]]
-        self.allocator.begin_allocate_to_pool(pool, capture=self.device.begin_capture(stream))
+        self.allocator.pools.begin_allocate_to_pool(pool, capture=self.device.begin_capture(stream))
         self.capture = op["graph"], stream
         self.graphs[op["graph"]] = pool
 
     def capture_end(self, op: Op) -> None:
         assert self.capture is not None
         self.device.end_capture(self.capture[1])
-        self.allocator.end_allocate_to_pool(self.graphs[op["graph"]])
+        self.allocator.pools.end_allocate_to_pool(self.graphs[op["graph"]])
         self.capture = None
 
     def graph_reset(self, op: Op) -> None:
-        self.allocator.release_pool(self.graphs.pop(op["graph"]))
+        self.allocator.pools.release(self.graphs.pop(op["graph"]))
         if not self.graphs:
             while self.hidden:
                 self.allocator.free(self.hidden.pop(0))
 
     def settings(self, op: Op) -> None:
         try:
-            self.allocator.configure(op["text"], lenient=True)
+            self.allocator._configure_leniently(op["text"])
         except SettingsError:
             if "error" not in op:
                 raise

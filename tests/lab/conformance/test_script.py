@@ -14,6 +14,7 @@ def script_of(*trace: Entry) -> GoldenScript:
 class Queues:
     def __init__(self, *pending: tuple[int, int, int]) -> None:
         self.pending = list(pending)
+        self.inspection = self
 
     def pending_events(self) -> list[tuple[int, int, int]]:
         return self.pending

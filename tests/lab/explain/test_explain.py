@@ -279,12 +279,12 @@ def labelled() -> allotment.Allocator:
     set_user_metadata("weights")
     allocator.malloc(3 * MIB)
     set_user_metadata("")
-    allocator.annotate(allocator.malloc(4 * MIB), "loss")
+    allocator.history.annotate(allocator.malloc(4 * MIB), "loss")
     allocator.tenant("dashboard").malloc(5 * MIB)
-    allocator.record_annotation({"name": "step", "stage": "START"})
-    allocator.record_annotation({"name": "forward", "stage": "START"})
+    allocator.history.record_annotation({"name": "step", "stage": "START"})
+    allocator.history.record_annotation({"name": "forward", "stage": "START"})
     allocator.malloc(6 * MIB)
-    allocator.record_annotation({"name": "forward", "stage": "END"})
+    allocator.history.record_annotation({"name": "forward", "stage": "END"})
     allocator.malloc(7 * MIB)
     return allocator
 

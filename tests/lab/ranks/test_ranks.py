@@ -33,7 +33,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for block in blocks:
             allocator.free(block)
         last = allocator.malloc((55 + rank) * MIB)
-        allocator.dump_snapshot(folder / f"rank{rank}.pickle")
+        allocator.history.dump_snapshot(folder / f"rank{rank}.pickle")
         allocator.free(last)
     return folder
 

@@ -48,7 +48,7 @@ def test_memory_that_moves_in_a_history_is_not_taken_for_released(tmp_path: Path
         allocator.free(block)
     allocator.free(allocator.malloc(200 << 20))
     assert allocator.stats()["dense.stitches"] == 1
-    allocator.configure("garbage_collection_threshold:0.9")
+    allocator.settings = "garbage_collection_threshold:0.9"
     snapshot = allocator.snapshot()
     if written_by == "PyTorch":
         del snapshot["allotment_views"]  # there is no place for them in what it writes
@@ -79,7 +79,7 @@ def test_a_run_under_dense_placement_is_explained_by_that_placement(tmp_path: Pa
     for block in blocks[::2]:
         allocator.free(block)
     allocator.malloc(50 << 20)
-    allocator.dump_snapshot(tmp_path / "run.pickle")
+    allocator.history.dump_snapshot(tmp_path / "run.pickle")
     recording = read_recording(tmp_path / "run.pickle")
     assert (recording.settings.placement, recording.settings.dense_grain) == ("dense", 20)
     assert recording.replay().peak_reserved_bytes == allocator.stats()["reserved_bytes.all.peak"]

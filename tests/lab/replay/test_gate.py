@@ -109,6 +109,11 @@ def test_one_that_can_be_is_replayed(tmp_path: Path, name: str) -> None:
     "text", ["roundup_power2_divisions:9223372036854775808", "roundup_power2_divisions:36028797018963968"]
 )
 def test_divisions_of_any_power_of_two_can_be_worked_with(text: str) -> None:
-    program = "import allotment, sys; a = allotment.Allocator('sim:1GiB'); a.free(a.malloc(100)); a.check_invariants()"
+    program = """
+import allotment
+allocator = allotment.Allocator("sim:1GiB")
+allocator.free(allocator.malloc(100))
+allocator.inspection.check_invariants()
+"""
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "ALLOTMENT_CONF": text}, check=False)
     assert done.returncode == 0

@@ -110,7 +110,7 @@ def leaking(capacity: str = "200MiB") -> allotment.Allocator:
 def test_a_recording_that_ends_in_an_out_of_memory_does_not_count_as_one_that_fits(
     goal: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    leaking().dump_snapshot(tmp_path / "leak.pickle")
+    leaking().history.dump_snapshot(tmp_path / "leak.pickle")
     with pytest.raises(SystemExit) as ended:
         main(["tune", str(tmp_path / "leak.pickle"), "--goal", goal])
     out = " ".join(capsys.readouterr().out.split())
@@ -229,7 +229,7 @@ def test_a_setting_that_is_best_while_loading_and_another_after_are_both_named(t
     kept = [allocator.malloc(33 * mib) for _ in range(8)]  # 48 MiB each where sizes are rounded up
     for size in range(33, 64, 2):
         allocator.free(allocator.malloc(size * mib))  # each too large for those before it, unless rounded up
-    allocator.dump_snapshot(tmp_path / "run.pickle")
+    allocator.history.dump_snapshot(tmp_path / "run.pickle")
     recording = read_recording(tmp_path / "run.pickle")
     tuned = tune(recording, Goal.parse("min-memory"), settings=["", "roundup_power2_divisions:2"])
     assert tuned.phases is not None

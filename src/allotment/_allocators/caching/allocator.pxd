@@ -1,35 +1,70 @@
-"""The caching allocator: requests, frees, and who made them. Its bases have the rest: see base.pxd."""
+"""The caching allocator: requests and frees, and the engine that it holds for Python.
 
-from libc.stdint cimport uint32_t, uint64_t
+What belongs together beyond that is in its parts (`history`, `pools`, `limits`, `sleep`, `sharing`, `inspection`): views
+of the allocator, which has all their state (see `parts`).
 
-from allotment._allocators.caching.sharing_allocator cimport SharingAllocator
+The interpreter lock and the engine's lock are never waited for in a circle: code that holds the interpreter lock only
+*tries* the engine's; if that fails it lets the interpreter go first. A request that hits the cache keeps the
+interpreter lock throughout, and as long as no thread can come in without that (see `is_guarded_already`) needs no
+other; one that has to ask the device takes the engine's and lets it go.
+"""
+
+from libc.stdint cimport uint32_t
+
+from allotment._allocators.base cimport AllocatorBase
+from allotment._allocators.caching.annotations cimport Annotations
+from allotment._allocators.caching.history_file cimport HistoryFile
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
-from allotment._core.model.model cimport Block, Request
+from allotment._core.model.model cimport Block, Engine, Failure, Request
+from allotment._core.records.history cimport gather_t
 
-cdef class Allocator(SharingAllocator):
-    cdef list callbacks         # free-memory callbacks, which the engine points at
-    cdef list removed_callbacks     # that a thread may be in the middle of
-    cdef object calm            # a Stream that never has work: see `ready_for`; None until it is needed
-    cdef object sanitizer       # a Sanitizer, or None. With one, requests never take the short way: the long one asks
+cdef enum Level:                # contexts are gathered for
+    NEVER                       # nothing
+    PACED                       # nothing, but a history file is behind which requests wait
+    STATE                       # blocks, as snapshots show them
+    ALLOC                       # and entries of the history
+    EVERYTHING                  # and frees in their own right
 
-    cdef int watch(self) except -1
+cdef class Allocator(AllocatorBase):
+    cdef Engine* engine
+    cdef int level                      # a Level
+    cdef object recorder                # gives contexts instead of Python's stack; None: there is none
+    cdef gather_t gather                # the framework's; NULL: there is none
+    cdef set recording                  # threads that are in it
+    cdef object rules                   # of the version that the settings name
+    cdef dict reserve_classes           # stream -> class of expandable_segments_reserve_by_class
+    cdef Annotations profiler           # None: none is told
+    cdef int pointer_holders            # tables of C entry points that refer to the engine, which must outlive them
+    cdef object calm                    # a Stream that never has work: see `ready_for`; None until it is needed
+    cdef object sanitizer               # a Sanitizer, or None. With one, requests never take the short way
+
+    # The history's.
+    cdef list trackers, annotations
+    cdef object most_annotations
+    cdef HistoryFile file               # None: the history is kept in memory
+    cdef list ended_files               # kept where C code may look at one at any time
+    # The pools'.
+    cdef set lent                       # ids of pools that are: see `lending`
+    cdef list forgotten_pools           # (id, whether by its maker) given up from inside the engine: see `Pools.close`
+    # The limits'.
+    cdef object chain                   # a Chain; None until it has a step
+    cdef list callbacks                 # free-memory callbacks, which the engine points at
+    cdef list removed_callbacks         # that a thread may be in the middle of
+    # Sleep's.
+    cdef dict kept                      # (first, second) of each pool that sleeps -> its Contents, None if not kept
+    cdef dict paused_for                # (first, second) of those that were paused for a tenant -> its name
+    cdef set waking                     # threads that bring contents back
+
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
     cdef object ready_for(self, object size, object stream, uint32_t tenant)
     cdef object ready_without_waiting(self, object size, stream_t handle, object stream, uint32_t tenant)
     cdef int make_calm_stream(self) except -1
-    cdef object allocate_at(self, object size, object address, object stream, thread_t thread)
     cdef object allocate_after_miss(self, Request* request)
     cdef object allocate_inside(self, Request* request)
     cdef address_t try_once(self, Request* request) except? 0
     cdef address_t try_quietly(self, Request* request) except? 0
-    cdef object allocate_watched(self, Request* request)
-    cdef int release_watched(self, address_t address, uint32_t context) except -1
-    cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1
-    cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1
-    cdef int release_kept(self, list addresses) except -1
     # The rest of a request that failed: an address, or the exception. Also for callers in C
     cdef object allocate_after_failure(self, Request* request)
-    cdef tuple read_wish(self, object request)
     cdef bytes_t checked_size(self, object given) except? 0
     cdef int raise_out_of_memory(self, object error) except -1
     # What `free` does, for callers in C. Written again there: a call more costs a pair from Python 3 ns of 80.
@@ -38,3 +73,24 @@ cdef class Allocator(SharingAllocator):
     cdef int release_working_on(self, address_t address, stream_t stream) except -1
     cdef int release_special(self, Block* block, address_t address, uint32_t context) except -1
     cdef int release_inside(self, address_t address, uint32_t context, void* buffer=*) except -1
+
+    cdef uint32_t request_context(self) except? 0xFFFFFFFF
+    cdef uint32_t stack_now(self) except? 0xFFFFFFFF     # the calling thread's context
+    cdef uint32_t recorded_stack(self) except? 0xFFFFFFFF
+
+    cdef int enter(self) except -1
+    cdef void wait_outside(self) noexcept
+    # Around the making of Python objects inside: a collection there would run finalizers, functions of others, under
+    # the lock. What the first returns the second wants back.
+    cdef bint enter_making_objects(self) except -1
+    cdef void leave_making_objects(self, bint collects) noexcept
+    cdef int leave(self, bint ok, const Failure* failure) except -1 nogil
+    cdef object failed(self, const Failure* failure)
+    # If the cache was given back for it, unless steps of `on_out_of_memory` are asked first.
+    cdef int log_retry(self, const Request* request, bint served) except -1
+    cdef bint has_say(self) except -1            # whether there are such steps
+
+    cdef int watch(self) except -1
+    cdef object allocate_watched(self, Request* request)
+    cdef int release_watched(self, address_t address, uint32_t context) except -1
+    cdef int release_kept(self, list addresses) except -1

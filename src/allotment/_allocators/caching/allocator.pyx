@@ -1,66 +1,95 @@
 cimport cython
-from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.math cimport round
+from libc.stdint cimport uint32_t
 
+from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.buffer cimport free_buffer
-from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
-from allotment._allocators.caching.sharing_allocator cimport SharingAllocator
+from allotment._allocators.caching.annotations cimport annotate
+from allotment._allocators.caching.engine_settings cimport (
+    apply_reserves, apply_settings, reserves_of, warn_of_plain_segments)
+from allotment._allocators.caching.history cimport History
+from allotment._allocators.caching.history_file cimport HistoryFile
+from allotment._allocators.caching.inspection cimport Inspection
+from allotment._allocators.caching.limits cimport Limits
+from allotment._allocators.caching.planning cimport plan_requests
+from allotment._allocators.caching.pools cimport Pools
+from allotment._allocators.caching.sharing cimport Sharing
+from allotment._allocators.caching.sleep cimport Sleep
+from allotment._allocators.owners cimport Owners
 from allotment._allocators.sizes cimport whole_size
-from allotment._allocators.upcalls cimport call_free_memory, identity_in
+from allotment._allocators.upcalls cimport EntryTracker, report
 from allotment._core.contract.current cimport CurrentStream, current_enter, current_leave, stream_in_use
-from allotment._core.contract.raising cimport check_status
-from allotment._core.contract.table cimport OK, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread_t
-from allotment._core.edge.rehearsal cimport (
-    NOT_REFUSED, REFUSED_ALLOCATOR, REFUSED_DEFERRED, REFUSED_FILTER, REFUSED_PLACEMENT, Rehearsal, Wish, rehearse)
+from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t, thread_t
+from allotment._core.edge.outcome cimport failure_error
 from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport (
-    needs_no_calls, engine_allocate, engine_allocate_at, engine_allocate_missed, engine_free, engine_free_at_once,
-    engine_is_inside,
-    engine_leave, engine_record_stream, engine_try_enter, is_guarded_already, release_block,
-    serve_from_cache)
+    engine_add_peer, engine_allocate, engine_allocate_missed, engine_create, engine_destroy, engine_enter, engine_free,
+    engine_free_at_once, engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter,
+    is_guarded_already, needs_no_calls, release_block, serve_from_cache)
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
-from allotment._core.mechanism.shortage cimport callback_add, callback_remove
-from allotment._core.model.model cimport FAILED_OUT_OF_MEMORY, NO_FAILURE, Block, Engine, Failure, Request
+from allotment._core.mechanism.whereabouts cimport Whereabouts, find_address
+from allotment._core.model.model cimport (
+    FAILED_OUT_OF_MEMORY, NO_FAILURE, Block, Engine, Failure, Placement, Request)
+from allotment._core.model.rules cimport Rules, fill_rules
+from allotment._core.model.sizes cimport Tuning
+from allotment._core.model.tuning cimport fill_tuning
+from allotment._core.placement.dense.dense cimport dense_figures
+from allotment._core.placement.registry cimport placement_check, placement_named
+from allotment._core.records.history cimport capture_stack, intern_frames
+from allotment._core.records.spool cimport spool_pace
+from allotment._core.records.stats cimport stats_by_rules, stats_reset_peak, tally_now
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
-from allotment._core.tools.arguments cimport (
-    SIZE_BITS, read_address, read_arguments, read_block, read_callable, read_place, read_size)
+from allotment._core.records.trace cimport trace_track
+from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_arguments, read_block, read_size
 from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._core.tools.numbers cimport int_value, is_plain_int
+from allotment._core.tools.weak_references cimport clear_weak_references
 from allotment._devices.streams cimport await_work, has_no_work, stream_of_caller
 
+import threading
+from dataclasses import replace
 from weakref import ref
 
-from allotment._allocators.caching.plan import Plan
 from allotment import _logs as logs
-from allotment._allocators.current import note_allocator
+from allotment import _settings as config
+from allotment._allocators.caching.pool import Pool
 from allotment._allocators.caching.sanitizer.watch import REDZONE as REDZONE_BYTES, Sanitizer
+from allotment._allocators.current import note_allocator
 from allotment._devices.streams import Stream
-from allotment.errors import AddressError, OutOfMemoryError, RequestError, UnsupportedError
+from allotment._rules import rules_of
+from allotment._sharing import importer
+from allotment.errors import AddressError, DeviceError, OutOfMemoryError, RequestError
+
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+    #define allotment_has_interpreter_lock() 0
+    #else
+    #define allotment_has_interpreter_lock() 1
+    #endif
+    """
+    bint has_interpreter_lock "allotment_has_interpreter_lock"() noexcept
+
+cdef extern from "Python.h":
+    bint PyGC_Enable() noexcept
+    bint PyGC_Disable() noexcept
 
 cdef bytes_t REDZONE = REDZONE_BYTES
-
-cdef dict REFUSALS = {
-    <int> REFUSED_PLACEMENT: "plan: memory under placement:dense cannot be rehearsed; it can under placement:torch",
-    <int> REFUSED_ALLOCATOR: "plan: requests are routed to a pool with an allocator of its own, which cannot be asked"
-                             " without changing it",
-    <int> REFUSED_FILTER: "plan: requests are routed by a function or by a capture, which cannot be asked ahead",
-    <int> REFUSED_DEFERRED: "plan: freed blocks wait for the end of a capture, or of routing; plan after it",
-}
 
 
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
 @cython.final
-cdef class Allocator(SharingAllocator):
+cdef class Allocator(AllocatorBase):
     """Allocator(device="host", *, settings=None, limit=None, sanitize=False)\n--\n
     A caching allocator over one device.
 
     `device` is "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1", or a device object (a `Backend` subclass,
     `SimulatedDevice`, ...). `settings` is a settings string or record, by default what the environment variable
     ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB". With `sanitize` it looks for
-    races between streams and for misuse of freed memory: see `touch` and `races`.
+    races between streams and for misuse of freed memory: see `inspection`.
 
     Safe to use from several threads; a hit in the cache keeps the interpreter lock, anything that asks the device
     lets it go. `with allocator:` closes it at the end of the block. When it is closed, or the last reference goes, its
@@ -71,25 +100,140 @@ cdef class Allocator(SharingAllocator):
     """
 
     def __cinit__(self, *args, **kwargs):
+        cdef const Placement* placement
+        cdef Tuning tuning
+        cdef Rules rules
+        cdef Failure failure
+        device, settings, limit, sanitize = read_arguments(type(self), args, kwargs).values()
+        self.owners = Owners()
+        self.recording = set()
+        self.reserve_classes = {}
+        self.trackers = []
+        self.annotations = []
+        self.most_annotations = 1
+        self.ended_files = []
+        self.lent = set()
+        self.forgotten_pools = []
         self.callbacks = []
         self.removed_callbacks = []
+        self.kept = {}
+        self.paused_for = {}
+        self.waking = set()
+        settings = config.from_environment() if settings is None else config.settings_of(settings)
+        self.current_settings = self.expect_backend(settings, "native")
+        placement = placement_named(settings.placement)
+        self.device = device_given(device, settings.shareable)
+        placement_check(placement, &self.device.table, self.device.name)
+        self.rules = rules_of(settings.compat)
+        fill_tuning(&tuning, settings)
+        fill_rules(&rules, self.rules)
+        with nogil:
+            self.engine = engine_create(&self.device.table, &tuning, &rules, placement, &failure)
+        if self.engine == NULL:
+            raise self.failed(&failure)
+        self.profiler = annotate(self.device, self.engine) if settings.nvtx else None
+        warn_of_plain_segments(self.device, settings)
+        apply_reserves(self, reserves_of(self, settings, self.reserve_classes))
+        self.engine.interpreter_guards = has_interpreter_lock() and not tuning.release_lock
+        if settings.per_process_memory_fraction < 1.0:
+            self.put_fraction(settings.per_process_memory_fraction)
+        if limit is not None:
+            self.limit = limit
         note_allocator(self)
-        if read_arguments(type(self), args, kwargs)["sanitize"]:
+        if sanitize:
             self.watch()
 
-    cdef int watch(self) except -1:
-        """Look for races from now on."""
-        cdef bint writes = self.is_readable() and hasattr(self.device, "submit")
-        self.engine.interpreter_guards = False
-        self.sanitizer = Sanitizer(self, writes_memory=writes)
-        this = ref(self)
+    @cython.embedsignature(False)    # the class has it
+    def __init__(
+        self,
+        device: str | Device = "host",
+        *,
+        settings: str | Settings | None = None,
+        limit: int | str | None = None,
+        sanitize: bool = False,
+    ):
+        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
-        def release(facts):
-            allocator = this()
-            return allocator is not None and allocator._empty_quarantine()
+    def __del__(self):
+        # A finalizer, because a deallocator may not call a device that is written in Python.
+        cdef bytes_t live
+        if self.engine != NULL and self.pointer_holders == 0:
+            self.drain()
+            live = self.live_bytes()
+            self.shut()
+            if not self.closed:
+                self.warn_of(live)
 
-        self.on_out_of_memory(release)
+    cdef int drain(self) except -1:
+        if self.sanitizer is not None and not interpreter_ends():    # it is Python, whose modules may be gone then
+            self._empty_quarantine()
+            self.sanitizer.close()
+        if self.calm is not None and not interpreter_ends():
+            self.calm.destroy()
+        for thread in list(self.waking):
+            if thread is not threading.current_thread():
+                thread.join()
         return 0
+
+    cdef int shut(self) except -1:
+        """Give back all that is not in use."""
+        cdef Engine* engine = self.engine
+        if self.pointer_holders != 0:
+            raise RequestError(
+                f"{self!r} cannot be closed: its entry points were given to C code, which may call them at any time")
+        History(self).end_file()
+        self.enter()
+        engine.interpreter_guards = False   # requests come by the long way, where it is asked whether it is open
+        with nogil:
+            engine_retire(engine)
+        if self.profiler is not None:
+            self.profiler.close_engine(engine)
+        engine_leave(engine)
+        return 0
+
+    cdef bytes_t live_bytes(self) noexcept:
+        return <bytes_t> tally_now(&self.engine.stats.allocated_bytes) if self.engine != NULL else 0
+
+    def __dealloc__(self):
+        cdef Engine* engine = self.engine
+        clear_weak_references(self)
+        if engine == NULL or self.pointer_holders != 0:
+            return
+        trace_track(&engine.trace, NULL, NULL)
+        with nogil:
+            engine_destroy(engine)
+
+    # --- its parts: see parts.pxd ---
+
+    @property
+    def history(self) -> History:
+        """What happened to its memory: recording, trackers, snapshots, leaks."""
+        return History(self)
+
+    @property
+    def pools(self) -> Pools:
+        """Its private pools by id, and how requests are routed to them."""
+        return Pools(self)
+
+    @property
+    def limits(self) -> Limits:
+        """How much memory pools, tags and tenants may have, and what is called when it runs out."""
+        return Limits(self)
+
+    @property
+    def sleep(self) -> Sleep:
+        """Tags and pools that are paused: their memory is given back while their addresses stay."""
+        return Sleep(self)
+
+    @property
+    def sharing(self) -> Sharing:
+        """Blocks that other processes and devices use."""
+        return Sharing(self)
+
+    @property
+    def inspection(self) -> Inspection:
+        """Figures, checks and findings, for tools and tests."""
+        return Inspection(self)
 
     # --- allocating and freeing ---
 
@@ -249,58 +393,6 @@ cdef class Allocator(SharingAllocator):
             return self.allocate_after_failure(request)
         return address
 
-    cdef object allocate_watched(self, Request* request):
-        """With a redzone behind it."""
-        cdef bytes_t size = request.size
-        request.size += REDZONE
-        address = self.try_once(request)
-        if address == 0:
-            address = self.allocate_after_failure(request)
-        self.sanitizer.allocated(address, size, request.stream)
-        return address
-
-    cdef int release_watched(self, address_t address, uint32_t context) except -1:
-        """Into quarantine, from which others may go."""
-        leaving = self.sanitizer.freed(address)
-        if leaving is None:
-            raise AddressError(
-                f"invalid device pointer: {address:#x} is in no block in use on {self.device.name}; it has been freed",
-                address)
-        return self.release_kept(leaving)
-
-    cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1:
-        cdef status_t status = OK
-        if self.sanitizer is not None and self.sanitizer.asleep((first, second), self.ranges_of(first, second)):
-            with nogil:
-                status = self.engine.table.device_synchronize(self.engine.table.self)
-            check_status(self.device, status, "device_synchronize")
-        return 0
-
-    cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1:
-        if self.sanitizer is not None:
-            self.sanitizer.awake((first, second), kept=kept)
-        return 0
-
-    cdef int release_kept(self, list addresses) except -1:
-        cdef Failure failure
-        cdef address_t leaving
-        cdef bint ok
-        for address in addresses:
-            leaving = address
-            self.enter()
-            with nogil:
-                ok = engine_free(self.engine, leaving, 0, &failure)
-                self.leave(ok, &failure)
-        return 0
-
-    cdef int drain(self) except -1:
-        if self.sanitizer is not None and not interpreter_ends():    # it is Python, whose modules may be gone then
-            self._empty_quarantine()
-            self.sanitizer.close()
-        if self.calm is not None and not interpreter_ends():
-            self.calm.destroy()
-        return SharingAllocator.drain(self)
-
     cdef address_t try_once(self, Request* request) except? 0:
         """0 with the reason in request.failure."""
         cdef address_t address = self.try_quietly(request)
@@ -353,7 +445,8 @@ cdef class Allocator(SharingAllocator):
 
     cdef int raise_out_of_memory(self, object error) except -1:
         """Tell the observers first, if that is what it is."""
-        self.close_forgotten_pools()
+        if self.forgotten_pools:
+            Pools(self).close_forgotten()
         if isinstance(error, OutOfMemoryError) and not error.facts.rejected:
             logs.out_of_memory(error.facts)
             self.tell_observers(error.facts)
@@ -428,91 +521,170 @@ cdef class Allocator(SharingAllocator):
             self.shut()         # what was in use when it was closed goes back as it is freed
         return 0
 
-    def malloc_at(self, size: int | str, address: int, stream: Stream | int | None = None) -> int:
-        """Allocate `size` bytes at exactly this address, out of free memory of the request's pool and stream.
+    # --- contexts ---
 
-        Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
-        no free block holds all of it; SizeError, StreamError.
-        """
-        return self.allocate_at(size, address, stream, 0)
+    cdef uint32_t request_context(self) except? 0xFFFFFFFF:
+        """What a request does first while something is recorded: wait for a file that is behind; its stack."""
+        cdef HistoryFile file = self.file
+        if file is not None and not engine_is_inside(self.engine):
+            while not spool_pace(&file.spool):
+                PyErr_CheckSignals()
+        return self.stack_now() if self.level >= STATE else 0
 
-    cdef object allocate_at(self, object size, object address, object stream, thread_t thread):
-        cdef Request request
-        cdef address_t wanted = read_address(address)
-        cdef address_t got
-        request.size = self.checked_size(size)
-        if request.size == 0:
-            return 0
-        self.require_open()
-        request.stream = self.stream_asked(stream)
-        request.thread = thread
-        request.context = self.stack_now() if self.level >= STATE else 0
-        self.enter()
-        with nogil:
-            got = engine_allocate_at(self.engine, &request, wanted)
-            self.leave(got != 0, &request.failure)
-        return got
+    cdef uint32_t stack_now(self) except? 0xFFFFFFFF:
+        if self.gather != NULL:
+            return self.gather()
+        return capture_stack() if self.recorder is None else self.recorded_stack()
 
-    def malloc_as(self, size: int, stream: int, thread: int, address: int | None = None) -> int:
-        """`malloc`, or `malloc_at`, as though called by thread number `thread`: for replaying recordings."""
-        if address is not None:
-            return self.allocate_at(size, address, stream, thread)
-        return self.allocate(size, stream, thread, 0)
-
-    # --- would it fit ---
-
-    def plan(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> Plan:
-        """What these requests would come to if they were made now, one after the other, by the calling thread.
-
-        A request is a size, or a size and a stream; without one it is for the current stream. They are tried on a copy
-        of all that the allocator keeps, by the code that would serve them, so the result is exact, and nothing changes:
-        no figure, no entry of the history, no call that changes anything on the device. Rehearsed are the cache,
-        limits, pools and routes, frees whose streams are done, and everything that is tried when memory is short,
-        except free-memory callbacks. Of the device it is taken that it gives what it says is free.
-
-        Looks at every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where no copy can tell:
-        placement:dense, a pool with an allocator of its own, a filter that is a function, or a capture.
-        """
-        cdef Wish* wishes
-        cdef Rehearsal found
-        cdef bint ok
-        cdef size_t i, count
-        wanted = [self.read_wish(request) for request in requests]
-        kept = [i for i, (size, _) in enumerate(wanted) if size > 0]
-        count = len(kept)
-        wishes = <Wish*> malloc((count + 1) * sizeof(Wish))
-        if wishes == NULL:
-            raise MemoryError("the host has no memory for the requests")
+    cdef uint32_t recorded_stack(self) except? 0xFFFFFFFF:
+        thread = PyThread_get_thread_ident()
+        if thread in self.recording:
+            return 0            # it is the recorder who asks
+        recorder = self.recorder
+        self.recording.add(thread)
         try:
-            for i, number in enumerate(kept):
-                wishes[i].size, wishes[i].stream = wanted[number]
-            self.require_open()
+            return intern_frames(recorder())
+        except Exception as error:
+            report(error, recorder)
+            return 0
+        finally:
+            self.recording.discard(thread)
+
+    # --- the lock rule: see the header ---
+
+    cdef int enter(self) except -1:
+        cdef Engine* engine = self.engine
+        if self.forgotten_pools and not engine_is_inside(engine):
+            Pools(self).close_forgotten()
+        if engine_try_enter(engine):
+            return 0
+        if engine_is_inside(engine):
+            raise RequestError(
+                f"{self!r} was called from inside itself; a tracker, a filter and its device may only free")
+        self.wait_outside()
+        return 0
+
+    cdef void wait_outside(self) noexcept:
+        """Enter, letting the interpreter lock go to wait for it."""
+        cdef Engine* engine = self.engine
+        engine.outside += 1
+        with nogil:
+            engine_enter(engine)
+        engine.outside -= 1
+
+    cdef bint enter_making_objects(self) except -1:
+        self.enter()
+        return PyGC_Disable()
+
+    cdef void leave_making_objects(self, bint collects) noexcept:
+        if collects:
+            PyGC_Enable()
+        engine_leave(self.engine)
+
+    cdef int leave(self, bint ok, const Failure* failure) except -1 nogil:
+        """Leave the engine, and raise what an operation in it failed with."""
+        engine_leave(self.engine)
+        if not ok:
+            with gil:
+                raise self.failed(failure)
+        return 0
+
+    cdef object failed(self, const Failure* failure):
+        error = failure_error(self.device, failure)
+        if isinstance(error, OutOfMemoryError) and error.facts.range_bytes is not None:
+            name = self.reserve_classes.get(error.facts.stream, "")
+            if name:
+                told = OutOfMemoryError(replace(error.facts, range_class=name))
+                told.__cause__ = error.__cause__
+                return told
+        if self.kept and isinstance(error, DeviceError):
+            error.add_note(f"paused on {self.device.name} at this time: {sorted(map(str, self.paused()))}; work that "
+                           "touches such memory makes the device fail")
+        return error
+
+    cdef int log_retry(self, const Request* request, bint served) except -1:
+        if request.given_back >= 0 and (served or not self.has_say()):
+            logs.gave_back(self.device.name, request.given_back, served)
+        return 0
+
+    cdef bint has_say(self) except -1:
+        return self.chain is not None and self.chain.has_steps
+
+    # --- limits and settings ---
+
+    cdef bint find_limit(self, bytes_t* most) noexcept:
+        if self.engine == NULL:
+            return False
+        most[0] = self.engine.limit
+        return self.engine.limited
+
+    cdef int put_limit(self, bint limited, bytes_t most) except -1:
+        self.enter()
+        self.engine.limited = limited
+        self.engine.limit = most
+        engine_leave(self.engine)
+        return 0
+
+    cdef bytes_t total_bytes(self) noexcept:
+        return self.engine.total_memory
+
+    cdef bytes_t limit_of(self, double part) except? 0:
+        cdef double most = part * <double> self.known_total()
+        return <bytes_t> (round(most) if self.engine.rules.limit_is_rounded else most)
+
+    cdef int apply_settings(self, object settings) except -1:
+        apply_settings(self, settings)
+        for tracker in self.trackers:
+            if isinstance(tracker, EntryTracker):
+                (<EntryTracker> tracker).rules = self.rules
+        return 0
+
+    # --- the sanitizer ---
+
+    cdef int watch(self) except -1:
+        """Look for races from now on."""
+        cdef bint writes = self.is_readable() and hasattr(self.device, "submit")
+        self.engine.interpreter_guards = False
+        self.sanitizer = Sanitizer(self, writes_memory=writes)
+        this = ref(self)
+
+        def release(facts):
+            allocator = this()
+            return allocator is not None and allocator._empty_quarantine()
+
+        Limits(self).on_out_of_memory(release)
+        return 0
+
+    cdef object allocate_watched(self, Request* request):
+        """With a redzone behind it."""
+        cdef bytes_t size = request.size
+        request.size += REDZONE
+        address = self.try_once(request)
+        if address == 0:
+            address = self.allocate_after_failure(request)
+        self.sanitizer.allocated(address, size, request.stream)
+        return address
+
+    cdef int release_watched(self, address_t address, uint32_t context) except -1:
+        """Into quarantine, from which others may go."""
+        leaving = self.sanitizer.freed(address)
+        if leaving is None:
+            raise AddressError(
+                f"invalid device pointer: {address:#x} is in no block in use on {self.device.name}; it has been freed",
+                address)
+        return self.release_kept(leaving)
+
+    cdef int release_kept(self, list addresses) except -1:
+        cdef Failure failure
+        cdef address_t leaving
+        cdef bint ok
+        for address in addresses:
+            leaving = address
             self.enter()
             with nogil:
-                ok = rehearse(self.engine, wishes, count, &found)
-        finally:
-            free(wishes)
-        if found.refusal != NOT_REFUSED:
-            raise UnsupportedError(REFUSALS[<int> found.refusal])
-        if not ok:
-            raise self.failed(&found.failure)
-        return Plan(found.fits, found.new_reserved, None if found.fits else kept[found.served])
-
-    def would_fit(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> bool:
-        """Whether these requests would all be served if they were made now. See `plan`."""
-        return self.plan(requests).fits
-
-    cdef tuple read_wish(self, object request):
-        """Size and stream of a request; one that no device can serve has the largest size there is."""
-        cdef bytes_t size = 0
-        if isinstance(request, tuple) and len(request) != 2:
-            raise TypeError(f"a request is a size or (size, stream), not {request!r}")
-        given, stream = request if isinstance(request, tuple) else (request, None)
-        if not read_size(whole_size(given), &size):
-            size = (<bytes_t> 1 << SIZE_BITS) - 1
-        return size, self.stream_asked(stream)
-
-    # --- races ---
+                ok = engine_free(self.engine, leaving, 0, &failure)
+                self.leave(ok, &failure)
+        return 0
 
     def _empty_quarantine(self) -> bool:
         """Let go of all that the sanitizer has kept back; whether that was anything."""
@@ -524,40 +696,40 @@ cdef class Allocator(SharingAllocator):
     def _sanitizer(self) -> Sanitizer | None:
         return self.sanitizer
 
-    @property
-    def _lent_pools(self) -> set[PoolId]:
-        return self.lent
+    # --- figures ---
 
-    def touch(self, address: Buffer | int, stream: Stream | int | None = None, *, write: bool = True) -> None:
-        """Tell the sanitizer that work submitted to `stream` now touches memory at `address`, or reads it alone.
+    cdef str figures(self):
+        if self.engine == NULL:
+            return "not made"
+        # Read without the lock: a moment's figures, which another thread may be changing.
+        live = tally_now(&self.engine.stats.allocated_bytes)
+        reserved = tally_now(&self.engine.stats.reserved_bytes)
+        return f"{amount(live)} live, {amount(reserved)} reserved"
 
-        `address` may lie anywhere in a block; None is the calling thread itself, or the stream whose function it runs.
-        Arrays that `array` and its kin make tell of NumPy's functions by themselves. Without `sanitize` nothing
-        happens.
-        """
-        if self.sanitizer is not None:
-            self.sanitizer.touched(
-                read_place(address), None if stream is None else self.stream_handle(stream), writes=write)
+    cdef dict counters(self):
+        cdef bint collects = self.enter_making_objects()
+        try:
+            nested = stats_by_rules(&self.engine.stats, self.rules)
+            dense = dense_figures(self.engine)
+        finally:
+            self.leave_making_objects(collects)
+        return nested if dense is None else {**nested, "dense": dense}
 
-    def races(self) -> list[Report]:
-        """What the sanitizer has found so far, each with the stacks of both places; empty without `sanitize`.
+    def reset_peak_stats(self) -> None:
+        """Let the peaks start anew from what is in use now. Safe to call from several threads."""
+        self.enter()
+        stats_reset_peak(&self.engine.stats)
+        engine_leave(self.engine)
 
-        Findings are also SanitizerWarnings as they are made. Freed memory is looked at when it leaves quarantine:
-        `close`, and a shortage of memory, let all of it go.
-        """
-        return [] if self.sanitizer is None else list(self.sanitizer.reports)
-
-    # --- who has what ---
-
-    def tenant(self, name: str) -> Tenant:
-        """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
-
-        A second call with the same name gives another object for the same tenant. Raises RequestError when there are
-        too many names.
-        """
-        from allotment._allocators.caching.tenants import Tenant
-
-        return Tenant(self, name)
+    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+        cdef Engine* engine = self.engine
+        cdef Whereabouts where
+        if is_guarded_already(engine) or engine_is_inside(engine):
+            return find_address(engine, address, start, size)
+        self.enter()
+        where = find_address(engine, address, start, size)
+        engine_leave(engine)
+        return where
 
     def tenants(self) -> dict[str, dict[str, int]]:
         """By name, the "blocks", "allocated_bytes" and "requested_bytes" held now; "" is what has no name.
@@ -577,46 +749,227 @@ cdef class Allocator(SharingAllocator):
             for who in range(TENANTS_MOST) if sums[who][0] != 0
         }
 
-    # --- when memory is short ---
+    def tenant(self, name: str) -> Tenant:
+        """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
 
-    def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
-        """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
-
-        It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
-        for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
-        raises is reported through `sys.unraisablehook`. Raises TypeError for what cannot be called.
+        A second call with the same name gives another object for the same tenant. Raises RequestError when there are
+        too many names.
         """
-        cdef bint ok = False
-        read_callable(callback, "a free-memory callback")
-        # In the list before the engine points at it, and out of it again if the engine cannot be entered.
-        self.callbacks.append(callback)
-        try:
-            self.enter()
-            ok = callback_add(self.engine, call_free_memory, <void*> callback)
-            engine_leave(self.engine)
-        finally:
-            if not ok:
-                del self.callbacks[identity_in(self.callbacks, callback)]
-        if not ok:
-            raise MemoryError("the host has no memory for the allocator's own records")
+        from allotment._allocators.caching.tenants import Tenant
 
-    def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
-        """Call it no more. Raises RequestError if it was not added, or is removed already."""
-        cdef list unneeded = self.removed_callbacks
-        cdef bint removed = False
-        cdef bint collects
-        for kept in list(self.callbacks):
-            if kept == callback:
-                collects = self.enter_making_objects()
-                try:
-                    removed = callback_remove(self.engine, <void*> kept)
-                    if removed:
-                        # A thread in the middle of it still needs the object, and of those removed before.
-                        unneeded = self.removed_callbacks
-                        self.removed_callbacks = [*unneeded, kept] if self.engine.callback_runs != NULL else []
-                        del self.callbacks[identity_in(self.callbacks, kept)]
-                finally:
-                    self.leave_making_objects(collects)
-                if removed:
-                    return      # what is not needed any more goes here, outside
-        raise RequestError(f"{callback!r} is not a free-memory callback of {self!r}, or it is removed already")
+        return Tenant(self, name)
+
+    # --- names of the parts that most programs use ---
+
+    def pool(
+        self,
+        *,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+        allocator: Any = None,
+        placement: str | None = None,
+    ) -> Pool:
+        """A private pool: `with pool:` serves this thread's requests from its memory and from nowhere else.
+
+        `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
+        `allocator` is where its segments come from: an object with allocate(size, stream) and
+        free(address, size, stream), or a PluggableAllocator; `placement` is the name of another way to divide its
+        memory than the allocator's. Raises SettingsError for a placement that is not there.
+        """
+        return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator, placement=placement)
+
+    def empty_cache(self, pool: PoolId = (0, 0)) -> None:
+        """Give unused cached memory back to the device: that of all pools, or of one.
+
+        Blocks in use stay, and all memory of a private pool that is in use (`pool_use_count`), as in PyTorch:
+        `Pool.close` gives that back. Waits for events of blocks that other streams used, and calls the device for each
+        segment.
+        Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
+        """
+        Pools(self).empty_cache(pool)
+
+    def trim_to(self, size: int | str) -> int:
+        """Give cached memory back until no more than `size` bytes are reserved; gives how many bytes went.
+
+        `size` is a number of bytes or a text such as "2GiB". What is in use stays, so more may be left. Waits and
+        raises as `empty_cache` does. Safe to call from several threads.
+        """
+        return Pools(self).trim_to(size)
+
+    def plan(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> Plan:
+        """What these requests would come to if they were made now, one after the other, by the calling thread.
+
+        A request is a size, or a size and a stream; without one it is for the current stream. They are tried on a copy
+        of all that the allocator keeps, by the code that would serve them, so the result is exact, and nothing changes:
+        no figure, no entry of the history, no call that changes anything on the device. Rehearsed are the cache,
+        limits, pools and routes, frees whose streams are done, and everything that is tried when memory is short,
+        except free-memory callbacks. Of the device it is taken that it gives what it says is free.
+
+        Looks at every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where no copy can tell:
+        placement:dense, a pool with an allocator of its own, a filter that is a function, or a capture.
+        """
+        return plan_requests(self, requests)
+
+    def would_fit(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> bool:
+        """Whether these requests would all be served if they were made now. See `plan`."""
+        return plan_requests(self, requests).fits
+
+    def set_limit(
+        self,
+        tag: str | Pool | Tenant | None,
+        *,
+        hard: int | str | None = ...,
+        soft: int | str | None = ...,
+        reserved: int | str | None = ...,
+    ) -> None:
+        """Say how much memory a tag may have, or a pool, a tenant, or (None) the allocator as a whole.
+
+        Each is a number of bytes or a text such as "2GiB"; None, and what is not given, is no limit from now on. One of
+        them is given at least: `hard=None` removes all.
+
+        `hard`: requests that need more raise OutOfMemoryError, whose `facts.limited_by` says whose limit it was. Of a
+        tag or pool it counts memory that is reserved, of a tenant memory in use. `soft`: before more than this is
+        reserved, cached memory goes back, which waits for other streams; it refuses nothing. `reserved`: others leave
+        this much to be had, within the allocator's limit or the device's memory.
+
+        What is held already stays. Raises RequestError without any limit, and for a soft limit of, or memory reserved
+        for, a tenant, which shares its cache with others; PoolError for a pool that is gone; TypeError for what is none
+        of these. Safe to call from several threads.
+        """
+        Limits(self).set(tag, hard=hard, soft=soft, reserved=reserved)
+
+    def on_out_of_memory(self, step: Callable[[OutOfMemoryFacts], bool], *, tries: int = 1) -> Callable[[], None]:
+        """Ask `step(facts)` before a request fails for want of memory: whether it should be tried again.
+
+        Steps are asked in the order in which they were added, after all that the allocator does by itself (the cache is
+        empty then), on the thread that asked and without any lock. A step may free, pause tags, wait, and use the
+        allocator; what it asks for itself goes without steps. Each is asked `tries` times at most for one request;
+        then, or when it returns False or raises, the next has its turn, and after the last the request raises
+        OutOfMemoryError. What it raises is reported through `sys.unraisablehook`. `allotment.relief` has steps that
+        wait, spill and trim.
+
+        Gives a function that removes the step. Raises TypeError for what cannot be called, RequestError for less than
+        one try. Safe to call from several threads.
+        """
+        return Limits(self).on_out_of_memory(step, tries=tries)
+
+    def pause(self, tag: str | Pool | Tenant, *, keep: str = "host") -> int:
+        """Give the physical memory of a tag back to the device, and keep every address; gives how many bytes went.
+
+        `keep` is "host": what is in blocks in use is copied to host memory first, and comes back at `resume`; or
+        "nothing". `tag` is the name of a tag, a Pool whose memory is virtual (expandable segments), or a Tenant all of
+        whose blocks are in such pools and tags, where no one else has any. Until it is resumed, requests for it raise
+        PausedError, its blocks may be freed, and touching them is an error: on the host the process ends, with a
+        message that names the tag. Graphs that use them stay as they are.
+
+        Waits for all work of the device. If it fails, the memory is as it was, or asleep already and the rest of it can
+        be paused again. A second time, nothing happens. Raises PoolError if nothing was ever allocated in this tag,
+        PausedError if another process has a block of it open, a tenant shares its pages with others, or it is being
+        paused or resumed now, UnsupportedError on devices without virtual memory, DeviceError, and MemoryError if the
+        host has no room for the contents. Safe to call from several threads.
+        """
+        return Sleep(self).pause(tag, keep=keep)
+
+    def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
+        """Map memory under the addresses of what was paused, and bring its contents back.
+
+        `progress(done, total)` is called with bytes on the way, for each pool. If it cannot be done, because the memory
+        was taken meanwhile or a call fails, it is asleep as before and nothing is lost: it can be tried again. For
+        want of memory the cache is given back first, and the steps of `on_out_of_memory` are asked. What is not paused
+        stays as it is. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress` raises. Safe to call from
+        several threads.
+        """
+        Sleep(self).resume(tag, progress=progress)
+
+    def paused(self) -> set[str | PoolId]:
+        """What is paused now: the names of tags, and the ids of pools."""
+        return Sleep(self).paused()
+
+    def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:
+        """A handle by which another process of this user opens the block: `allotment.open_shared(handle)`.
+
+        `block` is an address or a `Buffer`; of a slice, its whole block is shared. Handles of one block are equal. For
+        `hold` seconds, or until `SharedHandle.close`, any number of processes can open the handle; after that nobody
+        can, until the block is shared again. So long, and while another process has it open, the block is not reused,
+        also if it is freed meanwhile. Whoever opens it waits for the work that its streams were given before.
+
+        Raises AddressError for what is not a live block, UnsupportedError if the device does not share memory (host
+        memory does with the settings key `shareable:True`), CaptureError while a stream of the block is being captured,
+        DeviceError. Costs no copy and no call of the device unless its streams are busy. Safe to call from several
+        threads.
+        """
+        return Sharing(self).share(block, hold=hold)
+
+    def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
+        """(offset, handle) in PyTorch's own form: the block lies `offset` bytes into what the handle opens.
+
+        Its version is that of the PyTorch whose rules are in force. Pages always travel as descriptors, never as fabric
+        handles, so only processes of this machine can open them; `share` uses the fabric where there is one. Nothing
+        holds the block for the process that opens the handle: keep it until then.
+
+        Raises AddressError, UnsupportedError for devices that do not share memory and for blocks of
+        `placement:dense`, whose pieces have no common size, DeviceError.
+        """
+        return Sharing(self).share_torch(block)
+
+    def record_history(
+        self,
+        enabled: str | None = "all",
+        context: str | None = "all",
+        *,
+        stacks: str = "python",
+        max_entries: int | None = None,
+        clear_history: bool = False,
+        skip_actions: Collection[str] | None = None,
+        recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+        file: str | PathLike[str] | None = None,
+    ) -> None:
+        """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
+
+        `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
+        carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
+        nothing (None). `max_entries` is how many events are kept, the newest of them, at least one; None is all,
+        which grows for as long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python
+        frames.
+
+        `recorder` is a function of yours that gives the stack instead, innermost frame first, each with a "name", a
+        "filename" and a "line". It is called by the thread that allocates or frees, before that is done, without any
+        lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
+        to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
+
+        With a `file`, events go there instead of into memory, for as long as it runs, until `record_history` is called
+        again or the allocator is closed: a few bytes each, written by a thread of its own. What is at that path is
+        replaced. A program that is killed leaves a file that every command reads, up to the last second or so. If the
+        disk is slower than the program, requests wait for it; if it fails, what is lost is told in the file and the
+        error goes to `sys.unraisablehook`. `max_entries` has no meaning then, and `snapshot` shows no history.
+
+        Raises RequestError, TypeError for a recorder that cannot be called, OSError for a file that cannot be written.
+        """
+        History(self).record(
+            enabled, context, stacks=stacks, max_entries=max_entries, clear_history=clear_history,
+            skip_actions=skip_actions, recorder=recorder, file=file)
+
+    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
+        """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
+
+        `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
+        one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
+        `dump_snapshot` does without. Raises PoolError for a pool that never was. Safe to call from several threads.
+        """
+        return History(self).snapshot(pool, include_traces)
+
+    # --- for `AllocatorBase` ---
+
+    cdef int reach_peer(self, device_t peer) except -1:
+        cdef Failure failure
+        cdef bint ok
+        AllocatorBase.reach_peer(self, peer)
+        self.enter()
+        with nogil:
+            ok = engine_add_peer(self.engine, peer, &failure)
+            self.leave(ok, &failure)
+        importer.reach_peer(self.device, peer)
+        return 0
+
+    cdef int require_awake(self, address_t address) except -1:
+        return Sleep(self).require_awake(address) if self.kept else 0

@@ -7,9 +7,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.c_steps cimport c_step_add, c_step_remove, step_t
-from allotment._allocators.caching.engine_allocator cimport EVERYTHING, NEVER, STATE
+from allotment._allocators.caching.allocator cimport EVERYTHING, NEVER, STATE, Allocator
 from allotment._allocators.caching.entering cimport enter_once
 from allotment._allocators.caching.entry_points cimport ENTRY_VERSION, EntryPoints, Lent, current_t
 from allotment._allocators.caching.tenants cimport Tenant

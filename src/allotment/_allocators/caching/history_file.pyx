@@ -52,7 +52,7 @@ def finish_all() -> None:
     for file in list(open_files):
         allocator = (<HistoryFile> file).allocator()
         if allocator is not None:
-            allocator._end_history_file()
+            allocator.history._end_file()
 
 
 cdef bint put(int file, const unsigned char* content, size_t count) noexcept nogil:
@@ -163,7 +163,7 @@ cdef class HistoryFile:
                     break
                 allocator = self.allocator()
                 if allocator is not None:
-                    allocator._flush_history()
+                    allocator.history._flush()
                 del allocator       # the last one to know it may be this thread
             self.tell_new_names()
         except BaseException as error:

@@ -26,7 +26,7 @@ class Alive:
 
 
 class Mark:
-    """A moment in an allocator's life, made by `Allocator.mark`: it knows which blocks of before are still in use.
+    """A moment in an allocator's life, made by `History.mark`: it knows which blocks of before are still in use.
 
     For that it hears of every free until it is closed or forgotten.
     """
@@ -35,8 +35,8 @@ class Mark:
         self._allocator = allocator
         self._before: set[int] = set()
         self._tracker = _forgetting(self._before)
-        allocator.attach_trace_tracker(self._tracker)
-        self._before.update(addresses_in_use(allocator.segments()))
+        allocator.history.attach_trace_tracker(self._tracker)
+        self._before.update(addresses_in_use(allocator.history.segments()))
 
     def is_before(self, address: int) -> bool:
         """Whether the block in use at an address was there at this moment."""
@@ -49,7 +49,7 @@ class Mark:
     def close(self) -> None:
         """Hear of frees no more; a second time, nothing happens."""
         with suppress(AllotmentError):
-            self._allocator.detach_trace_tracker(self._tracker)
+            self._allocator.history.detach_trace_tracker(self._tracker)
 
     def __enter__(self) -> Mark:
         return self

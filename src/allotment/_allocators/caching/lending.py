@@ -15,18 +15,18 @@ from allotment._allocators.noted import noted
 from allotment.errors import PoolError
 
 if TYPE_CHECKING:
-    from allotment._allocators.caching.pools import PoolId
+    from allotment._allocators.caching.pool import PoolId
 
 
 @contextmanager
 def lent(allocator: Any, pool: PoolId) -> Iterator[None]:
     """Lend the memory of a pool until the end of the block."""
     sanitizer = allocator._sanitizer
-    owned = frozenset(allocator._live_addresses(pool))
+    owned = frozenset(allocator.pools._live_addresses(pool))
     lending: list[PoolId] = []
     kept: list[int] = []
     try:
-        noted(lending, pool, allocator._lend, pool)
+        noted(lending, pool, allocator.pools._lend, pool)
         if sanitizer is not None:
             sanitizer.lent(pool)
         yield
@@ -36,7 +36,7 @@ def lent(allocator: Any, pool: PoolId) -> Iterator[None]:
                 if sanitizer is not None:
                     allocator._empty_quarantine()  # what was freed there must not lie in the way of the graphs
             finally:
-                kept = allocator._take_back(pool, owned)
+                kept = allocator.pools._take_back(pool, owned)
             if sanitizer is not None:
                 sanitizer.taken_back(pool, kept)
     if kept and sanitizer is None:
@@ -48,7 +48,7 @@ def lent(allocator: Any, pool: PoolId) -> Iterator[None]:
 
 def launching(allocator: Any, pool: PoolId, stream: Any) -> None:
     """A graph whose memory is in a pool is about to run."""
-    if pool not in allocator._lent_pools:
+    if pool not in allocator.pools._lent:
         return
     if allocator._sanitizer is None:
         raise PoolError(

@@ -6,7 +6,7 @@ from allotment._core.edge.walk cimport (
 
 from allotment._core.tools.arrays cimport make_room
 
-from allotment._allocators.caching.pools import BlockState, SegmentState
+from allotment._allocators.caching.pool import BlockState, SegmentState
 
 
 cdef tuple state_of_segments(const Arrangement* arrangement):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.caching.pool import PoolId
 
 class tag:
     """Mark what this thread allocates inside `with allotment.tag(name):`, on every allocator.

@@ -33,9 +33,10 @@ cdef int forget_unused() except -1:
         wanted[number] = False
     used = set()
     for holder in all_holders():
-        if hasattr(holder, "tags"):
-            holder._forget_idle_tags()
-            used.update(holder.tags())
+        sleep = getattr(holder, "sleep", None)
+        if sleep is not None:
+            sleep._forget_idle_tags()
+            used.update(sleep.tags())
     for number in range(1, TAGS_MOST + 1):
         if holders[number] == 0 and not wanted[number] and tag_name(number) not in used:
             tag_forget(number)
@@ -69,9 +70,9 @@ cdef class tag:     # noqa: N801: entered like a function
         if not noticed:
             noticed = True
             for holder in all_holders():
-                notice = getattr(holder, "_notice_tags", None)
-                if notice is not None:
-                    notice()
+                sleep = getattr(holder, "sleep", None)
+                if sleep is not None:
+                    sleep._notice_tags()
 
     def __dealloc__(self):
         if self.number != 0:
@@ -104,7 +105,7 @@ def name_of_tag_pool(pool: PoolId) -> str:
 
 cdef list sleepers():
     """Allocators with tags."""
-    return [holder for holder in all_holders() if hasattr(holder, "resume") and not holder.closed]
+    return [holder for holder in all_holders() if hasattr(holder, "sleep") and not holder.closed]
 
 
 def sleep(keep: str = "host") -> int:
@@ -117,7 +118,7 @@ def sleep(keep: str = "host") -> int:
         raise RequestError(f'keep is "host" or "nothing", not {keep!r}')
     released = 0
     for allocator in sleepers():
-        for name, figures in allocator.tags().items():
+        for name, figures in allocator.sleep.tags().items():
             if figures["reserved_bytes"] > 0:
                 released += allocator.pause(name, keep=keep)
         released += allocator.trim_to(0)

@@ -3,6 +3,7 @@
 cimport cython
 
 from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.caching.limits cimport Limits
 from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, stream_t
 from allotment._core.engine cimport is_guarded_already
@@ -59,11 +60,11 @@ cdef class Tenant:
         text such as "2GiB". While any tenant of an allocator has had a limit, every request there counts what tenants
         hold.
         """
-        return self.allocator._tenant_limit(self.name)
+        return Limits(self.allocator)._tenant_limit(self.name)
 
     @limit.setter
     def limit(self, limit: int | str | None) -> None:
-        self.allocator._set_tenant_limit(self.name, limit)
+        Limits(self.allocator)._set_tenant_limit(self.name, limit)
 
     @cython.binding(False)      # as in Allocator
     @cython.embedsignature.format("clinic")

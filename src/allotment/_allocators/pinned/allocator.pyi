@@ -1,11 +1,11 @@
 # Made from allocator.pyx by `make stubs`: change it there.
 
 from collections.abc import Iterable
-from typing import Any
 
 from allotment._allocators.base import AllocatorBase
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.parts import BasicInspection
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 from allotment._settings import Settings
@@ -57,15 +57,18 @@ class PinnedAllocator(AllocatorBase):
         """
     def empty_cache(self) -> None:
         """Give what nothing can touch any more back to the device. Raises DeviceError."""
-    def nested_stats(self) -> dict[str, Any]:
-        """All counters by metric, with the names that PyTorch gives them. Times are in microseconds.
-
-        In the mode "tight" an allocation is a segment.
-        """
-    def summary(self, abbreviated: bool = False) -> str:
-        """The counters as text, a line each; `abbreviated` leaves out those by size class."""
     def reset_peak_stats(self) -> None:
         """Let the peaks start anew from what is in use now."""
+    @property
+    def inspection(self) -> PinnedInspection:
+        """Figures and checks, for tools and tests."""
+
+class PinnedInspection(BasicInspection):
+    """Figures and checks of a `PinnedAllocator`: its `inspection`. Times are in microseconds."""
+
+    def __init__(self, allocator: PinnedAllocator) -> None: ...
+    def summary(self, abbreviated: bool = False) -> str:
+        """The counters as text, a line each; `abbreviated` leaves out those by size class."""
     def reset_accumulated_stats(self) -> None:
         """Let the sums of all allocations and frees start anew from 0."""
     def check_invariants(self) -> None:

@@ -3,6 +3,8 @@ cimport cython
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.caching.inspection cimport Inspection
+from allotment._allocators.parts cimport BasicInspection
 from allotment._allocators.pinned.blocks cimport PinnedBlocks
 from allotment._allocators.pinned.memory cimport PinnedMemory, timing_dict
 from allotment._allocators.sizes cimport whole_size
@@ -221,14 +223,10 @@ cdef class PinnedAllocator(AllocatorBase):
             return self.tight.figures()
         return f"{amount(self.live_bytes())} live, {amount(self.blocks.owned_bytes.current)} reserved"
 
-    def nested_stats(self) -> dict[str, Any]:
-        """All counters by metric, with the names that PyTorch gives them. Times are in microseconds.
-
-        In the mode "tight" an allocation is a segment.
-        """
+    cdef dict counters(self):
         if self.tight is None:
             return self.blocks.figures()
-        found = self.tight.nested_stats()
+        found = self.tight.counters()
         return {
             "allocations": found["segment"]["all"],
             "allocated_bytes": found["reserved_bytes"]["all"],
@@ -241,12 +239,6 @@ cdef class PinnedAllocator(AllocatorBase):
             "bucket_allocation": {},
         }
 
-    def summary(self, abbreviated: bool = False) -> str:
-        """The counters as text, a line each; `abbreviated` leaves out those by size class."""
-        return "\n".join(
-            f"{key:40} {value}" for key, value in self.stats().items()
-            if not (abbreviated and key.startswith("bucket_allocation")))
-
     def reset_peak_stats(self) -> None:
         """Let the peaks start anew from what is in use now."""
         if self.tight is None:
@@ -254,16 +246,39 @@ cdef class PinnedAllocator(AllocatorBase):
         else:
             self.tight.reset_peak_stats()
 
+    @property
+    def inspection(self) -> PinnedInspection:
+        """Figures and checks, for tools and tests."""
+        return PinnedInspection(self)
+
+
+@cython.final
+cdef class PinnedInspection(BasicInspection):
+    """PinnedInspection(allocator)\n--\n
+    Figures and checks of a `PinnedAllocator`: its `inspection`. Times are in microseconds.
+    """
+
+    cdef PinnedAllocator allocator
+
+    def __cinit__(self, PinnedAllocator allocator not None):
+        self.allocator = allocator
+
+    def summary(self, abbreviated: bool = False) -> str:
+        """The counters as text, a line each; `abbreviated` leaves out those by size class."""
+        return "\n".join(
+            f"{key:40} {value}" for key, value in self.allocator.stats().items()
+            if not (abbreviated and key.startswith("bucket_allocation")))
+
     def reset_accumulated_stats(self) -> None:
         """Let the sums of all allocations and frees start anew from 0."""
-        if self.tight is None:
-            self.blocks.reset_sums()
+        if self.allocator.tight is None:
+            self.allocator.blocks.reset_sums()
         else:
-            self.tight.reset_accumulated_stats()
+            Inspection(self.allocator.tight).reset_accumulated_stats()
 
     def check_invariants(self) -> None:
         """Raise InvariantError, naming the first rule that does not hold. For tests."""
-        if self.tight is not None:
-            self.tight.check_invariants()
+        if self.allocator.tight is not None:
+            Inspection(self.allocator.tight).check_invariants()
         else:
-            self.blocks.check_figures()
+            self.allocator.blocks.check_figures()

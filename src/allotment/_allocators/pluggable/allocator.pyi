@@ -5,10 +5,10 @@ from os import PathLike
 from typing import Any
 
 from allotment._allocators.buffer import Buffer
-from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.caching.pool import PoolId
+from allotment._allocators.parts import BasicInspection, BasicSharing, ObservedLimits, Part
 from allotment._allocators.pluggable.functions import Function
 from allotment._allocators.pluggable.plugged_memory import PluggedMemory
-from allotment._allocators.unsupported import Unsupported
 from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 
@@ -36,58 +36,12 @@ class PluggableAllocator(PluggedMemory):
         release_pool(device, pool)                                  void(int, uint64_t, uint64_t)
 
     Making it runs `init(device_count)`. A copy (`copy.copy`) has the same functions and books of its own. Memory that
-    is still out when the allocator goes is not freed. What two functions cannot do is listed, with what can, by
-    `unsupported`.
+    is still out when the allocator goes is not freed. What two functions cannot do (a history, tags, tenants, sharing)
+    a caching allocator can do with them: `Allocator(device).pool(allocator=this)`.
 
     An alloc function that raises MemoryError means OutOfMemoryError; anything else that a function raises is a
     DeviceError with that as its cause. C functions must not raise. Safe to use from several threads.
     """
-
-    set_limit: Unsupported  # type: ignore[assignment, override]
-    on_out_of_memory: Unsupported  # type: ignore[assignment, override]
-    pause: Unsupported  # type: ignore[assignment, override]
-    resume: Unsupported  # type: ignore[assignment, override]
-    resume_in_background: Unsupported  # type: ignore[assignment, override]
-    paused: Unsupported  # type: ignore[assignment, override]
-    tags: Unsupported  # type: ignore[assignment, override]
-    mark: Unsupported  # type: ignore[assignment, override]
-    alive: Unsupported  # type: ignore[assignment, override]
-    touch: Unsupported  # type: ignore[assignment, override]
-    races: Unsupported  # type: ignore[assignment, override]
-    pool: Unsupported  # type: ignore[assignment, override]
-    create_or_incref_pool: Unsupported  # type: ignore[assignment, override]
-    close_pool: Unsupported  # type: ignore[assignment, override]
-    pool_reserved_bytes: Unsupported  # type: ignore[assignment, override]
-    set_use_on_oom: Unsupported  # type: ignore[assignment, override]
-    set_no_split: Unsupported  # type: ignore[assignment, override]
-    check_pool_live_allocations: Unsupported  # type: ignore[assignment, override]
-    checkpoint_pool: Unsupported  # type: ignore[assignment, override]
-    restore_pool: Unsupported  # type: ignore[assignment, override]
-    tenant: Unsupported  # type: ignore[assignment, override]
-    tenants: Unsupported  # type: ignore[assignment, override]
-    share: Unsupported  # type: ignore[assignment, override]
-    share_torch: Unsupported  # type: ignore[assignment, override]
-    expandable_segment_sizes: Unsupported  # type: ignore[assignment, override]
-    record_history: Unsupported  # type: ignore[assignment, override]
-    is_history_enabled: Unsupported  # type: ignore[assignment, override]
-    record_annotation: Unsupported  # type: ignore[assignment, override]
-    attach_trace_tracker: Unsupported  # type: ignore[assignment, override]
-    detach_trace_tracker: Unsupported  # type: ignore[assignment, override]
-    add_free_memory_callback: Unsupported  # type: ignore[assignment, override]
-    remove_free_memory_callback: Unsupported  # type: ignore[assignment, override]
-    limit: Unsupported  # type: ignore[assignment, override]
-    settings: Unsupported  # type: ignore[assignment, override]
-    configure: Unsupported  # type: ignore[assignment, override]
-    malloc_as: Unsupported  # type: ignore[assignment, override]
-    trim_to: Unsupported  # type: ignore[assignment, override]
-    plan: Unsupported  # type: ignore[assignment, override]
-    would_fit: Unsupported  # type: ignore[assignment, override]
-    malloc_at: Unsupported  # type: ignore[assignment, override]
-    annotate: Unsupported  # type: ignore[assignment, override]
-    expandable_ranges: Unsupported  # type: ignore[assignment, override]
-    set_reserve_class: Unsupported  # type: ignore[assignment, override]
-    pending_events: Unsupported  # type: ignore[assignment, override]
-    check_invariants: Unsupported  # type: ignore[assignment, override]
 
     def __init__(
         self,
@@ -132,19 +86,26 @@ class PluggableAllocator(PluggedMemory):
         It is a ctypes function; `ctypes.cast(f, ctypes.c_void_p).value` is its address, which is good for as long as
         the allocator lives. It takes the interpreter lock, and what `free` raises goes to `sys.unraisablehook`.
         """
-    @property
-    def name(self) -> str:
-        """ "pluggable": what PyTorch calls such an allocator."""
-    @property
-    def caching(self) -> bool:
-        """Always True; setting it has no effect: what is cached is up to the functions."""
-    @caching.setter
-    def caching(self, on: bool) -> None: ...
     def init(self, device_count: int) -> None:
         """Run the `init` function once more, for `device_count` devices.
 
         Raises RequestError for a number that no machine has, DeviceError if the function raises.
         """
+    @property
+    def history(self) -> PluggableHistory:
+        """What is out now; no history is kept."""
+    @property
+    def pools(self) -> PluggablePools:
+        """Pools that its functions make, by id."""
+    @property
+    def limits(self) -> PluggableLimits:
+        """How much of a device's memory its functions may use, and who is told when there is none."""
+    @property
+    def sharing(self) -> BasicSharing:
+        """Which other devices use its memory."""
+    @property
+    def inspection(self) -> PluggableInspection:
+        """Figures, for tools and tests."""
     def malloc(self, size: int | str, stream: Stream | int | None = None, *, device: int | None = None) -> int:
         """What the alloc function gives, which may be 0. Size 0 is passed on.
 
@@ -172,23 +133,26 @@ class PluggableAllocator(PluggedMemory):
         """
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
         """Run `reset`; the pool is ignored. Raises DeviceError if the function raises."""
-    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
-        """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
+    def stats(self, device: int | None = None) -> dict[str, int]:
+        """All counters of one device, flattened and sorted by key. Safe to call from several threads."""
+    def reset_peak_stats(self, device: int | None = None) -> None:
+        """Let the peaks start anew from what is out now."""
+    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
+        """What is out, in the form that PyTorch's memory tools read, without a history."""
 
-        Raises AddressError, DeviceError if the function raises or gives something else.
-        """
-    def set_memory_fraction(self, fraction: float, device: int | None = None) -> None:
-        """Run `memory_fraction`, and remember what was set; without it, nothing happens.
+class PluggableHistory(Part):
+    """What is out of a `PluggableAllocator`: its `history`."""
 
-        Raises RequestError for what is not between 0.0 and 1.0, DeviceError if the function raises.
-        """
-    def get_memory_fraction(self, device: int | None = None) -> float:
-        """What was set through this allocator. Raises UnsupportedError if nothing was, or there is no such function."""
-    @property
-    def memory_fraction(self) -> float:
-        """`get_memory_fraction` and `set_memory_fraction` for its own device."""
-    @memory_fraction.setter
-    def memory_fraction(self, fraction: float) -> None: ...
+    def __init__(self, allocator: PluggableAllocator) -> None: ...
+    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
+        """Every pointer that is out, of all devices, as a segment of one block; of a private pool, none."""
+    def dump_snapshot(self, path: str | PathLike[str]) -> None:
+        """Write `snapshot()` to a file that PyTorch's memory tools open."""
+
+class PluggablePools(Part):
+    """Pools that the functions of a `PluggableAllocator` make: its `pools`."""
+
+    def __init__(self, allocator: PluggableAllocator) -> None: ...
     def begin_allocate_to_pool(
         self, pool: PoolId, *, accepts: Callable[[int], bool] | None = None, device: int | None = None
     ) -> None:
@@ -199,16 +163,34 @@ class PluggableAllocator(PluggedMemory):
         """
     def end_allocate_to_pool(self, pool: PoolId, *, device: int | None = None) -> None:
         """Run `end_allocate_to_pool`. Raises PoolError, DeviceError if the function raises."""
-    def release_pool(self, pool: PoolId, *, device: int | None = None) -> None:
+    def release(self, pool: PoolId, *, device: int | None = None) -> None:
         """Run `release_pool`, and count one use less. Raises PoolError, DeviceError if the function raises."""
-    def pool_use_count(self, pool: PoolId, *, device: int | None = None) -> int:
+    def use_count(self, pool: PoolId, *, device: int | None = None) -> int:
         """How often the pool was begun and not released yet. Raises PoolError for what is not a pool id."""
+    @property
+    def caching(self) -> bool:
+        """Always True; setting it has no effect: what is cached is up to the functions."""
+    @caching.setter
+    def caching(self, on: bool) -> None: ...
+
+class PluggableLimits(ObservedLimits):
+    """How much memory a `PluggableAllocator` may use: its `limits`."""
+
+    def __init__(self, allocator: PluggableAllocator) -> None: ...
+    def set_memory_fraction(self, fraction: float, device: int | None = None) -> None:
+        """Run `memory_fraction`, and remember what was set; without it, nothing happens.
+
+        Raises RequestError for what is not between 0.0 and 1.0, DeviceError if the function raises.
+        """
+    def get_memory_fraction(self, device: int | None = None) -> float:
+        """What was set through this allocator. Raises UnsupportedError if nothing was, or there is no such function."""
+
+class PluggableInspection(BasicInspection):
+    """Figures of a `PluggableAllocator`: its `inspection`."""
+
+    def __init__(self, allocator: PluggableAllocator) -> None: ...
     def nested_stats(self, device: int | None = None) -> dict[str, Any]:
-        """The counters of `Allocator.nested_stats`, of one device; each pointer that is out is a segment."""
-    def stats(self, device: int | None = None) -> dict[str, int]:
-        """All counters of one device, flattened and sorted by key. Safe to call from several threads."""
-    def reset_peak_stats(self, device: int | None = None) -> None:
-        """Let the peaks start anew from what is out now."""
+        """The counters of `Allocator`, of one device; each pointer that is out is a segment."""
     def reset_accumulated_stats(self, device: int | None = None) -> None:
         """Let the sums of all requests and frees start anew from 0."""
     def cache_info(self, largest: int = 0) -> int:
@@ -216,9 +198,8 @@ class PluggableAllocator(PluggedMemory):
 
         Raises UnsupportedError without a device, DeviceError.
         """
-    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
-        """Every pointer that is out, of all devices, as a segment of one block; of a private pool, none."""
-    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
-        """`segments` in the form that PyTorch's memory tools read, without a history."""
-    def dump_snapshot(self, path: str | PathLike[str]) -> None:
-        """Write `snapshot()` to a file that PyTorch's memory tools open."""
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
+        """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
+
+        Raises AddressError, DeviceError if the function raises or gives something else.
+        """

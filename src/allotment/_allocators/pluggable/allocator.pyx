@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 
 from allotment._allocators.base cimport device_given
 from allotment._allocators.buffer cimport free_buffer
+from allotment._allocators.parts cimport BasicInspection, BasicSharing, ObservedLimits, Part
 from allotment._allocators.pluggable.books cimport segments_of
 from allotment._allocators.pluggable.ledger cimport (
     Entry, ledger_find, ledger_remove, ledger_reset_accumulated, ledger_reset_peak, ledger_stats)
@@ -23,17 +24,10 @@ from functools import partial
 from weakref import ref
 
 from allotment._allocators.files import replaced
-from allotment._allocators.unsupported import Unsupported
 from allotment._core.edge.snapshot import assembled
 from allotment._settings import Settings
-from allotment.errors import OutOfMemoryError, RequestError
+from allotment.errors import OutOfMemoryError, RequestError, UnsupportedError
 
-# What two functions cannot do, and what can.
-cdef str OWN_POOLS = "give it to a caching allocator instead: Allocator(device).pool(allocator=this)"
-cdef str OWN_BOOKS = "a copy for each user, copy.copy(this), has the same functions and books of its own"
-cdef str NO_STATE = f"where its memory comes from cannot be restored; {OWN_POOLS}"
-cdef str NO_CACHE = "what is cached is up to the functions; reset, given as one of them, empties it"
-refused = partial(Unsupported, kind="a pluggable allocator")
 cdef tuple OPTIONAL = (
     "init", "reset", "memory_fraction", "base_alloc", "record_stream", "begin_allocate_to_pool", "end_allocate_to_pool",
     "release_pool")
@@ -67,66 +61,15 @@ cdef class PluggableAllocator(PluggedMemory):
         release_pool(device, pool)                                  void(int, uint64_t, uint64_t)
 
     Making it runs `init(device_count)`. A copy (`copy.copy`) has the same functions and books of its own. Memory that
-    is still out when the allocator goes is not freed. What two functions cannot do is listed, with what can, by
-    `unsupported`.
+    is still out when the allocator goes is not freed. What two functions cannot do (a history, tags, tenants, sharing)
+    a caching allocator can do with them: `Allocator(device).pool(allocator=this)`.
 
     An alloc function that raises MemoryError means OutOfMemoryError; anything else that a function raises is a
     DeviceError with that as its cause. C functions must not raise. Safe to use from several threads.
     """
 
-    set_limit = refused("set_limit", instead=OWN_POOLS)
-    on_out_of_memory = refused("on_out_of_memory", instead=OWN_POOLS)
-    pause = refused("pause", instead=OWN_POOLS)
-    resume = refused("resume", instead=OWN_POOLS)
-    resume_in_background = refused("resume_in_background", instead=OWN_POOLS)
-    paused = refused("paused", instead=OWN_POOLS)
-    tags = refused("tags", instead=OWN_POOLS)
-    mark = refused("mark", instead=OWN_POOLS)
-    alive = refused("alive", instead=OWN_POOLS)
-    touch = refused("touch", instead=OWN_POOLS)
-    races = refused("races", instead=OWN_POOLS)
-    pool = refused("pool", instead=OWN_POOLS)
-    create_or_incref_pool = refused("create_or_incref_pool", instead=OWN_POOLS)
-    close_pool = refused("close_pool", instead="its pools are its functions' own: release_pool tells them")
-    pool_reserved_bytes = refused(
-        "pool_reserved_bytes", instead=f"its functions do not say what they hold for whom; {OWN_POOLS}")
-    set_use_on_oom = refused("set_use_on_oom", instead=OWN_POOLS)
-    set_no_split = refused("set_no_split", instead=OWN_POOLS)
-    check_pool_live_allocations = refused("check_pool_live_allocations", instead=OWN_POOLS)
-    checkpoint_pool = refused("checkpoint_pool", instead=NO_STATE)
-    restore_pool = refused("restore_pool", instead=NO_STATE)
-    tenant = refused("tenant", instead=OWN_BOOKS)
-    tenants = refused("tenants", instead=OWN_BOOKS)
-    share = refused("share", instead="share through whoever wrote its functions, or use Allocator(device).share")
-    share_torch = refused(
-        "share_torch", instead="share through whoever wrote its functions, or use Allocator(device).share_torch")
-    expandable_segment_sizes = refused(
-        "expandable_segment_sizes", instead="it has no expandable segments; segments() shows what is out")
-    record_history = refused(
-        "record_history", instead=f"snapshot() shows what is out now; for a history {OWN_POOLS}")
-    is_history_enabled = refused("is_history_enabled", instead=f"it keeps no history; {OWN_POOLS}")
-    record_annotation = refused("record_annotation", instead=f"it keeps no history; {OWN_POOLS}")
-    attach_trace_tracker = refused(
-        "attach_trace_tracker", instead=f"track in the functions themselves; or {OWN_POOLS}")
-    detach_trace_tracker = refused("detach_trace_tracker", instead=f"track in the functions themselves; or {OWN_POOLS}")
-    add_free_memory_callback = refused("add_free_memory_callback", instead=NO_CACHE)
-    remove_free_memory_callback = refused("remove_free_memory_callback", instead=NO_CACHE)
-    limit = refused("limit", instead="how much there is the functions decide; see set_memory_fraction")
-    settings = refused("settings", instead="what could be set is up to the functions")
-    configure = refused("configure", instead="what could be set is up to the functions")
-    malloc_as = refused("malloc_as", instead=f"requests are not routed by thread; {OWN_POOLS}")
-    trim_to = refused("trim_to", instead="what is cached, if anything, its functions decide")
-    plan = refused("plan", instead="what its functions would do only they know")
-    would_fit = refused("would_fit", instead="what its functions would do only they know")
-    malloc_at = refused("malloc_at", instead="where memory lies its functions decide")
-    annotate = refused("annotate", instead=f"it keeps no history; {OWN_POOLS}")
-    expandable_ranges = refused("expandable_ranges", instead=f"it has no expandable segments; {OWN_POOLS}")
-    set_reserve_class = refused("set_reserve_class", instead=f"it has no expandable segments; {OWN_POOLS}")
-    pending_events = refused(
-        "pending_events", instead="events are up to the functions; give record_stream as one of them")
-    check_invariants = refused("check_invariants", instead="nothing is arranged here; segments() shows what is out")
-
     def __cinit__(self, *args, **kwargs):
+        self.current_settings = Settings()
         self.fractions = {}
         self.pool_uses = {}
 
@@ -213,20 +156,6 @@ cdef class PluggableAllocator(PluggedMemory):
             self.deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(partial(_free_pointer, ref(self)))
         return self.deleter
 
-    @property
-    def name(self) -> str:
-        """ "pluggable": what PyTorch calls such an allocator."""
-        return "pluggable"
-
-    @property
-    def caching(self) -> bool:
-        """Always True; setting it has no effect: what is cached is up to the functions."""
-        return True
-
-    @caching.setter
-    def caching(self, on: bool) -> None:
-        pass    # there is no cache of ours to switch
-
     def init(self, device_count: int) -> None:
         """Run the `init` function once more, for `device_count` devices.
 
@@ -240,6 +169,44 @@ cdef class PluggableAllocator(PluggedMemory):
         else:
             self.call("init", (count,))
         self.initialized = True
+
+    # --- its parts: see `parts` ---
+
+    @property
+    def history(self) -> PluggableHistory:
+        """What is out now; no history is kept."""
+        return PluggableHistory(self)
+
+    @property
+    def pools(self) -> PluggablePools:
+        """Pools that its functions make, by id."""
+        return PluggablePools(self)
+
+    @property
+    def limits(self) -> PluggableLimits:
+        """How much of a device's memory its functions may use, and who is told when there is none."""
+        return PluggableLimits(self)
+
+    @property
+    def sharing(self) -> BasicSharing:
+        """Which other devices use its memory."""
+        return BasicSharing(self)
+
+    @property
+    def inspection(self) -> PluggableInspection:
+        """Figures, for tools and tests."""
+        return PluggableInspection(self)
+
+    cdef double fraction(self) except? -1:
+        return PluggableLimits(self).get_memory_fraction()
+
+    cdef int put_fraction(self, double part) except -1:
+        PluggableLimits(self).set_memory_fraction(part)
+        return 0
+
+    cdef int apply_settings(self, object settings) except -1:
+        raise UnsupportedError(
+            "a pluggable allocator has no settings: what could be set is up to its functions", operation="settings")
 
     # --- allocating and freeing ---
 
@@ -323,66 +290,66 @@ cdef class PluggableAllocator(PluggedMemory):
         else:
             self.call("reset", ())
 
-    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
-        """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
+    # --- figures ---
 
-        Raises AddressError, DeviceError if the function raises or gives something else.
-        """
-        cdef base_alloc_t hook = self.plug.functions.base_alloc
-        cdef address_t base = read_block(block)
-        cdef Entry entry
-        cdef size_t size = 0
-        if ledger_find(&self.plug.ledger, base, &entry):
-            size = entry.size
-        if hook != NULL:
-            with nogil:
-                base = <address_t> hook(<void*> base, &size)
-        elif "base_alloc" in self.callables:
-            found = self.call("base_alloc", (base,))
-            try:
-                if isinstance(found, tuple):
-                    found, length = found
-                    size = read_byte_count(length)
-                base = read_address(found)
-            except (TypeError, ValueError) as error:
-                raise failed_function("base_alloc", error) from error
-        return base, size
+    def stats(self, device: int | None = None) -> dict[str, int]:
+        """All counters of one device, flattened and sorted by key. Safe to call from several threads."""
+        return stats_flat(self.counters_of(device))
 
-    def set_memory_fraction(self, fraction: float, device: int | None = None) -> None:
-        """Run `memory_fraction`, and remember what was set; without it, nothing happens.
+    def reset_peak_stats(self, device: int | None = None) -> None:
+        """Let the peaks start anew from what is out now."""
+        ledger_reset_peak(&self.plug.ledger, self.device_index(device))
 
-        Raises RequestError for what is not between 0.0 and 1.0, DeviceError if the function raises.
-        """
-        cdef memory_fraction_t hook = self.plug.functions.memory_fraction
-        cdef double part = read_fraction(fraction)
-        cdef device_t index = self.device_index(device)
-        if hook != NULL:
-            with nogil:
-                hook(part, index)
-        elif "memory_fraction" in self.callables:
-            self.call("memory_fraction", (part, index))
-        else:
-            return
-        self.fractions[index] = part
+    cdef dict counters(self):
+        return self.counters_of(None)
 
-    def get_memory_fraction(self, device: int | None = None) -> float:
-        """What was set through this allocator. Raises UnsupportedError if nothing was, or there is no such function."""
-        try:
-            return self.fractions[self.device_index(device)]
-        except KeyError:
-            raise refused("get_memory_fraction of a device for which none was set",
-                          instead="give it a memory_fraction function and set one").error() from None
+    cdef dict counters_of(self, object device):
+        cdef Stats stats
+        ledger_stats(&self.plug.ledger, self.device_index(device), &stats)
+        return stats_nested(&stats)
 
-    @property
-    def memory_fraction(self) -> float:
-        """`get_memory_fraction` and `set_memory_fraction` for its own device."""
-        return self.get_memory_fraction()
+    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
+        """What is out, in the form that PyTorch's memory tools read, without a history."""
+        segments = PluggableHistory(self).segments(pool)
+        last = max([segment["device"] for segment in segments] + [self.device.table.device])
+        return assembled(segments, {}, last + 1, Settings().as_pytorch_dict(), [])      # no history is kept
 
-    @memory_fraction.setter
-    def memory_fraction(self, fraction: float) -> None:
-        self.set_memory_fraction(fraction)
 
-    # --- pools that its functions make ---
+@cython.final
+cdef class PluggableHistory(Part):
+    """PluggableHistory(allocator)\n--\n
+    What is out of a `PluggableAllocator`: its `history`.
+    """
+
+    cdef PluggableAllocator allocator
+
+    def __cinit__(self, PluggableAllocator allocator not None):
+        self.allocator = allocator
+
+    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
+        """Every pointer that is out, of all devices, as a segment of one block; of a private pool, none."""
+        cdef uint64_t first, second
+        read_pool_id(pool, &first, &second)
+        if first != 0 or second != 0:
+            return []
+        return segments_of(&self.allocator.plug.ledger)
+
+    def dump_snapshot(self, path: str | PathLike[str]) -> None:
+        """Write `snapshot()` to a file that PyTorch's memory tools open."""
+        with replaced(path) as file:
+            pickle.dump(self.allocator.snapshot(), file)
+
+
+@cython.final
+cdef class PluggablePools(Part):
+    """PluggablePools(allocator)\n--\n
+    Pools that the functions of a `PluggableAllocator` make: its `pools`.
+    """
+
+    cdef PluggableAllocator allocator
+
+    def __cinit__(self, PluggableAllocator allocator not None):
+        self.allocator = allocator
 
     def begin_allocate_to_pool(
         self, pool: PoolId, *, accepts: Callable[[int], bool] | None = None, device: int | None = None
@@ -392,97 +359,150 @@ cdef class PluggableAllocator(PluggedMemory):
         `accepts` goes to a Python function as it is; a C function gets NULL for it. Raises PoolError for what is not a
         pool id, DeviceError if the function raises.
         """
-        cdef begin_pool_t hook = self.plug.functions.begin_allocate_to_pool
-        cdef device_t index = self.device_index(device)
+        cdef begin_pool_t hook = self.allocator.plug.functions.begin_allocate_to_pool
+        cdef device_t index = self.allocator.device_index(device)
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
         if hook != NULL:
             with nogil:
                 hook(index, first, second, NULL)
         else:
-            self.call("begin_allocate_to_pool", (index, (first, second), accepts))
+            self.allocator.call("begin_allocate_to_pool", (index, (first, second), accepts))
         use = index, (first, second)
-        self.pool_uses[use] = self.pool_uses.get(use, 0) + 1
+        self.allocator.pool_uses[use] = self.allocator.pool_uses.get(use, 0) + 1
 
     def end_allocate_to_pool(self, pool: PoolId, *, device: int | None = None) -> None:
         """Run `end_allocate_to_pool`. Raises PoolError, DeviceError if the function raises."""
-        cdef end_pool_t hook = self.plug.functions.end_allocate_to_pool
-        cdef device_t index = self.device_index(device)
+        cdef end_pool_t hook = self.allocator.plug.functions.end_allocate_to_pool
+        cdef device_t index = self.allocator.device_index(device)
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
         if hook != NULL:
             with nogil:
                 hook(index, first, second)
         else:
-            self.call("end_allocate_to_pool", (index, (first, second)))
+            self.allocator.call("end_allocate_to_pool", (index, (first, second)))
 
-    def release_pool(self, pool: PoolId, *, device: int | None = None) -> None:
+    def release(self, pool: PoolId, *, device: int | None = None) -> None:
         """Run `release_pool`, and count one use less. Raises PoolError, DeviceError if the function raises."""
-        cdef end_pool_t hook = self.plug.functions.release_pool
-        cdef device_t index = self.device_index(device)
+        cdef end_pool_t hook = self.allocator.plug.functions.release_pool
+        cdef device_t index = self.allocator.device_index(device)
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
         if hook != NULL:
             with nogil:
                 hook(index, first, second)
         else:
-            self.call("release_pool", (index, (first, second)))
+            self.allocator.call("release_pool", (index, (first, second)))
         use = index, (first, second)
-        left = self.pool_uses.pop(use, 0) - 1
+        left = self.allocator.pool_uses.pop(use, 0) - 1
         if left > 0:
-            self.pool_uses[use] = left
+            self.allocator.pool_uses[use] = left
 
-    def pool_use_count(self, pool: PoolId, *, device: int | None = None) -> int:
+    def use_count(self, pool: PoolId, *, device: int | None = None) -> int:
         """How often the pool was begun and not released yet. Raises PoolError for what is not a pool id."""
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
-        return self.pool_uses.get((self.device_index(device), (first, second)), 0)
+        return self.allocator.pool_uses.get((self.allocator.device_index(device), (first, second)), 0)
 
-    # --- figures ---
+    @property
+    def caching(self) -> bool:
+        """Always True; setting it has no effect: what is cached is up to the functions."""
+        return True
+
+    @caching.setter
+    def caching(self, on: bool) -> None:
+        pass    # there is no cache of ours to switch
+
+
+@cython.final
+cdef class PluggableLimits(ObservedLimits):
+    """PluggableLimits(allocator)\n--\n
+    How much memory a `PluggableAllocator` may use: its `limits`.
+    """
+
+    cdef PluggableAllocator allocator
+
+    def __cinit__(self, PluggableAllocator allocator not None):
+        self.allocator = allocator
+
+    def set_memory_fraction(self, fraction: float, device: int | None = None) -> None:
+        """Run `memory_fraction`, and remember what was set; without it, nothing happens.
+
+        Raises RequestError for what is not between 0.0 and 1.0, DeviceError if the function raises.
+        """
+        cdef memory_fraction_t hook = self.allocator.plug.functions.memory_fraction
+        cdef double part = read_fraction(fraction)
+        cdef device_t index = self.allocator.device_index(device)
+        if hook != NULL:
+            with nogil:
+                hook(part, index)
+        elif "memory_fraction" in self.allocator.callables:
+            self.allocator.call("memory_fraction", (part, index))
+        else:
+            return
+        self.allocator.fractions[index] = part
+
+    def get_memory_fraction(self, device: int | None = None) -> float:
+        """What was set through this allocator. Raises UnsupportedError if nothing was, or there is no such function."""
+        try:
+            return self.allocator.fractions[self.allocator.device_index(device)]
+        except KeyError:
+            raise UnsupportedError(
+                "get_memory_fraction: none was set for this device; give the allocator a memory_fraction function and "
+                "set one", operation="get_memory_fraction") from None
+
+
+@cython.final
+cdef class PluggableInspection(BasicInspection):
+    """PluggableInspection(allocator)\n--\n
+    Figures of a `PluggableAllocator`: its `inspection`.
+    """
+
+    cdef PluggableAllocator allocator
+
+    def __cinit__(self, PluggableAllocator allocator not None):
+        self.allocator = allocator
 
     def nested_stats(self, device: int | None = None) -> dict[str, Any]:
-        """The counters of `Allocator.nested_stats`, of one device; each pointer that is out is a segment."""
-        cdef Stats stats
-        ledger_stats(&self.plug.ledger, self.device_index(device), &stats)
-        return stats_nested(&stats)
-
-    def stats(self, device: int | None = None) -> dict[str, int]:
-        """All counters of one device, flattened and sorted by key. Safe to call from several threads."""
-        return stats_flat(self.nested_stats(device))
-
-    def reset_peak_stats(self, device: int | None = None) -> None:
-        """Let the peaks start anew from what is out now."""
-        ledger_reset_peak(&self.plug.ledger, self.device_index(device))
+        """The counters of `Allocator`, of one device; each pointer that is out is a segment."""
+        return self.allocator.counters_of(device)
 
     def reset_accumulated_stats(self, device: int | None = None) -> None:
         """Let the sums of all requests and frees start anew from 0."""
-        ledger_reset_accumulated(&self.plug.ledger, self.device_index(device))
+        ledger_reset_accumulated(&self.allocator.plug.ledger, self.allocator.device_index(device))
 
     def cache_info(self, largest: int = 0) -> int:
         """`largest`, or the device's free memory when 0: nothing is cached here.
 
         Raises UnsupportedError without a device, DeviceError.
         """
-        return read_byte_count(largest) or self.memory_info()[0]
+        return read_byte_count(largest) or self.allocator.memory_info()[0]
 
-    def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
-        """Every pointer that is out, of all devices, as a segment of one block; of a private pool, none."""
-        cdef uint64_t first, second
-        read_pool_id(pool, &first, &second)
-        if first != 0 or second != 0:
-            return []
-        return segments_of(&self.plug.ledger)
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
+        """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
 
-    def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
-        """`segments` in the form that PyTorch's memory tools read, without a history."""
-        segments = self.segments(pool)
-        last = max([segment["device"] for segment in segments] + [self.device.table.device])
-        return assembled(segments, {}, last + 1, Settings().as_pytorch_dict(), [])      # no history is kept
-
-    def dump_snapshot(self, path: str | PathLike[str]) -> None:
-        """Write `snapshot()` to a file that PyTorch's memory tools open."""
-        with replaced(path) as file:
-            pickle.dump(self.snapshot(), file)
+        Raises AddressError, DeviceError if the function raises or gives something else.
+        """
+        cdef base_alloc_t hook = self.allocator.plug.functions.base_alloc
+        cdef address_t base = read_block(block)
+        cdef Entry entry
+        cdef size_t size = 0
+        if ledger_find(&self.allocator.plug.ledger, base, &entry):
+            size = entry.size
+        if hook != NULL:
+            with nogil:
+                base = <address_t> hook(<void*> base, &size)
+        elif "base_alloc" in self.allocator.callables:
+            found = self.allocator.call("base_alloc", (base,))
+            try:
+                if isinstance(found, tuple):
+                    found, length = found
+                    size = read_byte_count(length)
+                base = read_address(found)
+            except (TypeError, ValueError) as error:
+                raise failed_function("base_alloc", error) from error
+        return base, size
 
 
 def _free_pointer(allocator, address):

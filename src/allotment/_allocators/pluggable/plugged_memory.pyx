@@ -41,11 +41,6 @@ cdef class PluggedMemory(AllocatorBase):
             lender = following
         ledger_clear(&self.plug.ledger)
 
-    @property
-    def initialized(self) -> bool:
-        """Whether its `init` function has run, so that no other allocator can take its place: True from the start."""
-        return self.initialized
-
     cdef str place(self):
         return AllocatorBase.place(self) if self.has_device else "without a device"
 

@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.buffer cimport free_buffer
+from allotment._allocators.parts cimport BasicInspection, BasicLimits, BasicSharing, Part
 from allotment._allocators.sizes cimport whole_size
 from allotment._allocators.stream_ordered.device_pool cimport (
     POOL_DONE, POOL_DONE_LATE, POOL_FULL, POOL_NO_HOST_MEMORY, POOL_NO_SUCH_BLOCK, POOL_OWN_STREAM, POOL_POSTPONED,
@@ -26,12 +27,10 @@ from allotment._core.tools.arguments cimport (
 from allotment._core.tools.weak_references cimport clear_weak_references
 
 import warnings
-from functools import partial
 
 from allotment import _logs as logs
 from allotment import _settings as config
 from allotment._allocators.current import note_allocator
-from allotment._allocators.unsupported import Unsupported
 from allotment.errors import (
     AddressError, CaptureError, DeviceError, InvariantError, OutOfMemoryError, OutOfMemoryFacts, PoolError,
     RequestError, UnsupportedError)
@@ -43,15 +42,6 @@ cdef tuple IGNORED_SETTINGS = (
     "roundup_power2_divisions", "expandable_segments", "release_lock_on_device_malloc",
     "graph_capture_record_stream_reuse")
 
-# Why an operation of an `Allocator` has no meaning here, and what to use instead. PyTorch's words where it has some.
-cdef str NATIVE = "use backend:native"
-cdef str UNSEEN = f"the blocks are the device's, which does not tell about them: see `stats`, or {NATIVE}"
-cdef str UNDIVIDED = f"the device's pool cannot be divided: {NATIVE}"
-cdef str UNASKED = f"nothing is called before memory is out: catch OutOfMemoryError, or {NATIVE}"
-cdef str UNNAMED = f"the device does not tell who has what: make an allocator for each, or {NATIVE}"
-refused = partial(Unsupported, kind="backend:cudaMallocAsync")
-unseen = partial(refused, instead=UNSEEN, words="Calling {operation} with {kind} is not meaningful. Here {instead}")
-
 
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
 @cython.final
@@ -60,9 +50,9 @@ cdef class AsyncAllocator(AllocatorBase):
     An allocator that leaves all caching to the device's own stream-ordered pool.
 
     `make_allocator(device, settings="backend:cudaMallocAsync")` gives one of these. It has the operations of an
-    `Allocator` that mean something here; `unsupported` lists the others and what to use instead. The pool is the
-    device's default one, shared with everything else in the process that uses it. `limit` is the most bytes that may
-    be in use at once through this allocator.
+    `Allocator` that mean something here: no history, no private pools, no tags, because the device does not tell about
+    its blocks. The pool is the device's default one, shared with everything else in the process that uses it. `limit`
+    is the most bytes that may be in use at once through this allocator.
 
     Safe to use from several threads; every request calls the device, without the interpreter lock. When the last
     reference goes, all memory goes back to the pool, also what is in use, which a ResourceWarning tells. Raises
@@ -72,55 +62,6 @@ cdef class AsyncAllocator(AllocatorBase):
     cdef DevicePool blocks
     cdef bytes_t total
     cdef bint warned_of_postponing
-
-    set_limit = unseen("set_limit")
-    on_out_of_memory = unseen("on_out_of_memory")
-    pause = unseen("pause")
-    resume = unseen("resume")
-    resume_in_background = unseen("resume_in_background")
-    paused = unseen("paused")
-    tags = unseen("tags")
-    mark = unseen("mark")
-    alive = unseen("alive")
-    touch = unseen("touch")
-    races = unseen("races")
-    snapshot = unseen("snapshot")
-    dump_snapshot = unseen("dump_snapshot")
-    segments = unseen("segments")
-    record_history = unseen("record_history")
-    is_history_enabled = unseen("is_history_enabled")
-    record_annotation = unseen("record_annotation")
-    attach_trace_tracker = unseen("attach_trace_tracker")
-    detach_trace_tracker = unseen("detach_trace_tracker")
-    expandable_segment_sizes = unseen("expandable_segment_sizes")
-    pending_events = unseen("pending_events")
-    pool = refused("pool", instead=UNDIVIDED)
-    create_or_incref_pool = refused("create_or_incref_pool", instead=UNDIVIDED)
-    close_pool = refused("close_pool", instead=UNDIVIDED)
-    pool_use_count = refused("pool_use_count", instead=UNDIVIDED)
-    pool_reserved_bytes = refused("pool_reserved_bytes", instead=UNDIVIDED)
-    set_use_on_oom = refused("set_use_on_oom", instead=UNDIVIDED)
-    set_no_split = refused("set_no_split", instead=UNDIVIDED)
-    check_pool_live_allocations = refused("check_pool_live_allocations", instead=UNDIVIDED)
-    checkpoint_pool = refused("checkpoint_pool", instead=UNDIVIDED)
-    restore_pool = refused("restore_pool", instead=UNDIVIDED)
-    tenant = refused("tenant", instead=UNNAMED)
-    tenants = refused("tenants", instead=UNNAMED)
-    attach_out_of_memory_observer = refused("attach_out_of_memory_observer", instead=UNASKED)
-    detach_out_of_memory_observer = refused("detach_out_of_memory_observer", instead=UNASKED)
-    add_free_memory_callback = refused("add_free_memory_callback", instead=UNASKED)
-    remove_free_memory_callback = refused("remove_free_memory_callback", instead=UNASKED)
-    share = refused("share", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
-    share_torch = refused(
-        "share_torch", instead=f"memory of the device's pool has no handle for other processes: {NATIVE}")
-    malloc_as = refused("malloc_as", instead=f"requests are not routed by thread: {NATIVE}")
-    trim_to = refused("trim_to", instead=f"call empty_cache for all of it: {NATIVE}")
-    plan = refused("plan", instead=f"what the device's pool would do only it knows: {NATIVE}")
-    would_fit = refused("would_fit", instead=f"what the device's pool would do only it knows: {NATIVE}")
-    malloc_at = refused("malloc_at", instead=f"where memory lies the device's pool decides: {NATIVE}")
-    annotate = refused("annotate", instead=f"it keeps no history: {NATIVE}")
-    expandable_ranges = refused("expandable_ranges", instead=f"the device's pool has no expandable segments: {NATIVE}")
-    set_reserve_class = refused("set_reserve_class", instead=f"the device's pool has no expandable segments: {NATIVE}")
 
     def __cinit__(self, *args, **kwargs):
         cdef DeviceTable* table
@@ -144,7 +85,7 @@ cdef class AsyncAllocator(AllocatorBase):
         if table.memory_info != NULL:
             _, self.total = self.memory_info()
         if settings.per_process_memory_fraction < 1.0:
-            self.memory_fraction = settings.per_process_memory_fraction
+            self.put_fraction(settings.per_process_memory_fraction)
         if limit is not None:
             self.limit = limit
         note_allocator(self)
@@ -178,11 +119,6 @@ cdef class AsyncAllocator(AllocatorBase):
         with nogil:
             pool_clear(&self.blocks)
 
-    @property
-    def name(self) -> str:
-        """ "cudaMallocAsync": what PyTorch calls this backend."""
-        return "cudaMallocAsync"
-
     cdef int check(self, PoolOutcome outcome, const PoolRefusal* refusal) except -1:
         if outcome == POOL_REFUSED:
             raise device_error(self.device, refusal.status, (<bytes> refusal.operation).decode())
@@ -200,6 +136,28 @@ cdef class AsyncAllocator(AllocatorBase):
         if self.blocks.device == NULL:
             raise RequestError(f"the allocator on {self.device.name} is closed; make another one")
         return 0
+
+    # --- its parts: see `parts` ---
+
+    @property
+    def pools(self) -> AsyncPools:
+        """Captures: which requests are a graph's."""
+        return AsyncPools(self)
+
+    @property
+    def limits(self) -> BasicLimits:
+        """How much of the device's memory may be in use through it."""
+        return BasicLimits(self)
+
+    @property
+    def sharing(self) -> BasicSharing:
+        """Which other devices use its memory."""
+        return BasicSharing(self)
+
+    @property
+    def inspection(self) -> AsyncInspection:
+        """Figures and checks, for tools and tests."""
+        return AsyncInspection(self)
 
     # --- allocating and freeing ---
 
@@ -335,12 +293,7 @@ cdef class AsyncAllocator(AllocatorBase):
         # What the pool reserves only a call to the device could tell.
         return f"{amount(self.blocks.used)} live, reserved by the device's own pool"
 
-    def nested_stats(self) -> dict[str, Any]:
-        """The counters of `Allocator.nested_stats`; `stats` has them flattened.
-
-        "allocated_bytes", "active_bytes" and "reserved_bytes" have what the device's pool says for "all", current and
-        peak; the rest is 0. A call to the device. Raises DeviceError. Safe to call from several threads.
-        """
+    cdef dict counters(self):
         cdef DeviceTable* table = &self.device.table
         cdef bytes_t used = 0, used_high = 0, reserved = 0, reserved_high = 0
         cdef Stats nothing
@@ -363,52 +316,11 @@ cdef class AsyncAllocator(AllocatorBase):
             status = table.ordered_reset_high(table.self)
         self.check_status(status, "ordered_reset_high")
 
-    def reset_accumulated_stats(self) -> None:
-        """Warns, and does nothing: the device's pool accumulates nothing."""
-        warnings.warn(
-            "reset_accumulated_stats has no effect with backend:cudaMallocAsync: the device's pool accumulates nothing")
-
     cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
         cdef bint found
         with nogil:
             found = pool_find(&self.blocks, address, start, size)
         return IN_BLOCK if found else ELSEWHERE
-
-    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
-        """(address, size) of a live block, an address or a `Buffer`. Raises AddressError."""
-        cdef address_t wanted = read_block(block)
-        cdef bytes_t size = 0
-        cdef PoolOutcome outcome
-        with nogil:
-            outcome = pool_size_of(&self.blocks, wanted, &size)
-        if outcome == POOL_NO_SUCH_BLOCK:
-            raise self.unknown(wanted)
-        return wanted, size
-
-    def cache_info(self, largest: int = 0) -> int:
-        """The largest block that could be had, or `largest` if that is more.
-
-        Found out by asking the device for one of all free memory, of half of it, and so on, which is slow. Raises
-        DeviceError.
-        """
-        cdef DeviceTable* table = &self.device.table
-        cdef bytes_t least = read_byte_count(largest)
-        cdef bytes_t guess = self.memory_info()[0]
-        cdef bytes_t used = self.blocks.used
-        cdef address_t address = 0
-        cdef status_t status = OUT_OF_MEMORY
-        self.require_open()
-        guess = min(guess, self.blocks.limit - min(self.blocks.limit, used))
-        with nogil:
-            while guess > 0 and status == OUT_OF_MEMORY:
-                status = table.ordered_allocate(table.self, guess, self.blocks.unifying, &address)
-                if status == OUT_OF_MEMORY:
-                    guess //= 2
-            if guess > 0 and status == OK:
-                status = table.ordered_free(table.self, address, self.blocks.unifying)
-        if guess > 0:
-            self.check_status(status, "ordered_allocate")
-        return max(least, guess)
 
     # --- limits and settings ---
 
@@ -431,17 +343,26 @@ cdef class AsyncAllocator(AllocatorBase):
             warnings.warn(f"backend:cudaMallocAsync ignores {', '.join(named)}: the device does its own caching")
         return 0
 
-    @property
-    def caching(self) -> bool:
-        """True: it is the device that caches. Switching it off raises UnsupportedError."""
-        return True
+    # --- other devices ---
 
-    @caching.setter
-    def caching(self, on: bool) -> None:
-        if not on:
-            raise refused("caching", instead=NATIVE).error()
+    cdef int reach_peer(self, device_t peer) except -1:
+        cdef DeviceTable* table = &self.device.table
+        cdef status_t status
+        with nogil:
+            status = table.ordered_access(table.self, peer)
+        return self.check_status(status, "ordered_access")
 
-    # --- captures ---
+
+@cython.final
+cdef class AsyncPools(Part):
+    """AsyncPools(allocator)\n--\n
+    Which requests of an `AsyncAllocator` are a captured graph's: its `pools`. The device keeps the memory apart.
+    """
+
+    cdef AsyncAllocator allocator
+
+    def __cinit__(self, AsyncAllocator allocator not None):
+        self.allocator = allocator
 
     def begin_allocate_to_pool(
         self,
@@ -463,12 +384,14 @@ cdef class AsyncAllocator(AllocatorBase):
         cdef bint begun
         read_pool_id(pool, &first, &second)
         if thread is not None:
-            raise AsyncAllocator.pool.error()
-        if not self.device.table.capabilities & CAN_CAPTURE:
-            raise UnsupportedError(f"{self.device.name} does not support graph capture", operation="capture_begin")
-        self.require_open()
+            raise UnsupportedError(
+                "backend:cudaMallocAsync does not support a private pool for a thread: the device's pool cannot be "
+                "divided; use backend:native", operation="pool")
+        if not self.allocator.device.table.capabilities & CAN_CAPTURE:
+            raise UnsupportedError(f"{self.allocator.device.name} does not support graph capture", operation="capture_begin")
+        self.allocator.require_open()
         with nogil:
-            begun = routing_begin(&self.blocks, first, second, handle)
+            begun = routing_begin(&self.allocator.blocks, first, second, handle)
         if not begun:
             raise CaptureError(
                 "Only one capture at a time is allowed in a process with backend:cudaMallocAsync; "
@@ -479,14 +402,14 @@ cdef class AsyncAllocator(AllocatorBase):
 
         Raises StreamError, DeviceError.
         """
-        cdef stream_t handle = self.stream_handle(stream)
+        cdef stream_t handle = self.allocator.stream_handle(stream)
         cdef PoolRefusal refusal
         cdef PoolOutcome outcome = POOL_DONE
-        self.require_open()
-        if self.device.table.capabilities & CAN_CAPTURE:
+        self.allocator.require_open()
+        if self.allocator.device.table.capabilities & CAN_CAPTURE:
             with nogil:
-                outcome = pool_join(&self.blocks, handle, &refusal)
-        self.check(outcome, &refusal)
+                outcome = pool_join(&self.allocator.blocks, handle, &refusal)
+        self.allocator.check(outcome, &refusal)
 
     def end_allocate_to_pool(self, pool: PoolId) -> None:
         """The capture is over; frees that it postponed are done now, or with the next call if others still serve it.
@@ -498,35 +421,89 @@ cdef class AsyncAllocator(AllocatorBase):
         cdef bint ended
         read_pool_id(pool, &first, &second)
         with nogil:
-            ended = routing_end(&self.blocks, first, second)
+            ended = routing_end(&self.allocator.blocks, first, second)
             if ended:
-                pool_catch_up(&self.blocks, &unimportant)   # what is refused is tried again by the next request
+                pool_catch_up(&self.allocator.blocks, &unimportant)   # what is refused is tried again by the next request
         if not ended:
             raise PoolError(
-                f"no requests are being routed to pool ({first}, {second}) on {self.device.name} "
+                f"no requests are being routed to pool ({first}, {second}) on {self.allocator.device.name} "
                 "(not currently recording to mempool_id)", reason="not_routed")
 
-    def release_pool(self, pool: PoolId) -> None:
+    def release(self, pool: PoolId) -> None:
         """Nothing: a graph's memory goes with the graph. Raises PoolError for what is not a pool id."""
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)     # and no more: a graph's memory is the graph's own
 
-    # --- other devices ---
+    @property
+    def caching(self) -> bool:
+        """True: it is the device that caches. Switching it off raises UnsupportedError."""
+        return True
 
-    cdef int reach_peer(self, device_t peer) except -1:
-        cdef DeviceTable* table = &self.device.table
-        cdef status_t status
+    @caching.setter
+    def caching(self, on: bool) -> None:
+        if not on:
+            raise UnsupportedError(
+                "backend:cudaMallocAsync does not support switching the cache off; use backend:native",
+                operation="caching")
+
+
+@cython.final
+cdef class AsyncInspection(BasicInspection):
+    """AsyncInspection(allocator)\n--\n
+    Figures and checks of an `AsyncAllocator`: its `inspection`.
+    """
+
+    cdef AsyncAllocator allocator
+
+    def __cinit__(self, AsyncAllocator allocator not None):
+        self.allocator = allocator
+
+    def reset_accumulated_stats(self) -> None:
+        """Warns, and does nothing: the device's pool accumulates nothing."""
+        warnings.warn(
+            "reset_accumulated_stats has no effect with backend:cudaMallocAsync: the device's pool accumulates nothing")
+
+    def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
+        """(address, size) of a live block, an address or a `Buffer`. Raises AddressError."""
+        cdef address_t wanted = read_block(block)
+        cdef bytes_t size = 0
+        cdef PoolOutcome outcome
         with nogil:
-            status = table.ordered_access(table.self, peer)
-        return self.check_status(status, "ordered_access")
+            outcome = pool_size_of(&self.allocator.blocks, wanted, &size)
+        if outcome == POOL_NO_SUCH_BLOCK:
+            raise self.allocator.unknown(wanted)
+        return wanted, size
 
-    # --- for tools and tests ---
+    def cache_info(self, largest: int = 0) -> int:
+        """The largest block that could be had, or `largest` if that is more.
+
+        Found out by asking the device for one of all free memory, of half of it, and so on, which is slow. Raises
+        DeviceError.
+        """
+        cdef DeviceTable* table = &self.allocator.device.table
+        cdef bytes_t least = read_byte_count(largest)
+        cdef bytes_t guess = self.allocator.memory_info()[0]
+        cdef bytes_t used = self.allocator.blocks.used
+        cdef address_t address = 0
+        cdef status_t status = OUT_OF_MEMORY
+        self.allocator.require_open()
+        guess = min(guess, self.allocator.blocks.limit - min(self.allocator.blocks.limit, used))
+        with nogil:
+            while guess > 0 and status == OUT_OF_MEMORY:
+                status = table.ordered_allocate(table.self, guess, self.allocator.blocks.unifying, &address)
+                if status == OUT_OF_MEMORY:
+                    guess //= 2
+            if guess > 0 and status == OK:
+                status = table.ordered_free(table.self, address, self.allocator.blocks.unifying)
+        if guess > 0:
+            self.allocator.check_status(status, "ordered_allocate")
+        return max(least, guess)
 
     def check_invariants(self) -> None:
         """Raise InvariantError if the books do not add up. For tests."""
         cdef bytes_t used, found
         cdef bint right
         with nogil:
-            right = pool_adds_up(&self.blocks, &used, &found)
+            right = pool_adds_up(&self.allocator.blocks, &used, &found)
         if not right:
             raise InvariantError("used bytes", f"{used} are counted, the blocks have {found}")

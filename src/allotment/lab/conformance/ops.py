@@ -132,7 +132,7 @@ def thread_number(recorded: int) -> int:
 def alloc(world: World, op: Op) -> None:
     thread = thread_number(op.get("thread", 0))
     try:
-        address = attempt(op, lambda: world.allocator.malloc_as(op["size"], world.stream(op), thread), PoolError)
+        address = attempt(op, lambda: world.allocator.pools.malloc_as(op["size"], world.stream(op), thread), PoolError)
     except OutOfMemoryError as error:
         text = pytorch_out_of_memory(error.facts, rules=world.rules)
         if "oom" not in op:
@@ -156,7 +156,7 @@ def alloc(world: World, op: Op) -> None:
 @operation(id=NUMBER, size=SIZE, stream=STREAM, at=ADDRESS, addr=optional(ADDRESS))
 def alloc_at(world: World, op: Op) -> None:
     try:
-        address = world.allocator.malloc_as(op["size"], world.stream(op), thread_number(0), op["at"])
+        address = world.allocator.pools.malloc_as(op["size"], world.stream(op), thread_number(0), op["at"])
     except AddressError:
         compare("outcome", op.get("error", "no error"), pytorch_exact_address(op["at"]))
         return
@@ -219,12 +219,12 @@ def wait(world: World, op: Op) -> None:
 def pool_create(world: World, op: Op) -> None:
     pool_handle(world, op)
     pool = world.pool(op)
-    world.allocator.create_or_incref_pool(pool, OwnAllocator(world.script) if op.get("own_allocator") else None)
+    world.allocator.pools.create_or_incref(pool, OwnAllocator(world.script) if op.get("own_allocator") else None)
     if op.get("use_on_oom"):
-        world.allocator.set_use_on_oom(pool, True)
+        world.allocator.pools.set_use_on_oom(pool, True)
         world.lending_pools.append(op["pool"])
     if op.get("no_split"):
-        world.allocator.set_no_split(pool)
+        world.allocator.pools.set_no_split(pool)
 
 
 @operation(pool=NUMBER, mempool_id=POOL_ID)
@@ -248,7 +248,7 @@ def pool_begin(world: World, op: Op) -> None:
     def begin() -> None:
         if stream == 0:  # the framework's own check, before it calls the allocator
             raise PoolError("the default stream cannot be routed to a pool by itself")
-        world.allocator.begin_allocate_to_pool(world.pool(op), stream=stream, thread=thread)
+        world.allocator.pools.begin_allocate_to_pool(world.pool(op), stream=stream, thread=thread)
 
     attempt(op, begin, PoolError)
     if ALREADY_ROUTED in op.get("error", ""):
@@ -259,13 +259,13 @@ def pool_begin(world: World, op: Op) -> None:
 
 def count_failed_use(world: World, pool: int) -> None:
     """The original counts a use of a pool before it refuses to route to it twice, and does not take it back."""
-    world.allocator.create_or_incref_pool(known(world.pools, "pool", pool))
+    world.allocator.pools.create_or_incref(known(world.pools, "pool", pool))
 
 
 @operation(pool=NUMBER)
 def pool_end(world: World, op: Op) -> None:
-    world.allocator.end_allocate_to_pool(world.pool(op))
-    world.allocator.release_pool(world.pool(op))
+    world.allocator.pools.end_allocate_to_pool(world.pool(op))
+    world.allocator.pools.release(world.pool(op))
     world.routed_pools.discard(op["pool"])
 
 
@@ -273,15 +273,15 @@ def pool_end(world: World, op: Op) -> None:
 def pool_delete(world: World, op: Op) -> None:
     pool = world.pool(op)
     if op["pool"] in world.lending_pools:
-        world.allocator.set_use_on_oom(pool, False)
+        world.allocator.pools.set_use_on_oom(pool, False)
         world.lending_pools.remove(op["pool"])
-    world.allocator.release_pool(pool)
+    world.allocator.pools.release(pool)
     world.allocator.empty_cache(pool)
 
 
 @question(pool=NUMBER, value=NUMBER)
 def use_count(world: World, op: Op) -> None:
-    compare("use count", op["value"], world.allocator.pool_use_count(world.pool(op)))
+    compare("use count", op["value"], world.allocator.pools.use_count(world.pool(op)))
 
 
 @operation(n=NUMBER)
@@ -327,14 +327,14 @@ def capture_begin(world: World, op: Op) -> None:
         pool = pool_id(op["mempool_id"])
     graph = world.graphs[op["graph"]] = Graph(pool, stream)
     capture = world.device.begin_capture(stream)
-    world.allocator.begin_allocate_to_pool(pool, capture=capture)
+    world.allocator.pools.begin_allocate_to_pool(pool, capture=capture)
     if world.rules.generator_blocks == "every capture":
         graph.generator_state = generator_blocks(world, 0)
 
 
 def generator_blocks(world: World, stream: int) -> list[int]:
     """Make the requests of the framework's random generator when it takes part in captures."""
-    return [world.allocator.malloc_as(8, stream, thread_number(0)) for _ in range(2)]
+    return [world.allocator.pools.malloc_as(8, stream, thread_number(0)) for _ in range(2)]
 
 
 @operation(graph=NUMBER, mempool_id=optional(POOL_ID))
@@ -345,7 +345,7 @@ def capture_end(world: World, op: Op) -> None:
     if "error" not in op:
         compare("pool id", required(op, "mempool_id"), graph.pool)
     if "error" not in op or world.rules.failed_capture_ends_routing:
-        world.allocator.end_allocate_to_pool(graph.pool)
+        world.allocator.pools.end_allocate_to_pool(graph.pool)
     graph.captured = "error" not in op or world.rules.failed_capture_releases_pool
 
 
@@ -362,7 +362,7 @@ def graph_reset(world: World, op: Op) -> None:
     for address in reversed(graph.generator_state):
         world.allocator.free(address)
     if graph.captured:
-        world.allocator.release_pool(graph.pool)
+        world.allocator.pools.release(graph.pool)
     if not world.graphs:
         for address in world.generator_state:
             world.allocator.free(address)
@@ -375,18 +375,18 @@ def graph_reset(world: World, op: Op) -> None:
 @operation(pool=NUMBER, state=NUMBER, live=optional(list_of(NUMBER)))
 def checkpoint(world: World, op: Op) -> None:
     pool = world.pool(op)
-    state = attempt(op, lambda: world.allocator.checkpoint_pool(pool), CheckpointError)
+    state = attempt(op, lambda: world.allocator.pools.checkpoint(pool), CheckpointError)
     if state is None:
         return
     world.states[op["state"]] = state
     live = world.addresses(op["live"])
-    compare("blocks in use are those recorded", True, world.allocator.check_pool_live_allocations(pool, live))
+    compare("blocks in use are those recorded", True, world.allocator.pools.check_live_allocations(pool, live))
 
 
 @operation(pool=NUMBER, state=NUMBER, stale=list_of(NUMBER), revived=list_of(NUMBER))
 def restore(world: World, op: Op) -> None:
     world.trace_order_is_free = True
-    freed, created = world.allocator.restore_pool(known(world.states, "state", op["state"]))
+    freed, created = world.allocator.pools.restore(known(world.states, "state", op["state"]))
     of_this_pool = {block for block in world.live if world.blocks[block] in set(freed)}
     stale = set(op["stale"])
     compare("blocks that can no longer be freed", sorted(stale), sorted(stale & of_this_pool))
@@ -398,7 +398,7 @@ def restore(world: World, op: Op) -> None:
 
 @question(pool=NUMBER, addresses=list_of(ADDRESS), value=FLAG)
 def check_live(world: World, op: Op) -> None:
-    result = world.allocator.check_pool_live_allocations(world.pool(op), op["addresses"])
+    result = world.allocator.pools.check_live_allocations(world.pool(op), op["addresses"])
     compare("result", op["value"], result)
 
 
@@ -407,18 +407,18 @@ def check_live(world: World, op: Op) -> None:
 
 @operation(stream=STREAM, name=TEXT)
 def reserve_class(world: World, op: Op) -> None:
-    world.allocator.set_reserve_class(world.stream(op), op["name"])
+    world.allocator.pools.set_reserve_class(world.stream(op), op["name"])
 
 
 @question(value=list_of(SIZE, length=2))
 def gauges(world: World, op: Op) -> None:
-    compare("bytes and number of ranges", op["value"], list(world.allocator.expandable_ranges()))
+    compare("bytes and number of ranges", op["value"], list(world.allocator.inspection.expandable_ranges()))
 
 
 @operation(text=TEXT)
 def settings(world: World, op: Op) -> None:
     with warnings.catch_warnings(action="ignore"):  # of values that PyTorch ignores: the recording holds some
-        attempt(op, lambda: world.allocator.configure(op["text"], lenient=True), SettingsError, same_words=True)
+        attempt(op, lambda: world.allocator._configure_leniently(op["text"]), SettingsError, same_words=True)
 
 
 @operation(settings=OBJECT)
@@ -428,8 +428,8 @@ def read_settings(world: World, op: Op) -> None:
 
 @operation(fraction=FRACTION, read_back=FRACTION)
 def fraction(world: World, op: Op) -> None:
-    world.allocator.memory_fraction = op["fraction"]
-    compare("fraction read back", op["read_back"], world.allocator.memory_fraction)
+    world.allocator.limits.memory_fraction = op["fraction"]
+    compare("fraction read back", op["read_back"], world.allocator.limits.memory_fraction)
 
 
 # Statistics and snapshots.
@@ -443,7 +443,7 @@ def reset_peak(world: World, op: Op) -> None:
 
 @operation()
 def reset_accumulated(world: World, op: Op) -> None:
-    world.allocator.reset_accumulated_stats()
+    world.allocator.inspection.reset_accumulated_stats()
 
 
 @question(abbreviated=FLAG, text=TEXT)
@@ -457,7 +457,7 @@ def summary(world: World, op: Op) -> None:
 def snapshot(world: World, op: Op) -> None:
     pool = (0, 0) if op["mempool_id"] is None else pool_id(op["mempool_id"])
     reordered = world.script.tape.reordered_completions
-    world.noted |= compare_segments("segments", op["segments"], world.allocator._segments_of(pool), reordered)
+    world.noted |= compare_segments("segments", op["segments"], world.allocator.history._segments_of(pool), reordered)
 
 
 @question(id=NUMBER, offset=SIZE, handle_length=NUMBER, handle_start=list_of(BYTE, length=2))
@@ -489,7 +489,7 @@ def history(world: World, op: Op) -> None:
 
 @operation(id=NUMBER, text=TEXT)
 def annotate_memory(world: World, op: Op) -> None:
-    attempt(op, lambda: world.allocator.annotate(world.live_block(op), op["text"]), RequestError)
+    attempt(op, lambda: world.allocator.history.annotate(world.live_block(op), op["text"]), RequestError)
 
 
 @operation(text=TEXT)
@@ -500,7 +500,7 @@ def metadata(world: World, op: Op) -> None:
 @operation(name=TEXT)
 def annotate(world: World, op: Op) -> None:
     for stage in ("START", "END"):
-        world.allocator.record_annotation({"name": op["name"], "stage": stage})
+        world.allocator.history.record_annotation({"name": op["name"], "stage": stage})
 
 
 @operation(trace=OBJECTS, segments=OBJECTS, annotations=OBJECTS, settings=OBJECT, keys=list_of(TEXT), devices=NUMBER)

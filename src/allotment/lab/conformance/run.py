@@ -144,7 +144,7 @@ class _Run:
         if outcome is not None:
             raise outcome
         if self._check_invariants:
-            self._world.allocator.check_invariants()
+            self._world.allocator.inspection.check_invariants()
 
     def _not_yet(self, reason: str) -> _NotYet:
         assert self.op is not None

@@ -147,7 +147,7 @@ class GoldenScript:
         self.own_calls.append(["free", address, size, stream])
 
     def _pending(self) -> list[tuple[int, int, int]]:
-        return self.allocator.pending_events() if self.allocator else []
+        return self.allocator.inspection.pending_events() if self.allocator else []
 
     def _mapped(self, address: int, size: int) -> None:
         for known in self._ranges.values():

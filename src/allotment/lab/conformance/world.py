@@ -104,15 +104,15 @@ def world_of(recording: Recording) -> World:
     if fault:
         raise FormatError(f"'conf': {fault}")
     allocator = Allocator(device, settings=settings_in_force)
-    allocator._resize_history_in_place()
+    allocator.history._resize_in_place()
     script.allocator = allocator
     if recording.trace:  # without one, entries are only built where the recorded run built them
-        allocator.attach_trace_tracker(script.observe)
-        allocator.attach_trace_tracker(script.hear_entry, entries=True)
+        allocator.history.attach_trace_tracker(script.observe)
+        allocator.history.attach_trace_tracker(script.hear_entry, entries=True)
     if recording.limit:
         if recording.limit > recording.total_memory:
             raise FormatError("'limit' is more than 'total_memory'")
-        allocator.memory_fraction = recording.limit / recording.total_memory
+        allocator.limits.memory_fraction = recording.limit / recording.total_memory
     before = get_user_metadata()
     set_user_metadata("")
     return World(allocator, device, script, recording.streams, rules_of(recording.compat), metadata_before=before)

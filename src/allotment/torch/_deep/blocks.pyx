@@ -38,7 +38,7 @@ cdef uint32_t block_context(int device, const void* address) noexcept nogil:
 
 cdef void* allocate_at(int device, size_t size, void* address, uint64_t stream) noexcept with gil:
     try:
-        return <void*> <size_t> used_allocator(device).malloc_at(size, <size_t> address, stream)
+        return <void*> <size_t> used_allocator(device).pools.malloc_at(size, <size_t> address, stream)
     except AddressError as error:
         failed_at = RuntimeError(pytorch_exact_address(error.address))
         note(failed_at)

@@ -16,7 +16,7 @@ cdef double memory_fraction(int device) noexcept with gil:
     try:
         if served_at(device).table == NULL:
             return told_to_all().fractions.get(device, told_to_all().settings.per_process_memory_fraction)
-        return used_allocator(device).memory_fraction
+        return used_allocator(device).limits.memory_fraction
     except BaseException as error:
         note(error)
         return 1.0
@@ -25,7 +25,7 @@ cdef double memory_fraction(int device) noexcept with gil:
 cdef int set_memory_fraction(int device, double fraction) noexcept with gil:
     try:
         if served_at(device).table != NULL:
-            used_allocator(device).memory_fraction = fraction
+            used_allocator(device).limits.memory_fraction = fraction
         else:
             told_to_all().fractions[device] = fraction
         return 1
@@ -39,7 +39,7 @@ cdef int enable(int on) noexcept with gil:
         with told.lock:
             told.caching = bool(on)
             for allocator in used_allocators().values():
-                allocator.caching = told.caching and not pytorch_caching_disabled()
+                allocator.pools.caching = told.caching and not pytorch_caching_disabled()
         return 1
     except BaseException as error:
         return note(error)
@@ -56,7 +56,7 @@ cdef int configure(const char* text) noexcept with gil:
         with told.lock:
             for allocator in used_allocators().values():
                 try:
-                    allocator.configure(given, lenient=True)
+                    allocator._configure_leniently(given)
                 except SettingsError:
                     pass        # PyTorch's own parser has raised for it, or allowed it
             told.settings, _ = parse_leniently(given, told.settings)
@@ -67,7 +67,7 @@ cdef int configure(const char* text) noexcept with gil:
 
 cdef int enable_peer(int owner, int peer) noexcept with gil:
     try:
-        allocator_at(owner).enable_peer_access(peer)
+        allocator_at(owner).sharing.enable_peer_access(peer)
         return 1
     except BaseException as error:
         return note(error)
@@ -79,7 +79,7 @@ cdef int set_reserve_class(int device, uint64_t stream, const char* name, size_t
     cdef bint ok
     try:
         allocator = used_allocator(device)
-        allocator.set_reserve_class(stream, name.decode())
+        allocator.pools.set_reserve_class(stream, name.decode())
         if size and name.decode() not in dict(allocator.settings.expandable_segments_reserve_by_class):
             allocator.enter()
             ok = engine_reserve_ranges(allocator.engine, stream, size, &failure)

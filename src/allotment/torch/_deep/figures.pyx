@@ -69,7 +69,7 @@ cdef int stats(int device, allotment_stats* out,
         if served_at(device).table == NULL:
             out.max_split_size = <int64_t> <uint64_t> told_to_all().settings.max_split_size
             return 1
-        found = used_allocator(device).nested_stats()
+        found = used_allocator(device).inspection.nested_stats()
         out.num_alloc_retries = found["num_alloc_retries"]
         out.num_ooms = found["num_ooms"]
         out.num_oom_rejections = found.get("num_oom_rejections", 0)
@@ -102,7 +102,7 @@ cdef int reset_stats(int device, int peaks) noexcept with gil:
         if peaks:
             used_allocator(device).reset_peak_stats()
         else:
-            used_allocator(device).reset_accumulated_stats()
+            used_allocator(device).inspection.reset_accumulated_stats()
         return 1
     except BaseException as error:
         return note(error)
@@ -111,7 +111,7 @@ cdef int reset_stats(int device, int peaks) noexcept with gil:
 cdef int expandable_sizes(int device, void (*visit)(void*, uint64_t, int, uint64_t) noexcept nogil,
                           void* self) noexcept with gil:
     try:
-        for stream, is_small, mapped in used_allocator(device).expandable_segment_sizes():
+        for stream, is_small, mapped in used_allocator(device).inspection.expandable_segment_sizes():
             visit(self, stream, is_small, mapped)
         return 1
     except BaseException as error:

@@ -147,7 +147,7 @@ def skippable(settings: Settings, names: set[str]) -> set[str]:
 cdef int annotate(int device, const char* const* keys, const char* const* values, size_t count) noexcept with gil:
     cdef size_t i
     try:
-        allocator_at(device).record_annotation({keys[i].decode(): values[i].decode() for i in range(count)})
+        allocator_at(device).history.record_annotation({keys[i].decode(): values[i].decode() for i in range(count)})
         return 1
     except BaseException as error:
         return note(error)
@@ -155,7 +155,7 @@ cdef int annotate(int device, const char* const* keys, const char* const* values
 
 cdef int annotate_block(int device, const void* address, const char* text) noexcept with gil:
     try:
-        used_allocator(device).annotate(<size_t> address, text.decode())
+        used_allocator(device).history.annotate(<size_t> address, text.decode())
         return 1
     except AddressError as error:
         return note(RuntimeError(f"annotateMemory: no live allocation found at pointer {error.address:#x}"))

@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from allotment._allocators.caching.engine_allocator cimport EVERYTHING
+from allotment._allocators.caching.allocator cimport EVERYTHING
 from allotment._allocators.caching.entering cimport enter_once
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.edge.checkpoint cimport AddressList, pool_addresses
@@ -126,7 +126,7 @@ cdef int live_addresses(int device, uint64_t first, uint64_t second, visit_addre
 
 cdef void* checkpoint(int device, uint64_t first, uint64_t second) noexcept with gil:
     try:
-        state = used_allocator(device).checkpoint_pool((first, second))
+        state = used_allocator(device).pools.checkpoint((first, second))
         Py_INCREF(state)
         return <void*> state
     except BaseException as error:
@@ -136,7 +136,7 @@ cdef void* checkpoint(int device, uint64_t first, uint64_t second) noexcept with
 
 cdef int restore(int device, void* state, visit_address_t freed, visit_address_t created, void* self) noexcept with gil:
     try:
-        gone, back = used_allocator(device).restore_pool(<object> state)
+        gone, back = used_allocator(device).pools.restore(<object> state)
         for address in gone:
             freed(self, address)
         for address in back:

@@ -37,7 +37,7 @@ cdef EntryPoints* settled_table(int device) except NULL:
             table = entry_points_of(tenant)
             settle_allocator(device, allocator, table)
             if device in process_state.fractions:
-                allocator.memory_fraction = process_state.fractions.pop(device)
+                allocator.limits.memory_fraction = process_state.fractions.pop(device)
             tenants[device] = tenant
             served[device].table = table        # last: from here on C code finds it without the lock
             tables[device] = table

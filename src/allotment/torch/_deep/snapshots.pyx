@@ -4,6 +4,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.caching.history cimport History
 from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, Arrangement, BlockCopy, SegmentCopy, arrangement_clear, walk_segments)
 from allotment._core.engine cimport engine_leave
@@ -35,7 +36,7 @@ cdef int snapshot(int device, uint64_t first, uint64_t second, int with_records,
         for note_ in list(allocator.annotations):
             show_annotation(note_, visitor)
         if with_records:
-            copies = allocator.copy_history(&count)
+            copies = History(allocator).copy_history(&count)
             for i in range(count):
                 tell_record(&told, &copies[i], device)
                 visitor.record(visitor.self, &told)

@@ -23,7 +23,7 @@ class WatchedArray(np.ndarray[Any, Any]):
 
     def _touch(self, *, writes: bool) -> None:
         if self._allotment_allocator is not None and self.size:
-            self._allotment_allocator.touch(self.__array_interface__["data"][0], write=writes)
+            self._allotment_allocator.inspection.touch(self.__array_interface__["data"][0], write=writes)
 
     def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **options: Any) -> Any:
         out = options.pop("out", ())

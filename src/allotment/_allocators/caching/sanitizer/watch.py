@@ -39,7 +39,7 @@ class Sanitizer:
     """What is known of one allocator's blocks, and what was found. Safe to use from several threads.
 
     `reports` has the findings in order; each is also a SanitizerWarning. Told of streams and events by `Stream`, of
-    accesses by `Allocator.touch` and by arrays of a watched allocator.
+    accesses by `Inspection.touch` and by arrays of a watched allocator.
     """
 
     def __init__(self, allocator: Any, *, writes_memory: bool) -> None:

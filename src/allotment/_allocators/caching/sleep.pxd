@@ -1,19 +1,18 @@
-"""An engine whose tags can be paused: their memory goes back to the device, their addresses stay.
+"""`allocator.sleep`: tags and pools are paused. Their memory goes back to the device, their addresses stay.
 
 How that is done to a pool is told in `_core/mechanism/pausing`, what becomes of its contents in `contents`.
 """
 
 from libc.stdint cimport uint64_t
 
+from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.contents cimport Contents
-from allotment._allocators.caching.limiting_allocator cimport LimitingAllocator
-from allotment._core.contract.types cimport bytes_t
+from allotment._allocators.parts cimport Part
+from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.model.model cimport Failure, Pool as EnginePool
 
-cdef class PausingAllocator(LimitingAllocator):
-    cdef dict kept                      # (first, second) of each pool that sleeps -> its Contents, None if not kept
-    cdef dict paused_for                # (first, second) of those that were paused for a tenant -> its name
-    cdef set waking                     # threads that bring contents back
+cdef class Sleep(Part):
+    cdef Allocator allocator
 
     cdef list ranges_of(self, uint64_t first, uint64_t second)      # (base, size) each
     cdef EnginePool* found(self, uint64_t first, uint64_t second, Failure* failure) noexcept    # pre: inside
@@ -33,6 +32,8 @@ cdef class PausingAllocator(LimitingAllocator):
     cdef int finish_resume(self, list pools, object progress) except -1
     cdef int restore(self, Contents contents, uint64_t first, uint64_t second, object progress) except -1
     cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress, list left) except -1
+    cdef int forget_gone(self) except -1        # contents of pools that went for good
+    cdef int require_awake(self, address_t address) except -1
     cdef void sleep_on(self, list pools) noexcept       # without memory again, as before `begin_resume`
     # For those who write to memory by themselves: a pool that gets no requests any more is about to lose its memory,
     # and has it again, with its contents or without.

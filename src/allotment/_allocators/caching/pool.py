@@ -138,11 +138,11 @@ class Pool:
         if placement is None and no_split:
             placement = "torch"  # the one that knows whole segments
         self._closed = False  # first: if an interrupt comes right after the pool was made, `__del__` closes it
-        self.allocator.create_or_incref_pool(self.id, allocator, placement)
+        self.allocator.pools.create_or_incref(self.id, allocator, placement)
         if use_on_oom:
-            self.allocator.set_use_on_oom(self.id, True)
+            self.allocator.pools.set_use_on_oom(self.id, True)
         if no_split:
-            self.allocator.set_no_split(self.id)
+            self.allocator.pools.set_no_split(self.id)
 
     @property
     def device(self) -> Device:
@@ -157,12 +157,12 @@ class Pool:
     @property
     def use_count(self) -> int:
         """How many use the pool: this object, each `with` that is entered, each graph."""
-        return self.allocator.pool_use_count(self.id)
+        return self.allocator.pools.use_count(self.id)
 
     @property
     def reserved_bytes(self) -> int:
         """Physical memory that the pool holds now."""
-        return self.allocator.pool_reserved_bytes(self.id)
+        return self.allocator.pools.reserved_bytes(self.id)
 
     @property
     def limit(self) -> int | None:
@@ -171,18 +171,18 @@ class Pool:
         A request for which it would need more raises OutOfMemoryError, whose `facts.limited_by` names the pool. Can be
         set, also to a text such as "2GiB"; `Allocator.set_limit` has soft limits too. Raises PoolError.
         """
-        return self.allocator._pool_limit(self.id)
+        return self.allocator.limits._pool_limit(self.id)
 
     @limit.setter
     def limit(self, limit: int | str | None) -> None:
-        self.allocator._set_pool_limit(self.id, limit)
+        self.allocator.limits._set_pool_limit(self.id, limit)
 
     def __enter__(self) -> Pool:
         """Serve this thread's requests from the pool until the end of the block. Raises PoolError if it is closed."""
         self._check_open()
         begun: list[PoolId] = []
         try:
-            noted(begun, self.id, self.allocator.begin_allocate_to_pool, self.id, thread=threading.get_ident())
+            noted(begun, self.id, self.allocator.pools.begin_allocate_to_pool, self.id, thread=threading.get_ident())
             return self
         except BaseException:
             if begun:
@@ -193,9 +193,9 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self.allocator.end_allocate_to_pool(self.id)
+            self.allocator.pools.end_allocate_to_pool(self.id)
         finally:
-            self.allocator.release_pool(self.id)
+            self.allocator.pools.release(self.id)
 
     def _check_open(self) -> None:
         """A pool that is closed is gone; by its id another one would be made, without its allocator and options."""
@@ -213,20 +213,20 @@ class Pool:
         return lent(self.allocator, self.id)
 
     def segments(self) -> list[dict[str, Any]]:
-        """The pool's part of a snapshot; see `Allocator.segments`."""
-        return self.allocator.segments(self.id)
+        """The pool's part of a snapshot; see `History.segments`."""
+        return self.allocator.history.segments(self.id)
 
     def checkpoint(self) -> PoolState:
         """The pool's arrangement now. Raises CheckpointError if blocks wait for other streams."""
-        return self.allocator.checkpoint_pool(self.id)
+        return self.allocator.pools.checkpoint(self.id)
 
     def restore(self, state: PoolState) -> tuple[list[int], list[int]]:
         """Bring the pool back to `state`: (addresses freed by that, addresses in use again).
 
-        Buffers whose blocks end so free nothing any more; see `Allocator.restore_pool`. Raises CheckpointError if its
+        Buffers whose blocks end so free nothing any more; see `Pools.restore`. Raises CheckpointError if its
         memory is not as it was: released, or grown since.
         """
-        return self.allocator.restore_pool(state)
+        return self.allocator.pools.restore(state)
 
     def close(self) -> None:
         """Give up the pool; a second time, nothing happens."""
@@ -234,7 +234,7 @@ class Pool:
             return
         self._closed = True
         if not self.allocator.closed:
-            self.allocator.close_pool(self.id)
+            self.allocator.pools.close(self.id)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

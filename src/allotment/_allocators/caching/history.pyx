@@ -1,27 +1,25 @@
 cimport cython
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from allotment._allocators.caching.engine_allocator cimport (
-    ALLOC, EVERYTHING, NEVER, PACED, STATE, EngineAllocator)
+from allotment._allocators.caching.allocator cimport ALLOC, EVERYTHING, NEVER, PACED, STATE, Allocator
 from allotment._allocators.caching.history_file cimport HistoryFile
+from allotment._allocators.parts cimport Part
 from allotment._allocators.upcalls cimport EntryTracker, call_trackers, identity_in
 from allotment._core.contract.types cimport address_t
 from allotment._core.edge.snapshot cimport segment_dicts, trace_dicts
 from allotment._core.edge.snapshot_pickle cimport write_snapshot
 from allotment._core.edge.walk cimport Arrangement, arrangement_clear, walk_segments
 from allotment._core.edge.words cimport action_number
-from allotment._core.engine cimport engine_annotate, engine_is_inside, engine_leave
+from allotment._core.engine cimport engine_annotate, engine_leave
 from allotment._core.mechanism.pool cimport pool_expect
 from allotment._core.model.model cimport Engine, Failure
 from allotment._core.placement.dense.dense cimport dense_views
 from allotment._core.records.history cimport intern_name
-from allotment._core.records.spool cimport spool_flush, spool_pace, spool_place
+from allotment._core.records.spool cimport spool_flush, spool_place
 from allotment._core.records.trace cimport TraceRecord, trace_clear, trace_copy, trace_listen, trace_track
 from allotment._core.tools.arguments cimport read_block, read_callable, read_number, read_pool_id
-from allotment._core.tools.weak_references cimport clear_weak_references
 
 import atexit
 import io
@@ -48,25 +46,16 @@ cdef size_t entry_count(object given) except 0:
     return min(max(count, <uint64_t> 1), NO_END)
 
 
-@cython.no_gc_clear
-cdef class RecordingAllocator(EngineAllocator):
-    """An engine and its history; users hold an `Allocator`."""
+@cython.final
+cdef class History(Part):
+    """History(allocator)\n--\n
+    What happened to an allocator's memory, and how it lies now: `allocator.history`.
 
-    def __cinit__(self, *args, **kwargs):
-        self.trackers = []
-        self.annotations = []
-        self.most_annotations = 1
-        self.ended_files = []
+    It records, tells trackers, takes snapshots and finds leaks. Safe to use from several threads.
+    """
 
-    cdef int shut(self) except -1:
-        if self.pointer_holders == 0:
-            self.end_file()
-        return EngineAllocator.shut(self)
-
-    def __dealloc__(self):
-        clear_weak_references(self)
-        if self.engine != NULL and self.pointer_holders == 0:
-            trace_track(&self.engine.trace, NULL, NULL)
+    def __cinit__(self, Allocator allocator not None):
+        self.allocator = allocator
 
     # --- the history ---
 
@@ -82,7 +71,7 @@ cdef class RecordingAllocator(EngineAllocator):
         """
         read_callable(tracker, "a tracker")
         if entries:
-            tracker = EntryTracker(tracker, self.rules, self.device.table.device)
+            tracker = EntryTracker(tracker, self.allocator.rules, self.allocator.device.table.device)
         self.replace_trackers(None, tracker)
 
     def detach_trace_tracker(self, tracker: Callable[..., None]) -> None:
@@ -90,19 +79,19 @@ cdef class RecordingAllocator(EngineAllocator):
 
         Raises RequestError if it is not attached.
         """
-        for attached in list(self.trackers):
+        for attached in list(self.allocator.trackers):
             function = (<EntryTracker> attached).tracker if isinstance(attached, EntryTracker) else attached
             if function == tracker and self.replace_trackers(attached, None):
                 return
-        raise RequestError(f"{tracker!r} is not a tracker of {self!r}, or it is detached already")
+        raise RequestError(f"{tracker!r} is not a tracker of {self.allocator!r}, or it is detached already")
 
     cdef bint replace_trackers(self, object gone, object new) except -1:
         """Take one tracker out, or put one in; False if it is not there. The list that the engine has never changes."""
-        cdef list before = self.trackers
+        cdef list before = self.allocator.trackers
         cdef list after
-        cdef bint collects = self.enter_making_objects()
+        cdef bint collects = self.allocator.enter_making_objects()
         try:
-            before = self.trackers
+            before = self.allocator.trackers
             after = list(before)
             if gone is None:
                 after.append(new)
@@ -110,13 +99,13 @@ cdef class RecordingAllocator(EngineAllocator):
                 del after[identity_in(before, gone)]
             else:
                 return False        # another thread was quicker
-            self.trackers = after
+            self.allocator.trackers = after
             if after:
-                trace_track(&self.engine.trace, call_trackers, <void*> after)
+                trace_track(&self.allocator.engine.trace, call_trackers, <void*> after)
             else:
-                trace_track(&self.engine.trace, NULL, NULL)
+                trace_track(&self.allocator.engine.trace, NULL, NULL)
         finally:
-            self.leave_making_objects(collects)
+            self.allocator.leave_making_objects(collects)
         return True         # what the list before kept goes here, outside
 
     # --- leaks ---
@@ -128,7 +117,7 @@ cdef class RecordingAllocator(EngineAllocator):
         finding leaks, not for good. Safe to call from several threads; what others do at the same time may count as
         before or after.
         """
-        return leaks.Mark(self)
+        return leaks.Mark(self.allocator)
 
     def alive(self, *, before: Mark | None = None, after: Mark | None = None) -> list[Alive]:
         """What is in use, by the place that allocated it, the most bytes first; all, or on one side of a mark.
@@ -141,7 +130,7 @@ cdef class RecordingAllocator(EngineAllocator):
         mark = before if before is not None else after
         if mark is None:
             return leaks.alive(self.segments(), lambda address: True)
-        leaks.check_mark(mark, self)
+        leaks.check_mark(mark, self.allocator)
         return leaks.alive(self.segments(), lambda address: mark.is_before(address) == (before is not None))
 
     def annotate(self, block: Buffer | int, text: str) -> None:
@@ -151,24 +140,17 @@ cdef class RecordingAllocator(EngineAllocator):
         """
         cdef address_t address = read_block(block)
         cdef uint32_t note = intern_name(text)
-        cdef uint32_t context = self.stack_now() if self.level >= ALLOC else 0
+        cdef uint32_t context = self.allocator.stack_now() if self.allocator.level >= ALLOC else 0
         cdef Failure failure
         cdef bint ok
-        if not self.rules.annotates_blocks:
+        if not self.allocator.rules.annotates_blocks:
             raise RequestError(
-                f"PyTorch {self.rules.version}, whose rules are in force, does not support annotate; set compat:newest")
-        self.enter()
-        ok = engine_annotate(self.engine, address, note, context, &failure)
-        self.leave(ok, &failure)
+                f"PyTorch {self.allocator.rules.version}, whose rules are in force, does not support annotate; set compat:newest")
+        self.allocator.enter()
+        ok = engine_annotate(self.allocator.engine, address, note, context, &failure)
+        self.allocator.leave(ok, &failure)
 
-    cdef int apply_settings(self, object settings) except -1:
-        EngineAllocator.apply_settings(self, settings)
-        for tracker in self.trackers:
-            if isinstance(tracker, EntryTracker):
-                (<EntryTracker> tracker).rules = self.rules
-        return 0
-
-    def record_history(
+    def record(
         self,
         enabled: str | None = "all",
         context: str | None = "all",
@@ -180,28 +162,8 @@ cdef class RecordingAllocator(EngineAllocator):
         recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         file: str | PathLike[str] | None = None,
     ) -> None:
-        """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
-
-        `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
-        carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
-        nothing (None). `max_entries` is how many events are kept, the newest of them, at least one; None is all,
-        which grows for as long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python
-        frames.
-
-        `recorder` is a function of yours that gives the stack instead, innermost frame first, each with a "name", a
-        "filename" and a "line". It is called by the thread that allocates or frees, before that is done, without any
-        lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
-        to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
-
-        With a `file`, events go there instead of into memory, for as long as it runs, until `record_history` is called
-        again or the allocator is closed: a few bytes each, written by a thread of its own. What is at that path is
-        replaced. A program that is killed leaves a file that every command reads, up to the last second or so. If the
-        disk is slower than the program, requests wait for it; if it fails, what is lost is told in the file and the
-        error goes to `sys.unraisablehook`. `max_entries` has no meaning then, and `snapshot` shows no history.
-
-        Raises RequestError, TypeError for a recorder that cannot be called, OSError for a file that cannot be written.
-        """
-        cdef Engine* engine = self.engine
+        """See `Allocator.record_history`."""
+        cdef Engine* engine = self.allocator.engine
         cdef bint listens, forgets
         cdef int level
         cdef size_t most = NO_END if max_entries is None else entry_count(max_entries)
@@ -223,7 +185,7 @@ cdef class RecordingAllocator(EngineAllocator):
         if file is not None and (enabled != "all" or max_entries is not None):
             raise RequestError(
                 "record_history: a file takes every event; leave out max_entries, and enabled other than 'all'")
-        if file is not None and self.file is not None and (<HistoryFile> self.file).writes_to(file):
+        if file is not None and self.allocator.file is not None and (<HistoryFile> self.allocator.file).writes_to(file):
             self.end_file()
         streamed = None if file is None else HistoryFile(file)
         listens = enabled is not None
@@ -232,29 +194,21 @@ cdef class RecordingAllocator(EngineAllocator):
         if file is not None:
             level = max(level, <int> PACED)
         self.end_file()
-        self.enter()
+        self.allocator.enter()
         if forgets:
             trace_clear(&engine.trace)
         engine.trace.skip = skip
-        self.level = level
-        self.gather = NULL
+        self.allocator.level = level
+        self.allocator.gather = NULL
         engine.trace.attach_stacks = level >= ALLOC
         trace_listen(&engine.trace, listens and file is None, most)
         engine_leave(engine)
         if streamed is not None:
             self.start_file(streamed)
-        self.recorder = recorder if listens else None
-        self.most_annotations = most
+        self.allocator.recorder = recorder if listens else None
+        self.allocator.most_annotations = most
         if forgets:
-            self.annotations = []       # what the old ones hold goes outside of the lock
-
-    cdef uint32_t request_context(self) except? 0xFFFFFFFF:
-        """What a request does first while something is recorded: wait for a file that is behind; its stack."""
-        cdef HistoryFile file = self.file
-        if file is not None and not engine_is_inside(self.engine):
-            while not spool_pace(&file.spool):
-                PyErr_CheckSignals()
-        return self.stack_now() if self.level >= STATE else 0
+            self.allocator.annotations = []       # what the old ones hold goes outside of the lock
 
     cdef int start_file(self, HistoryFile file) except -1:
         """Send the history there from now on. The arrangement that it begins with is of the same moment."""
@@ -262,27 +216,27 @@ cdef class RecordingAllocator(EngineAllocator):
         cdef TraceRecord* none = NULL
         cdef bint ok
         begins = io.BytesIO()
-        self.enter()
-        self.file = file        # first: as long as the engine knows the spool, the file must stay
+        self.allocator.enter()
+        self.allocator.file = file        # first: as long as the engine knows the spool, the file must stay
         with nogil:
-            ok = walk_segments(self.engine, 0, 0, &arrangement)
+            ok = walk_segments(self.allocator.engine, 0, 0, &arrangement)
             if ok:
-                self.engine.trace.spool = &file.spool
-                self.engine.trace.place = spool_place
-                trace_listen(&self.engine.trace, True, 1)
-            engine_leave(self.engine)
+                self.allocator.engine.trace.spool = &file.spool
+                self.allocator.engine.trace.place = spool_place
+                trace_listen(&self.allocator.engine.trace, True, 1)
+            engine_leave(self.allocator.engine)
         try:
             if not ok:
                 raise MemoryError("the host has no memory for a snapshot")
-            device = self.device.table.device
+            device = self.allocator.device.table.device
             shown = assembled(
-                segment_dicts(&arrangement, device), {}, device + 1, self.current_settings.as_pytorch_dict(), [])
+                segment_dicts(&arrangement, device), {}, device + 1, self.allocator.current_settings.as_pytorch_dict(), [])
             shown["device"] = device
-            shown["torch_version"] = self.rules.version
+            shown["torch_version"] = self.allocator.rules.version
             if (views := self.mappings()) is not None:
                 shown[VIEWS] = views
-            write_snapshot(begins, shown, none, 0, self.rules)
-            file.start(self, begins.getvalue())
+            write_snapshot(begins, shown, none, 0, self.allocator.rules)
+            file.start(self.allocator, begins.getvalue())
         except BaseException:
             self.end_file()
             raise
@@ -292,51 +246,51 @@ cdef class RecordingAllocator(EngineAllocator):
 
     cdef int end_file(self) except -1:
         """Write what is left of a history file and close it. Raises what writing failed with."""
-        cdef HistoryFile file = self.file
+        cdef HistoryFile file = self.allocator.file
         if file is None:
             return 0
-        self.enter()
-        if self.engine.trace.spool == <void*> &file.spool:
-            self.engine.trace.place = NULL
-            self.engine.trace.spool = NULL
-            trace_listen(&self.engine.trace, False, 1)
+        self.allocator.enter()
+        if self.allocator.engine.trace.spool == <void*> &file.spool:
+            self.allocator.engine.trace.place = NULL
+            self.allocator.engine.trace.spool = NULL
+            trace_listen(&self.allocator.engine.trace, False, 1)
             spool_flush(&file.spool)
-        engine_leave(self.engine)
-        self.file = None
-        if self.pointer_holders != 0:
-            self.ended_files.append(file)
+        engine_leave(self.allocator.engine)
+        self.allocator.file = None
+        if self.allocator.pointer_holders != 0:
+            self.allocator.ended_files.append(file)
         return file.finish()
 
-    def _end_history_file(self):
+    def _end_file(self):
         self.end_file()
 
-    def _flush_history(self):
+    def _flush(self):
         """Let the file have what is not a full batch yet."""
-        cdef HistoryFile file = self.file
-        self.enter()
-        if file is not None and self.engine.trace.spool == <void*> &file.spool:
+        cdef HistoryFile file = self.allocator.file
+        self.allocator.enter()
+        if file is not None and self.allocator.engine.trace.spool == <void*> &file.spool:
             spool_flush(&file.spool)
-        engine_leave(self.engine)
+        engine_leave(self.allocator.engine)
 
-    def is_history_enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether `record_history` keeps what happens, now. Safe to call from several threads."""
-        return self.engine.trace.history
+        return self.allocator.engine.trace.history
 
-    def _resize_history_in_place(self) -> None:
+    def _resize_in_place(self) -> None:
         """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
-        self.engine.trace.in_place = True
+        self.allocator.engine.trace.in_place = True
 
     def record_annotation(self, pairs: Mapping[str, Any]) -> None:
         """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
 
         It gets the device's index and the time. Nothing happens while no history is recorded.
         """
-        if self.engine.trace.history:
-            note = {**pairs, "device": self.device.table.device, "time_us": time.time_ns() // 1000}
-            if self.file is not None:
-                self.file.notes = [*self.file.notes, note]
+        if self.allocator.engine.trace.history:
+            note = {**pairs, "device": self.allocator.device.table.device, "time_us": time.time_ns() // 1000}
+            if self.allocator.file is not None:
+                self.allocator.file.notes = [*self.allocator.file.notes, note]
                 return
-            self.annotations = [*self.annotations, note][-self.most_annotations:]
+            self.allocator.annotations = [*self.allocator.annotations, note][-self.allocator.most_annotations:]
 
     # --- snapshots ---
 
@@ -350,9 +304,9 @@ cdef class RecordingAllocator(EngineAllocator):
         cdef Failure failure
         cdef bint ok
         read_pool_id(pool, &first, &second)
-        self.enter()
-        ok = pool_expect(self.engine, first, second, &failure)
-        self.leave(ok, &failure)
+        self.allocator.enter()
+        ok = pool_expect(self.allocator.engine, first, second, &failure)
+        self.allocator.leave(ok, &failure)
         return self._segments_of(pool)
 
     def _segments_of(self, pool: PoolId) -> list[dict[str, Any]]:
@@ -361,61 +315,56 @@ cdef class RecordingAllocator(EngineAllocator):
         cdef uint64_t first, second
         cdef bint ok
         read_pool_id(pool, &first, &second)
-        self.enter()
+        self.allocator.enter()
         with nogil:
-            ok = walk_segments(self.engine, first, second, &arrangement)
-            engine_leave(self.engine)
+            ok = walk_segments(self.allocator.engine, first, second, &arrangement)
+            engine_leave(self.allocator.engine)
         try:
             if not ok:
                 raise MemoryError("the host has no memory for a snapshot")
-            return segment_dicts(&arrangement, self.device.table.device)
+            return segment_dicts(&arrangement, self.allocator.device.table.device)
         finally:
             arrangement_clear(&arrangement)
 
     cdef TraceRecord* copy_history(self, size_t* count) except NULL:
         """The records of the history, oldest first, for the caller to free."""
         cdef TraceRecord* copies
-        self.enter()
-        count[0] = self.engine.trace.stored
+        self.allocator.enter()
+        count[0] = self.allocator.engine.trace.stored
         copies = <TraceRecord*> malloc((count[0] + 1) * sizeof(TraceRecord))
         if copies != NULL:
-            trace_copy(&self.engine.trace, copies)
-        engine_leave(self.engine)
+            trace_copy(&self.allocator.engine.trace, copies)
+        engine_leave(self.allocator.engine)
         if copies == NULL:
             raise MemoryError("the host has no memory for a snapshot")
         return copies
 
-    cdef list history(self):
+    cdef list entries(self):
         """The trace as dictionaries, oldest first."""
         cdef size_t count = 0
         cdef TraceRecord* copies = self.copy_history(&count)
         try:
-            return trace_dicts(copies, count, self.rules)
+            return trace_dicts(copies, count, self.allocator.rules)
         finally:
             free(copies)
 
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
-        """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
-
-        `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
-        one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
-        `dump_snapshot` does without. Raises PoolError for a pool that never was. Safe to call from several threads.
-        """
-        annotations = [dict(annotation) for annotation in self.annotations]
-        traces = self.history() if include_traces else []
-        device = self.device.table.device
+        """See `Allocator.snapshot`."""
+        annotations = [dict(annotation) for annotation in self.allocator.annotations]
+        traces = self.entries() if include_traces else []
+        device = self.allocator.device.table.device
         shown = assembled(
-            self.segments(pool), {device: traces}, device + 1, self.current_settings.as_pytorch_dict(), annotations)
+            self.segments(pool), {device: traces}, device + 1, self.allocator.current_settings.as_pytorch_dict(), annotations)
         views = self.mappings()
         return shown if views is None else {**shown, VIEWS: views}
 
     cdef list mappings(self):
         """Where memory that may have several addresses is mapped: chunk, size, region, address; None without such."""
-        self.enter()
+        self.allocator.enter()
         try:
-            return dense_views(self.engine)
+            return dense_views(self.allocator.engine)
         finally:
-            engine_leave(self.engine)
+            engine_leave(self.allocator.engine)
 
     def dump_snapshot(self, path: str | PathLike[str]) -> None:
         """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""
@@ -424,6 +373,6 @@ cdef class RecordingAllocator(EngineAllocator):
         with replaced(path) as file:
             copies = self.copy_history(&count)
             try:
-                write_snapshot(file, self.snapshot(include_traces=False), copies, count, self.rules)
+                write_snapshot(file, self.snapshot(include_traces=False), copies, count, self.allocator.rules)
             finally:
                 free(copies)

@@ -1,17 +1,22 @@
-# Made from recording_allocator.pyx by `make stubs`: change it there.
+# Made from history.pyx by `make stubs`: change it there.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from os import PathLike
 from typing import Any
 
 from allotment._allocators.buffer import Buffer
-from allotment._allocators.caching.engine_allocator import EngineAllocator
+from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.leaks import Alive, Mark
-from allotment._allocators.caching.pools import PoolId
+from allotment._allocators.caching.pool import PoolId
+from allotment._allocators.parts import Part
 
-class RecordingAllocator(EngineAllocator):
-    """An engine and its history; users hold an `Allocator`."""
+class History(Part):
+    """What happened to an allocator's memory, and how it lies now: `allocator.history`.
 
+    It records, tells trackers, takes snapshots and finds leaks. Safe to use from several threads.
+    """
+
+    def __init__(self, allocator: Allocator) -> None: ...
     def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
         """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, until it is detached.
 
@@ -45,7 +50,7 @@ class RecordingAllocator(EngineAllocator):
 
         Raises AddressError if there is no such block, RequestError if the rules in force have no such entry.
         """
-    def record_history(
+    def record(
         self,
         enabled: str | None = "all",
         context: str | None = "all",
@@ -57,30 +62,10 @@ class RecordingAllocator(EngineAllocator):
         recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         file: str | PathLike[str] | None = None,
     ) -> None:
-        """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
-
-        `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
-        carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
-        nothing (None). `max_entries` is how many events are kept, the newest of them, at least one; None is all,
-        which grows for as long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python
-        frames.
-
-        `recorder` is a function of yours that gives the stack instead, innermost frame first, each with a "name", a
-        "filename" and a "line". It is called by the thread that allocates or frees, before that is done, without any
-        lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
-        to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
-
-        With a `file`, events go there instead of into memory, for as long as it runs, until `record_history` is called
-        again or the allocator is closed: a few bytes each, written by a thread of its own. What is at that path is
-        replaced. A program that is killed leaves a file that every command reads, up to the last second or so. If the
-        disk is slower than the program, requests wait for it; if it fails, what is lost is told in the file and the
-        error goes to `sys.unraisablehook`. `max_entries` has no meaning then, and `snapshot` shows no history.
-
-        Raises RequestError, TypeError for a recorder that cannot be called, OSError for a file that cannot be written.
-        """
-    def is_history_enabled(self) -> bool:
+        """See `Allocator.record_history`."""
+    def is_enabled(self) -> bool:
         """Whether `record_history` keeps what happens, now. Safe to call from several threads."""
-    def _resize_history_in_place(self) -> None:
+    def _resize_in_place(self) -> None:
         """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
     def record_annotation(self, pairs: Mapping[str, Any]) -> None:
         """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
@@ -96,11 +81,6 @@ class RecordingAllocator(EngineAllocator):
     def _segments_of(self, pool: PoolId) -> list[dict[str, Any]]:
         """`segments` also of a pool that never was, which has none, as PyTorch says: for comparing with what it did."""
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
-        """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
-
-        `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
-        one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
-        `dump_snapshot` does without. Raises PoolError for a pool that never was. Safe to call from several threads.
-        """
+        """See `Allocator.snapshot`."""
     def dump_snapshot(self, path: str | PathLike[str]) -> None:
         """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""

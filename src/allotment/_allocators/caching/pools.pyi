@@ -1,37 +1,33 @@
-# Made from pooling_allocator.pyx by `make stubs`: change it there.
+# Made from pools.pyx by `make stubs`: change it there.
 
 from collections.abc import Callable, Collection
 from typing import Any
 
 from allotment._allocators.buffer import Buffer
-from allotment._allocators.caching.pools import Pool, PoolId, PoolState
-from allotment._allocators.caching.recording_allocator import RecordingAllocator
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.pool import Pool, PoolId, PoolState
+from allotment._allocators.parts import Part
+from allotment._devices.streams import Stream
 
-class PoolingAllocator(RecordingAllocator):
-    """An engine with private pools; users hold an `Allocator`."""
+class Pools(Part):
+    """An allocator's private pools by id, and how requests are routed to them: `allocator.pools`.
 
-    def pool(
-        self, *, use_on_oom: bool = False, no_split: bool = False, allocator: Any = None, placement: str | None = None
-    ) -> Pool:
-        """A private pool: `with pool:` serves this thread's requests from its memory and from nowhere else.
+    `Allocator.pool` makes one as an object, which most programs use instead. Safe to use from several threads.
+    """
 
-        `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
-        `allocator` is where its segments come from: an object with allocate(size, stream) and
-        free(address, size, stream), or a PluggableAllocator; `placement` is the name of another way to divide its
-        memory than the allocator's. Raises SettingsError for a placement that is not there.
-        """
-    def create_or_incref_pool(self, pool: PoolId, allocator: Any = None, placement: str | None = None) -> None:
+    def __init__(self, allocator: Allocator) -> None: ...
+    def create_or_incref(self, pool: PoolId, allocator: Any = None, placement: str | None = None) -> None:
         """Make the pool with this id, or add a use to one that is there; `release_pool` takes the use back.
 
         Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is
         not there yet. Raises PoolError, TypeError for an `allocator` that lacks one of its methods.
         """
-    def release_pool(self, pool: PoolId) -> None:
+    def release(self, pool: PoolId) -> None:
         """Take back one use of a pool. After the last, its memory goes as it becomes free and the cache is emptied.
 
         Raises PoolError if there is no such pool or it is not in use.
         """
-    def close_pool(self, pool: PoolId) -> None:
+    def close(self, pool: PoolId) -> None:
         """Release a pool, which lends no more, and give back what it has cached.
 
         Called from inside the allocator, by a collection or a callback, it is done when the allocator is entered next.
@@ -40,27 +36,19 @@ class PoolingAllocator(RecordingAllocator):
     def _give_up_use(self, pool: PoolId) -> None:
         """`close_pool` for a user that has not made the pool: others may go on lending it."""
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Give unused cached memory back to the device: that of all pools, or of one.
-
-        Blocks in use stay, and all memory of a private pool that is in use (`pool_use_count`), as in PyTorch:
-        `Pool.close` gives that back. Waits for events of blocks that other streams used, and calls the device for each
-        segment.
-        Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
-        """
+        """See `Allocator.empty_cache`."""
     def trim_to(self, size: int | str) -> int:
-        """Give cached memory back until no more than `size` bytes are reserved; gives how many bytes went.
-
-        `size` is a number of bytes or a text such as "2GiB". What is in use stays, so more may be left. Waits and
-        raises as `empty_cache` does. Safe to call from several threads.
-        """
-    def pool_use_count(self, pool: PoolId) -> int:
+        """See `Allocator.trim_to`."""
+    def use_count(self, pool: PoolId) -> int:
         """How many uses the pool has: by `Pool` objects, by `with` blocks, by graphs. Raises PoolError."""
-    def pool_reserved_bytes(self, pool: PoolId) -> int:
+    def reserved_bytes(self, pool: PoolId) -> int:
         """Physical memory that the pool holds now; (0, 0) is the default pool. Raises PoolError."""
     def set_use_on_oom(self, pool: PoolId, on: bool) -> None:
         """Let the pool lend its free memory to others when memory is out, or not. Raises PoolError."""
     def set_no_split(self, pool: PoolId) -> None:
         """Let the pool hand out whole segments from now on. Raises PoolError."""
+    @property
+    def _lent(self) -> set[PoolId]: ...
     def _lend(self, pool: PoolId) -> None:
         """Let others have the free memory of a pool."""
     def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
@@ -87,17 +75,17 @@ class PoolingAllocator(RecordingAllocator):
         Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
         """
     def _live_addresses(self, pool: PoolId) -> list[int]: ...
-    def check_pool_live_allocations(self, pool: Pool | PoolId, addresses: Collection[Buffer | int]) -> bool:
+    def check_live_allocations(self, pool: Pool | PoolId, addresses: Collection[Buffer | int]) -> bool:
         """Whether exactly these blocks, given as addresses or buffers, are in use in the pool, a `Pool` or its id.
 
         Looks at every block of it. Raises PoolError, TypeError for what is no block.
         """
-    def checkpoint_pool(self, pool: PoolId) -> PoolState:
+    def checkpoint(self, pool: PoolId) -> PoolState:
         """The arrangement of a pool now, as a `PoolState`, for `restore_pool`.
 
         Looks at every block of it. Raises PoolError, CheckpointError if blocks wait for other streams.
         """
-    def restore_pool(self, state: PoolState) -> tuple[list[int], list[int]]:
+    def restore(self, state: PoolState) -> tuple[list[int], list[int]]:
         """Bring a pool back to `state`: (addresses freed by that, addresses in use again).
 
         A buffer whose block ended so frees nothing any more. A block that is in use again belongs to the buffer that
@@ -106,3 +94,25 @@ class PoolingAllocator(RecordingAllocator):
         is another allocator's, the pool has released or grown memory since, or such a stream is being captured;
         DeviceError.
         """
+    def set_reserve_class(self, stream: Stream | int, name: str) -> None:
+        """Put a stream in a class of `expandable_segments_reserve_by_class`; "" takes it out of any.
+
+        It counts for segments that are reserved from now on. Raises TypeError for a name that is not a text.
+        """
+    @property
+    def caching(self) -> bool:
+        """Whether requests go through the cache, which they do unless it is switched off.
+
+        Off, every request is a device allocation of its own, and every free a device free; what is cached stays
+        cached, and what came from the cache still goes back to it.
+        """
+    @caching.setter
+    def caching(self, on: bool) -> None: ...
+    def malloc_at(self, size: int | str, address: int, stream: Stream | int | None = None) -> int:
+        """Allocate `size` bytes at exactly this address, out of free memory of the request's pool and stream.
+
+        Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
+        no free block holds all of it; SizeError, StreamError.
+        """
+    def malloc_as(self, size: int, stream: int, thread: int, address: int | None = None) -> int:
+        """`malloc`, or `malloc_at`, as though called by thread number `thread`: for replaying recordings."""

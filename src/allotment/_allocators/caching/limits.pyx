@@ -1,14 +1,17 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment._allocators.caching.pooling_allocator cimport PoolingAllocator
+from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.tags cimport tag as tag_object
+from allotment._allocators.parts cimport ObservedLimits
+from allotment._allocators.upcalls cimport call_free_memory, identity_in
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport engine_leave, pool_of_tag
 from allotment._core.mechanism.limits cimport accounts_open, limits_set, soft_limit_set
+from allotment._core.mechanism.shortage cimport callback_add, callback_remove
 from allotment._core.mechanism.pool cimport pool_absent, pool_find
-from allotment._core.model.model cimport Failure, Limits, Pool as EnginePool, no_limit
+from allotment._core.model.model cimport Failure, Limits as EngineLimits, Pool as EnginePool, no_limit
 from allotment._core.records.stats cimport frees_so_far
 from allotment._core.records.tags cimport tag_number, tag_pool_id
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_context
@@ -18,7 +21,7 @@ import operator
 
 from allotment import _settings as config
 from allotment._allocators.caching.chain import Chain
-from allotment._allocators.caching.pools import Pool
+from allotment._allocators.caching.pool import Pool
 from allotment.errors import PoolError, RequestError
 
 
@@ -30,11 +33,18 @@ cdef object shown(bytes_t limit):
     return None if limit == no_limit() else limit
 
 
-@cython.no_gc_clear
-cdef class LimitingAllocator(PoolingAllocator):
-    """An engine whose pools, tags and tenants have limits; users hold an `Allocator`."""
+@cython.final
+cdef class Limits(ObservedLimits):
+    """Limits(allocator)\n--\n
+    How much memory pools, tags and tenants may have, and what is asked when it runs out: `allocator.limits`.
 
-    def set_limit(
+    Safe to use from several threads.
+    """
+
+    def __cinit__(self, Allocator allocator not None):
+        self.allocator = allocator
+
+    def set(
         self,
         tag: str | Pool | Tenant | None,
         *,
@@ -42,21 +52,8 @@ cdef class LimitingAllocator(PoolingAllocator):
         soft: int | str | None = ...,
         reserved: int | str | None = ...,
     ) -> None:
-        """Say how much memory a tag may have, or a pool, a tenant, or (None) the allocator as a whole.
-
-        Each is a number of bytes or a text such as "2GiB"; None, and what is not given, is no limit from now on. One of
-        them is given at least: `hard=None` removes all.
-
-        `hard`: requests that need more raise OutOfMemoryError, whose `facts.limited_by` says whose limit it was. Of a
-        tag or pool it counts memory that is reserved, of a tenant memory in use. `soft`: before more than this is
-        reserved, cached memory goes back, which waits for other streams; it refuses nothing. `reserved`: others leave
-        this much to be had, within the allocator's limit or the device's memory.
-
-        What is held already stays. Raises RequestError without any limit, and for a soft limit of, or memory reserved
-        for, a tenant, which shares its cache with others; PoolError for a pool that is gone; TypeError for what is none
-        of these. Safe to call from several threads.
-        """
-        cdef Limits limits
+        """See `Allocator.set_limit`."""
+        cdef EngineLimits limits
         cdef uint64_t first = 0, second = 0
         cdef bint is_tenant = tag is not None and self.is_tenant(tag)
         if hard is ... and soft is ... and reserved is ...:
@@ -70,10 +67,10 @@ cdef class LimitingAllocator(PoolingAllocator):
             if reserved is not None:
                 raise RequestError(
                     "nothing can be reserved for an allocator as a whole; reserve it for a tag or a pool")
-            self.limit = hard
-            self.enter()
-            soft_limit_set(self.engine, limits.soft)
-            engine_leave(self.engine)
+            self.allocator.limit = hard
+            self.allocator.enter()
+            soft_limit_set(self.allocator.engine, limits.soft)
+            engine_leave(self.allocator.engine)
             return
         if is_tenant:
             if soft is not None or reserved is not None:
@@ -90,9 +87,9 @@ cdef class LimitingAllocator(PoolingAllocator):
         from allotment._allocators.caching.tenants import Tenant     # late: it is made of allocators
         if isinstance(whose, (str, Pool)):
             return False
-        if not isinstance(whose, Tenant) or whose.allocator is not self:
+        if not isinstance(whose, Tenant) or whose.allocator is not self.allocator:
             raise TypeError(
-                f"a tag's name, a Pool or a Tenant of {self!r} is meant, not "
+                f"a tag's name, a Pool or a Tenant of {self.allocator!r} is meant, not "
                 + (repr(whose) if isinstance(whose, Tenant) else type(whose).__name__))
         return True
 
@@ -101,8 +98,8 @@ cdef class LimitingAllocator(PoolingAllocator):
         cdef uint32_t tag
         cdef bint ok
         if isinstance(whose, Pool):
-            if whose.allocator is not self:
-                raise PoolError(f"{whose!r} is not a pool of {self!r}")
+            if whose.allocator is not self.allocator:
+                raise PoolError(f"{whose!r} is not a pool of {self.allocator!r}")
             return read_pool_id(whose.id, first, second)
         if not isinstance(whose, str):
             raise TypeError(f"a tag is a text, not {type(whose).__name__}")
@@ -113,40 +110,40 @@ cdef class LimitingAllocator(PoolingAllocator):
             tag = tag_number(whose, False)
         first[0] = 0
         second[0] = tag_pool_id(tag)
-        self.enter()
+        self.allocator.enter()
         if make:
-            ok = pool_of_tag(self.engine, tag, &failure) != NULL
-            return self.leave(ok, &failure)
-        ok = pool_find(self.engine, first[0], second[0]) != NULL
-        engine_leave(self.engine)
+            ok = pool_of_tag(self.allocator.engine, tag, &failure) != NULL
+            return self.allocator.leave(ok, &failure)
+        ok = pool_find(self.allocator.engine, first[0], second[0]) != NULL
+        engine_leave(self.allocator.engine)
         if not ok:
             raise PoolError(
-                f"there is no tag {whose!r} on {self.device.name}; it was never made, or its memory is gone: allocate "
+                f"there is no tag {whose!r} on {self.allocator.device.name}; it was never made, or its memory is gone: allocate "
                 "in it first")
         return 0
 
-    cdef int read_limits(self, uint64_t first, uint64_t second, Limits* limits) except -1:
+    cdef int read_limits(self, uint64_t first, uint64_t second, EngineLimits* limits) except -1:
         cdef Failure failure
         cdef EnginePool* pool
-        self.enter()
-        pool = pool_find(self.engine, first, second)
+        self.allocator.enter()
+        pool = pool_find(self.allocator.engine, first, second)
         if pool != NULL:
             limits[0] = pool.limits
         else:
-            pool_absent(self.engine, first, second, &failure)
-        self.leave(pool != NULL, &failure)
+            pool_absent(self.allocator.engine, first, second, &failure)
+        self.allocator.leave(pool != NULL, &failure)
         return 0
 
-    cdef int put_limits(self, uint64_t first, uint64_t second, const Limits* limits) except -1:
+    cdef int put_limits(self, uint64_t first, uint64_t second, const EngineLimits* limits) except -1:
         cdef Failure failure
         cdef EnginePool* pool
-        self.enter()
-        pool = pool_find(self.engine, first, second)
+        self.allocator.enter()
+        pool = pool_find(self.allocator.engine, first, second)
         if pool != NULL:
-            limits_set(self.engine, pool, limits)
+            limits_set(self.allocator.engine, pool, limits)
         else:
-            pool_absent(self.engine, first, second, &failure)
-        self.leave(pool != NULL, &failure)
+            pool_absent(self.allocator.engine, first, second, &failure)
+        self.allocator.leave(pool != NULL, &failure)
         return 0
 
     cdef int put_tenant_limit(self, object name, bytes_t most) except -1:
@@ -155,18 +152,18 @@ cdef class LimitingAllocator(PoolingAllocator):
         cdef uint32_t tenant = tenant_context(name) >> TENANT_SHIFT
         cdef int who
         cdef bint ok
-        self.enter()
+        self.allocator.enter()
         with nogil:
-            if self.engine.accounts == NULL:
-                ok = accounts_open(self.engine)
-                tenants_sum(self.engine, sums)
+            if self.allocator.engine.accounts == NULL:
+                ok = accounts_open(self.allocator.engine)
+                tenants_sum(self.allocator.engine, sums)
                 for who in range(TENANTS_MOST if ok else 0):
-                    self.engine.accounts[who].held = sums[who][1]
+                    self.allocator.engine.accounts[who].held = sums[who][1]
             else:
                 ok = True
             if ok:
-                self.engine.accounts[tenant].limit = most
-            engine_leave(self.engine)
+                self.allocator.engine.accounts[tenant].limit = most
+            engine_leave(self.allocator.engine)
         if not ok:
             raise MemoryError("the host has no memory for the allocator's own records")
         return 0
@@ -174,37 +171,23 @@ cdef class LimitingAllocator(PoolingAllocator):
     # --- a say when memory runs out ---
 
     def on_out_of_memory(self, step: Callable[[OutOfMemoryFacts], bool], *, tries: int = 1) -> Callable[[], None]:
-        """Ask `step(facts)` before a request fails for want of memory: whether it should be tried again.
-
-        Steps are asked in the order in which they were added, after all that the allocator does by itself (the cache is
-        empty then), on the thread that asked and without any lock. A step may free, pause tags, wait, and use the
-        allocator; what it asks for itself goes without steps. Each is asked `tries` times at most for one request;
-        then, or when it returns False or raises, the next has its turn, and after the last the request raises
-        OutOfMemoryError. What it raises is reported through `sys.unraisablehook`. `allotment.relief` has steps that
-        wait, spill and trim.
-
-        Gives a function that removes the step. Raises TypeError for what cannot be called, RequestError for less than
-        one try. Safe to call from several threads.
-        """
+        """See `Allocator.on_out_of_memory`."""
         count = operator.index(tries)
         if count < 1:
             raise RequestError(f"a step has one try or more, not {count}")
-        if self.chain is None:
-            self.chain = Chain()
-        return self.chain.add(read_callable(step, "a step"), count)
-
-    cdef bint has_say(self) except -1:
-        return self.chain is not None and self.chain.has_steps
+        if self.allocator.chain is None:
+            self.allocator.chain = Chain()
+        return self.allocator.chain.add(read_callable(step, "a step"), count)
 
     def _frees_so_far(self) -> int:
         """A number that changes whenever a block is freed. Takes no lock."""
-        return frees_so_far(&self.engine.stats)
+        return frees_so_far(&self.allocator.engine.stats)
 
     # --- for `Pool`, `Tenant` and metrics ---
 
     def _pool_limit(self, pool: PoolId) -> int | None:
         """The hard limit of a pool."""
-        cdef Limits limits
+        cdef EngineLimits limits
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
         self.read_limits(first, second, &limits)
@@ -212,7 +195,7 @@ cdef class LimitingAllocator(PoolingAllocator):
 
     def _set_pool_limit(self, pool: PoolId, limit: int | str | None) -> None:
         """Another hard limit; the other limits stay."""
-        cdef Limits limits
+        cdef EngineLimits limits
         cdef uint64_t first, second
         cdef bytes_t most = read_limit(limit, no_limit())
         read_pool_id(pool, &first, &second)
@@ -222,7 +205,7 @@ cdef class LimitingAllocator(PoolingAllocator):
 
     def _tag_limit(self, name: str) -> int | None:
         """The hard limit of a tag. Raises PoolError if it is not there."""
-        cdef Limits limits
+        cdef EngineLimits limits
         cdef uint64_t first, second
         self.find_pool(name, &first, &second)
         self.read_limits(first, second, &limits)
@@ -231,8 +214,52 @@ cdef class LimitingAllocator(PoolingAllocator):
     def _tenant_limit(self, name: str) -> int | None:
         """What a tenant may hold."""
         cdef uint32_t tenant = tenant_context(name) >> TENANT_SHIFT
-        return None if self.engine.accounts == NULL else shown(self.engine.accounts[tenant].limit)
+        return None if self.allocator.engine.accounts == NULL else shown(self.allocator.engine.accounts[tenant].limit)
 
     def _set_tenant_limit(self, name: str, limit: int | str | None) -> None:
         """Let a tenant hold so much and no more."""
         self.put_tenant_limit(name, read_limit(limit, no_limit()))
+
+    # --- when memory is short ---
+
+    def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
+        """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
+
+        It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
+        for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
+        raises is reported through `sys.unraisablehook`. Raises TypeError for what cannot be called.
+        """
+        cdef bint ok = False
+        read_callable(callback, "a free-memory callback")
+        # In the list before the engine points at it, and out of it again if the engine cannot be entered.
+        self.allocator.callbacks.append(callback)
+        try:
+            self.allocator.enter()
+            ok = callback_add(self.allocator.engine, call_free_memory, <void*> callback)
+            engine_leave(self.allocator.engine)
+        finally:
+            if not ok:
+                del self.allocator.callbacks[identity_in(self.allocator.callbacks, callback)]
+        if not ok:
+            raise MemoryError("the host has no memory for the allocator's own records")
+
+    def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
+        """Call it no more. Raises RequestError if it was not added, or is removed already."""
+        cdef list unneeded = self.allocator.removed_callbacks
+        cdef bint removed = False
+        cdef bint collects
+        for kept in list(self.allocator.callbacks):
+            if kept == callback:
+                collects = self.allocator.enter_making_objects()
+                try:
+                    removed = callback_remove(self.allocator.engine, <void*> kept)
+                    if removed:
+                        # A thread in the middle of it still needs the object, and of those removed before.
+                        unneeded = self.allocator.removed_callbacks
+                        self.allocator.removed_callbacks = [*unneeded, kept] if self.allocator.engine.callback_runs != NULL else []
+                        del self.allocator.callbacks[identity_in(self.allocator.callbacks, kept)]
+                finally:
+                    self.allocator.leave_making_objects(collects)
+                if removed:
+                    return      # what is not needed any more goes here, outside
+        raise RequestError(f"{callback!r} is not a free-memory callback of {self.allocator!r}, or it is removed already")

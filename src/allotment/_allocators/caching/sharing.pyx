@@ -3,8 +3,9 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from allotment._allocators.caching.pausing_allocator cimport PausingAllocator
-from allotment._core.contract.types cimport address_t, device_t
+from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.parts cimport BasicSharing
+from allotment._core.contract.types cimport address_t
 from allotment._core.edge.sharing cimport SharedBlock, end_shares, lease_block, share_block, shared_block_clear
 from allotment._core.engine cimport engine_leave
 from allotment._core.mechanism.holds cimport holds_end
@@ -12,7 +13,7 @@ from allotment._core.model.model cimport Failure
 from allotment._core.tools.arguments cimport read_block
 
 from allotment import _logs
-from allotment._sharing import device_calls, importer, owner, torch_form
+from allotment._sharing import device_calls, owner, torch_form
 from allotment.errors import AddressError, UnsupportedError
 
 
@@ -25,78 +26,61 @@ cdef object told(const SharedBlock* shared):
         [shared.streams[i] for i in range(shared.stream_count)])
 
 
-@cython.no_gc_clear
-cdef class SharingAllocator(PausingAllocator):
-    """An engine whose blocks other processes can open; users hold an `Allocator`."""
+@cython.final
+cdef class Sharing(BasicSharing):
+    """Sharing(allocator)\n--\n
+    Blocks that other processes and devices use: `allocator.sharing`.
+
+    Safe to use from several threads.
+    """
+
+    def __cinit__(self, Allocator allocator not None):
+        self.allocator = allocator
 
     def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:
-        """A handle by which another process of this user opens the block: `allotment.open_shared(handle)`.
-
-        `block` is an address or a `Buffer`; of a slice, its whole block is shared. Handles of one block are equal. For
-        `hold` seconds, or until `SharedHandle.close`, any number of processes can open the handle; after that nobody
-        can, until the block is shared again. So long, and while another process has it open, the block is not reused,
-        also if it is freed meanwhile. Whoever opens it waits for the work that its streams were given before.
-
-        Raises AddressError for what is not a live block, UnsupportedError if the device does not share memory (host
-        memory does with the settings key `shareable:True`), CaptureError while a stream of the block is being captured,
-        DeviceError. Costs no copy and no call of the device unless its streams are busy. Safe to call from several
-        threads.
-        """
+        """See `Allocator.share`."""
         cdef address_t address = read_block(block)
         self.require_sharing("share")
-        self.require_open()
-        return owner.share(self, address, hold)
+        self.allocator.require_open()
+        return owner.share(self.allocator, address, hold)
 
     def _send_block(self, block: Buffer | int, hold: float) -> tuple[SharedHandle, int]:
         """`share` for one receiver: (handle, number of the hold, which opening with that number ends)."""
         cdef address_t address = read_block(block)
         self.require_sharing("share")
-        self.require_open()
-        return owner.send(self, address, hold)
+        self.allocator.require_open()
+        return owner.send(self.allocator, address, hold)
 
     def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
-        """(offset, handle) in PyTorch's own form: the block lies `offset` bytes into what the handle opens.
-
-        Its version is that of the PyTorch whose rules are in force. Pages always travel as descriptors, never as fabric
-        handles, so only processes of this machine can open them; `share` uses the fabric where there is one. Nothing
-        holds the block for the process that opens the handle: keep it until then.
-
-        Raises AddressError, UnsupportedError for devices that do not share memory and for blocks of
-        `placement:dense`, whose pieces have no common size, DeviceError.
-        """
+        """See `Allocator.share_torch`."""
         cdef address_t address = read_block(block)
         cdef object shared
         self.require_sharing("share_torch")
         shared = self.shared_block(address, False)
         chunk, page = shared.pieces[0]
-        version = self.rules.handle_version
+        version = self.allocator.rules.handle_version
         if chunk == 0:
-            handle = device_calls.export_segment(self.device, shared.base)
+            handle = device_calls.export_segment(self.allocator.device, shared.base)
             if len(handle) != torch_form.SEGMENT_LENGTH:
                 raise UnsupportedError(
-                    f"share_torch: plain memory of {self.device.name} has no form of PyTorch's; use share, or "
+                    f"share_torch: plain memory of {self.allocator.device.name} has no form of PyTorch's; use share, or "
                     "expandable_segments:True", operation="share_torch")
-            _logs.shared(self.device.name, address, shared.size, "PyTorch's form: a handle of the device")
+            _logs.shared(self.allocator.device.name, address, shared.size, "PyTorch's form: a handle of the device")
             return shared.offset, torch_form.write_segment(version, handle)
         if any([size != page for _, size in shared.pieces]):
             raise UnsupportedError(
                 f"share_torch: the block at {address:#x} lies in chunks of several sizes (placement:dense), which "
                 "PyTorch's form cannot say; use share, or a pool with placement torch", operation="share_torch")
-        handles = [device_calls.export_chunk(self.device, chunk, True)[1] for chunk, _ in shared.pieces]
+        handles = [device_calls.export_chunk(self.allocator.device, chunk, True)[1] for chunk, _ in shared.pieces]
         _logs.shared(
-            self.device.name, address, shared.size, f"PyTorch's form: descriptors of {len(handles)} chunks")
+            self.allocator.device.name, address, shared.size, f"PyTorch's form: descriptors of {len(handles)} chunks")
         return shared.offset, torch_form.write_pages(version, page, handles)
 
-    cdef int reach_peer(self, device_t peer) except -1:
-        PausingAllocator.reach_peer(self, peer)
-        importer.reach_peer(self.device, peer)
-        return 0
-
     cdef int require_sharing(self, str operation) except -1:
-        if self.device.table.segment_export == NULL and self.device.table.chunk_export == NULL:
-            advice = '; make the allocator with settings="shareable:True"' if self.device.family == "host" else ""
+        if self.allocator.device.table.segment_export == NULL and self.allocator.device.table.chunk_export == NULL:
+            advice = '; make the allocator with settings="shareable:True"' if self.allocator.device.family == "host" else ""
             raise UnsupportedError(
-                f"{operation}: memory of {self.device.name} is not shared with other processes{advice}",
+                f"{operation}: memory of {self.allocator.device.name} is not shared with other processes{advice}",
                 operation=operation)
         return 0
 
@@ -107,12 +91,12 @@ cdef class SharingAllocator(PausingAllocator):
         cdef Failure failure
         cdef bint ok
         memset(&shared, 0, sizeof(shared))
-        self.enter()
-        ok = share_block(self.engine, address, keep, &shared, &failure)
-        engine_leave(self.engine)
+        self.allocator.enter()
+        ok = share_block(self.allocator.engine, address, keep, &shared, &failure)
+        engine_leave(self.allocator.engine)
         try:
             if not ok:
-                raise self.failed(&failure)
+                raise self.allocator.failed(&failure)
             return told(&shared)
         finally:
             shared_block_clear(&shared)
@@ -129,12 +113,12 @@ cdef class SharingAllocator(PausingAllocator):
         cdef uint64_t number = generation
         cdef bint ok
         memset(&shared, 0, sizeof(shared))
-        self.enter()
-        ok = lease_block(self.engine, address, number, &shared, &failure)
-        engine_leave(self.engine)
+        self.allocator.enter()
+        ok = lease_block(self.allocator.engine, address, number, &shared, &failure)
+        engine_leave(self.allocator.engine)
         try:
             if not ok:
-                raise self.failed(&failure)
+                raise self.allocator.failed(&failure)
             return told(&shared)
         finally:
             shared_block_clear(&shared)
@@ -146,18 +130,18 @@ cdef class SharingAllocator(PausingAllocator):
         cdef uint64_t fewer_leases = leases
         cdef uint64_t fewer_keeps = keeps
         cdef bint ok
-        self.enter()
+        self.allocator.enter()
         with nogil:
-            ok = end_shares(self.engine, address, number, fewer_leases, fewer_keeps)
-            engine_leave(self.engine)
+            ok = end_shares(self.allocator.engine, address, number, fewer_leases, fewer_keeps)
+            engine_leave(self.allocator.engine)
         if not ok:
             raise AddressError(f"{block:#x} is not a block that was shared, or no longer", block)
-        if self.closed:
-            self.shut()         # what was in use when it was closed goes back as it is freed
+        if self.allocator.closed:
+            self.allocator.shut()         # what was in use when it was closed goes back as it is freed
 
     def _end_all_shares(self) -> None:
         """No other process has anything open: in a child of fork, whose blocks are its own."""
-        self.enter()
+        self.allocator.enter()
         with nogil:
-            holds_end(self.engine)
-            engine_leave(self.engine)
+            holds_end(self.allocator.engine)
+            engine_leave(self.allocator.engine)

@@ -1,0 +1,49 @@
+# Made from limits.pyx by `make stubs`: change it there.
+
+from collections.abc import Callable
+
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.pool import Pool, PoolId
+from allotment._allocators.caching.tenants import Tenant
+from allotment._allocators.parts import ObservedLimits
+from allotment.errors import OutOfMemoryFacts
+
+class Limits(ObservedLimits):
+    """How much memory pools, tags and tenants may have, and what is asked when it runs out: `allocator.limits`.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, allocator: Allocator) -> None: ...
+    def set(
+        self,
+        tag: str | Pool | Tenant | None,
+        *,
+        hard: int | str | None = ...,
+        soft: int | str | None = ...,
+        reserved: int | str | None = ...,
+    ) -> None:
+        """See `Allocator.set_limit`."""
+    def on_out_of_memory(self, step: Callable[[OutOfMemoryFacts], bool], *, tries: int = 1) -> Callable[[], None]:
+        """See `Allocator.on_out_of_memory`."""
+    def _frees_so_far(self) -> int:
+        """A number that changes whenever a block is freed. Takes no lock."""
+    def _pool_limit(self, pool: PoolId) -> int | None:
+        """The hard limit of a pool."""
+    def _set_pool_limit(self, pool: PoolId, limit: int | str | None) -> None:
+        """Another hard limit; the other limits stay."""
+    def _tag_limit(self, name: str) -> int | None:
+        """The hard limit of a tag. Raises PoolError if it is not there."""
+    def _tenant_limit(self, name: str) -> int | None:
+        """What a tenant may hold."""
+    def _set_tenant_limit(self, name: str, limit: int | str | None) -> None:
+        """Let a tenant hold so much and no more."""
+    def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
+        """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
+
+        It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
+        for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
+        raises is reported through `sys.unraisablehook`. Raises TypeError for what cannot be called.
+        """
+    def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
+        """Call it no more. Raises RequestError if it was not added, or is removed already."""

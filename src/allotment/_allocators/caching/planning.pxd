@@ -1,0 +1,5 @@
+"""Requests tried on a copy of all that an allocator keeps: see `_core/edge/rehearsal`."""
+
+from allotment._allocators.caching.allocator cimport Allocator
+
+cdef object plan_requests(Allocator allocator, object requests)       # a Plan

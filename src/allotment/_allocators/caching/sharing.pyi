@@ -1,0 +1,29 @@
+# Made from sharing.pyx by `make stubs`: change it there.
+
+from allotment._allocators.buffer import Buffer
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.parts import BasicSharing
+from allotment._sharing.handle import SharedHandle
+from allotment._sharing.owner import SharedBlock
+
+class Sharing(BasicSharing):
+    """Blocks that other processes and devices use: `allocator.sharing`.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, allocator: Allocator) -> None: ...
+    def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:
+        """See `Allocator.share`."""
+    def _send_block(self, block: Buffer | int, hold: float) -> tuple[SharedHandle, int]:
+        """`share` for one receiver: (handle, number of the hold, which opening with that number ends)."""
+    def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
+        """See `Allocator.share_torch`."""
+    def _share_block(self, block: int, keep: bool) -> SharedBlock:
+        """What a live block is. With `keep` it is held until `_end_shares` takes that back."""
+    def _lease_block(self, block: int, generation: int) -> SharedBlock:
+        """What a block is that was shared, held for one process more. Raises AddressError if it has ended."""
+    def _end_shares(self, block: int, generation: int, leases: int, keeps: int) -> None:
+        """So many leases and keeps of a block are over. Raises AddressError if it has ended."""
+    def _end_all_shares(self) -> None:
+        """No other process has anything open: in a child of fork, whose blocks are its own."""

@@ -1,0 +1,25 @@
+"""What belongs together on an allocator, as a small object of its own: `allocator.limits`, `allocator.sharing`, ...
+
+A part is a view, made at each access, that holds its allocator. All state is the allocator's. So the two never form a
+reference cycle, and an allocator ends as soon as its last user lets it go.
+
+The parts here are those that several kinds of allocators have. A kind that needs more derives its own, and a kind that
+cannot do something does not have that part.
+"""
+
+from allotment._allocators.base cimport AllocatorBase
+
+cdef class Part:
+    cdef AllocatorBase whole
+
+cdef class BasicLimits(Part):
+    pass
+
+cdef class ObservedLimits(BasicLimits):
+    pass
+
+cdef class BasicSharing(Part):
+    pass
+
+cdef class BasicInspection(Part):
+    pass
