@@ -1,13 +1,13 @@
 """The device of a replay: addresses and capacity, answers from a tape, events that finish when the loop says so.
 
-It is the simulated device's small sister. That one keeps books on everything and serves any program; this one is
-used by one loop on one thread, so it needs neither a lock nor books, and a call costs next to nothing.
+It is a small variant of the simulated device. That one keeps exact records and serves any program; only one loop on one
+thread uses this one, so it needs neither a lock nor records, and a call costs almost nothing.
 
-- With a tape that is being followed, a new segment is where the recording has it, and refused where it was.
-- Otherwise a segment is put where the next one of the suggestions is, if that is of the same size and its place free;
-  else at the lowest address where there is room, as drivers do. Up to `capacity` in all.
-- An event carries the number of the call (`due`) at whose beginning its stream has got that far.
-- What a driver would be called for is counted by kind, and priced by the table of costs that the device is made with.
+- While it follows a tape, a new segment is where the recording has it, and refused where the recording refused it.
+- Otherwise a segment is at the next suggested address, if that one has the same size and is free; else at the
+  lowest address with room, as with drivers. Up to `capacity` in all.
+- An event has the number of the call (`due`) at whose beginning its stream has reached it.
+- Driver calls are counted by kind, and priced by the device's table of costs.
 """
 
 from libc.stddef cimport size_t
@@ -38,7 +38,7 @@ cdef enum:
     COST_POINTS = 4
 
 cdef struct Cost:
-    # Microseconds over MiB: straight lines between points, the last one going on.
+    # Microseconds over MiB: linear between points, and extrapolated after the last.
     int count
     double mebibytes[COST_POINTS]
     double microseconds[COST_POINTS]
@@ -46,12 +46,12 @@ cdef struct Cost:
 cdef struct ReplayState:
     int64_t calls[CALL_KINDS]
     double microseconds         # of all calls
-    int64_t unset_views         # mapped since access was set last: setting it costs so much for each
+    int64_t unset_views         # mapped since access was last set, which has a cost for each of them
     Cost costs[CALL_KINDS]
     bytes_t capacity, used
-    Place* places               # segments that were put somewhere here, by address
+    Place* places               # segments that this device placed, by address
     size_t place_count, place_room
-    address_t packed_end        # up to here our own places stand side by side: no room before
+    address_t packed_end        # own places are contiguous up to here: no room before
     const Place* suggestions    # where the recording had its segments, in order
     size_t suggestion_count, suggestions_used
     address_t next_range        # ranges are few and large: one behind the other
@@ -67,7 +67,7 @@ cdef class ReplayDevice(Device):
 
 
 cdef inline int64_t memory_calls(const ReplayState* device) noexcept nogil:
-    """Calls about memory so far: all but those about events."""
+    """Memory calls so far: all except those about events."""
     cdef int64_t total = 0
     cdef int kind
     for kind in range(CALL_RECORD):

@@ -24,7 +24,7 @@ cdef address_t OWN_SEGMENTS = <address_t> 1 << 57
 cdef address_t OWN_RANGES = <address_t> 1 << 58
 
 
-# --- what a driver would take --------------------------------------------------------------------------------
+# --- driver costs --------------------------------------------------------------------------------
 
 cdef double cost_of(const Cost* cost, bytes_t size) noexcept nogil:
     cdef double mebibytes = <double> size / 1048576
@@ -58,7 +58,7 @@ cdef inline bytes_t whole_pages(bytes_t size) noexcept nogil:
 
 
 cdef size_t place_behind(const ReplayState* device, address_t address) noexcept nogil:
-    """The first place that does not begin before an address."""
+    """Return the first place that begins at or after an address."""
     cdef size_t low = 0
     cdef size_t high = device.place_count
     cdef size_t middle
@@ -102,7 +102,7 @@ cdef address_t lowest_address(ReplayState* device, bytes_t size) noexcept nogil:
 
 
 cdef address_t place_segment(ReplayState* device, bytes_t size) noexcept nogil:
-    """Take a place for a segment; 0 without host memory to note it."""
+    """Take a place for a segment; 0 without host memory to record it."""
     cdef address_t address
     cdef size_t i
     if not make_room(<void**> &device.places, &device.place_room, device.place_count, sizeof(Place)):
@@ -134,7 +134,7 @@ cdef address_t place_range(ReplayState* device, bytes_t size) noexcept nogil:
 
 
 cdef inline bint is_recorded_next(const ReplayState* device, int action) noexcept nogil:
-    """Whether the tape has a place for a segment or page; one where no segment can be is none."""
+    """Whether the tape has a valid place for a segment or page."""
     cdef address_t address
     if not (follows(device) and tape_next_is(device.tape, action)):
         return False
@@ -228,7 +228,7 @@ cdef status_t unmap_chunk(void* self, address_t address, bytes_t size) noexcept 
 
 
 cdef status_t set_access(void* self, address_t address, bytes_t size, device_t other) noexcept nogil:
-    """One call for a run of mappings, which takes as long as one for each of them."""
+    """Count one call for a run of mappings, with the cost of one call for each of them."""
     cdef ReplayState* device = <ReplayState*> self
     device.calls[CALL_ACCESS] += 1
     device.microseconds += max(device.unset_views, 1) * cost_of(&device.costs[CALL_ACCESS], size)

@@ -1,8 +1,8 @@
-"""What calls of a driver cost: data, measured on one machine, by which a replay prices the calls that it counts.
+"""The costs of driver calls, measured on one machine, with which a replay prices the calls that it counts.
 
-`driver_costs.json` comes along, measured on the GPU that it names. `allotment calibrate` measures the user's own into a
-file of the same form, which is used from then on: the one that the environment variable ALLOTMENT_COSTS names, else
-`costs.json` in the user's folder of settings.
+The packaged `driver_costs.json` was measured on the GPU that it names. `allotment calibrate` measures the user's GPU
+and writes a file of the same form, which then replaces it: the one that the environment variable ALLOTMENT_COSTS names,
+otherwise `costs.json` in the user's configuration folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Points = list[tuple[float, float]]
 
 
 def user_costs_file() -> Path:
-    """Where `allotment calibrate` puts what it measures, unless told otherwise."""
+    """The default file of `allotment calibrate`."""
     named = os.environ.get(COSTS_VARIABLE)
     if named:
         return Path(named)
@@ -38,20 +38,20 @@ def user_costs_file() -> Path:
 
 
 def driver_costs() -> dict[str, Points]:
-    """By kind of call: points (MiB, microseconds), with straight lines between them and behind the last two.
+    """Return for each kind of call the points (MiB, microseconds), linear between them and after the last two.
 
-    Raises FormatError for a file of the user's that is not one of costs.
+    Raises FormatError if the user's file is not a file of costs.
     """
     return _stored(_chosen())[1]
 
 
 def costs_device() -> str:
-    """The device that they were measured on."""
+    """Return the device that the costs were measured on."""
     return _stored(_chosen())[0]
 
 
 def write_costs(file: BinaryIO, device: str, costs: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """Write what was measured on a device into an open file. Raises OSError."""
+    """Write the costs of a device to an open file. Raises OSError."""
     lines = ",\n".join(f'    "{kind}": {json.dumps(points)}' for kind, points in costs.items())
     text = f'{{\n  "device": {json.dumps(device)},\n  "unit": {json.dumps(UNIT)},\n  "costs": {{\n{lines}\n  }}\n}}\n'
     file.write(text.encode())
@@ -59,7 +59,7 @@ def write_costs(file: BinaryIO, device: str, costs: Mapping[str, Sequence[Sequen
 
 
 def _chosen() -> Path | None:
-    """The user's file, if there is one; None is the one that comes along."""
+    """Return the user's file; None for the packaged one."""
     path = user_costs_file()
     return path if COSTS_VARIABLE in os.environ or path.is_file() else None
 
@@ -76,7 +76,7 @@ def _stored(path: Path | None) -> tuple[str, dict[str, Points]]:
             kind: [(float(size), float(cost)) for size, cost in stored["costs"][kind]][:MOST_POINTS] for kind in CALLS
         }
         if not all(costs.values()):
-            raise ValueError("a kind of call has no points")
+            raise ValueError("a kind of call without points")
         return str(stored["device"]), costs
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: not a file of driver costs ({error}); allotment calibrate writes one") from None

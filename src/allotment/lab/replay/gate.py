@@ -1,7 +1,7 @@
-"""The gate of a replay: what a snapshot says in numbers, checked before any of it reaches the engine.
+"""Validates the numbers of a snapshot before any of them reaches the engine.
 
-A file comes from somewhere else. The reader has made sure that everything in it is a number of 64 bits; this makes sure
-that the numbers can be about memory, and that the work they ask for stays in proportion to their count.
+A file is untrusted. The reader has ensured that everything in it is a 64-bit number; this module ensures that the
+numbers can describe memory, and that the work they cause is proportional to their count.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from allotment.errors import FormatError
 __all__ = ["MOST_BYTES", "check_segments", "check_snapshot", "device_at_end"]
 
 ADDRESS_END = 1 << 57
-"""Above every address that a device of a recording has."""
+"""Higher than every address in a recording."""
 STREAM_END = 1 << 63
 ALIGNMENT = 512
 MOST_BYTES = 1 << 42
 """More than any device has."""
 BYTES_PER_ENTRY = 1 << 30
-"""What the entries of a history are about at the most, on average, beyond what fills a device once."""
+"""The largest average size of entries, beyond what fills a device once."""
 
 _OF_BLOCKS = (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 _GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
@@ -30,7 +30,7 @@ _OF_SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, A
 
 
 def check_snapshot(snapshot: Snapshot, trace: Trace) -> None:
-    """Whether a device's history, and what it left behind, can be about memory. Raises FormatError."""
+    """Check that a device's history and final state can describe memory. Raises FormatError."""
     _check_history(trace)
     check_segments(snapshot, trace.device)
 
@@ -61,9 +61,9 @@ def _check_history(trace: Trace) -> None:
 
 
 def device_at_end(snapshot: Snapshot, device: int | None) -> int:
-    """The device whose memory can be looked at without a history: the one with most reserved, unless given.
+    """Return the device to show without a history: the one with the most reserved memory, unless given.
 
-    Raises FormatError if there is no memory of it, or none that can be.
+    Raises FormatError if the snapshot has no valid memory of it.
     """
     segments = snapshot.segments
     reserved = {number: int(segments.total_size[segments.device == number].sum()) for number in snapshot.devices}
@@ -75,7 +75,7 @@ def device_at_end(snapshot: Snapshot, device: int | None) -> int:
 
 
 def check_segments(snapshot: Snapshot, device: int) -> None:
-    """Whether a device's segments and blocks can be memory. Raises FormatError."""
+    """Check that a device's segments and blocks can be memory. Raises FormatError."""
     segments, blocks = snapshot.segments, snapshot.blocks
     mine = segments.device == device
     wrong = mine & (

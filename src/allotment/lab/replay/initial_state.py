@@ -1,13 +1,13 @@
-"""The state that a history begins in, where it does not begin with nothing.
+"""The state at the beginning of a history that does not begin empty.
 
-History may be switched on in mid-run, and its ring may overflow. What was there before is known from two sides: from
-what is freed though it was never allocated, and from what is still there at the end. Together they give the segments
-and the blocks in use at the first entry, and the gaps between them.
+History may be switched on in mid-run, and its ring may overflow. Two sources show the earlier state: blocks that are
+freed but were never allocated, and blocks that still exist at the end. Together they give the segments and the blocks
+in use at the first entry, and the gaps between them.
 
-One thing is not certain. A large block can be up to 1 MiB larger than the request it serves, and the entry of a free
-tells only the request. A gap of up to 1 MiB behind a block is such an excess, since no free block is that small; behind
-a larger gap the excess is known if something was allocated there in the block's lifetime, and taken for none otherwise.
-A history file says what was there before, and leaves nothing open.
+One thing is not certain. A large block can be up to 1 MiB larger than its request, and a free records only the request.
+A gap of up to 1 MiB after a block is such an excess, since no free block is that small; with a larger gap the excess is
+known if something was allocated there in the block's lifetime, and assumed to be 0 otherwise. A history file contains
+the earlier state, so nothing is uncertain.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class _Block:
     number: int
     freed_at: int
     exact: bool = False
-    """The size is known, and not only what was asked for."""
+    """Whether the size is known, and not only the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What was there before the first entry, as a layout to restore and as calls to make."""
+    """The state before the first entry, as a layout to restore and as calls to make."""
 
     layouts: NDArray[np.void]
     pieces: NDArray[np.void]
     requests: NDArray[np.void]
-    """For another arrangement than the recorded one: a MALLOC for every block that was in use."""
+    """For an arrangement other than the recorded one: a MALLOC for every block that was in use."""
     frees: NDArray[np.void]
-    """Of blocks that waited for other streams already."""
+    """Frees of blocks that already waited for other streams."""
     block_count: int
-    """Of the beginning and the history together."""
+    """The number of blocks of the initial state and the history together."""
     uncertain: int
     """Blocks whose size is not certain."""
 
@@ -99,7 +99,7 @@ def initial_state_of(
         )
         laid_out.append((layout, cut.pieces))
     if rules_of(settings.compat).free_order != "address":
-        # Which of them is older counts then, and a snapshot does not say. Drivers hand out falling addresses.
+        # Their age matters then, and a snapshot does not record it. Drivers return descending addresses.
         laid_out.reverse()
     return InitialState(
         layouts=np.array([layout for layout, _ in laid_out], dtype=LAYOUT),
@@ -112,7 +112,7 @@ def initial_state_of(
 
 
 def _blocks_at_first(history: History, snapshot: Snapshot, device: int, settings: Settings) -> list[_Block]:
-    """Blocks that were freed though never allocated, and blocks that no entry is about."""
+    """Return blocks that were freed but never allocated, and blocks without any entry."""
     there = np.flatnonzero(history.was_there)
     entries = history.first_entry[there]
     requested = history.size[entries]
@@ -148,7 +148,7 @@ def _blocks_at_first(history: History, snapshot: Snapshot, device: int, settings
 
 
 class _LaterRequests:
-    """Finds the first request that was served from a stretch of memory."""
+    """Finds the first request that was served from an interval of memory."""
 
     def __init__(self, history: History) -> None:
         entries = np.flatnonzero(history.action == Action.ALLOC)
@@ -166,7 +166,7 @@ class _LaterRequests:
 
 
 class _Cut:
-    """One segment, cut into the blocks that were in use and what lay between them."""
+    """One segment, divided into the blocks that were in use and the gaps between them."""
 
     def __init__(self, life: SegmentLife, later: _LaterRequests) -> None:
         self.pieces: list[tuple[int, int, int, int]] = []
@@ -208,14 +208,14 @@ class _Cut:
         return pages is not None and not pages.at(address // PAGE)
 
     def _end_of_kind(self, end: int) -> int:
-        """Where the memory that is mapped, or not, as at the current address, ends."""
+        """The end of the memory with the same mapping state as the current address."""
         pages = self._life.first_pages
         if pages is None:
             return end
         return min(pages.end_of_kind(self._at // PAGE, -(-end // PAGE)) * PAGE, end)
 
     def _widen(self, block: _Block, end: int) -> None:
-        """Give a large block the excess that it had."""
+        """Add the excess to a large block."""
         excess = end - self._at
         if excess > MOST_EXCESS:
             request = self._later.first_in(self._at, end)
@@ -231,7 +231,7 @@ class _Cut:
 
 
 def _pending_frees(history: History, snapshot: Snapshot, blocks: list[_Block], workload: Workload) -> NDArray[np.void]:
-    """Frees that had been requested before the history began, and waited for other streams."""
+    """Return frees that were requested before the history began, and waited for other streams."""
     numbers = np.flatnonzero(history.was_pending)
     frees = np.zeros(len(numbers), dtype=CALL)
     frees["kind"] = Kind.FREE_SHARED
@@ -243,6 +243,6 @@ def _pending_frees(history: History, snapshot: Snapshot, blocks: list[_Block], w
     never = np.zeros(len(waiting), dtype=CALL)
     never["kind"], never["block"], never["due"] = Kind.FREE_SHARED, waiting, NEVER
     frees = np.concatenate([frees, never])
-    # Streams of their own: these were freed before anything in the history was.
+    # On separate streams: these were freed before anything in the history.
     frees["stream"] = lanes(frees["due"]) + np.uint64(1 << 32)
     return frees

@@ -1,4 +1,4 @@
-"""Ordered keys and disjoint stretches, for histories of any length: nothing here searches or moves all of them."""
+"""Ordered keys and disjoint intervals for histories of any length: no operation visits all of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LONGEST = 1024
 
 
 class SortedKeys:
-    """Different keys in order, in runs that are short enough to insert into."""
+    """Distinct keys in order, in runs that are short enough to insert into."""
 
     def __init__(self) -> None:
         self._runs: list[list[Any]] = []
         self._last: list[Any] = []
-        """Of each run, its last key."""
+        """The last key of each run."""
 
     def add(self, key: Any) -> None:
         """pre: it is not there"""
@@ -49,7 +49,7 @@ class SortedKeys:
             del self._runs[place], self._last[place]
 
     def at_or_before(self, key: Any) -> Any:
-        """The greatest key up to this one; None for none."""
+        """Return the greatest key up to this one, or None."""
         place = bisect_left(self._last, key)
         if place < len(self._runs):
             run = self._runs[place]
@@ -59,7 +59,7 @@ class SortedKeys:
         return self._last[place - 1] if place > 0 else None
 
     def after(self, key: Any) -> Any:
-        """The least key above this one; None for none."""
+        """Return the least key above this one, or None."""
         place = bisect_right(self._last, key)
         if place == len(self._runs):
             return None
@@ -72,7 +72,7 @@ class SortedKeys:
 
 
 class Intervals(Generic[Value]):
-    """Disjoint stretches of whole numbers, each with a value."""
+    """Disjoint intervals of integers, each with a value."""
 
     def __init__(self) -> None:
         self._starts = SortedKeys()
@@ -80,7 +80,7 @@ class Intervals(Generic[Value]):
         """By start: the end, and the value."""
 
     def at(self, point: int) -> Value | None:
-        """The value of the stretch that holds a point; None for none."""
+        """Return the value of the interval that contains a point, or None."""
         start = self._starts.at_or_before(point)
         if start is None:
             return None

@@ -45,14 +45,14 @@ class Replay:
     def late_frees(self) -> NDArray[np.void]:
         """`LATE_FREE` records in order. pre: a journal is kept"""
     def suggest(self, places: NDArray[np.uint64]) -> None:
-        """Put segments where these are, in turn, as long as that is possible. Pairs of address and size."""
+        """Suggest places for segments, in order: pairs of address and size, used as long as possible."""
     @property
     def difference(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
-        """(entry, (action, address, size, stream)) of the first difference; None if all that was recorded came."""
+        """(entry, (action, address, size, stream)) of the first difference; None if there is none."""
     def restore(self, layouts: NDArray[np.void], pieces: NDArray[np.void]) -> None:
         """Lay segments out as they were when the recording began."""
     def begin_window(self) -> None:
-        """Count from here: what came before only set the scene."""
+        """Start counting here: the calls before only restored the initial state."""
     def sample(self, samples: NDArray[np.uint64], stride: int) -> None:
         """Keep the largest live and reserved size of every `stride` calls."""
     def run(
@@ -62,24 +62,24 @@ class Replay:
         stop_at_difference: bool = False,
         background: bool = False,
     ) -> bool:
-        """Make the calls; False if not all were made: one ended out of memory, or differed, and that was to end it.
+        """Make the calls; False if it stopped early because one ran out of memory or differed.
 
-        `background` calls are from before the history: no event of theirs finishes by itself.
+        `background` calls are from before the history: their events do not finish by themselves.
         """
     def figures(self) -> dict[str, Any]:
         """The counters of the window."""
     @property
     def driver_ms(self) -> float:
-        """What the calls of a driver in the window would take, in milliseconds."""
+        """The cost of the window's driver calls, in milliseconds."""
     def driver(self) -> dict[str, Any]:
-        """What a driver would have been called for in the window."""
+        """The window's driver calls."""
     def moment(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
         """Every mapped block as it is now, by address, and the address of every block of the workload, 0 for none.
 
-        Of PyTorch's placement alone, as `blocks`.
+        Only for PyTorch's placement, as `blocks`.
         """
     def blocks(self) -> list[tuple[int, int, int]]:
         """(address, size, state) of every mapped block, by address; the states are of `BlockState`.
 
-        Of PyTorch's placement alone: it is compared with a recording, and none is of another.
+        Only for PyTorch's placement: it is compared with recordings, which have no other placement.
         """

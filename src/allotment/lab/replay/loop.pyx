@@ -1,5 +1,5 @@
 # cython: boundscheck=False, nonecheck=False
-# C data alone, which the gate and the workload have checked: see records.pxd.
+# Only C data, validated by the gate and the workload: see records.pxd.
 """The compiled loop of a replay: the calls of a workload, straight into the engine's C functions.
 
 What a call is, and what its fields mean, is said in records.pxd.
@@ -54,7 +54,7 @@ from allotment.lab.replay.records import MOMENT_BLOCK
 cdef struct Until:
     bint refusal                # ends the run
     bint difference             # likewise
-    bint background             # the calls set the scene: no event finishes by itself
+    bint background             # the calls restore the initial state: no event finishes by itself
 
 cdef stream_t OTHER_STREAMS = <stream_t> 1 << 63     # handles that no recorded stream has
 
@@ -78,7 +78,7 @@ cdef Block* grow_from_nothing(Engine* engine, Request* request) noexcept nogil:
     cdef Block* tail
     request.shelf.unmapped = NULL
     block = grow_in_place(engine, request)
-    tail = request.shelf.unmapped       # of the new range, and alone
+    tail = request.shelf.unmapped       # the only block of the new range
     request.shelf.unmapped = others
     if tail != NULL:
         tree_insert(&request.shelf.unmapped, tail)
@@ -127,7 +127,7 @@ cdef class Replay:
     cdef Engine* engine
     cdef ReplayDevice device
     cdef Tape tape
-    cdef Journal* journal               # what is done is kept there; NULL: it is not
+    cdef Journal* journal               # effects are recorded there; NULL to record nothing
     cdef Journal kept
     cdef object journal_columns         # keeps the memory of its columns alive
     cdef object columns                 # keeps the memory of the tape's columns alive
@@ -141,7 +141,7 @@ cdef class Replay:
     cdef int64_t calls_before           # of the device, before it
     cdef readonly int64_t refused       # requests that ended out of memory
     cdef readonly double seconds
-    cdef readonly double cpu_seconds    # of this thread: what one core needs, however busy the machine is
+    cdef readonly double cpu_seconds    # of this thread: the time of one core, however busy the machine is
 
     def __cinit__(
         self,
@@ -160,7 +160,7 @@ cdef class Replay:
         self.pools = pools
         self.pool_known = numpy.zeros(len(pools), dtype=numpy.uint8)
         fill_tuning(&tuning, settings)
-        tuning.release_lock = False     # there is one thread, and the device is never waited for
+        tuning.release_lock = False     # one thread, which never waits for the device
         fill_rules(&rules, rules_of(settings.compat))
         with nogil:
             self.engine = engine_create(&(<Device> self.device).table, &tuning, &rules, placement, &failure)
@@ -249,10 +249,10 @@ cdef class Replay:
 
     cdef object check_journal(self):
         if self.journal.incomplete:
-            raise MemoryError("the host has no memory for what a replay did")
+            raise MemoryError("the host has no memory to record the replay")
 
     def suggest(self, places: NDArray[np.uint64]) -> None:
-        """Put segments where these are, in turn, as long as that is possible. Pairs of address and size."""
+        """Suggest places for segments, in order: pairs of address and size, used as long as possible."""
         cdef const uint64_t[:, ::1] pairs = places
         self.places = places
         self.device.state.suggestion_count = len(places)
@@ -261,7 +261,7 @@ cdef class Replay:
 
     @property
     def difference(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
-        """(entry, (action, address, size, stream)) of the first difference; None if all that was recorded came."""
+        """(entry, (action, address, size, stream)) of the first difference; None if there is none."""
         cdef Tape* tape = &self.tape
         if tape.differs:
             return tape.at, (tape.got.action, tape.got.address, tape.got.size, tape.got.stream)
@@ -333,7 +333,7 @@ cdef class Replay:
             if split and i + 1 < layout.pieces:
                 block = cut.next
                 unshelve(block)
-        # Holes first: while everything else is still handed out, nothing beside them goes with them.
+        # Holes first: while everything else is still allocated, nothing beside a hole is released with it.
         address = layout.address
         for i in range(layout.pieces):
             if pieces[i].kind == HOLE:
@@ -357,7 +357,7 @@ cdef class Replay:
         return pool_find(self.engine, self.pools[number, 0], self.pools[number, 1])
 
     cdef bint know_pool(self, int32_t pool, Failure* failure) noexcept nogil:
-        """Make a private pool at its first use; we stay one of its users until its release is replayed."""
+        """Create a private pool at its first use; the replay stays one of its users until its release is replayed."""
         if pool == 0 or self.pool_known[pool]:
             return True
         if not pool_create_or_incref(self.engine, self.pools[pool, 0], self.pools[pool, 1], NULL, NULL, failure):
@@ -381,7 +381,7 @@ cdef class Replay:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def begin_window(self) -> None:
-        """Count from here: what came before only set the scene."""
+        """Start counting here: the calls before only restored the initial state."""
         stats_reset_peak(&self.engine.stats)
         stats_reset_accumulated(&self.engine.stats)
         memset(self.device.state.calls, 0, sizeof(self.device.state.calls))
@@ -401,9 +401,9 @@ cdef class Replay:
         stop_at_difference: bool = False,
         background: bool = False,
     ) -> bool:
-        """Make the calls; False if not all were made: one ended out of memory, or differed, and that was to end it.
+        """Make the calls; False if it stopped early because one ran out of memory or differed.
 
-        `background` calls are from before the history: no event of theirs finishes by itself.
+        `background` calls are from before the history: their events do not finish by themselves.
         """
         cdef unsigned char[::1] call_bytes = calls.view("u1").reshape(-1)
         cdef int64_t count = len(calls)
@@ -430,7 +430,7 @@ cdef class Replay:
 
     cdef int64_t make_calls(self, const Call* calls, int64_t count, const Until* until,
                             Failure* failure) noexcept nogil:
-        """How far it came: `count`, or the call that ended it."""
+        """The number of calls made: `count`, or the call that stopped it."""
         cdef Engine* engine = self.engine
         cdef ReplayState* device = &self.device.state
         cdef address_t* addresses = &self.addresses[0]
@@ -460,7 +460,7 @@ cdef class Replay:
                         if self.journal != NULL:
                             journal_note(self.journal, call.block, block)
                     else:
-                        # Recorded as out of memory: how long it would have been kept is unknown.
+                        # Recorded as out of memory: its lifetime is unknown.
                         release_address(engine, block.address, 0, failure)
                 else:
                     failure[0] = request.failure
@@ -485,7 +485,7 @@ cdef class Replay:
         return count
 
     cdef Block* serve_privately(self, int32_t pool, Request* request) noexcept nogil:
-        """From a private pool; from the default one if that pool is closed, which happens in no real recording."""
+        """Allocate from a private pool; from the default one if that pool is closed, which no real recording has."""
         cdef Block* block
         if not self.route_to(pool, &request.failure):
             if self.tape.following:
@@ -539,11 +539,11 @@ cdef class Replay:
 
     @property
     def driver_ms(self) -> float:
-        """What the calls of a driver in the window would take, in milliseconds."""
+        """The cost of the window's driver calls, in milliseconds."""
         return self.device.state.microseconds / 1000
 
     def driver(self) -> dict[str, Any]:
-        """What a driver would have been called for in the window."""
+        """The window's driver calls."""
         cdef const ReplayState* device = &self.device.state
         calls = {kind: device.calls[i] for i, kind in enumerate(CALLS)}
         return {
@@ -558,7 +558,7 @@ cdef class Replay:
     def moment(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
         """Every mapped block as it is now, by address, and the address of every block of the workload, 0 for none.
 
-        Of PyTorch's placement alone, as `blocks`.
+        Only for PyTorch's placement, as `blocks`.
         """
         cdef Range* range_ = self.engine.first_range
         cdef Block* block
@@ -591,7 +591,7 @@ cdef class Replay:
     def blocks(self) -> list[tuple[int, int, int]]:
         """(address, size, state) of every mapped block, by address; the states are of `BlockState`.
 
-        Of PyTorch's placement alone: it is compared with a recording, and none is of another.
+        Only for PyTorch's placement: it is compared with recordings, which have no other placement.
         """
         cdef Range* range_ = self.engine.first_range
         cdef Block* block

@@ -1,8 +1,7 @@
-"""Where blocks were: the segments of a history through time, and the pool of each.
+"""The segments of a history over time, and the pool of each.
 
-Trace entries mostly do not say which pool they are about. A segment that is still there at the end has its pool in the
-snapshot; one that vanished is taken for the default pool's until that contradicts what happened (see `Recording` in
-`run.py`).
+Most trace entries do not name their pool. A segment that still exists at the end has its pool in the snapshot; a
+released one is assumed to be of the default pool until that contradicts the recording (see `Recording` in `run.py`).
 """
 
 from __future__ import annotations
@@ -23,44 +22,44 @@ __all__ = ["Placement", "SegmentLife"]
 SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(Action.SEGMENT_ALLOC, Action.SEGMENT_UNMAP + 1)
 """As plain numbers: a member of an enum is slow to look up."""
 PAGE = 2 << 20
-"""What every page of expandable memory is a multiple of."""
+"""Every page of expandable memory is a multiple of this."""
 LARGE_PAGE = 20 << 20
 FAR = 8 << 30
-"""Mapped pages further apart than this are not taken for one range."""
+"""Mapped pages further apart than this belong to different ranges."""
 
 
 @dataclass(slots=True)
 class SegmentLife:
-    """A segment from when it was obtained to when it was released; of expandable memory the whole range."""
+    """A segment from its allocation to its release; for expandable memory, the whole range."""
 
     address: int
     size: int
-    """Of a range: as far as pages were ever mapped."""
+    """For a range: the end of all pages that were ever mapped."""
     stream: int
     begin: int
-    """The entry that obtained it; -1 if it was there before."""
+    """The entry that allocated it; -1 if it existed before."""
     end: int
-    """The entry that released the last of it; the number of entries if none did."""
+    """The entry that released the last part of it; the number of entries if none did."""
     expandable: bool = False
     small: bool = False
     pool: int = 0
     certain: bool = False
     """Whether the pool is known, and not only assumed."""
     mapped: int = 0
-    """Of a range: how many pages are mapped, while the history is walked through."""
+    """For a range: how many pages are mapped at the current entry."""
     first_pages: Intervals[bool] | None = None
-    """Of a range that was there before: the pages mapped then."""
+    """For a range that existed before: the pages mapped then."""
     first_end: int = 0
-    """Of a range that was there before: the end of the last of these pages."""
+    """For a range that existed before: the end of the last of these pages."""
 
     @property
     def size_at_first(self) -> int:
-        """Of a segment that was there before: how far it went then."""
+        """For a segment that existed before: its end at that time."""
         return self.first_end - self.address if self.expandable else self.size
 
 
 class Placement:
-    """The segments of one device through time. `pool_ids` numbers the pools; number 0 is the default one."""
+    """The segments of one device over time. `pool_ids` numbers the pools; number 0 is the default one."""
 
     def __init__(self, history: History, snapshot: Snapshot, device: int) -> None:
         self.history = history
@@ -84,7 +83,7 @@ class Placement:
     def has_private_pools(self) -> bool:
         return any(life.pool != 0 for life in self.lives)
 
-    # --- walking through the history -----------------------------------------------------------------------------
+    # --- processing the history -----------------------------------------------------------------------------
 
     def _walk(self) -> None:
         history = self.history
@@ -132,7 +131,7 @@ class Placement:
         return len(self.lives) - 1
 
     def _ranges_at_first(self, entries: NDArray[np.int64], ranges: _Ranges) -> None:
-        """The expandable memory that was there before: what is left at the end, with the history undone."""
+        """Find the expandable memory that existed before: the final state, with the history undone."""
         history = self.history
         owner: Intervals[tuple[int, bool]] = Intervals()
         for start, end, (stream, small, _) in self._final.pages:
@@ -159,7 +158,7 @@ class Placement:
             last.size = end * PAGE - last.address
 
     def _map(self, ranges: _Ranges, address: int, size: int, stream: int, entry: int) -> int:
-        """A range is backed from its front, so new pages continue it or fill a hole in it; others begin one."""
+        """A range is mapped from its front, so new pages extend it or fill a hole; others begin a new range."""
         number = ranges.at_or_before(address)
         life = self.lives[number] if number >= 0 else None
         if life is None or life.stream != stream or address > life.address + life.size:
@@ -176,7 +175,7 @@ class Placement:
     # --- pools ---------------------------------------------------------------------------------------------------
 
     def _read_pools(self) -> None:
-        """Newer recordings say the pool with every entry."""
+        """Newer recordings name the pool in every entry."""
         ids = self.history.pool_ids
         if ids is None:
             return
@@ -186,16 +185,16 @@ class Placement:
             life.certain = True
 
     def segment_at(self, address: int, entry: int) -> int:
-        """The life that holds an address at an entry; -1 for none."""
+        """Return the life that contains an address at an entry; -1 for none."""
         for number, life in enumerate(self.lives):
             if life.begin <= entry <= life.end and life.address <= address < life.address + life.size:
                 return number
         return -1
 
     def assume_pools(self, segment_of_block: NDArray[np.int32]) -> None:
-        """Take for a private pool's what was obtained on a stream between two requests of that pool.
+        """Assign segments to a private pool if they were allocated on a stream between two requests of that pool.
 
-        A stream is routed to a pool for a stretch of time, so what lies between is of that stretch.
+        A stream is routed to a pool for a contiguous time, so everything in between belongs to the pool.
         """
         history = self.history
         certain = np.array([life.certain for life in self.lives] + [False])
@@ -218,11 +217,11 @@ class Placement:
                     life.pool = before
 
     def may_be_of(self, life: SegmentLife, pool: int) -> bool:
-        """Whether a segment can have been of a pool. One that gives segments back has no user any more."""
+        """Whether a segment can belong to a pool. A pool that releases segments has no user left."""
         return pool == 0 or life.end >= len(self.history) or self._last_request.get(pool, -1) < life.end
 
     def of_blocks(self) -> NDArray[np.int32]:
-        """By block life: the segment life that holds it; -1 for none."""
+        """By block life: the segment life that contains it; -1 for none."""
         history = self.history
         found = np.full(history.lives, -1, dtype=np.int32)
         changes = sorted(
@@ -250,7 +249,7 @@ class Placement:
 
 
 class _Ranges:
-    """The expandable ranges that are there at one moment of the history, and which pages of them are mapped."""
+    """The expandable ranges at one moment of the history, and their mapped pages."""
 
     def __init__(self, lives: list[SegmentLife]) -> None:
         self._lives = lives
@@ -268,7 +267,7 @@ class _Ranges:
         self._lives[number].mapped += max(end - start, 0)
 
     def unmap(self, address: int, size: int, entry: int) -> int:
-        """The range that pages were taken from; -1 for none."""
+        """Return the range that pages were removed from; -1 for none."""
         start, end = _pages(address, size)
         number = self._mapped.at(address // PAGE)
         if number is None:
@@ -281,17 +280,17 @@ class _Ranges:
         return number
 
     def at_or_before(self, address: int) -> int:
-        """The range with the highest address up to this one; -1 for none."""
+        """Return the range with the highest address up to this one; -1 for none."""
         place = self._places.at_or_before((address, len(self._lives)))
         return -1 if place is None else int(place[1])
 
     def first_mapped_in(self, start: int, end: int) -> int:
-        """The range of the first of these pages that is mapped; -1 for none."""
+        """Return the range of the first mapped page of these; -1 for none."""
         number = self._mapped.first_in(start, end)
         return -1 if number is None else number
 
     def hole_before(self, address: int, stream: int, small: bool) -> int:
-        """The range that was there before and begins here, though nothing was mapped here then; -1 for none."""
+        """Return the earlier range that begins here, although nothing was mapped here then; -1 for none."""
         place = self._places.after((address, len(self._lives)))
         if place is None:
             return -1
@@ -307,7 +306,7 @@ class _Ranges:
 
 
 class _FinalSegments:
-    """The segments of one device as the snapshot has them."""
+    """The segments of one device in the snapshot."""
 
     def __init__(self, snapshot: Snapshot, device: int) -> None:
         segments = snapshot.segments
@@ -330,5 +329,5 @@ class _FinalSegments:
 
 
 def _pages(address: int, size: int) -> tuple[int, int]:
-    """The first whole page, and the one behind the last."""
+    """Return the first whole page, and one past the last."""
     return address // PAGE, (address + size) // PAGE

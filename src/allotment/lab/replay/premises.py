@@ -1,7 +1,6 @@
-"""What a replay starts from: the calls that were made, what was there before them, and which pools they were for.
+"""The inputs of a replay: the calls, the state before them, and the pools they were for.
 
-Much of it is certain. What a history does not tell is assumed, and the assumption changed where the recording
-contradicts it.
+Much of it is certain. The rest is assumed, and an assumption is changed if the recording contradicts it.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from allotment.lab.replay.workload import History, Workload, calls_of
 __all__ = ["Premises"]
 
 ROOMY = 8 << 30
-"""The least capacity of a device that is not to run out."""
+"""The smallest capacity of a device that must not run out."""
 MOST_ROOMY = 1 << 44
-"""The most capacity that no one asked for: a device has records for each of its pages."""
+"""The largest capacity chosen without a request: a device has records for each of its pages."""
 MOST_ASSUMPTIONS = 400
 MOST_COMPARED = 1 << 23
-"""Entries compared in all while assumptions are tried, whatever the history's length."""
+"""The total of entries compared while assumptions are tried, for a history of any length."""
 MOST_POOLS = 4
-"""Pools tried for one segment, those used nearest in time first."""
+"""The number of pools tried for one segment, the nearest in time first."""
 UNKNOWN_POOL = 1 << 32
-"""Stands for the id of a private pool of which nothing is left."""
+"""The id of a private pool that left nothing behind."""
 
 FAR_FROM_RELEASE = 64
-"""Entries before a run of releases that can depend on who made it: frees that completed."""
+"""Entries before a run of releases that can depend on its cause: completed frees."""
 
 Assumption: TypeAlias = tuple[str, int, int]
-"""What is assumed, about which segment, entry or run of releases, and the number of the pool or whether it is so."""
+"""An assumption: its kind, the segment, entry or run of releases, and the pool's number or a truth value."""
 
 
 class Premises:
-    """The calls of a history and the state before them, as far as they are known or can be inferred."""
+    """The calls of a history and the state before them, as known or inferred."""
 
     def __init__(self, history: History, snapshot: Snapshot, device: int, settings: Settings) -> None:
         self.history = history
@@ -58,7 +57,7 @@ class Premises:
         self._build()
 
     def _build(self) -> None:
-        """The calls and the state before them, with the pools as they are known or assumed now."""
+        """Rebuild the calls and the state before them from the pools as known or assumed now."""
         history, placement = self.history, self._placement
         pool_of_life = np.array([life.pool for life in placement.lives] + [0], dtype=np.int32)
         if placement.has_private_pools:
@@ -78,11 +77,11 @@ class Premises:
         return self._placement.of_blocks()
 
     def infer(self) -> None:
-        """Change what was assumed, where the recording contradicts it.
+        """Change assumptions that the recording contradicts.
 
-        At the first difference something near it was assumed wrongly: the pool of a segment that vanished, or whether
-        segments were released by a request or by `empty_cache`. The change is kept that lets the replay follow the
-        recording furthest, and none is made twice.
+        At the first difference an assumption near it is wrong: the pool of a released segment, or whether a request or
+        `empty_cache` released segments. The change that lets the replay follow the recording furthest is kept, and none
+        is tried twice.
         """
         made: set[Assumption] = set()
         tried = 0
@@ -103,7 +102,7 @@ class Premises:
             came = self._compare()
 
     def _assume(self, assumption: Assumption) -> Assumption:
-        """Assume something else, and return what was assumed before."""
+        """Change an assumption, and return the previous one."""
         what, about, value = assumption
         if what == "pool of segment":
             life = self._placement.lives[about]
@@ -119,7 +118,7 @@ class Premises:
         return what, about, before
 
     def _assumptions(self, entry: int, got: tuple[int, int, int, int] | None) -> Iterator[Assumption]:
-        """What may be assumed instead, about the recorded entry and the one that came in its place."""
+        """Return alternative assumptions about the recorded entry and the one that the replay made instead."""
         history, placement = self.history, self._placement
         if entry >= len(history):
             return
@@ -153,14 +152,14 @@ class Premises:
 
     @property
     def all_calls(self) -> tuple[NDArray[np.void], int]:
-        """The calls with those that lead to the state before them, and how many these are."""
+        """The calls, preceded by those that lead to the state before them, and the number of the latter."""
         initial = self.initial
         calls = np.concatenate([initial.requests, initial.frees, self.workload.calls])
         return calls, len(initial.requests) + len(initial.frees)
 
     @property
     def roomy(self) -> int:
-        """A capacity that no replay of this history meets."""
+        """A capacity that no replay of this history reaches."""
         asked, obtained, streams = self._most
         most = obtained + int(self.initial.layouts["size"].sum())
         shelves = (streams + len(self.pool_ids)) * 4 * self.settings.large_segment_size
@@ -168,13 +167,13 @@ class Premises:
 
     @cached_property
     def _most(self) -> tuple[int, int, int]:
-        """Of the history: the largest request, the most that was obtained, and how many streams there are."""
+        """The largest request of the history, the most memory allocated from the device, and the number of streams."""
         history = self.history
         asked = history.size[(history.action == Action.ALLOC) | (history.action == Action.OOM)].max(initial=0)
         return int(asked), int(history.reserved.max(initial=0)), len(np.unique(history.stream))
 
     def follower(self, *, journal: bool = False) -> Replay:
-        """A replay that has come to the first entry, arranged as recorded, and follows the recording from there."""
+        """Return a replay at the first entry, arranged as recorded, that follows the recording from there."""
         history, initial = self.history, self.initial
         run = Replay(self.settings, self.roomy, initial.block_count, self.pool_ids)
         if journal:

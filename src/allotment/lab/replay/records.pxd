@@ -2,13 +2,13 @@
 
 from libc.stdint cimport int32_t, uint64_t
 
-cdef enum CallKind:             # what a call asks for
+cdef enum CallKind:             # the kind of a call
     MALLOC
     FREE
     FREE_SHARED                 # of a block that other streams use
     EMPTY_CACHE
     EMPTY_POOL
-    RELEASE_POOL                # the last user of a private pool is gone
+    RELEASE_POOL                # the last user of a private pool leaves
     POLL                        # frees complete, and nothing else happens
 
 cdef packed struct Call:
@@ -19,7 +19,7 @@ cdef packed struct Call:
     int32_t due                 # of a FREE_SHARED: the call that completes it
     int32_t kind                # a CallKind
 
-cdef enum PieceState:           # what a part of a segment was when the history began
+cdef enum PieceState:           # the state of a part of a segment when the history began
     IN_USE
     IDLE
     HOLE                        # of an expandable segment: not mapped
@@ -36,12 +36,12 @@ cdef packed struct MomentBlock:     # a block as it is at one moment
     uint64_t requested          # 0 unless it is in use
     uint64_t stream
     uint64_t pool_first, pool_second
-    uint64_t segment            # where the run of addresses that it lies in begins
-    uint64_t releasable         # bytes that could go back to the device: whole pages, or a whole plain segment
+    uint64_t segment            # the start of the run of addresses that contains it
+    uint64_t releasable         # bytes that could be released to the device: whole pages, or a whole plain segment
     int32_t state               # a BlockState
     int32_t small               # of the small half of its pool
 
-cdef packed struct Layout:      # a segment that was there when the history began
+cdef packed struct Layout:      # a segment that existed when the history began
     uint64_t address
     uint64_t size
     uint64_t stream

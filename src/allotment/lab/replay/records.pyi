@@ -13,7 +13,7 @@ LAYOUT: np.dtype[np.void]
 MOMENT_BLOCK: np.dtype[np.void]
 
 class Kind(IntEnum):
-    """What a call asks for."""
+    """The kind of a call."""
 
     MALLOC = ...
     FREE = ...
@@ -24,7 +24,7 @@ class Kind(IntEnum):
     POLL = ...
 
 class PieceKind(IntEnum):
-    """What a part of a segment was when the history began."""
+    """The state of a part of a segment when the history began."""
 
     IN_USE = ...
     IDLE = ...

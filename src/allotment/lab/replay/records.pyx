@@ -18,7 +18,7 @@ assert CALL.itemsize == sizeof(Call) and PIECE.itemsize == sizeof(Piece) and LAY
 
 
 class Kind(IntEnum):
-    """What a call asks for."""
+    """The kind of a call."""
 
     MALLOC = CallKind.MALLOC
     FREE = CallKind.FREE
@@ -30,7 +30,7 @@ class Kind(IntEnum):
 
 
 class PieceKind(IntEnum):
-    """What a part of a segment was when the history began."""
+    """The state of a part of a segment when the history began."""
 
     IN_USE = PieceState.IN_USE
     IDLE = PieceState.IDLE
