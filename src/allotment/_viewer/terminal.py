@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 _BARS = "▁▂▃▄▅▆▇█"
-_FREE, _PARTLY, _IN_USE = "░", "▒", "█"
-_ASCII = str.maketrans({**dict(zip(_BARS, "._-:=+*#", strict=True)), _FREE: ".", _PARTLY: "+", _IN_USE: "#"})
+_ASCII = str.maketrans(_BARS, "._-:=+*#")
 
 
 def sparkline(values: Sequence[float], width: int, top: float | None = None) -> str:
@@ -20,24 +18,6 @@ def sparkline(values: Sequence[float], width: int, top: float | None = None) -> 
     edges = [len(values) * i // count for i in range(count + 1)]
     peaks = [max(values[start:end]) for start, end in pairwise(edges)]
     return "".join(_BARS[min(len(_BARS) - 1, int(peak / top * len(_BARS)))] if top else _BARS[0] for peak in peaks)
-
-
-def segment_map(segments: Iterable[dict[str, Any]], width: int) -> list[str]:
-    """Return a line for each of `History.segments()`; a character is a part of it: in use, partly in use, or free."""
-    return [_segment_line(segment, width) for segment in segments]
-
-
-def _segment_line(segment: dict[str, Any], width: int) -> str:
-    step = segment["total_size"] / width
-    used = [0.0] * width
-    for block in segment["blocks"]:
-        if block["state"] == "inactive":
-            continue
-        start = block["address"] - segment["address"]
-        for cell in range(int(start / step), min(width, int((start + block["size"] - 1) / step) + 1)):
-            overlap = min(start + block["size"], (cell + 1) * step) - max(start, cell * step)
-            used[cell] += max(overlap, 0.0)
-    return "".join(_FREE if part <= 0 else _IN_USE if part >= 0.99 * step else _PARTLY for part in used)
 
 
 def plain_if(ascii_only: bool, text: str) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from allotment.errors import RequestError
-from allotment.lab.replay.run import SAMPLE, STANDARD_INPUT
+from allotment.lab.replay.run import STANDARD_INPUT
 
 __all__ = ["snapshot_files"]
 
@@ -47,8 +47,3 @@ def _rank(file: str) -> list[tuple[int, int, str]]:
     """Sort by the numbers in a name, so that rank 10 comes after rank 9."""
     parts = re.split(r"(\d+)", file)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
-
-
-def is_stored(file: str) -> bool:
-    """Whether it is a file that another process can open."""
-    return file != STANDARD_INPUT and (file != SAMPLE or os.path.exists(SAMPLE))
