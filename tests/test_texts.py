@@ -133,14 +133,14 @@ def test_own_message_names_device_request_room_and_remedy():
         " Try: raise the limit;"
         " expandable_segments:True (enough is reserved and unused, but in pieces or for other streams);"
         " release private pools, or let them serve others with use_on_oom;"
-        " free blocks that are no longer needed, or ask for less at a time."
+        " free blocks that are no longer needed, or request less at a time."
     )
 
 
 def test_own_message_advises_only_what_could_help():
     full = replace(UNDER_A_LIMIT, limit=None, device_free=0)
     assert device_neutral_out_of_memory(full).endswith(
-        " Try: free blocks that are no longer needed, or ask for less at a time."
+        " Try: free blocks that are no longer needed, or request less at a time."
     )
     assert "(no limit)" in device_neutral_out_of_memory(full)
     limited_but_device_full_too = replace(UNDER_A_LIMIT, device_free=0)

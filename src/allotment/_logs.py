@@ -27,7 +27,7 @@ def out_of_memory(facts: OutOfMemoryFacts) -> None:
         ""
         if facts.limited_by is None
         else f"; the limit of {facts.limited_by}"
-        + (f" is {format_size(facts.limit)}" if facts.limit is not None else " stood in the way")
+        + (f" is {format_size(facts.limit)}" if facts.limit is not None else " was reached")
     )
     logger.error(
         "%s is out of memory: %s requested, %s in use and %s reserved here, %s free on the device%s",

@@ -127,7 +127,7 @@ def _pytorch_advice(facts: OutOfMemoryFacts, rules: Rules) -> str:
 
 
 def pytorch_exact_address(address: int) -> str:
-    """What PyTorch says when it cannot allocate at an address."""
+    """PyTorch's message when it cannot allocate at an address."""
     if address % 512:
         return f"mallocWithAddress: addr must be aligned to kMinBlockSize (512 bytes), got {address:#x}"
     return f"Could not allocate CUDA storage at exact address {address:#x}"
@@ -155,7 +155,7 @@ def _pytorch_device_pool_out_of_memory(facts: OutOfMemoryFacts) -> str:
 
 
 def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
-    """What was asked of which device, what stood in the way, and what to try."""
+    """Return what was requested from which device, why it failed, and what to try."""
     if facts.too_large:
         return (
             f"Out of memory on {facts.device}: {facts.requested} bytes were requested, more than any device has."
@@ -197,12 +197,12 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
 
 
 def _limiter(facts: OutOfMemoryFacts) -> str:
-    """Whose limit it was, if it is another's than the allocator's, whose is told anyway."""
+    """Return whose limit it was, unless it is the allocator's, which the message has anyway."""
     if facts.limited_by in (None, "the allocator"):
         return ""
     if facts.limit is None or facts.limited_by.startswith("reserved for"):
         return f" The rest is {facts.limited_by}."
-    return f" It was the limit of {facts.limited_by} that stood in the way: {format_size(facts.limit)}."
+    return f" The limit of {facts.limited_by} was reached: {format_size(facts.limit)}."
 
 
 def _joinable(facts: OutOfMemoryFacts) -> str:
@@ -212,7 +212,7 @@ def _joinable(facts: OutOfMemoryFacts) -> str:
 
 
 def _device_memory(facts: OutOfMemoryFacts) -> str:
-    """Nothing where there is no device, or one that does not tell."""
+    """Return nothing without a device, or if it does not report its memory."""
     if not facts.device_total:
         return ""
     free = f" Device: {format_size(facts.device_free)} free of {format_size(facts.device_total)}"
@@ -231,7 +231,7 @@ def _remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
     unused = facts.reserved - facts.allocated - facts.private_free
     if facts.limited_by not in (None, "the allocator"):
         yield "raise that limit" if not facts.limited_by.startswith("reserved for") else "reserve less"
-        yield "free blocks that are no longer needed, or ask for less at a time"
+        yield "free blocks that are no longer needed, or request less at a time"
         return
     over_limit = facts.limit is not None and facts.reserved + facts.segment_size > facts.limit
     fits_without_limit = facts.device_free >= facts.segment_size
@@ -241,13 +241,13 @@ def _remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
         yield "expandable_segments:True (enough is reserved and unused, but in pieces or for other streams)"
     if facts.private_free >= facts.rounded:
         yield "release private pools, or let them serve others with use_on_oom"
-    yield "free blocks that are no longer needed, or ask for less at a time"
+    yield "free blocks that are no longer needed, or request less at a time"
 
 
 def _device_pool_remedies(facts: OutOfMemoryFacts) -> Iterator[str]:
     if facts.limit is not None and facts.allocated + facts.requested > facts.limit:
         yield "raise the limit"
-    yield "free blocks that are no longer needed, or ask for less at a time"
+    yield "free blocks that are no longer needed, or request less at a time"
 
 
 # -- Memory summary --------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ __all__ = [
 class AllotmentError(Exception):
     """The root: catch this to catch everything Allotment raises on purpose.
 
-    Can be pickled and copied, facts included: a worker process's error arrives as what it was.
+    It can be pickled and copied with its facts, so an error of a worker process arrives unchanged.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -62,7 +62,7 @@ class AllotmentError(Exception):
 
 
 def _restored(kind: type[AllotmentError], arguments: tuple[Any, ...], facts: dict[str, Any]) -> AllotmentError:
-    """An error with its message as it was: made by its class, it would be built once more."""
+    """Rebuild an error with its message; the class's constructor would build the message again."""
     error = AllotmentError.__new__(kind, *arguments)
     error.__dict__.update(facts)
     return error
@@ -70,33 +70,34 @@ def _restored(kind: type[AllotmentError], arguments: tuple[Any, ...], facts: dic
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryFacts:
-    """What was known at the moment a request could not be served, after the last release. Sizes are in bytes.
+    """The state when a request failed, after the last release. Sizes are in bytes.
 
     `device` and `device_index` name the device, `stream` the stream that the memory was for.
 
-    `requested` is the size as asked, `rounded` the block it would have got, `segment_size` what the device was asked
-    for.
+    `requested` is the requested size, `rounded` the size of its block, `segment_size` the size requested from the
+    device.
 
-    `device_free` and `device_total` are what the device says of its memory. `limit` is what the allocator may reserve;
-    None is no limit.
+    `device_free` and `device_total` are the device's own figures. `limit` is the most that the allocator may reserve;
+    None means no limit.
 
-    `allocated` is in use, `reserved` is held by the allocator, in use or not; of that, `private_free` lies unused in
-    private pools, and `largest_free` is the largest block that is unused anywhere. `joinable` is what could be put side
-    by side of unused memory, under new addresses; None where memory is not moved in that way.
+    `allocated` is in use, `reserved` is all memory of the allocator, in use or not; of that, `private_free` is unused
+    in private pools, and `largest_free` is the largest unused block. `joinable` is the unused memory that could be made
+    contiguous at new addresses; None if the placement does not do that.
 
-    `too_large`: the request was refused for its size alone (2**60 bytes or more); no other figure was gathered.
+    `too_large`: the request was refused because of its size (2**60 bytes or more); no other figure was gathered.
 
-    `device_pool`: the device's own pool was asked (backend:cudaMallocAsync). Nothing was rounded, cached or released
-    here, `limit` is of what is in use, and `reserved` is what the device's pool holds.
+    `device_pool`: the request went to the device's own pool (backend:cudaMallocAsync). Allotment rounded, cached and
+    released nothing; `limit` limits the memory in use, and `reserved` is the memory of the device's pool.
 
-    `expandable`: the settings ask for expandable segments. `range_bytes` is what they have one for this stream reserve,
-    None if they leave that open; `range_class` is the class that the stream was put in.
+    `expandable`: the settings ask for expandable segments. `range_bytes` is how many addresses a segment for this
+    stream reserves, None if the settings do not say; `range_class` is the stream's class.
 
-    `processes` is who holds memory on the device, (process id, bytes) each; empty where the device cannot tell.
+    `processes` are the processes that hold memory on the device, as (process id, bytes); empty if the device does not
+    report them.
 
-    `limited_by` says whose limit stood in the way: "the allocator", "pool (0, 1)", "tag 'weights'", "tenant 'a'", or
-    "reserved for tag 'weights'" if the rest is guaranteed to somebody; None if it was the device that had no more.
-    `limit` is then that limit.
+    `limited_by` says whose limit was reached: "the allocator", "pool (0, 1)", "tag 'weights'", "tenant 'a'", or
+    "reserved for tag 'weights'" if the rest is reserved for another tag; None if the device had no more memory. `limit`
+    is then that limit.
 
     `pool` is the id of the pool that was to serve the request, `tag` and `tenant` are whose it was, "" for none.
     `waiting` is freed already and waits for work on other streams. `frees` is a number that changes with each free.
@@ -149,11 +150,11 @@ class OutOfMemoryError(AllotmentError, MemoryError):
 
 
 class RequestError(AllotmentError, ValueError):
-    """A precondition was broken; the allocator is as it was before the call."""
+    """A precondition was violated; nothing has changed."""
 
 
 class SizeError(RequestError):
-    """A size that no request can have: below 0, 2**60 bytes and more, text that is none. `size` is what was given."""
+    """A size that no request can have: negative, 2**60 bytes or more, or bad text. `size` is the argument."""
 
     def __init__(self, message: str, size: int | str) -> None:
         super().__init__(message)
@@ -161,7 +162,7 @@ class SizeError(RequestError):
 
 
 class AddressError(RequestError):
-    """An address that is not one of this allocator's, or no longer. `address` is what was given."""
+    """An address that is not, or no longer, the start of a block of this allocator. `address` is the argument."""
 
     def __init__(self, message: str, address: int) -> None:
         super().__init__(message)
@@ -175,7 +176,7 @@ class StreamError(RequestError):
 class SettingsError(RequestError):
     """A settings string that cannot be read.
 
-    `key` and `value` name the place, `allowed` what could stand there.
+    `key` and `value` name the place, `allowed` the valid values.
     """
 
     def __init__(self, message: str, *, key: str | None = None, value: str | None = None, allowed: str = "") -> None:
@@ -188,9 +189,9 @@ class SettingsError(RequestError):
 class PoolError(RequestError):
     """A private pool used in a way its state does not allow.
 
-    `reason` is one of: unknown (there is no such pool), released (by its last user), exists (it cannot be made again),
-    no_id (what was given is no pool's id), placement (its placement cannot do that), routed, not_routed (requests are
-    being routed to it already, or are not), paused; or other.
+    `reason` is one of: unknown (there is no such pool), released (by its last user), exists (it cannot be created
+    again), no_id (the argument is not the id of a pool), placement (its placement does not support this), routed,
+    not_routed (requests are being routed to it already, or are not), paused; or other.
     """
 
     def __init__(self, message: str, *, reason: str = "other") -> None:
@@ -199,7 +200,7 @@ class PoolError(RequestError):
 
 
 class PausedError(PoolError):
-    """Memory of a pool or a tag that is paused, or cannot be: its addresses are kept, and have no memory now.
+    """Memory of a pool or a tag is paused, so its addresses have no memory now; or it cannot be paused.
 
     `tag` is the name of the tag; "" for a pool that is not a tag's.
     """
@@ -221,8 +222,8 @@ class SharingError(AllotmentError):
     """A block of another process that cannot be opened; nothing was mapped.
 
     `reason` is one of: truncated, altered, foreign, future (what is wrong with the handle); owner_gone, expired (the
-    process that has the block is no more, or has let go of it); other_user, other_device, other_boot (it is not one of
-    this user, of a device here, or of this machine since it was started).
+    owner process has ended, or no longer keeps the block); other_user, other_device, other_boot (it belongs to another
+    user, to a device that is not here, or to another boot of this or another machine).
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -233,7 +234,7 @@ class SharingError(AllotmentError):
 class DeviceError(AllotmentError):
     """The device refused an operation for a reason other than memory.
 
-    `operation` is the operation's name in the contract, `status` what it returned.
+    `operation` is the operation's name in the contract, `status` its return value.
     """
 
     def __init__(self, message: str, *, operation: str = "", status: int = 0) -> None:
@@ -247,7 +248,7 @@ class UnsupportedError(DeviceError):
 
 
 class FormatError(AllotmentError, ValueError):
-    """A file that is not what it should be."""
+    """A file whose content is not valid."""
 
 
 class InvariantError(AllotmentError):

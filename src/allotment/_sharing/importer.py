@@ -376,8 +376,8 @@ def find_gpu(facts: Facts) -> Device:
 def refused(facts: Facts, reply: Reply) -> AllotmentError:
     if reply.answer is Answer.EXPIRED:
         return SharingError(
-            f"process {facts.process} has let go of the block: its handle was not opened in time, or closed; share it "
-            "again, with a longer hold",
+            f"process {facts.process} no longer keeps the block: its handle was not opened in time, or was closed;"
+            " share it again, with a longer hold",
             reason="expired",
         )
     if reply.answer is Answer.OTHER_USER:
@@ -414,7 +414,7 @@ class Opened:
     def share(self, block: object, *, hold: float = 0.0) -> SharedHandle:
         """Return the handle it was opened by: other processes open it at its owner, while it is open here."""
         if self._handle is None:
-            raise UnsupportedError(f"{self!r} was not opened by a handle of ours", operation="share")
+            raise UnsupportedError(f"{self!r} was not opened by a handle of Allotment", operation="share")
         return self._handle
 
     def _send_block(self, block: object, hold: float) -> tuple[SharedHandle, int]:

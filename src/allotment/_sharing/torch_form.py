@@ -126,7 +126,7 @@ def _refusal(call: str, since: str, error: OSError, process: int) -> Exception:
             f"process {process}, which has the block, is gone, or in another PID namespace", reason="owner_gone"
         )
     if error.errno == errno.EBADF:
-        return SharingError(f"process {process} has let go of the block", reason="expired")
+        return SharingError(f"process {process} no longer keeps the block", reason="expired")
     if error.errno == errno.ENOSYS:
         return UnsupportedError(
             f"this system has no {call}, by which PyTorch's processes fetch each other's descriptors: it needs Linux "

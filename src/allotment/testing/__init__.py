@@ -1,4 +1,4 @@
-"""What every device must show, as tests that a device's own test file inherits.
+"""The tests that every device must pass, for a device's own test file to inherit.
 
     from allotment.testing import BackendContract
 
@@ -7,8 +7,8 @@
         def device(self):
             return MyDevice()
 
-docs/writing-a-backend.md tells what the suite requires and what a test file can supply. It needs pytest, and no plugin,
-marker or setting of it.
+docs/writing-a-backend.md lists what the suite requires and what a test file can supply. It needs pytest, without any
+plugin, marker or setting.
 """
 
 try:

@@ -30,16 +30,16 @@ class BackendContract(
 ):
     """Tests that a device passes; subclass it in a test file, with a fixture `device`.
 
-    What the contract has no operation for, the subclass supplies by overriding `write`, `read`, `hold` and `launch`. A
-    test that needs what the device cannot do, or what its tests do not supply, is skipped, and says so. `segment_size`
-    is how large the segments are that it is tested with.
+    The subclass supplies what the contract has no operation for by overriding `write`, `read`, `hold` and `launch`. A
+    test that needs something that the device or its test file does not have is skipped with the reason. `segment_size`
+    is the size of the segments in the tests.
     """
 
 
 def requirements() -> list[str]:
-    """What the suite requires of a device, a sentence for each test, in its order.
+    """Return the requirements of the suite, a sentence for each test, in its order.
 
-    What a device cannot do is not required of it: see what each test needs.
+    A device need not meet requirements on operations that it does not have.
     """
     return [sentence(name) for part in BackendContract.__bases__ for name in vars(part) if name.startswith("test_")]
 

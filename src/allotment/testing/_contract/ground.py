@@ -1,4 +1,4 @@
-"""What all parts of the suite stand on. A test here speaks to a device through its contract table and nothing else."""
+"""The base of all parts of the suite. Its tests call a device only through its contract table."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Test = TypeVar("Test", bound=Callable[..., object])
 
 
 def on_threads(test: Test) -> Test:
-    """Say of a test that it starts threads, without a marker that its users would have to know."""
+    """Mark a test that starts threads, without requiring users to register a marker."""
     vars(test)["runs_threads"] = True
     return test
 
 
 class Ground:
-    """What all parts of the suite stand on: what a device's tests supply, fixtures, and steps that several tests share.
+    """The base of all parts of the suite: what a device's tests supply, fixtures, and shared steps.
 
-    `segment_size` is how large the segments are that a device is tested with.
+    `segment_size` is the size of the segments in the tests.
     """
 
     segment_size = 2 << 20
@@ -46,7 +46,7 @@ class Ground:
 
     @pytest.fixture
     def device(self) -> Device:
-        """The device to be tested: yours to supply."""
+        """The device to test; a subclass must supply it."""
         raise NotImplementedError("a contract test needs a `device` fixture")
 
     def write(self, device: Device, address: int, data: bytes) -> None:
@@ -60,7 +60,7 @@ class Ground:
         return ctypes.string_at(address, size)
 
     def hold(self, device: Device, stream: int) -> Callable[[], object]:
-        """Give the stream work that is not done before the returned function is called (twice does no harm).
+        """Give the stream work that finishes only after a call of the returned function (a second call is harmless).
 
         Waiting for the stream may itself be what finishes the work.
         """
@@ -152,12 +152,12 @@ class Ground:
 
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(is_ready_after_waiting)
-            wait_for_any([waiting], timeout=0.05)  # the time for a wait that does not wait to show itself
+            wait_for_any([waiting], timeout=0.05)  # long enough to expose a wait that returns too early
             finish()
             assert waiting.result()
 
     def need_exact_memory_info(self, probe: Probe) -> None:
-        """Skip the test unless free memory moves by what is allocated alone."""
+        """Skip the test unless free memory changes only by what is allocated."""
         need_operation(probe, "memory_info")
         if not self.exact_memory_info:
             pytest.skip("the free memory of this device also moves for other reasons")
@@ -184,7 +184,7 @@ def created_stream(probe: Probe) -> Iterator[int]:
 
 
 def refusal(call: Callable[..., object], *arguments: object) -> Status:
-    """The status with which a call that must fail does fail."""
+    """Return the status of a call that must fail."""
     with pytest.raises(StatusError) as caught:
         call(*arguments)
     return caught.value.status

@@ -9,7 +9,7 @@ from allotment._core.contract.probe import Capability, Probe
 from allotment.testing._contract.ground import Ground
 
 OPERATIONS_OF: dict[Capability, list[set[str]]] = {}
-"""What each capability stands for, in groups that a device has whole or not at all; sharing has two of them."""
+"""The operations of each capability, in groups that a device has completely or not at all; sharing has two groups."""
 for group in GROUPS:
     if group.capability is not None:
         OPERATIONS_OF.setdefault(group.capability, []).append({operation.name for operation in group.operations})
