@@ -96,7 +96,7 @@ class OutOfMemoryFacts:
     report them.
 
     `limited_by` says whose limit was reached: "the allocator", "pool (0, 1)", "tag 'weights'", "tenant 'a'", or
-    "reserved for tag 'weights'" if the rest is reserved for another tag; None if the device had no more memory. `limit`
+    "reserved for tag 'weights'" if the rest is reserved for others; None if the device had no more memory. `limit`
     is then that limit.
 
     `pool` is the id of the pool that was to serve the request, `tag` and `tenant` are whose it was, "" for none.

@@ -11,7 +11,7 @@ SnapshotArgument = Annotated[
     typer.Argument(
         metavar="SNAPSHOT",
         help="A file from torch.cuda.memory._dump_snapshot, gzipped or not;"
-        ' "-" is standard input, "sample" one that comes along.',
+        ' "-" is standard input, "sample" a recording that comes with the package.',
         show_default=False,
     ),
 ]
@@ -20,7 +20,7 @@ SnapshotsArgument = Annotated[
     typer.Argument(
         metavar="SNAPSHOT...",
         help="Files from torch.cuda.memory._dump_snapshot, gzipped or not, folders of them, or patterns: the ranks of a"
-        ' job. "-" is standard input, "sample" one that comes along.',
+        ' job. "-" is standard input, "sample" a recording that comes with the package.',
         show_default=False,
     ),
 ]
