@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from allotment.lab import diff, explain, read_recording
-from allotment.lab.explain.kinds import kinds_at, kinds_of
+from allotment.lab.explain.kinds import kinds_at
 from allotment.lab.explain.report import explain_end
 from allotment.lab.explain.study import Study
 from allotment.lab.ranks.figures import figures_of
@@ -165,5 +165,5 @@ def test_a_snapshot_without_a_history_has_the_kinds_that_stacks_tell() -> None:
 
 def test_kinds_are_there_for_every_block_of_a_recording() -> None:
     recording = read_recording("sample")
-    kinds = kinds_of(recording)
+    kinds = Study(recording).kinds
     assert len(kinds.of_life) == len(recording.stacks_of_all()) == len(kinds.sure)

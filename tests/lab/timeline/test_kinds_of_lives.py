@@ -1,8 +1,8 @@
-"""A timeline by kind of memory."""
+"""A timeline by the lines and kinds of memory that `explain` tells."""
 
 from __future__ import annotations
 
-from allotment.lab import read_recording
+from allotment.lab import explain, read_recording
 from allotment.lab.timeline.timeline import timeline_of
 from helpers.known_causes import Program, Training
 
@@ -21,3 +21,15 @@ def test_a_timeline_can_be_grouped_by_kind_of_memory() -> None:
 
 def test_a_timeline_of_unknown_memory_offers_no_kinds() -> None:
     assert "kind" not in timeline_of(read_recording("sample")).groupings
+
+
+def test_lines_of_a_timeline_are_those_of_explain_in_the_backward_pass_too() -> None:
+    program = Program()
+    training = Training(program)
+    training.load()
+    for _ in range(6):
+        training.step()
+    recording = read_recording(program.recorded())
+    names = timeline_of(recording).grouping("line").names
+    assert any(name.endswith("train.py:56 train, in the backward pass") for name in names)
+    assert {each.where for each in explain(recording).peak.holders} <= {*names}

@@ -61,6 +61,12 @@
       item.title = text(box.node);
       item.dataset.node = box.node;
       item.textContent = box.width > 30 ? short(box.node) : "";
+      if (box.width > 7.5 * (item.textContent.length + 16)) {
+        const bytes = document.createElement("span");
+        bytes.className = "bytes";
+        bytes.textContent = size(data[metric][box.node]);
+        item.append(bytes);
+      }
       item.style.left = `${box.left}px`;
       item.style.width = `${Math.max(box.width - 1, 1)}px`;
       item.style[callersBelow ? "bottom" : "top"] = `${4 + depth[box.node] * ROW}px`;

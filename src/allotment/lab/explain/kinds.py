@@ -35,7 +35,6 @@ __all__ = [
     "kind_labels",
     "kinds_at",
     "kinds_at_end",
-    "kinds_of",
 ]
 
 KINDS = (
@@ -103,11 +102,6 @@ class Kinds:
         return sorted(found, key=lambda each: -each.bytes)
 
 
-def kinds_of(recording: Recording) -> Kinds:
-    """The kinds of all blocks of a recording."""
-    return Study(recording).kinds
-
-
 def kinds_at(study: Study, moment: int) -> list[KindBytes]:
     """What is in use at a moment, by kind."""
     lives = study.blocks.at(moment)
@@ -131,9 +125,8 @@ def kinds_at_end(
     return Kinds(verdicts.kind, verdicts.sure).sums(np.arange(len(of_block)), sizes)
 
 
-def kind_labels(recording: Recording) -> Labels:
+def kind_labels(kinds: Kinds) -> Labels:
     """The kinds as labels, which a timeline can group by; what is only guessed counts as unknown."""
-    kinds = kinds_of(recording)
     known = np.where(kinds.sure >= NO_GUESS, kinds.of_life, KindOfMemory.UNKNOWN)
     return Labels("kind", list(KINDS), known.astype(np.int32))
 

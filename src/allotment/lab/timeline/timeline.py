@@ -15,6 +15,7 @@ from allotment._formats.torch_snapshot import Snapshot, Stack
 from allotment._settings import Settings
 from allotment.lab.explain.kinds import kind_labels
 from allotment.lab.explain.labels import Labels, labels_of
+from allotment.lab.explain.study import Study
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Deeds, peak_moment
 from allotment.lab.replay.records import Kind
@@ -35,7 +36,7 @@ CHECKPOINTS = 256
 MOST_MARKS = 500
 MOST_SEARCHES = 8
 MOST_CLASSIFIED = 2_000_000
-"""Most calls of a history that is also grouped by kind of memory; a longer one would take a second more."""
+"""Most calls of a history that also gets the lines and kinds of `explain`; a longer one would take a second more."""
 SEARCH = "search:"
 """Prefix of a query: groups into matches and the rest."""
 
@@ -159,7 +160,7 @@ class Timeline:
     @cached_property
     def groupings(self) -> list[str]:
         """Useful criteria for grouping blocks, the best first."""
-        ways = [*GROUPINGS, *(each.source for each in self._labels)]
+        ways = dict.fromkeys([*GROUPINGS, *(each.source for each in self._labels)])
         useful = [by for by in ways if len(self.grouping(by).names) > 1]
         return useful or ["size"]
 
@@ -323,9 +324,14 @@ def timeline_of(recording: Recording, settings: Settings | str | None = None, de
 
 
 def _labels(recording: Recording) -> list[Labels]:
-    """Return the program's labels of its memory and, unless that takes long, the kinds of memory."""
-    found = labels_of(recording)
-    return [*found, kind_labels(recording)] if len(recording.calls) <= MOST_CLASSIFIED else found
+    """Return the program's labels of its memory and, unless that takes long, the lines and kinds that `explain` names.
+
+    Those lines include memory of backward passes, whose stacks have no Python frames.
+    """
+    if len(recording.calls) > MOST_CLASSIFIED:
+        return labels_of(recording)
+    study = Study(recording)
+    return [*study.labels, Labels("line", study.origins.lines, study.origins.of_life), kind_labels(study.kinds)]
 
 
 def timeline_of_end(snapshot: Snapshot, device: int | None = None) -> Timeline:
