@@ -235,11 +235,13 @@ def _print_suggestions(console: Console, found: Explanation) -> None:
         device = next((each.text for each in found.advice if each.kind == "device"), None)
         console.print(device or f"None of the settings that were tried {NO_ADVICE}", soft_wrap=device is None)
         return
+    has_waits = any(each.waits for each in found.suggestions)
+    columns = "most reserved, change, change of driver time" + (", waits of a stream for another" if has_waits else "")
     if found.failure is not None and found.failure.ends_recording:
         console.print("[bold]What serves all that was recorded[/], tried by replay; the program may need more later:")
-        console.print("most reserved, change, change of driver time")
+        console.print(columns)
     else:
-        console.print("[bold]What would help[/], tried by replay: most reserved, change, change of driver time")
+        console.print(f"[bold]What would help[/], tried by replay: {columns}")
     print_rows(
         console,
         (
@@ -247,6 +249,7 @@ def _print_suggestions(console: Console, found: Explanation) -> None:
                 exact_size(each.peak_reserved_bytes),
                 signed_size(each.peak_reserved_bytes - found.peak_reserved_bytes),
                 f"{each.driver_ms - (found.driver_ms or 0.0):+,.1f} ms",
+                *([f"{each.waits:,}"] if has_waits else []),
                 each.settings or "the defaults",
             )
             for each in found.suggestions
