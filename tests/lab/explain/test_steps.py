@@ -88,6 +88,14 @@ def test_what_is_made_once_in_the_first_steps_is_no_leak() -> None:
     assert growth(program) is None
 
 
+def test_a_few_steps_that_keep_less_each_time_are_no_leak() -> None:
+    program, training = trained()
+    for size in (256, 128, 64, 32, 16):  # such as a buffer for each batch size
+        training.step()
+        program.ask(size * MIB, own(45))
+    assert growth(program) is None
+
+
 def test_a_leak_is_seen_although_the_program_frees_everything_at_its_end() -> None:
     program, training = trained()
     kept = []

@@ -68,8 +68,8 @@ def _settings_shown(candidate: Candidate, recorded: Candidate) -> str:
     )
     if candidate.waits > recorded.waits:
         text += f", {candidate.waits - recorded.waits:,} more waits of one stream for another"
-    if candidate.paced_bytes is not None:
-        low, high = candidate.paced_bytes
+    low, high = candidate.paced_bytes or (0, 0)
+    if low < high:
         text += f"; {exact_size(low)} to {exact_size(high)} if other streams are done earlier or later"
     return text
 

@@ -24,10 +24,10 @@ __all__ = ["Growth", "growth_of"]
 LEAST_EDGES = 4
 """Moments between steps that have to be compared, to speak of growth."""
 QUARTERS = 4
-EVEN = 0.3
-"""The least part of the mean rise that each quarter has to have."""
-MOST_UNEVEN = 2.2
-"""The most that a quarter may have, as a multiple of the mean."""
+EVEN, MOST_UNEVEN = 0.3, 2.2
+"""The least and the most that each quarter may rise, as a part of the mean."""
+EVEN_OF_FEW, MOST_UNEVEN_OF_FEW = 0.6, 1.6
+"""The same for few steps: what a loop makes in falling sizes, such as a graph for each batch size, is no leak."""
 FALLS = 0.1
 """The part of the rise by which it may fall on the way."""
 WORTH_SAYING = 0.01
@@ -159,7 +159,8 @@ def _rises_evenly(held: NDArray[np.int64]) -> bool:
     cuts = np.linspace(0, len(held) - 1, min(QUARTERS, len(held) - 1) + 1).astype(np.int64)
     steps, parts = np.diff(cuts), np.diff(held[cuts])
     rate = parts / steps / (rise / (len(held) - 1))
-    return bool(np.all(rate >= EVEN) and np.all(rate <= MOST_UNEVEN))
+    least, most = (EVEN, MOST_UNEVEN) if len(held) > MANY else (EVEN_OF_FEW, MOST_UNEVEN_OF_FEW)
+    return bool(np.all(rate >= least) and np.all(rate <= most))
 
 
 def _usual_rise(held: NDArray[np.int64]) -> float:
