@@ -20,7 +20,7 @@ import pytest
 
 from allotment import _cli
 from allotment._cli.top_live import BACK, DOWN, ENTER, QUIT, UP, Top, read_key
-from allotment._cli.top_screen import in_order, processes_screen
+from allotment._cli.top_screen import COLUMNS, in_order, process_screen, processes_screen, sorts_shown
 from allotment._monitor import asking
 from allotment._monitor.answering import NAME
 from allotment._monitor.asking import Silent, addresses, ask_all, ask_lines, ask_snapshot
@@ -374,6 +374,34 @@ def test_no_line_is_wider_than_the_terminal(width):
     lines = console.export_text().splitlines()
     assert len(lines) <= 11 and max(map(len, lines)) <= width
     assert any(line.split()[:1] == ["40"] for line in lines)
+
+
+def drawn(shown, width):
+    from rich.console import Console
+
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(shown)
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_an_open_process_takes_the_rows_it_is_given_and_counts_what_it_does_not_name(width):
+    process = processes(7 << 30)[0]
+    process.devices[0].tags.update({f"tag {number}": 1 << 20 for number in range(10_000)})
+    lines = drawn(process_screen(process, [], width, rows=30), width)
+    assert len(lines) <= 30 and max(map(len, lines)) <= width
+    assert any("9,992 other tags" in line for line in lines)
+
+
+def test_keys_are_told_of_the_columns_that_are_shown_and_scripts_without_folders():
+    found = overview([])
+    found.processes = processes(1 << 30)
+    found.processes[0].command = "/opt/venv/bin/python3.12 /home/me/train.py --fast"
+    for width in (50, 80, 130):
+        text = "\n".join(drawn(processes_screen(found, width), width))
+        for column in COLUMNS:
+            assert (column.title in text) == (f"{column.key} {column.title}" in sorts_shown(width))
+    assert "train.py --fast" in text and "python" not in text and "/home" not in text
 
 
 def test_a_terminal_with_ascii_alone_gets_ascii_alone(peer):

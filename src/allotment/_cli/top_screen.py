@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from allotment._monitor.overview import DeviceShare, Overview, Process, WholeDevice
 
 BAR = 24
+MOST_NAMED = 8
+"""Tenants and tags of a process that are named."""
 NARROW, MEDIUM, WIDE = 60, 78, 112
 """Columns of a terminal from which on more is shown."""
 
@@ -191,7 +193,11 @@ def process_screen(
         parts += [Text(), Text(share.device, style="bold"), *_figures(share, width)]
         for title, named in (("tenant", share.tenants), ("tag", share.tags)):
             if any(named):
-                parts += [_named(title, name, size, share) for name, size in _largest(named)]
+                largest = sorted(named.items(), key=lambda each: -each[1])
+                parts += [_named(title, name, size, share) for name, size in largest[:MOST_NAMED]]
+                if rest := largest[MOST_NAMED:]:
+                    size = human_size(sum(size for _, size in rest))
+                    parts.append(Text(f"  {size:>10}  {len(rest):,} other {title}{'s' if len(rest) > 1 else ''}"))
     parts += [Text(), *_lines(lines)]
     return Group(*(parts if rows is None else parts[:rows]))
 
@@ -208,10 +214,6 @@ def _figures(share: DeviceShare, width: int) -> list[Text]:
         else:
             lines.append(figure)
     return [Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in lines]
-
-
-def _largest(named: dict[str, int], most: int = 8) -> list[tuple[str, int]]:
-    return sorted(named.items(), key=lambda each: -each[1])[:most]
 
 
 def _named(title: str, name: str, size: int, share: DeviceShare) -> Text:
