@@ -27,7 +27,7 @@ from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport (
     engine_add_peer, engine_allocate, engine_allocate_missed, engine_create, engine_destroy, engine_enter, engine_free,
     engine_free_at_once, engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter,
-    is_guarded_already, needs_no_calls, release_block, serve_from_cache)
+    is_guarded_already, needs_no_calls, release_block, serve_at_hand, serve_from_cache)
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.whereabouts cimport Whereabouts, find_address
@@ -316,12 +316,16 @@ cdef class Allocator(AllocatorBase):
             handle = <long long> stream_in_use(engine.table.self)
         elif not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
             handle = <long long> self.stream_handle(stream)
+        if self.level == NEVER and is_guarded_already(engine):
+            # The hot path: a hit is served under the interpreter lock alone.
+            block = serve_at_hand(engine, wanted, <stream_t> handle, tenant)
+            if block != NULL:
+                return block.address
         request.size = wanted
         request.stream = <stream_t> handle
         request.thread = thread
         request.context = tenant | self.request_context() if self.level != NEVER else tenant
         if is_guarded_already(engine) and needs_no_calls(engine) and not engine.uncached:
-            # The hot path: a hit is served under the interpreter lock alone.
             block = serve_from_cache(engine, &request)
             if block != NULL:
                 return block.address

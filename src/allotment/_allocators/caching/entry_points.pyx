@@ -18,10 +18,10 @@ from allotment._core.contract.table cimport OK, DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
     allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_free, engine_is_inside, engine_leave,
-    engine_limit_share, engine_record_stream, release_address, serve)
-from allotment._core.mechanism.address_map cimport block_at
+    engine_limit_share, engine_record_stream, engine_try_enter, release_block, serve, serve_at_hand)
+from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
-from allotment._core.mechanism.frees cimport free_later
+from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.pool cimport pool_release, route_begin
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
@@ -136,12 +136,28 @@ cdef void log_retry(Context* context, const Request* request, bint served) noexc
         report(error, <Allocator> context.allocator)
 
 
+cdef inline bint asks_nobody(const Context* context, int needed) noexcept nogil:
+    """Whether a call needs neither a stack nor the framework's current stream."""
+    return context.level[0] < needed and (context.current == NULL or context.engine.impure_routes == 0)
+
+
 cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept nogil:
-    return serve_context(<Context*> self, size, stream, NULL)
+    cdef Context* context = <Context*> self
+    cdef Engine* engine = context.engine
+    cdef Block* block
+    cdef void* address
+    if size != 0 and (size >> SIZE_BITS) == 0 and asks_nobody(context, NEVER + 1) and engine_try_enter(engine):
+        block = serve_at_hand(engine, size, <stream_t> stream, context.tenant)
+        if block == NULL:
+            return serve_context(context, size, stream, NULL, True)
+        address = <void*> block.address
+        engine_leave(engine)
+        return address
+    return serve_context(context, size, stream, NULL, False)
 
 
-cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent) noexcept nogil:
-    """A request; `lent`, unless NULL, is told what served it."""
+cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent, bint entered) noexcept nogil:
+    """A request; `lent`, unless NULL, is told what served it. `entered`: inside already, with nobody to ask."""
     cdef Engine* engine = context.engine
     cdef CurrentStream current
     cdef bint took_current
@@ -160,14 +176,16 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
         note(&request.failure)
         return NULL
     request.context = context.tenant
-    if context.level[0] != NEVER:
-        pace(context)
-        request.context |= context_here(context, STATE)
-    took_current = take_current(context, &current)
-    if not enter(engine):
-        if took_current:
-            current_leave(&current)
-        return NULL
+    took_current = False
+    if not entered:
+        if context.level[0] != NEVER:
+            pace(context)
+            request.context |= context_here(context, STATE)
+        took_current = take_current(context, &current)
+        if not enter(engine):
+            if took_current:
+                current_leave(&current)
+            return NULL
     if engine.uncached:
         request.failure.reason = NO_FAILURE
         request.given_back = -1
@@ -202,6 +220,27 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
 cdef int release(void* self, void* address, size_t size, int device, void* stream) noexcept nogil:
     cdef Context* context = <Context*> self
     cdef Engine* engine = context.engine
+    cdef Block* block
+    if address != NULL and asks_nobody(context, EVERYTHING) and engine_try_enter(engine):
+        block = address_take(engine, <address_t> address)
+        if not is_freed_at_once(block):
+            return release_special(engine, block, <address_t> address)
+        release_block(engine, block, 0)
+        engine_leave(engine)
+        return 1
+    return release_context(context, address)
+
+
+cdef int release_special(Engine* engine, Block* block, address_t address) noexcept nogil:
+    """pre: inside"""
+    cdef Failure failure
+    cdef bint ok = free_special(engine, block, address, 0, &failure)
+    engine_leave(engine)
+    return 1 if ok else note(&failure)
+
+
+cdef int release_context(Context* context, void* address) noexcept nogil:
+    cdef Engine* engine = context.engine
     cdef uint32_t stack = context_here(context, EVERYTHING)
     cdef CurrentStream current
     cdef bint took_current
@@ -211,7 +250,7 @@ cdef int release(void* self, void* address, size_t size, int device, void* strea
         return 1
     took_current = take_current(context, &current)
     if enter(engine):
-        ok = release_address(engine, <address_t> address, stack, &failure)
+        ok = engine_free(engine, <address_t> address, stack, &failure)
         engine_leave(engine)
         ok = ok or note(&failure)
     else:
@@ -237,7 +276,7 @@ cdef bytes_t block_size_at(Engine* engine, address_t address) noexcept nogil:
 
 
 cdef void* allocate_block(EntryPoints* table, size_t size, void* stream, Lent* lent) noexcept nogil:
-    return serve_context(<Context*> table.context, size, stream, lent)
+    return serve_context(<Context*> table.context, size, stream, lent, False)
 
 
 cdef bytes_t block_size(EntryPoints* table, void* address) noexcept nogil:

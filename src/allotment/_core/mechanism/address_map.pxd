@@ -8,7 +8,7 @@ from libc.stddef cimport size_t
 
 from allotment._core.contract.types cimport address_t
 from allotment._core.model.model cimport Block, Engine
-from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put, map_reserve
+from allotment._core.tools.pointer_map cimport map_get, map_has_room, map_pop, map_put, map_reserve
 
 
 cdef inline bint is_latest(const Engine* engine, address_t address) noexcept nogil:
@@ -29,6 +29,11 @@ cdef inline bint is_in_use(const Engine* engine, address_t address) noexcept nog
 
 cdef inline size_t address_count(const Engine* engine) noexcept nogil:
     return engine.blocks.count + (engine.latest != NULL)
+
+
+cdef inline bint has_room_for_one(const Engine* engine) noexcept nogil:
+    """Whether the next block can be added without more host memory."""
+    return engine.latest == NULL or map_has_room(&engine.blocks, 1)
 
 
 cdef inline bint address_reserve(Engine* engine, size_t more) noexcept nogil:

@@ -115,47 +115,69 @@ cdef inline Block* cut_front(Engine* engine, Block* block, bytes_t size) noexcep
     return front
 
 
-cdef inline bytes_t join(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
-    """Merge a neighbour into a block; return the bytes gained. pre: both in no set"""
+cdef inline bytes_t join_before(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
+    """Merge the block before into a block; return the bytes gained. pre: both in no set"""
     cdef bytes_t gained = neighbour.size
-    if block.prev == neighbour:
-        block.address = neighbour.address
-        block.segment_context = neighbour.segment_context
-        block.prev = neighbour.prev
-        if block.prev != NULL:
-            block.prev.next = block
-        else:
-            block.range.head = block
+    block.address = neighbour.address
+    block.segment_context = neighbour.segment_context
+    block.prev = neighbour.prev
+    if block.prev != NULL:
+        block.prev.next = block
     else:
-        block.next = neighbour.next
-        if block.next != NULL:
-            block.next.prev = block
+        block.range.head = block
     block.size += gained
     block_drop(engine, neighbour)
     return gained
 
 
-cdef inline void note_handed_out_of(Engine* engine, const Rack* rack, Block* block, bytes_t requested,
-                                    uint32_t context) noexcept nogil:
-    """Variant of `note_handed_out` for callers that already loaded `block.shelf.rack`; avoids a second load."""
-    cdef Stats* stats = &engine.stats
-    cdef int size_class = rack.size_class
+cdef inline bytes_t join_behind(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
+    """Merge the block behind into a block; return the bytes gained. pre: both in no set"""
+    cdef bytes_t gained = neighbour.size
+    block.next = neighbour.next
+    if block.next != NULL:
+        block.next.prev = block
+    block.size += gained
+    block_drop(engine, neighbour)
+    return gained
+
+
+cdef inline bytes_t join(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
+    """Merge a neighbour on either side."""
+    if block.prev == neighbour:
+        return join_before(engine, block, neighbour)
+    return join_behind(engine, block, neighbour)
+
+
+cdef inline void mark_handed_out(Engine* engine, Block* block, bytes_t requested, uint32_t context) noexcept nogil:
+    """The first part of `note_handed_out`: what is found by the block's address."""
     block.allocated = True
     block.requested = requested
     block.context = context
     address_put(engine, block)
+
+
+cdef inline void count_handed_out(Engine* engine, int size_class, bytes_t size, bytes_t requested) noexcept nogil:
+    """The last part of `note_handed_out`, for a block that is not oversize."""
+    cdef Stats* stats = &engine.stats
+    tally_up(&stats.allocation, size_class, 1)
+    tally_up(&stats.allocated_bytes, size_class, size)
+    tally_grow(&stats.active, size_class, 1)
+    tally_grow(&stats.active_bytes, size_class, size)
+    tally_up(&stats.requested_bytes, size_class, requested)
+
+
+cdef inline void note_handed_out_of(Engine* engine, const Rack* rack, Block* block, bytes_t requested,
+                                    uint32_t context) noexcept nogil:
+    """Variant of `note_handed_out` for callers that already loaded `block.shelf.rack`; avoids a second load."""
+    mark_handed_out(engine, block, requested, context)
     if engine.trace.on:
         if engine.trace.counting:
             engine.accounts[context >> TENANT_SHIFT].held += block.size
         trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
                      rack.pool.first, rack.pool.second, context)
-    tally_up(&stats.allocation, size_class, 1)
-    tally_up(&stats.allocated_bytes, size_class, block.size)
-    tally_grow(&stats.active, size_class, 1)
-    tally_grow(&stats.active_bytes, size_class, block.size)
-    tally_up(&stats.requested_bytes, size_class, requested)
+    count_handed_out(engine, rack.size_class, block.size, requested)
     if block.size >= engine.tuning.max_split:
-        tally_up(&stats.oversize_allocations, SMALL, 1)
+        tally_up(&engine.stats.oversize_allocations, SMALL, 1)
 
 
 cdef inline void note_handed_out(Engine* engine, Block* block, bytes_t requested, uint32_t context) noexcept nogil:

@@ -52,6 +52,11 @@ cdef inline bytes_t round_to_division(bytes_t size, uint64_t divisions) noexcept
     return size if base == size else base + step
 
 
+cdef inline bytes_t whole_blocks(bytes_t size) noexcept nogil:
+    """Round up to a multiple of the smallest block."""
+    return (size + (MIN_BLOCK - 1)) & ~(<bytes_t> (MIN_BLOCK - 1))
+
+
 cdef inline bytes_t round_size(const Tuning* tuning, bytes_t size) noexcept nogil:
     """pre: size > 0"""
     cdef uint64_t divisions
@@ -60,4 +65,4 @@ cdef inline bytes_t round_size(const Tuning* tuning, bytes_t size) noexcept nogi
         # size > MIN_BLOCK * divisions, without computing the product, which may overflow
         if divisions > 1 and (size - 1) // MIN_BLOCK >= divisions:
             return round_to_division(size, divisions)
-    return (size + (MIN_BLOCK - 1)) & ~(<bytes_t> (MIN_BLOCK - 1))
+    return whole_blocks(size)

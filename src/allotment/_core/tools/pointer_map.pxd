@@ -39,9 +39,13 @@ cdef inline void* map_get(const PointerMap* map, uint64_t key) noexcept nogil:
     return map.slots[place].value
 
 
+cdef inline bint map_has_room(const PointerMap* map, size_t more) noexcept nogil:
+    return 2 * (map.count + more) <= map.mask + 1
+
+
 cdef inline bint map_reserve(PointerMap* map, size_t more=1) noexcept nogil:
     """Make sure that the next `more` map_put calls cannot fail; False when host memory is short."""
-    while 2 * (map.count + more) > map.mask + 1:
+    while not map_has_room(map, more):
         if not map_grow(map):
             return False
     return True

@@ -56,17 +56,23 @@ cdef inline bint is_binned(const Shelf* shelf, bytes_t size) noexcept nogil:
     return shelf.bins != NULL and size <= BIN_COUNT * MIN_BLOCK
 
 
-cdef inline Block* first_bin_from(const Shelf* shelf, uint64_t bin) noexcept nogil:
-    """Return the lowest block of the first nonempty bin from `bin` on; NULL if all are empty."""
+cdef inline uint64_t bin_from(const Shelf* shelf, uint64_t bin) noexcept nogil:
+    """Return the first nonempty bin from `bin` on; BIN_COUNT if all are empty."""
     cdef uint64_t word = bin >> 6
     cdef uint64_t bits = shelf.words[word] & (~(<uint64_t> 0) << (bin & 63))
     if bits == 0:
         bits = shelf.summary & (~(<uint64_t> 1) << word)
         if bits == 0:
-            return NULL
+            return BIN_COUNT
         word = lowest_bit(bits)
         bits = shelf.words[word]
-    return tree_first(shelf.bins[(word << 6) | <uint64_t> lowest_bit(bits)])
+    return (word << 6) | <uint64_t> lowest_bit(bits)
+
+
+cdef inline Block* first_bin_from(const Shelf* shelf, uint64_t bin) noexcept nogil:
+    """Return the lowest block of the first nonempty bin from `bin` on; NULL if all are empty."""
+    cdef uint64_t found = bin_from(shelf, bin)
+    return tree_first(shelf.bins[found]) if found != BIN_COUNT else NULL
 
 
 cdef inline Block* index_first(Shelf* shelf) noexcept nogil:
@@ -88,6 +94,17 @@ cdef inline Block* index_best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
     if shelf.tree == NULL:
         return NULL
     return tree_at_least(shelf.tree, size)
+
+
+cdef inline bint index_has_no_better(const Shelf* shelf, bytes_t size, const Block* block) noexcept nogil:
+    """Whether a block that is not in the index is certainly the best fit; loads no other block to find out.
+
+    pre: both sizes are multiples of 512, and the block is large enough
+    """
+    if shelf.bins == NULL:
+        return shelf.tree == NULL
+    return block.size <= BIN_COUNT * MIN_BLOCK and (
+        bin_from(shelf, size // MIN_BLOCK - 1) > block.size // MIN_BLOCK - 1)
 
 
 cdef inline void index_insert(Shelf* shelf, Block* block) noexcept nogil:

@@ -16,14 +16,18 @@ list until a block is found:
 """
 
 from allotment._core.contract.table cimport CAN_VIRTUAL
-from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.mechanism.address_map cimport address_reserve
-from allotment._core.mechanism.block cimport is_plain
+from libc.stdint cimport uint32_t
+
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.mechanism.address_map cimport address_reserve, has_room_for_one
+from allotment._core.mechanism.block cimport count_handed_out, cut_front, is_plain, mark_handed_out
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.model.model cimport Block, Engine, Placement, Pool, Request, Shelf
-from allotment._core.model.sizes cimport MIN_BLOCK, SMALL_SIZE
-from allotment._core.placement.pytorch.shelves cimport best_fit, hand_out, shelve, unshelve
-from allotment._core.records.stats cimport SMALL
+from allotment._core.model.model cimport Block, Engine, Placement, Pool, Rack, Request, Shelf
+from allotment._core.model.sizes cimport MIN_BLOCK, SMALL_SIZE, whole_blocks
+from allotment._core.placement.pytorch.classes cimport rack_for_size
+from allotment._core.placement.pytorch.free_index cimport index_has_no_better
+from allotment._core.placement.pytorch.shelves cimport best_fit, count_taken, hand_out, shelve, unshelve
+from allotment._core.records.stats cimport LARGE, SMALL
 from allotment._core.tools.slab cimport slab_reserve
 
 cdef const Placement* torch_placement() noexcept nogil
@@ -104,3 +108,37 @@ cdef inline Block* hit_shelf_as_asked(Engine* engine, Request* request) noexcept
     if block == NULL:
         return NULL
     return deliver(engine, request, block)
+
+
+cdef inline Block* hit_at_hand(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
+    """Step 1 in its most frequent case: the block at hand of the default pool is the best fit, and not an unusual one.
+
+    Decides as `hit_shelf` does. It returns NULL without a change where that would have more to look at: another free
+    block may fit better, the block is expandable or oversize, records have to be reserved. A small number of loads
+    finds that out, because the block at hand leads to its shelf and its stream.
+
+    pre: size > 0; sizes are not rounded to divisions, garbage is not collected, nothing is traced
+    """
+    cdef bytes_t rounded = whole_blocks(size)
+    cdef Rack* rack = rack_for_size(&engine.defaults, rounded)
+    cdef int size_class = SMALL if rounded <= SMALL_SIZE else LARGE
+    cdef Block* block = rack.at_hand
+    cdef bytes_t rest
+    cdef bint split
+    if block == NULL or block.size < rounded or block.size >= engine.tuning.max_split:
+        return NULL
+    if block.shelf.stream.handle != stream or not index_has_no_better(block.shelf, rounded, block):
+        return NULL
+    if not is_plain(block) or engine.block_slab.spare_count == 0 or not has_room_for_one(engine):
+        return NULL
+    rest = block.size - rounded
+    split = rest >= MIN_BLOCK and (size_class == SMALL or rest > SMALL_SIZE) and not engine.defaults.no_split
+    count_taken(engine, size_class, block, rounded, split)
+    if split:
+        block.range.freed_at = rack.search_count
+        block = cut_front(engine, block, rounded)       # the rest stays at hand
+    else:
+        rack.at_hand = NULL
+    mark_handed_out(engine, block, size, context)
+    count_handed_out(engine, size_class, block.size, size)
+    return block

@@ -9,7 +9,8 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport (
-    count_free, cut_front, is_plain, is_split, is_within_reach, join, note_handed_out_of, trace_free)
+    count_free, cut_front, is_plain, is_split, is_within_reach, join, join_before, join_behind, note_handed_out_of,
+    trace_free)
 from allotment._core.model.model cimport LEAVING, Block, Engine, Rack, Shelf
 from allotment._core.placement.pytorch.free_index cimport comes_before, index_best_fit, tree_remove
 from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_up
@@ -64,15 +65,44 @@ cdef inline Block* best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
     return at_hand if found == NULL or comes_before(at_hand, found) else found
 
 
-cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
-    """Merge a neighbour, if idle and of the same kind, into a block that is in no set; return the bytes gained."""
-    if neighbour == NULL or not is_within_reach(neighbour) or neighbour.mapped != block.mapped:
-        return 0
+cdef inline bint take_if_free(Rack* rack, const Block* block, Block* neighbour) noexcept nogil:
+    """Remove a neighbour, if idle and of the same kind as the block, from the set it is in; return whether it was.
+
+    pre: `rack` is that of both
+    """
+    if neighbour == NULL or neighbour.allocated:
+        return False
+    if rack.at_hand == neighbour and block.mapped:      # idle and mapped
+        rack.at_hand = NULL
+        return True
+    if not is_within_reach(neighbour) or neighbour.mapped != block.mapped:
+        return False
     if neighbour.mapped:
-        unshelve(neighbour)
+        take_off_shelf(neighbour)
     else:
         tree_remove(&neighbour.shelf.unmapped, neighbour)
-    return join(engine, block, neighbour)
+    return True
+
+
+cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbour) noexcept nogil:
+    """Merge a neighbour, if idle and of the same kind, into a block that is in no set; return the bytes gained."""
+    return join(engine, block, neighbour) if take_if_free(block.shelf.rack, block, neighbour) else 0
+
+
+cdef inline void count_taken(Engine* engine, int size_class, const Block* block, bytes_t size,
+                             bint split) noexcept nogil:
+    """Count what allocating a block of a plain segment, or its first `size` bytes, does to the free parts of it."""
+    cdef Stats* stats = &engine.stats
+    cdef bint already_split = is_split(block)
+    if not split:
+        if already_split:
+            tally_down(&stats.inactive_split, size_class, 1)
+            tally_down(&stats.inactive_split_bytes, size_class, block.size)
+    elif already_split:
+        tally_down(&stats.inactive_split_bytes, size_class, size)
+    else:
+        tally_up(&stats.inactive_split, size_class, 1)
+        tally_up(&stats.inactive_split_bytes, size_class, block.size - size)
 
 
 cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t requested, bint split,
@@ -81,24 +111,14 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
 
     pre: on no shelf, mapped; a block record and a slot in the address map are reserved
     """
-    cdef Stats* stats = &engine.stats
     cdef Rack* rack = block.shelf.rack
-    cdef int size_class = rack.size_class
-    cdef bint already_split = is_split(block)
     cdef Block* rest
+    if is_plain(block):
+        count_taken(engine, rack.size_class, block, size, split)
     if split:
         rest = block
         block = cut_front(engine, rest, size)
         shelve(rest)
-        if is_plain(rest):
-            if already_split:
-                tally_down(&stats.inactive_split_bytes, size_class, size)
-            else:
-                tally_up(&stats.inactive_split, size_class, 1)
-                tally_up(&stats.inactive_split_bytes, size_class, rest.size)
-    elif already_split and is_plain(block):
-        tally_down(&stats.inactive_split, size_class, 1)
-        tally_down(&stats.inactive_split_bytes, size_class, block.size)
     note_handed_out_of(engine, rack, block, requested, context)
     return block
 
@@ -106,22 +126,20 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
 cdef inline void free_to_shelf_untraced(Engine* engine, Block* block) noexcept nogil:
     """Complete the free of a block: merge it with its free neighbours and shelve it."""
     cdef Stats* stats = &engine.stats
-    cdef int size_class = block.shelf.rack.size_class
+    cdef Rack* rack = block.shelf.rack
+    cdef int size_class = rack.size_class
     cdef bytes_t size = block.size
     cdef Block* before = block.prev
     cdef Block* behind = block.next
     cdef count_t net_blocks = 0
     cdef count_t net_bytes = 0
-    cdef bytes_t gained
     block.context = 0
-    gained = absorb_if_free(engine, block, before)
-    if gained != 0:
+    if take_if_free(rack, block, before):
         net_blocks -= 1
-        net_bytes -= <count_t> gained
-    gained = absorb_if_free(engine, block, behind)
-    if gained != 0:
+        net_bytes -= <count_t> join_before(engine, block, before)
+    if take_if_free(rack, block, behind):
         net_blocks -= 1
-        net_bytes -= <count_t> gained
+        net_bytes -= <count_t> join_behind(engine, block, behind)
     shelve(block)
     if is_plain(block):
         if is_split(block):
