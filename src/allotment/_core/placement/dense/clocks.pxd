@@ -30,8 +30,8 @@ from libc.stdint cimport uint64_t
 from allotment._core.model.model cimport Engine, Failure, PendingEvent, StreamRecord
 from allotment._core.placement.dense.structures cimport Arena, Clock
 
-cdef void clock_note(Clock* clock, StreamRecord* stream, uint64_t moment) noexcept nogil
-cdef void clock_join(Clock* clock, const Clock* other) noexcept nogil
+cdef void clock_note_slowly(Clock* clock, StreamRecord* stream, uint64_t moment) noexcept nogil
+cdef void clock_join_slowly(Clock* clock, const Clock* other) noexcept nogil
 cdef bint clock_covers_slowly(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil
 cdef bint clock_is_over(const Engine* engine, const Clock* clock) noexcept nogil
 cdef bint waited_reserve(StreamRecord* stream) noexcept nogil
@@ -52,6 +52,25 @@ cdef inline bint is_past(const Engine* engine, const StreamRecord* stream, uint6
 cdef inline void clock_clear(Clock* clock) noexcept nogil:
     clock.count = 0
     clock.everyone = 0
+
+
+cdef inline void clock_note(Clock* clock, StreamRecord* stream, uint64_t moment) noexcept nogil:
+    """Record that `stream` freed some of these bytes at a moment. Mostly it is the first of the clock's streams."""
+    if clock.count == 0:
+        clock.count = 1
+        clock.streams[0] = stream
+        clock.moments[0] = moment
+    elif clock.streams[0] == stream:
+        clock.moments[0] = max(clock.moments[0], moment)
+    else:
+        clock_note_slowly(clock, stream, moment)
+
+
+cdef inline void clock_join(Clock* clock, const Clock* other) noexcept nogil:
+    if other.count == 1 and other.everyone == 0:
+        clock_note(clock, other.streams[0], other.moments[0])
+    else:
+        clock_join_slowly(clock, other)
 
 
 cdef inline bint clock_covers(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil:

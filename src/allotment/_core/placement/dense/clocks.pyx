@@ -7,13 +7,12 @@ from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.streams cimport event_give, event_take
 from allotment._core.model.model cimport WAITED_ROOM, Engine, Failure, PendingEvent, StreamRecord, Waited
-from allotment._core.placement.dense.clocks cimport is_past
+from allotment._core.placement.dense.clocks cimport clock_note, is_past
 from allotment._core.placement.dense.structures cimport CLOCK_STREAMS, Arena, Clock, Probe
 from allotment._core.tools.arrays cimport make_room_for
 
 
-cdef void clock_note(Clock* clock, StreamRecord* stream, uint64_t moment) noexcept nogil:
-    """Record that `stream` freed some of these bytes at a moment."""
+cdef void clock_note_slowly(Clock* clock, StreamRecord* stream, uint64_t moment) noexcept nogil:
     cdef int32_t i
     cdef int32_t oldest = 0
     for i in range(clock.count):
@@ -35,7 +34,7 @@ cdef void clock_note(Clock* clock, StreamRecord* stream, uint64_t moment) noexce
     clock.moments[i] = moment
 
 
-cdef void clock_join(Clock* clock, const Clock* other) noexcept nogil:
+cdef void clock_join_slowly(Clock* clock, const Clock* other) noexcept nogil:
     cdef int32_t i
     for i in range(other.count):
         clock_note(clock, other.streams[i], other.moments[i])

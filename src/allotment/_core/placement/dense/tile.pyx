@@ -12,8 +12,8 @@ from allotment._core.records.stats cimport LARGE, Stats, tally_move
 from allotment._core.tools.slab cimport slab_give, slab_take
 
 
-cdef Tile* tile_new(Arena* arena, Region* region, address_t address, bytes_t size, int state,
-                    View* view) noexcept nogil:
+cdef inline Tile* tile_new(Arena* arena, Region* region, address_t address, bytes_t size, int state,
+                           View* view) noexcept nogil:
     """Create a tile without neighbours, in no index. pre: a record is reserved"""
     cdef Tile* tile = <Tile*> slab_take(&arena.tiles)
     tile.block.address = address
