@@ -56,6 +56,7 @@ cdef class Allocator(AllocatorBase):
     cdef set waking                     # threads that bring contents back
 
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
+    cdef object allocate_read(self, bytes_t size, stream_t stream, thread_t thread, uint32_t tenant)
     cdef object ready_for(self, object size, object stream, uint32_t tenant)
     cdef object ready_without_waiting(self, object size, stream_t handle, object stream, uint32_t tenant)
     cdef int make_calm_stream(self) except -1

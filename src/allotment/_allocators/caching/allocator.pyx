@@ -27,7 +27,7 @@ from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport (
     engine_add_peer, engine_allocate, engine_allocate_missed, engine_create, engine_destroy, engine_enter, engine_free,
     engine_free_at_once, engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter,
-    is_guarded_already, needs_no_calls, release_block, serve_at_hand, serve_from_cache)
+    is_guarded_already, needs_no_calls, no_thread_can_enter, release_block, serve_from_cache, serve_ordinary)
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
 from allotment._core.mechanism.whereabouts cimport Whereabouts, find_address
@@ -252,6 +252,21 @@ cdef class Allocator(AllocatorBase):
         out the cache is given back. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from
         several threads.
         """
+        cdef Engine* engine = self.engine
+        cdef long long wanted = 0
+        cdef long long handle = 0
+        cdef Block* block
+        # The hot path: under the interpreter lock alone. Whatever is unusual about the request goes the long way.
+        if (is_plain_int(size) and int_value(size, &wanted) and wanted > 0 and (wanted >> SIZE_BITS) == 0
+                and self.level == NEVER and no_thread_can_enter(engine)):
+            if stream is None:
+                handle = <long long> stream_in_use(engine.table.self)
+            elif not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
+                return self.allocate(size, stream, 0, 0)
+            block = serve_ordinary(engine, wanted, <stream_t> handle, 0)
+            if block == NULL:
+                return self.allocate_read(wanted, <stream_t> handle, 0, 0)
+            return block.address
         return self.allocate(size, stream, 0, 0)
 
     @cython.binding(False)
@@ -303,9 +318,6 @@ cdef class Allocator(AllocatorBase):
         self.leave(ok, &failure)
 
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant):
-        cdef Engine* engine = self.engine
-        cdef Request request
-        cdef Block* block
         cdef long long wanted = 0
         cdef long long handle = 0
         if not is_plain_int(size) or not int_value(size, &wanted) or wanted <= 0 or (wanted >> SIZE_BITS) != 0:
@@ -313,19 +325,22 @@ cdef class Allocator(AllocatorBase):
             if wanted == 0:
                 return 0
         if stream is None:
-            handle = <long long> stream_in_use(engine.table.self)
+            handle = <long long> stream_in_use(self.engine.table.self)
         elif not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
             handle = <long long> self.stream_handle(stream)
-        if self.level == NEVER and is_guarded_already(engine):
-            # The hot path: a hit is served under the interpreter lock alone.
-            block = serve_at_hand(engine, wanted, <stream_t> handle, tenant)
-            if block != NULL:
-                return block.address
-        request.size = wanted
-        request.stream = <stream_t> handle
+        return self.allocate_read(wanted, <stream_t> handle, thread, tenant)
+
+    cdef object allocate_read(self, bytes_t size, stream_t stream, thread_t thread, uint32_t tenant):
+        """`allocate`, once its arguments have been read. pre: size > 0"""
+        cdef Engine* engine = self.engine
+        cdef Request request
+        cdef Block* block
+        request.size = size
+        request.stream = stream
         request.thread = thread
         request.context = tenant | self.request_context() if self.level != NEVER else tenant
         if is_guarded_already(engine) and needs_no_calls(engine) and not engine.uncached:
+            # A hit is served under the interpreter lock alone.
             block = serve_from_cache(engine, &request)
             if block != NULL:
                 return block.address

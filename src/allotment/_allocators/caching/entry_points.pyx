@@ -18,7 +18,7 @@ from allotment._core.contract.table cimport OK, DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
     allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_free, engine_is_inside, engine_leave,
-    engine_limit_share, engine_record_stream, engine_try_enter, release_block, serve, serve_at_hand)
+    engine_limit_share, engine_record_stream, engine_try_enter, release_block, serve, serve_ordinary)
 from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
@@ -147,7 +147,7 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
     cdef Block* block
     cdef void* address
     if size != 0 and (size >> SIZE_BITS) == 0 and asks_nobody(context, NEVER + 1) and engine_try_enter(engine):
-        block = serve_at_hand(engine, size, <stream_t> stream, context.tenant)
+        block = serve_ordinary(engine, size, <stream_t> stream, context.tenant)
         if block == NULL:
             return serve_context(context, size, stream, NULL, True)
         address = <void*> block.address

@@ -102,6 +102,11 @@ cdef inline bint is_plain(const Block* block) noexcept nogil:
     return block.range.page == 0
 
 
+cdef inline bint is_plain_of(const Rack* rack, const Block* block) noexcept nogil:
+    """Variant of `is_plain` for callers that have the block's rack. Without expandable memory it reads no range."""
+    return rack.expandable_count == 0 or is_plain(block)
+
+
 cdef inline bint is_split(const Block* block) noexcept nogil:
     return block.prev != NULL or block.next != NULL
 

@@ -20,18 +20,20 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.mechanism.address_map cimport address_reserve, has_room_for_one
-from allotment._core.mechanism.block cimport count_handed_out, cut_front, is_plain, mark_handed_out
+from allotment._core.mechanism.block cimport count_handed_out, cut_front, is_plain, is_plain_of, mark_handed_out
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.model.model cimport Block, Engine, Placement, Pool, Rack, Request, Shelf
 from allotment._core.model.sizes cimport MIN_BLOCK, SMALL_SIZE, whole_blocks
 from allotment._core.placement.pytorch.classes cimport rack_for_size
 from allotment._core.placement.pytorch.free_index cimport index_has_no_better
-from allotment._core.placement.pytorch.shelves cimport best_fit, count_taken, hand_out, shelve, unshelve
+from allotment._core.placement.pytorch.shelves cimport best_fit, count_taken, hand_out, shelve, tidy, unshelve
 from allotment._core.records.stats cimport LARGE, SMALL
 from allotment._core.tools.slab cimport slab_reserve
 
 cdef const Placement* torch_placement() noexcept nogil
 
+# The same as `hit_at_hand` for the other free blocks: any ordinary request. NULL, without a change, also for a miss.
+cdef Block* hit_on_shelf(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil
 cdef Block* hit_address(Engine* engine, Request* request, address_t address, Block** front) noexcept nogil
 
 cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil
@@ -110,35 +112,44 @@ cdef inline Block* hit_shelf_as_asked(Engine* engine, Request* request) noexcept
     return deliver(engine, request, block)
 
 
-cdef inline Block* hit_at_hand(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
-    """Step 1 in its most frequent case: the block at hand of the default pool is the best fit, and not an unusual one.
+cdef inline Block* deliver_ordinary(Engine* engine, Rack* rack, int size_class, Block* block, bytes_t rounded,
+                                    bytes_t size, uint32_t context) noexcept nogil:
+    """`deliver` for `hit_at_hand` and `hit_on_shelf`. pre: on no shelf, perhaps at hand; records are reserved"""
+    cdef bytes_t rest = block.size - rounded
+    cdef Block* front
+    if rest >= MIN_BLOCK and (size_class == SMALL or rest > SMALL_SIZE) and not engine.defaults.no_split:
+        count_taken(engine, size_class, block, rounded, True)
+        front = cut_front(engine, block, rounded)
+        if block != rack.at_hand:
+            tidy(rack)
+            rack.at_hand = block
+        block = front
+    else:
+        count_taken(engine, size_class, block, rounded, False)
+        if block == rack.at_hand:
+            rack.at_hand = NULL
+    mark_handed_out(engine, block, size, context)
+    count_handed_out(engine, size_class, block.size, size)
+    return block
 
-    Decides as `hit_shelf` does. It returns NULL without a change where that would have more to look at: another free
-    block may fit better, the block is expandable or oversize, records have to be reserved. A small number of loads
-    finds that out, because the block at hand leads to its shelf and its stream.
+
+cdef inline Block* hit_at_hand(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
+    """Step 1 for an ordinary request that the block at hand of the default pool fits best.
+
+    Decides as `hit_shelf` does. It returns NULL, without a change, if another block may fit better, and where there is
+    more to look at: the block is expandable or oversize, records have to be reserved. A few loads tell, because the
+    block at hand leads to its shelf and its stream.
 
     pre: size > 0; sizes are not rounded to divisions, garbage is not collected, nothing is traced
     """
     cdef bytes_t rounded = whole_blocks(size)
-    cdef Rack* rack = rack_for_size(&engine.defaults, rounded)
     cdef int size_class = SMALL if rounded <= SMALL_SIZE else LARGE
+    cdef Rack* rack = rack_for_size(&engine.defaults, rounded)
     cdef Block* block = rack.at_hand
-    cdef bytes_t rest
-    cdef bint split
     if block == NULL or block.size < rounded or block.size >= engine.tuning.max_split:
         return NULL
     if block.shelf.stream.handle != stream or not index_has_no_better(block.shelf, rounded, block):
         return NULL
-    if not is_plain(block) or engine.block_slab.spare_count == 0 or not has_room_for_one(engine):
+    if not is_plain_of(rack, block) or engine.block_slab.spare_count == 0 or not has_room_for_one(engine):
         return NULL
-    rest = block.size - rounded
-    split = rest >= MIN_BLOCK and (size_class == SMALL or rest > SMALL_SIZE) and not engine.defaults.no_split
-    count_taken(engine, size_class, block, rounded, split)
-    if split:
-        block.range.freed_at = rack.search_count
-        block = cut_front(engine, block, rounded)       # the rest stays at hand
-    else:
-        rack.at_hand = NULL
-    mark_handed_out(engine, block, size, context)
-    count_handed_out(engine, size_class, block.size, size)
-    return block
+    return deliver_ordinary(engine, rack, size_class, block, rounded, size, context)

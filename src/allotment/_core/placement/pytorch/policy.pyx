@@ -2,9 +2,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from allotment._core.contract.table cimport OUT_OF_MEMORY
-from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.mechanism.address_map cimport address_reserve
-from allotment._core.mechanism.block cimport is_plain, is_split
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.mechanism.address_map cimport address_reserve, has_room_for_one
+from allotment._core.mechanism.block cimport is_plain, is_plain_of, is_split
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
 from allotment._core.mechanism.limits cimport release_for_soft_limit, room_below_soft_limits, room_within_limits
 from allotment._core.mechanism.pool cimport shelf_for
@@ -15,17 +15,39 @@ from allotment._core.mechanism.streams cimport wait_events
 from allotment._core.model.model cimport (
     AWAKE, FAILED_DEVICE, FAILED_PAUSED, LIMIT_OF_ALLOCATOR, NO_FAILURE, NO_LIMITER, Block, Engine, Placement, Pool,
     Rack, Request, Shelf)
+from allotment._core.model.sizes cimport whole_blocks
 from allotment._core.placement.pytorch.check cimport check_shelves
 from allotment._core.placement.pytorch.classes cimport rack_for_size, segment_size
 from allotment._core.placement.pytorch.expandable cimport grow_in_place, growth_in_place
 from allotment._core.placement.pytorch.free_index cimport (
     index_below, index_best_fit, index_largest, index_next, index_prev)
-from allotment._core.placement.pytorch.policy cimport collects_garbage, deliver, grows_in_place, hit_shelf, search
+from allotment._core.placement.pytorch.policy cimport (
+    collects_garbage, deliver, deliver_ordinary, grows_in_place, hit_shelf, search)
 from allotment._core.placement.pytorch.release cimport (
     BlockList, drop_ranges, list_append, list_sort, release_segments, release_shelves, segment_release)
-from allotment._core.placement.pytorch.shelves cimport free_to_shelf, hand_out, shelve, tidy, unshelve
+from allotment._core.placement.pytorch.shelves cimport (
+    best_fit, free_to_shelf, hand_out, shelve, take_off_shelf, tidy, unshelve)
 from allotment._core.records.stats cimport tally_now
 from allotment._core.tools.slab cimport slab_reserve
+
+
+# --- which block: the ordinary case ------------------------------------------------------------------------------
+
+cdef Block* hit_on_shelf(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
+    cdef bytes_t rounded = whole_blocks(size)
+    cdef Rack* rack = rack_for_size(&engine.defaults, rounded)
+    cdef Shelf* shelf = rack.recent
+    cdef Block* block
+    if shelf == NULL or shelf.stream.handle != stream:
+        return NULL
+    block = best_fit(shelf, rounded)
+    if block == NULL or block.size >= engine.tuning.max_split or not is_plain_of(rack, block):
+        return NULL
+    if engine.block_slab.spare_count == 0 or not has_room_for_one(engine):
+        return NULL
+    if block != rack.at_hand:
+        take_off_shelf(block)
+    return deliver_ordinary(engine, rack, rack.size_class, block, rounded, size, context)
 
 
 # --- which block: the expandable cases --------------------------------------------------------------------------

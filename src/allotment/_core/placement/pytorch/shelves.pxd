@@ -9,7 +9,7 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport (
-    count_free, cut_front, is_plain, is_split, is_within_reach, join, join_before, join_behind, note_handed_out_of,
+    count_free, cut_front, is_plain_of, is_split, is_within_reach, join, join_before, join_behind, note_handed_out_of,
     trace_free)
 from allotment._core.model.model cimport LEAVING, Block, Engine, Rack, Shelf
 from allotment._core.placement.pytorch.free_index cimport comes_before, index_best_fit, tree_remove
@@ -31,13 +31,18 @@ cdef inline void tidy(Rack* rack) noexcept nogil:
         rack.at_hand = NULL
 
 
-cdef inline void shelve(Block* block) noexcept nogil:
-    """Keep a free, mapped block: at hand, until the next one comes."""
-    cdef Rack* rack = block.shelf.rack
-    block.range.freed_at = rack.search_count
+cdef inline void shelve_of(Rack* rack, Block* block, bint split) noexcept nogil:
+    """Variant of `shelve` for callers that have the block's rack, and know whether it is split."""
+    if not split:           # else nobody asks for its age, and its range may be out of the CPU's cache
+        block.range.freed_at = rack.search_count
     if rack.at_hand != NULL:
         put_on_shelf(rack.at_hand)
     rack.at_hand = block
+
+
+cdef inline void shelve(Block* block) noexcept nogil:
+    """Keep a free, mapped block: at hand, until the next one comes."""
+    shelve_of(block.shelf.rack, block, is_split(block))
 
 
 cdef inline void unshelve(Block* block) noexcept nogil:
@@ -113,7 +118,7 @@ cdef inline Block* hand_out(Engine* engine, Block* block, bytes_t size, bytes_t 
     """
     cdef Rack* rack = block.shelf.rack
     cdef Block* rest
-    if is_plain(block):
+    if is_plain_of(rack, block):
         count_taken(engine, rack.size_class, block, size, split)
     if split:
         rest = block
@@ -133,6 +138,7 @@ cdef inline void free_to_shelf_untraced(Engine* engine, Block* block) noexcept n
     cdef Block* behind = block.next
     cdef count_t net_blocks = 0
     cdef count_t net_bytes = 0
+    cdef bint split
     block.context = 0
     if take_if_free(rack, block, before):
         net_blocks -= 1
@@ -140,9 +146,10 @@ cdef inline void free_to_shelf_untraced(Engine* engine, Block* block) noexcept n
     if take_if_free(rack, block, behind):
         net_blocks -= 1
         net_bytes -= <count_t> join_behind(engine, block, behind)
-    shelve(block)
-    if is_plain(block):
-        if is_split(block):
+    split = is_split(block)
+    shelve_of(rack, block, split)
+    if is_plain_of(rack, block):
+        if split:
             net_blocks += 1
             net_bytes += <count_t> block.size
         tally_move(&stats.inactive_split, size_class, net_blocks)
