@@ -36,6 +36,10 @@ cdef class Allocator(AllocatorBase):
     cdef Annotations profiler           # None: none is told
     cdef int pointer_holders            # tables of C entry points that refer to the engine, which must outlive them
     cdef object calm                    # a Stream that never has work: see `ready_for`; None until it is needed
+    # The address that `malloc` returned last, also as a Python int. A block that is allocated and freed again and again
+    # has the same address each time, and making the int costs as much as the allocation.
+    cdef address_t returned_address
+    cdef object returned
     cdef object sanitizer               # a Sanitizer, or None. With one, requests never take the short way
 
     # The history's.

@@ -266,7 +266,10 @@ cdef class Allocator(AllocatorBase):
             block = serve_ordinary(engine, wanted, <stream_t> handle, 0)
             if block == NULL:
                 return self.allocate_read(wanted, <stream_t> handle, 0, 0)
-            return block.address
+            if block.address != self.returned_address:
+                self.returned = block.address
+                self.returned_address = block.address
+            return self.returned
         return self.allocate(size, stream, 0, 0)
 
     @cython.binding(False)
