@@ -6,8 +6,8 @@ An `.ops` file is int64 records: kind (0 allocate, 1 free asked for and still wa
 3 a stream's private pool is released, 4 empty_cache), block, size, stream index, microseconds. It has no addresses.
 So each block gets addresses that no other has at the time, in one segment for each stream that is large enough for it:
 a replay under any settings but the recorded ones asks for the same sizes in the same order and looks at nothing else.
-The settings that the snapshot states are ones that are never looked up. Private pools are not told: their blocks become
-blocks of their stream.
+The settings that the snapshot states are ones that are never looked up. The files do not tell private pools: their
+blocks become blocks of their stream. Callers of `snapshot_of` can tell the stream and pool of each stream index.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ DUMMY = 2 << 20
 ROUND = 256 << 30
 """Addresses of a stream after which its blocks begin anew, where they fit."""
 SETTINGS = "garbage_collection_threshold:0.99"
+DEFAULT_POOL = (0, 0)
+Lane = tuple[int, tuple[int, int]]
+"""A stream and the id of a pool."""
 
 
 def rounded(size: int) -> int:
@@ -68,16 +71,23 @@ class Places:
         del self._ends[at]
 
 
-def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
-    """A snapshot with the history of `ops`, one row each."""
+def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]], lanes: dict[int, Lane] | None = None) -> dict[str, Any]:
+    """A snapshot with the history of `ops`, one row each. `lanes`: what the stream indices mean, if not streams."""
     places: dict[int, Places] = defaultdict(Places)
     address: dict[int, tuple[int, int, int]] = {}
     entries: list[dict[str, Any]] = []
     dummies = 0
     asked: set[int] = set()
 
-    def note(action: str, place: int, size: int, stream: int, time: int) -> None:
-        entries.append({"action": action, "addr": place, "size": size, "stream": stream, "time_us": time, "frames": []})
+    def lane_of(index: int) -> Lane:
+        return lanes[index] if lanes is not None else (index, DEFAULT_POOL)
+
+    def entry(action: str, place: int, size: int, index: int, time: int) -> dict[str, Any]:
+        stream = lane_of(index)[0]
+        return {"action": action, "addr": place, "size": size, "stream": stream, "time_us": time, "frames": []}
+
+    def note(action: str, place: int, size: int, index: int, time: int) -> None:
+        entries.append(entry(action, place, size, index, time))
 
     for kind, block, size, stream, time in ops.tolist():
         if kind == ALLOCATE:
@@ -102,24 +112,21 @@ def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
     first = int(ops[0, 4]) if len(ops) else 0
     segments = [(DUMMY * (1 + i), DUMMY, 0) for i in range(dummies)]
     segments += [((stream + 1) * SEGMENT_SPACE, size, stream) for stream, size in used.items()]
-    begin = [
-        {"action": "segment_alloc", "addr": place, "size": size, "stream": stream, "time_us": first, "frames": []}
-        for place, size, stream in segments
-    ]
+    begin = [entry("segment_alloc", place, size, stream, first) for place, size, stream in segments]
     left: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
     for block, (place, size, stream) in address.items():
         left[stream].append((place, size, block in asked))
     return {
-        "segments": [segment_of(stream, size, sorted(left[stream])) for stream, size in used.items()],
+        "segments": [segment_of(index, lane_of(index), size, sorted(left[index])) for index, size in used.items()],
         "device_traces": [begin + entries],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": SETTINGS, "garbage_collection_threshold": 0.99},
         "external_annotations": [],
     }
 
 
-def segment_of(stream: int, size: int, live: list[tuple[int, int, bool]]) -> dict[str, Any]:
-    """The segment of a stream as it is at the end."""
-    base = at = (stream + 1) * SEGMENT_SPACE
+def segment_of(index: int, lane: Lane, size: int, live: list[tuple[int, int, bool]]) -> dict[str, Any]:
+    """The segment of a stream index as it is at the end."""
+    base = at = (index + 1) * SEGMENT_SPACE
     blocks = []
 
     def append(place: int, size: int, requested: int, state: str) -> None:
@@ -135,8 +142,8 @@ def segment_of(stream: int, size: int, live: list[tuple[int, int, bool]]) -> dic
     in_use = sum(block["size"] for block in blocks if block["state"] != "inactive")
     return {
         "device": 0, "address": base, "total_size": size, "allocated_size": in_use, "active_size": in_use,
-        "requested_size": sum(block["requested_size"] for block in blocks), "stream": stream, "segment_type": "large",
-        "segment_pool_id": (0, 0), "is_expandable": False, "frames": [], "blocks": blocks,
+        "requested_size": sum(block["requested_size"] for block in blocks), "stream": lane[0], "segment_type": "large",
+        "segment_pool_id": lane[1], "is_expandable": False, "frames": [], "blocks": blocks,
     }  # fmt: skip
 
 

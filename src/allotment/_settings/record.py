@@ -242,7 +242,7 @@ class Settings:
         ),
     )
     dense_grain: int = field(
-        default=24,
+        default=96,
         metadata=_key(
             names=("dense_grain",),
             kind=WholeNumber(),

@@ -16,11 +16,12 @@ PAGE = 2 * MIB
 LARGE = 4 * MIB  # from here on equal sizes are kept together
 PASSED_OVER = 64  # the most tiles that a search looks at before it gives up
 CLOCK_STREAMS = 4  # streams of a clock, before the rest is folded
-CHUNK_MOST = 512 * MIB
+CHUNK_MOST = 256 * MIB
 VIEW_US, CHUNK_US = 32.5, 47.0
 LEFT_OVER_US = 5.0  # per MiB
 MICRO = 1_000_000
 SOON = 10_000  # requests: a view that is needed again within so many was removed too early
+RAISED_MOST = 16  # views: a limit of so many is not raised
 
 
 def up(size: int, unit: int = PAGE) -> int:
@@ -41,7 +42,7 @@ class MappingRefused(Exception):
 
 @dataclass
 class Options:
-    grain: int = 24
+    grain: int = 96
     slack: float = 0.01
     wait_reuse: int | None = 2  # None: off
     share_streams: bool = True
@@ -402,7 +403,7 @@ class Arena:
     def limits(self, size: int) -> tuple[int, int, int]:
         """P', the room for new memory, and the most that the device or the limit leaves."""
         peak = max(self.peak, self.memory.active + size)
-        slack = max(int(self.options.slack * MICRO) * peak // MICRO, min(24 * MIB, peak // 4))
+        slack = max(int(self.options.slack * MICRO) * peak // MICRO, min(16 * MIB, peak // 32))
         if self.loading:
             slack = max(slack, peak * 6 // 100)
         left = self.memory.obtainable - self.memory.reserved
@@ -488,15 +489,17 @@ class Arena:
     def drop_old_views(self, chunk: Chunk, region: Region) -> None:
         if len(chunk.views) <= chunk.view_limit:
             return
-        if chunk.dropped and self.requests - chunk.dropped < SOON:
+        if chunk.dropped and self.requests - chunk.dropped < SOON and chunk.view_limit < RAISED_MOST:
             chunk.view_limit *= 2
             chunk.dropped = 0
             return
-        view = self.view_to_drop(chunk, region)
-        if view is None:
-            self.memory.ask_streams()
+        while len(chunk.views) > chunk.view_limit:
             view = self.view_to_drop(chunk, region)
-        if view is not None:
+            if view is None:
+                self.memory.ask_streams()
+                view = self.view_to_drop(chunk, region)
+            if view is None:
+                return
             self.drop(view)
             chunk.dropped = max(self.requests, 1)
             self.memory.dropped += 1
@@ -590,7 +593,7 @@ class Arena:
         if self.is_pressed():
             return max(4 * MIB, up(self.memory.obtainable // 512))
         grain = self.options.grain
-        most = max(1152 * MIB // grain, max(self.memory.reserved, self.memory.active + left) // grain, 2 * new // grain)
+        most = max(768 * MIB // grain, max(self.memory.reserved, self.memory.active + left) // grain, 2 * new // grain)
         return min(CHUNK_MOST, up(most))
 
     def create(self, region: Region, new: int, gap: Tile | None = None) -> None:

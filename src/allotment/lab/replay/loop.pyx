@@ -498,14 +498,17 @@ cdef class Replay:
     cdef bint rare_call(self, const Call* call, Failure* failure) noexcept nogil:
         cdef Engine* engine = self.engine
         cdef address_t address
+        cdef bint ok
         if call.kind == FREE_SHARED:
             address = self.addresses[call.block]
             if address == 0:
                 return True
             self.addresses[call.block] = 0
             self.device.state.due = call.due
-            return (engine_record_stream(engine, address, OTHER_STREAMS + <stream_t> call.stream, failure)
-                    and release_address(engine, address, 0, failure))
+            ok = (engine_record_stream(engine, address, OTHER_STREAMS + <stream_t> call.stream, failure)
+                  and release_address(engine, address, 0, failure))
+            self.device.state.due = 0       # events that no recording tells of finish at once
+            return ok
         if call.kind == EMPTY_CACHE:
             return engine_empty_cache(engine, 0, 0, 0, failure)
         if call.kind == EMPTY_POOL:

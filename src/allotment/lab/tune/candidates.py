@@ -16,7 +16,7 @@ FINER_ROUNDINGS = ("", *(f"roundup_power2_divisions:{divisions}" for divisions i
 FINER_COLLECTION = ("", *(f"garbage_collection_threshold:{share}" for share in (0.5, 0.6, 0.7, 0.8, 0.9)))
 OURS = ("placement:dense",)
 """Settings of ours: they need Allotment under PyTorch."""
-GRAINS = ("", *(f"dense_grain:{grain}" for grain in (48, 96)))
+GRAINS = ("", *(f"dense_grain:{grain}" for grain in (24, 48)))
 FINER_GRAINS = ("", *(f"dense_grain:{grain}" for grain in (16, 32, 64, 128, 192, 256)))
 
 

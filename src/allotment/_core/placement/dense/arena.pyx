@@ -27,6 +27,7 @@ cdef bytes_t FIRST_REGION = <bytes_t> 16 << 30
 
 cdef enum:
     SOON = 10000                # requests: a view that is needed again within so many was dropped too early
+    RAISED_MOST = 16            # views: a limit of so many is not raised
 
 
 cdef Arena* arena_make(Engine* engine, Pool* pool, bint is_private) noexcept nogil:
@@ -568,23 +569,29 @@ cdef View* view_to_drop(Arena* arena, const DenseChunk* chunk, const Region* reg
 
 
 cdef void drop_old_views(Arena* arena, DenseChunk* chunk, const Region* region) noexcept nogil:
-    """Drop one view of a chunk that has too many, if one can go, but not the one in `region`. pre: not inside a capture
+    """Drop the views of a chunk that are too many, as far as they can go, but not the one in `region`.
 
-    If a chunk gets a new view soon after it lost one, its limit is raised instead.
+    If a chunk gets a new view soon after it lost one, its limit is raised instead, but not for ever: every
+    view makes each allocation in the chunk slower, and a program whose sizes never repeat needs new ones all the time.
+
+    pre: not inside a capture
     """
     cdef Failure failure
     cdef View* view
     if chunk.view_count <= chunk.view_limit:
         return
-    if chunk.dropped != 0 and arena.requests - chunk.dropped < SOON:
+    if (chunk.dropped != 0 and arena.requests - chunk.dropped < SOON
+            and chunk.view_limit < RAISED_MOST):
         chunk.view_limit *= 2
         chunk.dropped = 0
         return
-    view = view_to_drop(arena, chunk, region)
-    if view == NULL:
-        ask_streams(arena, arena.engine.moment)
+    while chunk.view_count > chunk.view_limit:
         view = view_to_drop(arena, chunk, region)
-    if view != NULL and forget_view(arena, view, &failure):
+        if view == NULL:
+            ask_streams(arena, arena.engine.moment)
+            view = view_to_drop(arena, chunk, region)
+        if view == NULL or not forget_view(arena, view, &failure):
+            return
         chunk.dropped = max(arena.requests, <uint64_t> 1)
         arena.counts.views_dropped += 1
 

@@ -2,7 +2,8 @@
 
 Decides what new memory a request costs (step 7 of `dense`), and has the arena carry it out.
 
-    room     what may be allocated before free memory is stitched: a hundredth of peak use, more at first
+    room     what may be allocated before free memory is stitched: a hundredth of peak use; more at first, and in small
+             processes up to a thirty-second
     ahead    a little more than was requested, while memory is not short
     pressed  more than a quarter of all available memory is held: small chunks, nothing ahead, plans that save memory
 """

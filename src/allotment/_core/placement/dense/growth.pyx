@@ -19,7 +19,7 @@ from allotment._core.placement.dense.tile_index cimport node_from, node_next
 from allotment._core.tools.arrays cimport make_room
 
 cdef enum:
-    CHUNK_MOST = 536870912
+    CHUNK_MOST = 268435456
     START_CHUNKS = 64
     MEBIBYTE = 1048576
 
@@ -57,7 +57,7 @@ cdef inline bint is_pressed(bytes_t reserved, bytes_t left) noexcept nogil:
 cdef bytes_t room_for(const Arena* arena, bytes_t peak, bytes_t left) noexcept nogil:
     """Return how much an arena may grow without stitching free memory."""
     cdef bytes_t slack = arena.engine.tuning.dense_slack * peak // 1000000
-    slack = max(slack, min(<bytes_t> 24 * MEBIBYTE, peak // 4))
+    slack = max(slack, min(<bytes_t> 16 * MEBIBYTE, peak // 32))
     if arena.loading:
         slack = max(slack, peak * 6 // 100)
     if peak + slack <= held(arena.engine):
@@ -72,7 +72,7 @@ cdef bytes_t chunk_size(const Arena* arena, bytes_t reserved, bytes_t left, byte
     if is_pressed(reserved, left):
         most = max(<bytes_t> 4 * MEBIBYTE, whole_granules((reserved + left) // 512))
     else:
-        most = max(<bytes_t> 1152 * MEBIBYTE, reserved, in_use(arena.engine) + rest, 2 * new) // grain
+        most = max(<bytes_t> 768 * MEBIBYTE, reserved, in_use(arena.engine) + rest, 2 * new) // grain
         most = min(<bytes_t> CHUNK_MOST, whole_granules(most))
     size = min(rest, most)
     if 0 < rest - size < size // 4:

@@ -11,7 +11,7 @@ from allotment._core.placement.dense.structures cimport GRANULE, TILE_FREE, Aren
 
 cdef enum:
     TAILS_TRIED = 4
-    CHUNK_MOST = 536870912
+    CHUNK_MOST = 268435456
 
 cdef double MAP_US = 2.5
 cdef double ACCESS_US = 30.0

@@ -95,7 +95,7 @@ cdef struct DenseChunk:
     uint64_t number             # in order of creation
     View* home                  # its first view; the others follow by `next_of_chunk`
     uint32_t view_count
-    uint32_t view_limit         # doubles when a dropped view comes back soon: stops endless mapping and unmapping
+    uint32_t view_limit         # doubles, within bounds, when a dropped view comes back soon
     uint64_t dropped            # when it last lost a view, by the arena's request count; 0: does not count
     LastFree* last_frees        # kept only for the checker: see `witness`
     size_t last_free_count, last_free_room
