@@ -2,10 +2,11 @@
 
     python benchmarks/dense/compare.py SNAPSHOT_OR_FOLDER... [--fit] [--settings S]... [--out FILE.json]
 
-Prints, for each workload: peak reserved over the most live in the recording, driver time and its ratio to that of
-PyTorch's default in the same run, driver calls about memory in the last quarter, and with --fit the smallest device
-over the most live. Then geometric means; workloads whose names begin with graph_train (private pools hold memory that
-nothing uses) or fsdp (dense placement has less live than was recorded) are left out of them and shown apart.
+Prints, for each workload: the most live in the recording, what any placement has to reserve over it, peak reserved over
+it, driver time and its ratio to that of PyTorch's default in the same run, driver calls about memory in the last
+quarter, and with --fit the smallest device over the most live. Then geometric means; workloads whose names begin with
+graph_train (private pools hold memory that nothing uses) or fsdp (dense placement has less live than was recorded) are
+left out of them and shown apart.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from allotment.lab.replay.loop import rounded_sizes
+from allotment.lab.replay.records import Kind
 from allotment.lab.replay.result import Result
 from allotment.lab.replay.run import Recording, read_recording
 
@@ -44,12 +49,36 @@ def figures(recording: Recording, settings: str, fit: bool) -> dict[str, Any]:
     }
 
 
+def least_reserved(recording: Recording) -> int:
+    """What any placement has to reserve: everything live, and in private pools everything that was ever live at once.
+
+    A private pool serves a graph that writes to its memory whenever it is replayed.
+    """
+    calls, _ = recording.all_calls
+    calls = calls[(calls["block"] >= 0) | (calls["kind"] == Kind.RELEASE_POOL)]
+    size = np.zeros(int(calls["block"].max(initial=0)) + 1, dtype=np.int64)
+    pool = np.zeros(len(size), dtype=np.int64)
+    asks = calls["kind"] == Kind.MALLOC
+    size[calls["block"][asks]] = rounded_sizes(recording.settings, np.ascontiguousarray(calls["size"][asks]))
+    pool[calls["block"][asks]] = calls["pool"][asks]
+    releases = calls["kind"] == Kind.RELEASE_POOL
+    change = np.where(releases, 0, np.where(asks, 1, -1) * size[calls["block"]])
+    total = np.zeros(len(calls), dtype=np.int64)
+    for number in np.unique(pool):
+        live = np.cumsum(np.where(pool[calls["block"]] == number, change, 0))
+        ended = np.flatnonzero(releases & (calls["pool"] == number))
+        until = 0 if number == 0 else int(ended[0]) if len(ended) else len(live)
+        live[:until] = np.maximum.accumulate(live[:until])
+        total += live
+    return int(total.max(initial=0))
+
+
 def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
-def print_row(name: str, row: dict[str, dict[str, Any]]) -> None:
-    cells = [name]
+def print_row(name: str, live: int, least: int, row: dict[str, dict[str, Any]]) -> None:
+    cells = [name, f"{live / (1 << 20):,.0f}", f"{least / live:.4f}"]
     for kind in row:
         cells.append(f"{row[kind]['reserved']:.4f}")
     for kind in row:
@@ -71,7 +100,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     kinds = SETTINGS | {extra: f"placement:dense,{extra}" for extra in arguments.settings}
-    titles = ["workload", *(f"{kind} reserved" for kind in kinds), *(f"{kind} ms" for kind in kinds)]
+    titles = [
+        "workload",
+        "live MiB",
+        "bound",
+        *(f"{kind} reserved" for kind in kinds),
+        *(f"{kind} ms" for kind in kinds),
+    ]
     titles += ["dense/default", "last quarter", "waits"]
     titles += [f"{kind} smallest" for kind in kinds] if arguments.fit else []
     print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
@@ -80,7 +115,9 @@ def main() -> None:
         recording = read_recording(file)
         name = file.name.split(".pickle")[0]
         rows[name] = {kind: figures(recording, settings, arguments.fit) for kind, settings in kinds.items()}
-        print_row(name, rows[name])
+        least = least_reserved(recording)
+        live = recording.replay("").recorded_peak_active_bytes
+        print_row(name, live, max(least, live), rows[name])
     counted = [row for name, row in rows.items() if not name.startswith(APART)]
     print()
     for kind in kinds:

@@ -132,8 +132,8 @@ def attention(tokens: int, hidden: int, heads: int, keys: int, size: int = 2) ->
     square = hidden * hidden * size
     return [
         Operation(n, hidden * size), Operation(tokens * 4), Operation(n, square),
-        Operation(kv, 2 * square * keys // heads), Operation(n + kv, kept=False), Operation(n), Operation(tokens * heads * 4), Operation(n, square, kept=False),
-        Operation(n),
+        Operation(kv, 2 * square * keys // heads), Operation(n + kv, kept=False), Operation(n),
+        Operation(tokens * heads * 4), Operation(n, square, kept=False), Operation(n),
     ]  # fmt: skip
 
 
