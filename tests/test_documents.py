@@ -145,11 +145,20 @@ def test_every_public_name_is_there() -> None:
     assert all(hasattr(allotment, name) for name in allotment.__all__)
 
 
-def test_the_reference_lists_every_member_of_an_allocator() -> None:
-    cells = re.findall(r"^\|[^|]*\|(.*)\|$", REFERENCE.split("## `Allocator")[1], re.MULTILINE)
-    listed = re.findall(r"`(\w+)`", "".join(cells))
-    members = [name for name in dir(allotment.Allocator) if not name.startswith("_")]
-    assert sorted(listed) == sorted(members)
+def members_of(cls: type) -> list[str]:
+    return sorted(name for name in dir(cls) if not name.startswith("_"))
+
+
+def test_the_reference_lists_every_member_of_an_allocator_and_of_its_parts() -> None:
+    own, parts = REFERENCE.split("## `Allocator")[1].split("| Part |")
+    listed = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*\|(.*)\|$", own, re.MULTILINE)))
+    rows = {
+        part: re.findall(r"`(\w+)`", names) for part, names in re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", parts, re.M)
+    }
+    assert sorted([*listed, *rows]) == members_of(allotment.Allocator)
+    allocator = allotment.Allocator("sim:1GiB")
+    for part, names in rows.items():
+        assert sorted([*names, "allocator"]) == members_of(type(getattr(allocator, part)))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

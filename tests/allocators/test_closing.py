@@ -219,11 +219,3 @@ def test_a_stream_is_current_in_its_with():
     allocator = allotment.Allocator("sim:1GiB")
     with allotment.Stream(allocator) as stream:
         allocator.free(allocator.malloc(512, stream))
-
-
-def test_every_kind_has_the_name_that_pytorch_gives_it():
-    assert {key: make().name for key, make in KINDS.items()} == {
-        "caching": "native",
-        "stream-ordered": "cudaMallocAsync",
-        "pluggable": "pluggable",
-    }

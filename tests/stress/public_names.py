@@ -69,6 +69,8 @@ SETTINGS = [
     *("backend:cudaMallocAsync", "no_such_key:1", "max_split_size_mb:", ":", "large_segment_size_mb:40", "\0"),
 ]
 DEVICES = ["host", "sim:64MiB", "sim:1GiB", "sim:1GiB#3", "cuda:0", "sim:0", "cpu", "nothing"]
+PARTS = [type(getattr(allotment.Allocator("sim:1GiB"), name)) for name in
+         ("history", "pools", "limits", "sleep", "sharing", "inspection")]  # fmt: skip
 WAITS = {"synchronize", "join", "device_synchronize", "event_synchronize", "stream_synchronize", "wait"}
 TRUSTED = {
     *("free", "record_free", "set_fill"),  # of allotment.cpu: straight to the C library
@@ -238,7 +240,7 @@ class Case:
         # Beforehand: CPython 3.11 does not bear its parser being entered again by a finalizer.
         self.parameters = {
             value.__qualname__: parameters_of(value)
-            for owner in (None, *self.classes, allotment.PluggableAllocator)
+            for owner in (None, *self.classes, *PARTS, allotment.PluggableAllocator)
             for value in ([*self.classes, *self.functions] if owner is None else members_of(owner))
         }
         self.furnish()

@@ -319,7 +319,8 @@ cdef class AllocatorBase:
         return False
 
     cdef int put_limit(self, bint limited, bytes_t most) except -1:
-        raise UnsupportedError(f"{self!r} cannot be limited: how much there is, its functions decide", operation="limit")
+        raise UnsupportedError(
+            f"{self!r} cannot be limited: how much there is, its functions decide", operation="limit")
 
     cdef bytes_t total_bytes(self) noexcept:
         return 0

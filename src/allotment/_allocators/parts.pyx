@@ -65,7 +65,8 @@ cdef class ObservedLimits(BasicLimits):
         try:
             self.whole.observers.remove(observer)
         except ValueError:
-            raise RequestError(f"{observer!r} is not an observer of {self.whole!r}, or it is detached already") from None
+            raise RequestError(
+                f"{observer!r} is not an observer of {self.whole!r}, or it is detached already") from None
 
 
 cdef class BasicSharing(Part):

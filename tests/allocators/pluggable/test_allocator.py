@@ -543,7 +543,7 @@ def test_a_memory_fraction_can_be_read_once_somebody_heard_it(memory):
 
 def test_a_memory_fraction_that_was_not_passed_on_is_not_in_force(plug):
     plug.limits.memory_fraction = 0.5
-    with pytest.raises(UnsupportedError, match="give it a memory_fraction function"):
+    with pytest.raises(UnsupportedError, match="give the allocator a memory_fraction function"):
         _ = plug.limits.memory_fraction
 
 

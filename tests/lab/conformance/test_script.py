@@ -14,7 +14,6 @@ def script_of(*trace: Entry) -> GoldenScript:
 class Queues:
     def __init__(self, *pending: tuple[int, int, int]) -> None:
         self.pending = list(pending)
-        self.inspection = self
 
     def pending_events(self) -> list[tuple[int, int, int]]:
         return self.pending
@@ -89,7 +88,7 @@ def test_without_a_trace_free_memory_is_what_the_text_tells():
 
 def test_an_event_has_finished_if_its_block_completes_now():
     script = script_of(Entry("free_completed", 512, 100, 0), Entry("alloc", 512, 100, 0))
-    script.allocator = Queues((1, 71, 512), (1, 72, 1024), (2, 73, 2048))
+    script.queues = Queues((1, 71, 512), (1, 72, 1024), (2, 73, 2048))
     assert script.event_finished(71)
     assert not script.event_finished(72)
     assert not script.event_finished(73)
@@ -97,14 +96,14 @@ def test_an_event_has_finished_if_its_block_completes_now():
 
 def test_an_event_has_finished_if_a_block_behind_it_in_its_queue_completes_now():
     script = script_of(Entry("free_completed", 1024, 100, 0))
-    script.allocator = Queues((1, 71, 512), (2, 73, 512), (1, 72, 1024))
+    script.queues = Queues((1, 71, 512), (2, 73, 512), (1, 72, 1024))
     assert script.event_finished(71)
     assert not script.event_finished(73)
 
 
 def test_events_recorded_before_a_sync_have_finished():
     script = script_of(Entry("alloc", 512, 100, 0))
-    script.allocator = queues = Queues((1, 71, 512))
+    script.queues = queues = Queues((1, 71, 512))
     script.synchronize()
     queues.pending.append((1, 72, 1024))
     assert script.event_finished(71)
@@ -113,7 +112,7 @@ def test_events_recorded_before_a_sync_have_finished():
 
 def test_an_event_recorded_anew_after_a_sync_has_not_finished():
     script = script_of(Entry("alloc", 512, 100, 0))
-    script.allocator = queues = Queues((1, 71, 512))
+    script.queues = queues = Queues((1, 71, 512))
     script.synchronize()
     queues.pending.clear()
     script.begin_op({"op": "free"})

@@ -1,7 +1,7 @@
 """The caching allocator: requests and frees, and the engine that it holds for Python.
 
-What belongs together beyond that is in its parts (`history`, `pools`, `limits`, `sleep`, `sharing`, `inspection`): views
-of the allocator, which has all their state (see `parts`).
+What belongs together beyond that is in its parts (`history`, `pools`, `limits`, `sleep`, `sharing`, `inspection`). They
+are views: the allocator has all their state (see `parts`).
 
 The interpreter lock and the engine's lock are never waited for in a circle: code that holds the interpreter lock only
 *tries* the engine's; if that fails it lets the interpreter go first. A request that hits the cache keeps the

@@ -8,7 +8,7 @@ from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.annotations cimport annotate
 from allotment._allocators.caching.engine_settings cimport (
-    apply_reserves, apply_settings, reserves_of, warn_of_plain_segments)
+    apply_reserves, apply_to_engine, reserves_of, warn_of_plain_segments)
 from allotment._allocators.caching.history cimport History
 from allotment._allocators.caching.history_file cimport HistoryFile
 from allotment._allocators.caching.inspection cimport Inspection
@@ -655,7 +655,7 @@ cdef class Allocator(AllocatorBase):
         return <bytes_t> (round(most) if self.engine.rules.limit_is_rounded else most)
 
     cdef int apply_settings(self, object settings) except -1:
-        apply_settings(self, settings)
+        apply_to_engine(self, settings)
         for tracker in self.trackers:
             if isinstance(tracker, EntryTracker):
                 (<EntryTracker> tracker).rules = self.rules

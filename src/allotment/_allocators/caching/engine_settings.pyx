@@ -15,7 +15,7 @@ from allotment._rules import rules_of
 from allotment.errors import SettingsError
 
 
-cdef int apply_settings(Allocator allocator, object settings) except -1:
+cdef int apply_to_engine(Allocator allocator, object settings) except -1:
     cdef Tuning tuning
     cdef Rules rules
     chosen = rules_of(settings.compat)

@@ -145,7 +145,8 @@ cdef class History(Part):
         cdef bint ok
         if not self.allocator.rules.annotates_blocks:
             raise RequestError(
-                f"PyTorch {self.allocator.rules.version}, whose rules are in force, does not support annotate; set compat:newest")
+                f"PyTorch {self.allocator.rules.version}, whose rules are in force, does not support annotate; "
+                "set compat:newest")
         self.allocator.enter()
         ok = engine_annotate(self.allocator.engine, address, note, context, &failure)
         self.allocator.leave(ok, &failure)
@@ -229,8 +230,8 @@ cdef class History(Part):
             if not ok:
                 raise MemoryError("the host has no memory for a snapshot")
             device = self.allocator.device.table.device
-            shown = assembled(
-                segment_dicts(&arrangement, device), {}, device + 1, self.allocator.current_settings.as_pytorch_dict(), [])
+            settings = self.allocator.current_settings.as_pytorch_dict()
+            shown = assembled(segment_dicts(&arrangement, device), {}, device + 1, settings, [])
             shown["device"] = device
             shown["torch_version"] = self.allocator.rules.version
             if (views := self.mappings()) is not None:
@@ -353,8 +354,8 @@ cdef class History(Part):
         annotations = [dict(annotation) for annotation in self.allocator.annotations]
         traces = self.entries() if include_traces else []
         device = self.allocator.device.table.device
-        shown = assembled(
-            self.segments(pool), {device: traces}, device + 1, self.allocator.current_settings.as_pytorch_dict(), annotations)
+        settings = self.allocator.current_settings.as_pytorch_dict()
+        shown = assembled(self.segments(pool), {device: traces}, device + 1, settings, annotations)
         views = self.mappings()
         return shown if views is None else {**shown, VIEWS: views}
 

@@ -9,8 +9,8 @@ from allotment._core.contract.types cimport bytes_t
 from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport engine_leave, pool_of_tag
 from allotment._core.mechanism.limits cimport accounts_open, limits_set, soft_limit_set
-from allotment._core.mechanism.shortage cimport callback_add, callback_remove
 from allotment._core.mechanism.pool cimport pool_absent, pool_find
+from allotment._core.mechanism.shortage cimport callback_add, callback_remove
 from allotment._core.model.model cimport Failure, Limits as EngineLimits, Pool as EnginePool, no_limit
 from allotment._core.records.stats cimport frees_so_far
 from allotment._core.records.tags cimport tag_number, tag_pool_id
@@ -118,8 +118,8 @@ cdef class Limits(ObservedLimits):
         engine_leave(self.allocator.engine)
         if not ok:
             raise PoolError(
-                f"there is no tag {whose!r} on {self.allocator.device.name}; it was never made, or its memory is gone: allocate "
-                "in it first")
+                f"there is no tag {whose!r} on {self.allocator.device.name}; it was never made, or its memory is gone: "
+                "allocate in it first")
         return 0
 
     cdef int read_limits(self, uint64_t first, uint64_t second, EngineLimits* limits) except -1:
@@ -256,10 +256,12 @@ cdef class Limits(ObservedLimits):
                     if removed:
                         # A thread in the middle of it still needs the object, and of those removed before.
                         unneeded = self.allocator.removed_callbacks
-                        self.allocator.removed_callbacks = [*unneeded, kept] if self.allocator.engine.callback_runs != NULL else []
+                        is_running = self.allocator.engine.callback_runs != NULL
+                        self.allocator.removed_callbacks = [*unneeded, kept] if is_running else []
                         del self.allocator.callbacks[identity_in(self.allocator.callbacks, kept)]
                 finally:
                     self.allocator.leave_making_objects(collects)
                 if removed:
                     return      # what is not needed any more goes here, outside
-        raise RequestError(f"{callback!r} is not a free-memory callback of {self.allocator!r}, or it is removed already")
+        raise RequestError(
+            f"{callback!r} is not a free-memory callback of {self.allocator!r}, or it is removed already")

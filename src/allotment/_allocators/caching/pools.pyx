@@ -86,7 +86,8 @@ cdef class Pools(Part):
             raw.drop = drop_reference
             raw.self = <void*> allocator
         self.allocator.enter()
-        ok = pool_create_or_incref(self.allocator.engine, first, second, NULL if allocator is None else &raw, table, &failure)
+        ok = pool_create_or_incref(
+            self.allocator.engine, first, second, NULL if allocator is None else &raw, table, &failure)
         if ok and allocator is not None:
             Py_INCREF(allocator)
         self.allocator.leave(ok, &failure)

@@ -5,6 +5,7 @@ from libc.string cimport memset
 
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.parts cimport BasicSharing
+from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport address_t
 from allotment._core.edge.sharing cimport SharedBlock, end_shares, lease_block, share_block, shared_block_clear
 from allotment._core.engine cimport engine_leave
@@ -63,8 +64,8 @@ cdef class Sharing(BasicSharing):
             handle = device_calls.export_segment(self.allocator.device, shared.base)
             if len(handle) != torch_form.SEGMENT_LENGTH:
                 raise UnsupportedError(
-                    f"share_torch: plain memory of {self.allocator.device.name} has no form of PyTorch's; use share, or "
-                    "expandable_segments:True", operation="share_torch")
+                    f"share_torch: plain memory of {self.allocator.device.name} has no form of PyTorch's; use share, "
+                    "or expandable_segments:True", operation="share_torch")
             _logs.shared(self.allocator.device.name, address, shared.size, "PyTorch's form: a handle of the device")
             return shared.offset, torch_form.write_segment(version, handle)
         if any([size != page for _, size in shared.pieces]):
@@ -77,10 +78,11 @@ cdef class Sharing(BasicSharing):
         return shared.offset, torch_form.write_pages(version, page, handles)
 
     cdef int require_sharing(self, str operation) except -1:
-        if self.allocator.device.table.segment_export == NULL and self.allocator.device.table.chunk_export == NULL:
-            advice = '; make the allocator with settings="shareable:True"' if self.allocator.device.family == "host" else ""
+        cdef Device device = self.allocator.device
+        if device.table.segment_export == NULL and device.table.chunk_export == NULL:
+            advice = '; make the allocator with settings="shareable:True"' if device.family == "host" else ""
             raise UnsupportedError(
-                f"{operation}: memory of {self.allocator.device.name} is not shared with other processes{advice}",
+                f"{operation}: memory of {device.name} is not shared with other processes{advice}",
                 operation=operation)
         return 0
 

@@ -416,7 +416,8 @@ cdef class Sleep(Part):
 
     cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1:
         cdef status_t status = OK
-        if self.allocator.sanitizer is not None and self.allocator.sanitizer.asleep((first, second), self.ranges_of(first, second)):
+        sanitizer = self.allocator.sanitizer
+        if sanitizer is not None and sanitizer.asleep((first, second), self.ranges_of(first, second)):
             with nogil:
                 status = self.allocator.engine.table.device_synchronize(self.allocator.engine.table.self)
             check_status(self.allocator.device, status, "device_synchronize")

@@ -4,7 +4,3 @@ from allotment._allocators.base import AllocatorBase
 
 class PluggedMemory(AllocatorBase):
     """Functions that find memory, and the books of it; users hold a `PluggableAllocator`."""
-
-    @property
-    def initialized(self) -> bool:
-        """Whether its `init` function has run, so that no other allocator can take its place: True from the start."""

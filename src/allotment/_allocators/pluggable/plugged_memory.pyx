@@ -20,7 +20,9 @@ from allotment.errors import (
 
 
 cdef class PluggedMemory(AllocatorBase):
-    """Functions that find memory, and the books of it; users hold a `PluggableAllocator`."""
+    """PluggedMemory(*args, **kwargs)\n--\n
+    Functions that find memory, and the books of it; users hold a `PluggableAllocator`.
+    """
 
     def __cinit__(self, *args, **kwargs):
         self.plug.owner = <void*> self

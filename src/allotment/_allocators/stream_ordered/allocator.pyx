@@ -388,7 +388,8 @@ cdef class AsyncPools(Part):
                 "backend:cudaMallocAsync does not support a private pool for a thread: the device's pool cannot be "
                 "divided; use backend:native", operation="pool")
         if not self.allocator.device.table.capabilities & CAN_CAPTURE:
-            raise UnsupportedError(f"{self.allocator.device.name} does not support graph capture", operation="capture_begin")
+            raise UnsupportedError(
+                f"{self.allocator.device.name} does not support graph capture", operation="capture_begin")
         self.allocator.require_open()
         with nogil:
             begun = routing_begin(&self.allocator.blocks, first, second, handle)
@@ -423,7 +424,8 @@ cdef class AsyncPools(Part):
         with nogil:
             ended = routing_end(&self.allocator.blocks, first, second)
             if ended:
-                pool_catch_up(&self.allocator.blocks, &unimportant)   # what is refused is tried again by the next request
+                # What is refused is tried again by the next request.
+                pool_catch_up(&self.allocator.blocks, &unimportant)
         if not ended:
             raise PoolError(
                 f"no requests are being routed to pool ({first}, {second}) on {self.allocator.device.name} "

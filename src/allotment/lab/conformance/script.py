@@ -32,7 +32,7 @@ class GoldenScript:
 
     def __init__(self, trace: Sequence[Entry], total_memory: int, waited: Collection[int] = ()) -> None:
         self.tape = Tape(trace)
-        self.allocator: EventQueues | None = None
+        self.queues: EventQueues | None = None
         self.own_calls: list[list[int | str]] = []
         self._traced = bool(trace)
         self._total_memory = total_memory
@@ -147,7 +147,7 @@ class GoldenScript:
         self.own_calls.append(["free", address, size, stream])
 
     def _pending(self) -> list[tuple[int, int, int]]:
-        return self.allocator.inspection.pending_events() if self.allocator else []
+        return self.queues.pending_events() if self.queues else []
 
     def _mapped(self, address: int, size: int) -> None:
         for known in self._ranges.values():

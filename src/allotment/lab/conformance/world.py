@@ -63,7 +63,7 @@ class World:
 
     def close(self) -> None:
         """Break the references between allocator, device and script, which hold much memory."""
-        self.script.allocator = None
+        self.script.queues = None
         set_user_metadata(self.metadata_before)
 
     def live_block(self, op: Op) -> int:
@@ -105,7 +105,7 @@ def world_of(recording: Recording) -> World:
         raise FormatError(f"'conf': {fault}")
     allocator = Allocator(device, settings=settings_in_force)
     allocator.history._resize_in_place()
-    script.allocator = allocator
+    script.queues = allocator.inspection
     if recording.trace:  # without one, entries are only built where the recorded run built them
         allocator.history.attach_trace_tracker(script.observe)
         allocator.history.attach_trace_tracker(script.hear_entry, entries=True)
