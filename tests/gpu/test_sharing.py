@@ -204,7 +204,7 @@ def test_the_same_handle_opened_twice_is_one_mapping(allocator, peer):
 
 def test_ten_shares_of_a_block_are_equal_and_open_at_most_a_descriptor_a_page(allocator, peer):
     buffer = allocator.empty(45 * MIB)
-    pages = len(allocator.sharing._share_block(buffer.address, False).pieces)
+    pages = len(allocator.sharing._share_block(buffer.address, None).pieces)
     allocator.share(buffer)
     before = descriptors()
     handles = [allocator.share(buffer) for _ in range(10)]

@@ -253,9 +253,8 @@ def test_connections_that_have_shown_the_token_are_not_closed_for_others(server:
     kept.request("GET", f"/{server.token}/api/runs")
     kept.getresponse().read()
     socket_of_kept = kept.sock
-    strangers = [
-        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(3 * MOST_CONNECTIONS)
-    ]
+    address = ("127.0.0.1", server.port)
+    strangers = [socket.create_connection(address, timeout=PATIENCE) for _ in range(3 * MOST_CONNECTIONS)]
     kept.request("GET", f"/{server.token}/api/runs")
     assert kept.getresponse().status == 200 and kept.sock is socket_of_kept
     for connection in (*strangers, kept):

@@ -488,13 +488,17 @@ def open_block(handle: SharedHandle, number: int, stream: int, device: Device | 
     def close() -> None:
         importer.close(lease)
 
-    send_on = partial(importer.send_on, lease)
-    opened = Opened(device, lease.address, reply.size, stream, close, handle, send_on)
+    opened = None
     try:
+        opened = Opened(device, lease.address, reply.size, stream, close, handle, partial(importer.send_on, lease))
         pipe = reply.descriptors[0] if reply.descriptors else None
         ordering.wait(device, stream, reply.events, pipe, on_stream=is_on_stream(facts, stream))
     except BaseException:
-        opened.free(lease.address)
+        if opened is not None:
+            opened.free(lease.address)
+        else:
+            wire.close_all(reply.descriptors)
+            close()
         raise
     return opened, lease.address, reply.size
 
@@ -511,16 +515,20 @@ def open_own(handle: SharedHandle, number: int, stream: int, device: Device | No
         entry, shared, close, send_on = owner.lease_here(facts, number)
     except KeyError:
         raise refused(facts, Reply(Answer.EXPIRED)) from None
-    here = entry.allocator.device
-    address = shared.base + shared.offset
-    opened = Opened(here, address, shared.size, stream, close, handle, send_on)
+    opened = None
     try:
+        here = entry.allocator.device
+        address = shared.base + shared.offset
+        opened = Opened(here, address, shared.size, stream, close, handle, send_on)
         if device is not None and device is not here:
             raise other_device(facts, device.name)
         _logs.opened(here.name, address, shared.size, "its own address", facts.process)
         ordering.wait_here(entry.order, stream, on_stream=is_on_stream(facts, stream))
     except BaseException:
-        opened.free(address)
+        if opened is not None:
+            opened.free(address)
+        else:
+            close()
         raise
     return opened, address, shared.size
 

@@ -66,8 +66,8 @@ class SharedBlock(NamedTuple):
 class SharedBlocks(Protocol):
     """What an allocator does for blocks that are shared: its `sharing`."""
 
-    def _share_block(self, block: int, keep: bool) -> SharedBlock: ...
-    def _lease_block(self, block: int, generation: int) -> SharedBlock: ...
+    def _share_block(self, block: int, kept: list[SharedBlock] | None) -> SharedBlock: ...
+    def _lease_block(self, block: int, generation: int, leased: list[SharedBlock]) -> SharedBlock: ...
     def _end_shares(self, block: int, generation: int, leases: int, keeps: int) -> None: ...
     def _end_all_shares(self) -> None: ...
 
@@ -140,6 +140,7 @@ class Owner:
         self.numbered = itertools.count(1)
         self.deadlines: list[tuple[float, int, Hold]] = []
         self.drawn = itertools.count(1)
+        self.sleeps_until = math.inf  # the thread, if nobody wakes it
         self.hold_count = 0
         self.thread: threading.Thread | None = None
         self.selector: selectors.BaseSelector | None = None
@@ -169,26 +170,35 @@ class Owner:
         """Return a handle of a block, and its own hold."""
         wire.require_sockets()
         self.start()
-        shared = lender.sharing._share_block(block, True)
-        number = self.number_of(lender)
-        key = (number, block, shared.generation)
-        with self.lock:
-            entry = self.entries.get(key)
-            if entry is None:
-                entry = self.entries[key] = Entry(lender, key, Order(lender.device))
-            hold = self.add_hold(entry, seconds, is_lease=False)
+        kept: list[SharedBlock] = []  # by the engine
+        entry = hold = None
         try:
+            shared = lender.sharing._share_block(block, kept)
+            number = self.number_of(lender)
+            key = (number, block, shared.generation)
+            with self.lock:
+                entry = self.entries.get(key)
+                if entry is None:
+                    entry = self.entries[key] = Entry(lender, key, Order(lender.device))
+                hold = Hold(entry, next(self.drawn), time.monotonic() + seconds, is_lease=False)
+                self.add_hold(hold)
             handle = make_handle(Facts(
                 family_of(lender.device), user_id(), os.getpid(), boot_id(), process_token(),
                 identity_of(lender.device), number, block, shared.generation, shared.size, lender.device.name,
             ))  # fmt: skip
             order = ordering.record(lender.device, shared.streams, entry.order)
-        except BaseException:
-            self.settle(entry, 0, [hold])
+            with self.lock:
+                entry.order = order
+            return hold, handle
+        except BaseException:  # an interrupt too, at any of these lines
+            if hold is not None and hold.number in hold.entry.holds:
+                self.settle(hold.entry, 0, [hold])
+                raise
+            if kept:
+                lender.sharing._end_shares(block, kept[0].generation, 0, 1)
+            if entry is not None:
+                self.settle(entry, 0)
             raise
-        with self.lock:
-            entry.order = order
-        return hold, handle
 
     def send_on(self, key: Key, seconds: float) -> int:
         """Return the number of a hold for a block that a process has open and sends on. Raises KeyError if it has
@@ -198,16 +208,16 @@ class Owner:
         """
         entry, _ = self.lease(key)
         with self.lock:
+            hold = Hold(entry, next(self.drawn), time.monotonic() + seconds, is_lease=True)
             entry.leases -= 1
-            return self.add_hold(entry, seconds, is_lease=True).number
+            self.add_hold(hold)
+        return hold.number
 
-    def add_hold(self, entry: Entry, seconds: float, *, is_lease: bool) -> Hold:
+    def add_hold(self, hold: Hold) -> None:
         """pre: locked"""
-        hold = Hold(entry, next(self.drawn), time.monotonic() + seconds, is_lease)
-        entry.holds[hold.number] = hold
+        hold.entry.holds[hold.number] = hold
         self.hold_count += 1
         self.add_deadline(hold)
-        return hold
 
     def add_deadline(self, hold: Hold) -> None:
         """Make the thread end the hold in time. pre: locked"""
@@ -217,7 +227,7 @@ class Owner:
             self.deadlines = [item for item in self.deadlines if item[2].number in item[2].entry.holds]
             heapq.heapify(self.deadlines)
         heapq.heappush(self.deadlines, (hold.deadline, next(self.drawn), hold))
-        if self.deadlines[0][2] is hold:
+        if self.deadlines[0][0] < self.sleeps_until:  # also for an earlier one, if an interrupt came before its wake
             self.wake()
 
     def number_of(self, lender: Lender) -> int:
@@ -243,16 +253,19 @@ class Owner:
 
     def lease(self, key: Key) -> tuple[Entry, SharedBlock]:
         """Add a process that has a block open. Raises KeyError if the block is not available any more."""
-        with self.lock:
-            entry = self.entries[key]
-            entry.leases += 1
+        leased: list[SharedBlock] = []  # by the engine
+        entry = None
         try:
-            return entry, entry.allocator.sharing._lease_block(entry.block, entry.generation)
-        except RequestError:
-            self.settle(entry, 1, in_engine=False)
-            raise KeyError(key) from None
-        except BaseException:
-            self.settle(entry, 1, in_engine=False)
+            with self.lock:
+                found = self.entries[key]
+                found.leases += 1
+                entry = found
+            return entry, entry.allocator.sharing._lease_block(entry.block, entry.generation, leased)
+        except BaseException as error:
+            if entry is not None:
+                self.settle(entry, 1, in_engine=bool(leased))
+            if isinstance(error, RequestError):
+                raise KeyError(key) from None
             raise
 
     def settle(self, entry: Entry, leases: int, holds: Iterable[Hold] = (), *, in_engine: bool = True) -> None:
@@ -289,13 +302,14 @@ class Owner:
                 on_failure.callback(os.close, waker)
                 spare = os.dup(waker)
                 on_failure.callback(os.close, spare)
-                selector = selectors.DefaultSelector()
+                selector = on_failure.enter_context(selectors.DefaultSelector())
+                selector.register(listener, selectors.EVENT_READ, self.accept)
+                selector.register(waker, selectors.EVENT_READ, lambda: os.eventfd_read(waker))
+                thread = threading.Thread(target=self.serve, name="allotment sharing", daemon=True)
                 on_failure.pop_all()
-            self.selector, self.listener, self.waker, self.spare = selector, listener, waker, spare
-            self.selector.register(listener, selectors.EVENT_READ, self.accept)
-            self.selector.register(waker, selectors.EVENT_READ, lambda: os.eventfd_read(waker))
-            self.thread = threading.Thread(target=self.serve, name="allotment sharing", daemon=True)
-            self.thread.start()
+                self.selector, self.listener, self.waker, self.spare = selector, listener, waker, spare
+                self.thread = thread
+            thread.start()  # an interrupt here comes after the start
 
     def wake(self) -> None:
         if self.waker >= 0:
@@ -332,6 +346,7 @@ class Owner:
             return _POLL_SECONDS
         with self.lock:
             first = min(self.deadlines[0][0] if self.deadlines else math.inf, self.listens_again)
+            self.sleeps_until = first
         return max(first - time.monotonic(), 0.0) if math.isfinite(first) else None
 
     def expire(self) -> None:
@@ -616,10 +631,14 @@ def lease_here(facts: Facts, number: int) -> Held:
     owner = _owner
     key = (facts.allocator, facts.block, facts.generation)
     entry, shared = owner.lease(key)
-    owner.receive(entry, number)
 
     def close() -> None:
         owner.closing.append(entry)
         owner.wake()
 
-    return Held(entry, shared, close, partial(owner.send_on, key))
+    try:
+        owner.receive(entry, number)
+        return Held(entry, shared, close, partial(owner.send_on, key))
+    except BaseException:
+        close()
+        raise

@@ -9,6 +9,7 @@ import _weakrefset
 import dis
 import inspect
 import itertools
+import math
 import sys
 import threading
 import weakref
@@ -17,6 +18,7 @@ import pytest
 
 import allotment
 from allotment.devices import HostDevice
+from helpers.peer import wait_until
 
 SANITIZED = pytest.mark.parametrize("sanitize", [False, True], ids=["", "sanitized"])
 # The interpreter may be interrupted between `with` and the methods that it calls; nobody can help that.
@@ -267,6 +269,23 @@ def test_a_capture_that_is_interrupted_leaves_nothing_behind():
 
         sweep(captured, check)
         stream.destroy()
+
+
+@pytest.mark.threads
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux")
+def test_sharing_that_is_interrupted_holds_no_block_for_ever():
+    with allotment.Allocator("host", settings="shareable:True") as allocator:
+        blocks = [allocator.empty(1000)]
+
+        def check(was_interrupted):
+            allocator.share(blocks[0], hold=math.inf).close()
+            blocks.pop().close()
+            wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
+            allocator.check_invariants()
+            blocks.append(allocator.empty(1000))
+
+        assert sweep(lambda: allocator.share(blocks[0], hold=0), check) > 50
+        blocks.clear()
 
 
 def test_an_interrupt_during_any_call_of_the_device_is_harmless(extension):

@@ -65,7 +65,7 @@ def test_a_block_in_chunks_of_several_sizes_has_no_form_of_pytorchs() -> None:
     for block in blocks:
         allocator.free(block)
     address = allocator.malloc(48 * MIB)
-    pieces = allocator.sharing._share_block(address, False).pieces
+    pieces = allocator.sharing._share_block(address, None).pieces
     assert len({size for _, size in pieces}) > 1
     assert sum(size for _, size in pieces) >= 48 * MIB
     with pytest.raises(UnsupportedError, match="placement:dense"):

@@ -11,4 +11,4 @@ cdef class Sharing(BasicSharing):
     cdef Allocator allocator
 
     cdef int require_sharing(self, str operation) except -1
-    cdef object shared_block(self, address_t address, bint keep)
+    cdef object shared_block(self, address_t address, list kept)

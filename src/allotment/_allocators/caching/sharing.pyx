@@ -57,7 +57,7 @@ cdef class Sharing(BasicSharing):
         cdef address_t address = read_block(block)
         cdef object shared
         self.require_sharing("share_torch")
-        shared = self.shared_block(address, False)
+        shared = self.shared_block(address, None)
         chunk, page = shared.pieces[0]
         version = self.allocator.rules.handle_version
         if chunk == 0:
@@ -88,27 +88,40 @@ cdef class Sharing(BasicSharing):
 
     # --- for `_sharing`: an address and a generation are a block that was shared ---
 
-    cdef object shared_block(self, address_t address, bint keep):
+    cdef object shared_block(self, address_t address, list kept):
         cdef SharedBlock shared
         cdef Failure failure
         cdef bint ok
         memset(&shared, 0, sizeof(shared))
         self.allocator.enter()
-        ok = share_block(self.allocator.engine, address, keep, &shared, &failure)
+        ok = share_block(self.allocator.engine, address, kept is not None, &shared, &failure)
         engine_leave(self.allocator.engine)
         try:
             if not ok:
                 raise self.allocator.failed(&failure)
-            return told(&shared)
+            found = told(&shared)
+            if kept is not None:
+                kept.append(found)
+            return found
+        except BaseException:       # also an interrupt in `told`
+            if ok and kept is not None:
+                self._end_shares(address, shared.generation, 0, 1)
+            raise
         finally:
             shared_block_clear(&shared)
 
-    def _share_block(self, block: int, keep: bool) -> SharedBlock:
-        """What a live block is. With `keep` it is held until `_end_shares` takes that back."""
-        return self.shared_block(block, keep)
+    def _share_block(self, block: int, kept: list[SharedBlock] | None) -> SharedBlock:
+        """What a live block is. With `kept` it is held until `_end_shares` takes that back.
 
-    def _lease_block(self, block: int, generation: int) -> SharedBlock:
-        """What a block is that was shared, held for one process more. Raises AddressError if it has ended."""
+        The list gets what is returned: if an interrupt arrives with the return, the caller still knows what it holds.
+        """
+        return self.shared_block(block, kept)
+
+    def _lease_block(self, block: int, generation: int, leased: list[SharedBlock]) -> SharedBlock:
+        """What a block is that was shared, held for one process more. Raises AddressError if it has ended.
+
+        `leased` as for `_share_block`.
+        """
         cdef SharedBlock shared
         cdef Failure failure
         cdef address_t address = block
@@ -121,7 +134,13 @@ cdef class Sharing(BasicSharing):
         try:
             if not ok:
                 raise self.allocator.failed(&failure)
-            return told(&shared)
+            found = told(&shared)
+            leased.append(found)
+            return found
+        except BaseException:
+            if ok:
+                self._end_shares(block, generation, 1, 0)
+            raise
         finally:
             shared_block_clear(&shared)
 
