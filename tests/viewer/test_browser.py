@@ -65,6 +65,19 @@ def text_of(browser: Browser, element: str) -> str:
     return str(browser.run(f"return document.querySelector({element!r}).innerText"))
 
 
+def test_the_flame_graph_of_the_run_opens_from_the_page(page: Browser, served: PageServer) -> None:
+    # In this window: another one would take the input of the tests that follow.
+    page.run(
+        """addEventListener("click", (event) => { window.opened = event.target.href; event.preventDefault(); },
+            {once: true})"""
+    )
+    page.key("f")
+    address = page.run("return window.opened")
+    assert address == f"{served.address}flame?run=0"
+    page.open(address)
+    assert page.wait_for("document.querySelectorAll('[role=treeitem]').length") >= 1
+
+
 def test_it_opens_at_the_peak_and_asks_its_own_server_alone(page: Browser, served: PageServer) -> None:
     assert "8.490 GiB" in text_of(page, ".title")
     assert page.run("return app.moment === app.views[0].overview.peak_reserved.moment")
@@ -349,7 +362,7 @@ def test_the_page_can_be_walked_through_with_the_keyboard_alone(page: Browser) -
             return at.matches(":focus-visible") && style.outlineStyle !== "none" && style.outlineWidth !== "0px";"""
         )
         assert seen, f"{reached[-1]} does not show that it has the focus"
-    controls = ["search", "by", "axis", "compare", "share", "theme", "help", "body", "CANVASimg"]
+    controls = ["search", "by", "axis", "compare", "flame", "share", "theme", "help", "body", "CANVASimg"]
     assert reached[: len(controls)] == controls
     assert any(each.startswith("row") for each in reached[len(controls) :])
 

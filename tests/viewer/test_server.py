@@ -169,9 +169,19 @@ WRONG = (
     "api/moment?run=zero&moment=0&start=0&end=1&cells=10",
     "api/search?run=0&query=life%3Esoon&moment=0",
     "api/block?run=0&life=x&moment=0",
+    "flame?run=9",
+    "flame",
     "api/block?run=0&life=0&moment=" + "9" * 5000,
     "api/series?run=0&start=0&end=1&columns=" + "9" * 5000,
 )
+
+
+@pytest.mark.threads
+def test_a_flame_graph_is_a_page_that_asks_nobody(server: PageServer) -> None:
+    status, headers, body = ask(server, f"/{server.token}/flame?run=0")
+    assert status == 200 and headers["Content-Type"].startswith("text/html")
+    assert b"connect-src 'none'" in body and b'id="data"' in body
+    assert ask(server, "/flame?run=0")[0] == 403
 
 
 @pytest.mark.threads

@@ -12,7 +12,10 @@ import numpy as np
 from allotment._formats.torch_snapshot import naming
 from allotment._settings import Settings
 from allotment._viewer.answers import Run
+from allotment._viewer.flame_page import flame_page
 from allotment.errors import RequestError
+from allotment.lab.explain.flame import flame_of
+from allotment.lab.explain.study import Study
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.run import Recording, devices_with_history, has_history, read_source, recording_of
 from allotment.lab.timeline.timeline import timeline_of, timeline_of_end
@@ -81,6 +84,14 @@ class Runs:
         if not at.isdecimal() or len(at) > len(str(last)) or int(at) > last:
             raise RequestError(f'--at takes "explain", or the number of an entry up to {last:,}, not {at[:40]!r}')
         run.about["opens_at"] = int(np.clip(np.searchsorted(entries, int(at), "right") - 1, 0, run.timeline.last))
+
+    def flame(self, number: int) -> bytes:
+        """The page of a flame graph of the recording that a run is of. Raises RequestError if it has no history."""
+        source = self.shown[number].about["source"]
+        if source < 0:
+            raise RequestError("a flame graph needs a history, and the snapshot has none")
+        name, recording = self._recordings[source]
+        return flame_page(flame_of(Study(recording)), f"{name}, device {recording.device}")
 
     def _add_replay(self, source: int, settings: str | None) -> Run:
         name, recording = self._recordings[source]

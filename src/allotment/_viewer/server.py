@@ -40,6 +40,7 @@ PATIENCE = 30.0
 MALFORMED = "malformed request"
 MOST_PLACE = float(1 << 62)
 JSON_TYPE, BINARY_TYPE = "application/json", "application/octet-stream"
+PAGE_TYPE = "text/html; charset=utf-8"
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -194,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         runs = self.server.owner.runs
         if method == "GET" and path == "":
             page, policy = served_page()
-            return HTTPStatus.OK, "text/html; charset=utf-8", page, {"Content-Security-Policy": policy}
+            return HTTPStatus.OK, PAGE_TYPE, page, {"Content-Security-Policy": policy}
         if method == "GET" and path == "api/runs":
             return HTTPStatus.OK, JSON_TYPE, _json([run.overview() for run in runs.shown]), {}
         if method == "POST" and path == "api/try":
@@ -204,12 +205,14 @@ class _Handler(BaseHTTPRequestHandler):
                 raise RequestError(MALFORMED)
             runs.try_settings(settings, source)
             return HTTPStatus.OK, JSON_TYPE, _json([run.overview() for run in runs.shown]), {}
-        if method == "GET" and (found := ANSWERS.get(path)) is not None:
+        if method == "GET" and (path == "flame" or path in ANSWERS):
             fields = {key: values[-1] for key, values in parse_qs(urlsplit(self.path).query).items()}
             number = int(fields["run"])
             if not 0 <= number < len(runs.shown):
                 raise RequestError(f"there is no run {number}")
-            kind, answer = found
+            if path == "flame":
+                return HTTPStatus.OK, PAGE_TYPE, runs.flame(number), {}
+            kind, answer = ANSWERS[path]
             return HTTPStatus.OK, kind, answer(runs.shown[number], fields), {}
         return HTTPStatus.NOT_FOUND, JSON_TYPE, b"", {}
 

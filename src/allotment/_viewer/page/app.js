@@ -84,6 +84,9 @@ class App {
       options.push(group);
     }
     fill(this._element("compare"), ...options);
+    const flame = overview.history ? this.source.flame(this.views[0].number) : null;
+    this._element("flame").hidden = flame === null;
+    this._element("flame").href = flame || "#";
     this._element("compare").parentElement.hidden = options.length === 1;
     const hasTimes = overview.last_time > overview.first_time;
     this._element("axis").parentElement.hidden = !hasTimes;
@@ -314,6 +317,7 @@ class App {
       "/": () => { this._element("search").focus(); this._element("search").select(); },
       n: () => this._pickNext(view, 1), N: () => this._pickNext(view, -1),
       s: () => this._summary.open(),
+      f: () => { if (this._element("flame").hidden) this.notice("allotment explain --flame FILE.html writes a flame graph."); else this._element("flame").click(); },
       g: () => { const all = Object.keys(this.views[0].overview.groupings); this.setBy(all[(all.indexOf(this.by) + 1) % all.length]); },
       x: () => { if (!this._element("axis").parentElement.hidden) this.setAxis(this.axis === "time" ? "event" : "time"); },
       c: () => this._element("compare").focus(),

@@ -18,6 +18,9 @@ function unpack(buffer) {
 class ServerSource {
   canTry = true;
 
+  /** Where the flame graph of a run is. */
+  flame(run) { return `flame?run=${run}`; }
+
   async _get(what, fields) {
     const answer = await fetch(`api/${what}?${new URLSearchParams(fields || {})}`);
     if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || `the server answered ${answer.status}`);
@@ -47,6 +50,8 @@ class ServerSource {
 /** What `stills` wrote: all columns of time, and the pieces of memory at some of its moments. */
 class FileSource {
   canTry = false;
+
+  flame() { return null; }
 
   constructor(data) { this._data = data; }
 
