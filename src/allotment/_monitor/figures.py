@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
+from allotment._devices.families import FAMILIES
 from allotment._sharing.identity import identity_of
 from allotment._texts import printable
 from allotment.errors import DeviceError, FormatError, PoolError, UnsupportedError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 NAMES_MOST = 100_000
 TEXT_MOST = 4_000
 COUNT_MOST = 2**63
+PHYSICAL = {family.name for family in FAMILIES if family.is_physical}
 
 
 class Watched(Protocol):
@@ -74,7 +76,7 @@ def figures_of(allocator: Watched) -> Figures:
     device = allocator.device
     return Figures(
         device=device.name,
-        identity=identity_of(device).hex() if device.family in ("host", "cuda") else "",
+        identity=identity_of(device).hex() if device.family in PHYSICAL else "",
         reserved_bytes=stats["reserved_bytes.all.current"],
         allocated_bytes=stats["allocated_bytes.all.current"],
         active_bytes=stats["active_bytes.all.current"],

@@ -20,7 +20,7 @@ def process_ledger(allocator: Any) -> dict[str, Any]:
             f"a preloaded library counts what the whole process holds: start the program with {COMMAND}",
             operation="process",
         )
-    index = allocator.device.index if allocator.device.name.startswith("cuda:") else -1
+    index = allocator.device.index if allocator.device.family == "cuda" else -1
     overview = library.overview(index)
     if overview is None:
         raise UnsupportedError(

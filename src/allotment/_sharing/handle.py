@@ -26,7 +26,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from allotment._sharing.identity import FAMILIES
+from allotment._sharing.identity import KINDS
 from allotment._texts import printable
 from allotment.errors import SharingError
 
@@ -127,7 +127,7 @@ def make_handle(facts: Facts) -> SharedHandle:
         facts.generation, facts.size,
     ) + facts.name.encode()[:_NAME_MOST]  # fmt: skip
     length = _OPENING.size + len(body)
-    return SharedHandle(_opening(FAMILIES.index(facts.family), length, body) + body)
+    return SharedHandle(_opening(KINDS.index(facts.family), length, body) + body)
 
 
 def facts_of(handle: SharedHandle) -> Facts:
@@ -157,8 +157,8 @@ def _read(data: bytes) -> Facts:
     if len(data) < length:
         raise SharingError(f"the handle ends after {len(data)} of {length} bytes", reason="truncated")
     body = data[_OPENING.size :]
-    if _opening(family, length, body) != data[: _OPENING.size] or len(data) != length or family >= len(FAMILIES):
+    if _opening(family, length, body) != data[: _OPENING.size] or len(data) != length or family >= len(KINDS):
         raise SharingError(f"the handle was changed on its way: its checksum is not {checksum.hex()}", reason="altered")
     user, process, boot, token, identity, allocator, block, generation, size = _BODY.unpack_from(body)
     name = printable(body[_BODY.size :].decode("utf-8", "replace"))
-    return Facts(FAMILIES[family], user, process, boot, token, identity, allocator, block, generation, size, name)
+    return Facts(KINDS[family], user, process, boot, token, identity, allocator, block, generation, size, name)

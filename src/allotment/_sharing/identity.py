@@ -9,13 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allotment._devices.families import BY_NAME, FAMILIES
+
 if TYPE_CHECKING:
     from allotment._core.contract.table import Device
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TOKEN_BYTES = 16
 
-FAMILIES = ("host", "cuda", "simulated", "other")
+KINDS = (*(family.name for family in FAMILIES), "other")
+"""Kinds of devices, by the numbers that they have in a handle."""
 
 
 class _Process:
@@ -55,12 +58,11 @@ def user_id() -> int:
 
 
 def family_of(device: Device) -> str:
-    return device.family if device.family in FAMILIES else "other"
+    return device.family if device.family in BY_NAME else "other"
 
 
 def identity_of(device: Device) -> bytes:
     """Return 16 bytes that are equal for two devices with the same memory: a GPU has its own identity."""
-    if device.family == "host":
-        return bytes(16)
-    text = getattr(device, "uuid", None) if device.family == "cuda" else device.name
-    return hashlib.blake2b(str(text).encode(), digest_size=16).digest()
+    family = BY_NAME.get(device.family)
+    text = device.name if family is None else family.identity(device)
+    return bytes(16) if text is None else hashlib.blake2b(text.encode(), digest_size=16).digest()

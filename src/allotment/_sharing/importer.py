@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from allotment import _logs
 from allotment._devices import open_device
+from allotment._devices.families import BY_NAME
 from allotment._sharing import device_calls, ordering, owner, wire
 from allotment._sharing.handle import Facts, SharedHandle, facts_of
 from allotment._sharing.identity import boot_id, family_of, identity_of, process_token, user_id
@@ -345,32 +346,20 @@ def other_device(facts: Facts, here: str) -> SharingError:
 
 def find_device(facts: Facts) -> Device:
     """Return a device of this process that is the owner's."""
-    if facts.family == "host":
-        from allotment._devices.host.device import HostDevice
-
-        return HostDevice(shareable=True)
-    if facts.family == "simulated":
-        with contextlib.suppress(AllotmentError, ValueError):
-            return open_device(facts.name)
-    if facts.family == "cuda":
-        return find_gpu(facts)
-    raise SharingError(
-        f"the block is on {facts.name}, a device that this process does not know; pass a Stream of it",
-        reason="other_device",
-    )
-
-
-def find_gpu(facts: Facts) -> Device:
-    """Return the GPU with that identity, whatever its number is here."""
-    index = 0
-    while True:
+    family = BY_NAME.get(facts.family)
+    if family is None:
+        raise SharingError(
+            f"the block is on {facts.name}, a device that this process does not know; pass a Stream of it",
+            reason="other_device",
+        )
+    for seen, name in enumerate(family.candidates(facts.name)):
         try:
-            device = open_device(f"cuda:{index}")
-        except AllotmentError as error:
-            raise other_device(facts, f"a GPU that this process sees ({index} seen)") from error
+            device = open_device(name, shareable=True)
+        except (AllotmentError, ValueError) as error:
+            raise other_device(facts, f"a {family.name} device that this process sees ({seen} seen)") from error
         if identity_of(device) == facts.identity:
             return device
-        index += 1
+    raise other_device(facts, f"a {family.name} device that this process sees")
 
 
 def refused(facts: Facts, reply: Reply) -> AllotmentError:
