@@ -33,6 +33,7 @@ class CFace:
 
     def __init__(self, allocator: allotment.Allocator) -> None:
         self.table = table_of(allocator)
+        self.inspection = self
 
     def malloc(self, size: int, stream: int) -> int:
         address = self.table.allocate_(self.table.context, size, 0, stream)
@@ -102,7 +103,7 @@ class DeviceStress:
                 user.submit(self.check, address, size, pattern)
                 face.record_stream(address, user.handle)
         if not self.is_expandable:
-            base, whole = face.base_allocation(address)
+            base, whole = face.inspection.base_allocation(address)
             if not base <= address < address + size <= base + whole:
                 self.errors.append(f"block {address:#x} of {size} bytes lies outside of its segment")
         mine.append((address, size, pattern))
