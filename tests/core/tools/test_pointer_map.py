@@ -74,3 +74,12 @@ def test_a_map_grows_by_doubling_and_keeps_what_it_had(tools):
         sizes.append(len(table.slots()))
     assert sorted(set(sizes)) == [16 << power for power in range(9)]
     assert all(table.get(number * 512) == number for number in range(1, 2001))
+
+
+def test_a_map_that_is_large_enough_for_large_pages_keeps_what_it_had(tools):
+    table, keys = tools.Map(), range(512, 300_000 * 512, 512)
+    for key in keys:
+        table.put(key, key + 1)
+    assert all(table.get(key) == key + 1 for key in keys)
+    assert all(table.pop(key) == key + 1 for key in keys[::2])
+    assert [table.get(key) for key in keys[:4]] == [0, keys[1] + 1, 0, keys[3] + 1]

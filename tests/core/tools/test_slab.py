@@ -1,5 +1,7 @@
 """Records of one size, against a set of addresses."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +57,20 @@ def test_records_as_large_as_a_cache_line_start_on_one(tools):
     slab = tools.Records(64)
     assert slab.reserve(300)
     assert {slab.take() % 64 for _ in range(300)} == {0}
+
+
+def test_records_stay_apart_when_there_are_so_many_that_groups_are_large_pages(tools):
+    slab, count = tools.Records(120), 100_000  # 65,536 in small groups, then three large pages
+    assert slab.reserve(count)
+    records = sorted(slab.take() for _ in range(count))
+    assert {record % 16 for record in records} == {0}
+    assert min(after - before for before, after in pairwise(records)) >= 120
+    for record in records[::997]:
+        slab.fill(record, record % 251)
+    assert all(slab.content(record) == bytes([record % 251]) * 120 for record in records[::997])
+    for record in records:
+        slab.give(record)
+    assert slab.spare >= count
 
 
 def test_a_cleared_slab_can_be_used_again(tools):

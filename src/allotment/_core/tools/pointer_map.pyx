@@ -1,6 +1,7 @@
 from libc.stddef cimport size_t
 from libc.stdlib cimport calloc, free
 
+from allotment._core.tools.large_pages cimport advise_large_pages
 from allotment._core.tools.pointer_map cimport MapSlot, PointerMap, map_put
 
 cdef enum:
@@ -30,6 +31,7 @@ cdef bint map_grow(PointerMap* map) noexcept nogil:
     larger.slots = <MapSlot*> calloc(larger.mask + 1, sizeof(MapSlot))
     if larger.slots == NULL:
         return False
+    advise_large_pages(larger.slots, (larger.mask + 1) * sizeof(MapSlot))
     for place in range(map.mask + 1):
         if map.slots[place].key != 0:
             map_put(&larger, map.slots[place].key, map.slots[place].value)

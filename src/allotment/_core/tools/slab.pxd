@@ -1,7 +1,7 @@
 """Recycled records of one size: how the engine gets its bookkeeping without the system's malloc.
 
 Freed records go on a free list, last in first out, so the hot ones stay in the CPU cache. Memory comes in groups, which
-are freed only all together. An operation calls `slab_reserve` before it changes anything; afterwards the reserved
+are freed only all together; from some number on each group is a large page. An operation calls `slab_reserve` before it changes anything; afterwards the reserved
 `slab_take` calls cannot fail. That keeps an operation all-or-nothing when the host itself is out of memory.
 """
 
@@ -12,6 +12,7 @@ cdef struct Slab:
     void* spare             # free list, linked through the first word of each record
     size_t spare_count
     void* groups            # list of groups, linked through their first words
+    size_t group_count
 
 cdef void slab_init(Slab* slab, size_t record_size) noexcept nogil
 cdef void slab_clear(Slab* slab) noexcept nogil

@@ -1,10 +1,12 @@
 from libc.stddef cimport size_t
 from libc.stdlib cimport free, malloc
 
+from allotment._core.tools.large_pages cimport LARGE_PAGE, large_page
 from allotment._core.tools.slab cimport Slab, slab_give
 
 cdef enum:
     GROUP_RECORDS = 128
+    MANY_GROUPS = 512       # from then on a group is a large page
     LINE = 64               # records of at least this size start on cache lines
 
 
@@ -18,6 +20,7 @@ cdef void slab_init(Slab* slab, size_t record_size) noexcept nogil:
     slab.spare = NULL
     slab.spare_count = 0
     slab.groups = NULL
+    slab.group_count = 0
 
 
 cdef void slab_clear(Slab* slab) noexcept nogil:
@@ -31,12 +34,20 @@ cdef void slab_clear(Slab* slab) noexcept nogil:
 
 
 cdef bint slab_grow(Slab* slab) noexcept nogil:
-    cdef char* group = <char*> malloc(2 * LINE + GROUP_RECORDS * slab.record_size)
-    cdef size_t i
+    cdef size_t size = 2 * LINE + GROUP_RECORDS * slab.record_size
+    cdef char* group
+    cdef size_t i, count
+    if slab.group_count < MANY_GROUPS:
+        group = <char*> malloc(size)
+    else:
+        size = LARGE_PAGE
+        group = <char*> large_page()
     if group == NULL:
         return False
+    count = (size - 2 * LINE) // slab.record_size
     (<void**> group)[0] = slab.groups
     slab.groups = group
-    for i in range(GROUP_RECORDS):
-        slab_give(slab, first_record(group) + (GROUP_RECORDS - 1 - i) * slab.record_size)
+    slab.group_count += 1
+    for i in range(count):
+        slab_give(slab, first_record(group) + (count - 1 - i) * slab.record_size)
     return True
