@@ -57,7 +57,7 @@ def test_a_capture_needs_an_allocator_on_the_device_of_its_stream(allocator, wro
     ids=["wait", "spill", "trim"],
 )
 def test_a_step_of_relief_is_of_an_allocator(step, wrong):
-    with pytest.raises(TypeError, match=f"is of an Allocator, not of {type(wrong).__name__}"):
+    with pytest.raises(TypeError, match=f"needs an Allocator, not {type(wrong).__name__}"):
         step(wrong)
 
 

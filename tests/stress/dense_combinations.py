@@ -3,10 +3,11 @@
     python tests/stress/dense_combinations.py [--seconds 600] [--steps 400] [--seed 1]
 
 A life has two allocators with drawn settings and several streams each. Its steps are those of `dense_host.py` and:
-graphs captured, replayed while other streams allocate, and reset; pools of their own, with PyTorch's placement or dense;
-a pool's arrangement saved and restored; tags paused and resumed; blocks shared and opened; limits set and lifted; blocks
-that many streams use at once. Streams fill and compare in their own time; the program waits for them rarely. A life ends
-with everything freed, all invariants checked and nothing reserved. Ends with 0 if not one byte was wrong.
+graphs captured, replayed while other streams allocate, and reset; pools of their own, with PyTorch's placement or
+dense; a pool's arrangement saved and restored; tags paused and resumed; blocks shared and opened; limits set and
+lifted; blocks that many streams use at once. Streams fill and compare in their own time; the program waits for them
+rarely. A life ends with everything freed, all invariants checked and nothing reserved. Exits with 0 if no byte was
+wrong.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class Combined(DenseStress):
                 self.give(block)
         self.free(len(self.blocks))
         self.synchronize()
-        self.allocator.check_invariants()
+        self.allocator.inspection.check_invariants()
         self.allocator.empty_cache()
         left = self.allocator.stats()["reserved_bytes.all.current"]
         assert left == 0, f"{left} bytes are reserved at the end"
@@ -263,7 +264,7 @@ def life(seed: int, steps: int) -> Counter[str]:
         if number % 40 == 0:
             one.synchronize()
         if number % 50 == 0:
-            one.allocator.check_invariants()
+            one.allocator.inspection.check_invariants()
     found: Counter[str] = Counter(steps=steps)
     for one in devices:
         one.end()

@@ -38,11 +38,11 @@ def test_names_whose_memory_has_gone_back_make_room_for_others():
                 alloc.free(alloc.malloc(512))
             if number % 400 == 0:
                 alloc.empty_cache()
-        alloc.check_invariants()
+        alloc.inspection.check_invariants()
         first = allotment.tag("request 0")
         with first:
             block = alloc.malloc(512)
-        assert "request 0" in alloc.tags() and "request 1" not in alloc.tags()
+        assert "request 0" in alloc.sleep.tags() and "request 1" not in alloc.sleep.tags()
         alloc.free(block)
 
 

@@ -19,10 +19,16 @@ class Sharing(BasicSharing):
         """`share` for one receiver: (handle, number of the hold, which opening with that number ends)."""
     def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
         """See `Allocator.share_torch`."""
-    def _share_block(self, block: int, keep: bool) -> SharedBlock:
-        """What a live block is. With `keep` it is held until `_end_shares` takes that back."""
-    def _lease_block(self, block: int, generation: int) -> SharedBlock:
-        """What a block is that was shared, held for one process more. Raises AddressError if it has ended."""
+    def _share_block(self, block: int, kept: list[SharedBlock] | None) -> SharedBlock:
+        """What a live block is. With `kept` it is held until `_end_shares` takes that back.
+
+        The list gets what is returned: if an interrupt arrives with the return, the caller still knows what it holds.
+        """
+    def _lease_block(self, block: int, generation: int, leased: list[SharedBlock]) -> SharedBlock:
+        """What a block is that was shared, held for one process more. Raises AddressError if it has ended.
+
+        `leased` as for `_share_block`.
+        """
     def _end_shares(self, block: int, generation: int, leases: int, keeps: int) -> None:
         """So many leases and keeps of a block are over. Raises AddressError if it has ended."""
     def _end_all_shares(self) -> None:
