@@ -1,14 +1,11 @@
 """What malloc and free cost, in this tree and in others, measured in turns.
 
-    python benchmarks/hot_path.py [--rounds 25] [--count] [SOURCE...]
+    python benchmarks/hot_path.py [--rounds 25] [SOURCE...]
 
 SOURCE is the folder `src` of another tree, built with the same Python; the state before a change, for instance. Each
 tree has a process of its own. They take turns, figure by figure, and of five short takings the least counts: so a busy
 machine disturbs them little and alike. Prints for each figure the median in nanoseconds, and for the other trees also
 the median of the ratios of this tree's figure to theirs.
-
-With `--count`, instructions instead of nanoseconds, counted by valgrind (which has to be installed): they do not depend
-on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import gc
 import json
 import os
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -34,7 +30,6 @@ BLOCK = 1000
 SIZES = (512, 2_000, 10_000, 60_000, 300_000, 1_000_000, 3_000_000)
 LIVE = 256
 TAKINGS = 5
-COUNTER = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
 Measure = Callable[[int], float]
 
 
@@ -127,44 +122,14 @@ def in_turns(sources: list[Path], rounds: int) -> None:
         tree.wait()
 
 
-def instructions(source: Path, name: str, count: int) -> int:
-    """Of a whole process that makes `count` calls."""
-    done = subprocess.run(
-        [*COUNTER, sys.executable, __file__, "--once", name, str(count)],
-        env=environment(source),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = re.search(r"Collected : (\d+)", done.stderr)
-    assert found, done.stderr
-    return int(found[1])
-
-
-def counted(sources: list[Path]) -> None:
-    print(f"| instructions | {' | '.join(map(str, sources))} |\n|---|{'---|' * len(sources)}")
-    for name in measures():
-        if "1,000,000" not in name:  # valgrind would take minutes
-            cells = [
-                (instructions(source, name, 4_000) - instructions(source, name, 2_000)) / 2_000 for source in sources
-            ]
-            print(f"| {name} | {' | '.join(f'{cell:.0f}' for cell in cells)} |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sources", nargs="*", type=Path, metavar="SOURCE")
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--count", action="store_true", help="count instructions with valgrind")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--once", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.answer:
         answer()
-    elif options.once:
-        measures()[options.once[0]][0](int(options.once[1]))
-    elif options.count:
-        counted([HERE, *options.sources])
     else:
         in_turns([HERE, *options.sources], options.rounds)
 
