@@ -66,7 +66,7 @@ class Week:
         due = place[np.minimum(self.calls["due"][waits], len(calls) - 1)]
         # Events finish while a request is made: none is left for after the last one.
         last = int(np.flatnonzero(self.calls["kind"] == Kind.MALLOC)[-1])
-        self.calls["due"][waits] = np.minimum(due, last)
+        self.calls["due"][waits] = np.where(np.flatnonzero(waits) < last, np.minimum(due, last), 0)
         self.sizes = self.calls["size"].copy()
         self.changes = (self.calls["kind"] == Kind.MALLOC) & (self.sizes >= SMALLEST_CHANGED)
         self.requests_per_cycle = int(np.count_nonzero(self.calls["kind"] == Kind.MALLOC))

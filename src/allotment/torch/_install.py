@@ -15,12 +15,12 @@ from allotment._allocators.caching.pool import PoolId, leave_ids_to_others
 from allotment._allocators.current import current_caching
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._rules import nearest_version
-from allotment.errors import PoolError, RequestError, UnsupportedError
+from allotment.errors import PoolError, RequestError, SettingsError, UnsupportedError
 from allotment.torch._captures import end_failed_captures, keep_pools_of_captures
 from allotment.torch._deep import deep
 from allotment.torch._deep.building import CannotBuild
 from allotment.torch._deep.self_check import RUNNING
-from allotment.torch._deep.settings import deep_settings
+from allotment.torch._deep.settings import DENSE, deep_settings, with_pytorchs_placement
 from allotment.torch._process_state import process_state
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ def install(
 
     `settings` is a settings string or record. By default it is PyTorch's own variables (PYTORCH_CUDA_ALLOC_CONF, ...),
     read as PyTorch reads them. In deep mode the keys in ALLOTMENT_CONF override them, and those of a string given here
-    override both. `dense` chooses dense placement, in both modes in addition to PyTorch's variables. A second call only
-    adds the patch in hooks mode.
+    override both. `dense` chooses dense placement, in both modes in addition to PyTorch's variables; a device that
+    does not support it gets PyTorch's placement, and a line on standard error says so. A second call only adds the
+    patch in hooks mode.
 
     Raises SettingsError, also if the settings contradict `dense`; RequestError if it is too late, or another allocator
     is installed; UnsupportedError without a PyTorch for CUDA, or if `mode` is "deep" and deep mode is not possible.
@@ -230,9 +231,17 @@ def _current_stream(index: int) -> int:
 
 def _tenant_on(index: int) -> Tenant:
     """Return PyTorch's tenant of the device's shared allocator."""
-    allocator = current_caching(f"cuda:{index}", settings=process_state.settings)
+    chosen = process_state.settings
+    try:
+        allocator = current_caching(f"cuda:{index}", settings=chosen)
+    except SettingsError as error:
+        if chosen.placement != DENSE or error.key != "placement":
+            raise
+        print(f"allotment: {error}; PyTorch's placement is used for cuda:{index}", file=sys.stderr, flush=True)
+        chosen = with_pytorchs_placement(chosen)
+        allocator = current_caching(f"cuda:{index}", settings=chosen)
     _refuse_pools_of_before(allocator)
-    if allocator.settings != process_state.settings:
+    if allocator.settings != chosen:
         warnings.warn(
             f"{allocator.device.name} has a shared allocator already, which keeps its settings; call"
             " allotment.torch.install() before others use it, or assign its `settings`",

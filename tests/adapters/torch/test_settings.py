@@ -1,6 +1,7 @@
 """Settings under PyTorch: PyTorch's variables, ours on top of them, and the switch for dense placement."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -53,3 +54,12 @@ def test_a_key_that_the_placement_of_our_variable_gives_no_meaning_is_refused(se
     monkeypatch.setenv("ALLOTMENT_CONF", "placement:dense")
     with pytest.raises(SettingsError, match="expandable_segments must be left out"):
         settings(EXPANDABLE)
+
+
+def test_a_device_that_cannot_have_dense_placement_keeps_what_else_is_set():
+    module = import_bare("allotment.torch._deep.settings")
+    dense = Settings.parse("placement:dense,dense_grain:32,dense_views:2,per_process_memory_fraction:0.5")
+
+    found = module.with_pytorchs_placement(dense)
+
+    assert replace(found, text="") == replace(Settings.parse("per_process_memory_fraction:0.5"), text="")

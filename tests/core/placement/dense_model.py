@@ -576,6 +576,10 @@ class Arena:
         return main[-1] if main else self.new_region(up(size), is_main=True)
 
     def new_region(self, size: int, is_main: bool = False) -> Region:
+        """An empty region: one whose views are all gone, or a new one."""
+        for region in self.regions:
+            if not is_main and not region.is_main and not region.tiles and size <= region.left:
+                return region
         total = self.memory.total
         if not self.regions or self.private:
             wanted = up(max(size, min(2 * total, max(total // 4, 16 * GIB))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -551,3 +552,36 @@ def test_whichever_operation_of_the_device_fails_nothing_is_lost(name: str, time
             life = Life("dense")
             life.device.refuse(operation, times, after, out_of_memory=out_of_memory)
             assert lived_twice(name, life) == expected, f"after {after} calls of {operation}"
+
+
+def test_a_program_whose_sizes_never_repeat_needs_no_more_and_more_regions() -> None:
+    allocator = dense(8 * GIB, more=",dense_slack:0,dense_grain:256")
+    rng = random.Random(3)
+    live: list[int] = []
+    regions = []
+    for step in range(6000):
+        while len(live) > rng.randrange(8, 30):
+            allocator.free(live.pop(rng.randrange(len(live))))
+        live.append(allocator.malloc(rng.randrange(MIB, 40 * MIB)))
+        if step % 200 == 0:
+            allocator.empty_cache()
+        if step % 2000 == 1999:
+            regions.append(allocator.stats()["dense.regions"])
+    assert regions[2] <= regions[0] + 2
+
+
+@pytest.mark.parametrize("operation", ["map", "set_access"])
+def test_a_driver_that_never_maps_is_out_of_memory_and_the_arena_is_whole(operation: str) -> None:
+    device = SimulatedDevice(GIB)
+    allocator = Allocator(device, settings="placement:dense")
+    allocator.malloc(40 * MIB)
+    device.refuse(operation, times=1000)
+
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(100 * MIB)
+
+    allocator.check_invariants()
+    assert allocator.stats()["reserved_bytes.all.current"] == device.used
+    device.refuse(operation, times=0)
+    allocator.malloc(100 * MIB)
+    allocator.check_invariants()

@@ -39,6 +39,19 @@ def deep_settings(given: str | config.Settings | None, compat: str, *, dense: bo
     return _without_meaningless(replace(found, **on_top), found, set(on_top))
 
 
+def with_pytorchs_placement(chosen: config.Settings) -> config.Settings:
+    """The same settings with PyTorch's placement, for a device that cannot have the chosen one."""
+    plain = replace(chosen, placement=config.DEFAULTS["placement"])
+    return replace(
+        plain,
+        **{
+            setting: config.DEFAULTS[setting]
+            for setting, key in config.KEYS.items()
+            if key.placements and plain.placement not in key.placements
+        },
+    )
+
+
 def _contradiction(placement: str, origin: str) -> SettingsError:
     return SettingsError(
         f"dense placement was requested, but {origin} name placement:{placement}; remove one of the two",

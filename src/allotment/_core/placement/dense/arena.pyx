@@ -119,13 +119,26 @@ cdef bint carve(Arena* arena, bytes_t size, stream_t stream, address_t* base, Fa
     return True
 
 
-cdef Region* region_make(Arena* arena, bytes_t size, bint is_main, stream_t stream, Failure* failure) noexcept nogil:
-    """Create a region with room for `size` bytes, and for more if the device has the addresses.
-
-    With `is_main` new memory is put there from now on.
-    """
+cdef Region* empty_region(Arena* arena, bytes_t size) noexcept nogil:
+    """Return the first region all of whose views are gone, if it has room for `size` bytes. NULL if there is none."""
     cdef Region* region
+    cdef size_t i
+    for i in range(arena.region_count):
+        region = arena.regions[i]
+        if region.first_view == NULL and not region.is_main and size <= addresses_left(region):
+            return region
+    return NULL
+
+
+cdef Region* region_make(Arena* arena, bytes_t size, bint is_main, stream_t stream, Failure* failure) noexcept nogil:
+    """Return an empty region with room for `size` bytes; a new one has more if the device has the addresses.
+
+    With `is_main` it is a new one, and new memory is put there from now on.
+    """
+    cdef Region* region = empty_region(arena, size) if not is_main else NULL
     cdef bytes_t wanted = region_size(arena, size, is_main)
+    if region != NULL:
+        return region
     if not make_room(<void**> &arena.regions, &arena.region_room, arena.region_count, sizeof(Region*)):
         host_memory_failed(failure)
         return NULL
