@@ -17,7 +17,7 @@ from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.segment cimport segment_forget, segment_give_back, segment_obtain
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory
 from allotment._core.model.model cimport (
-    FAILED_DEVICE, NO_FAILURE, Block, Engine, Failure, Placement, Pool, Range, Request, Shelf)
+    FAILED_DEVICE, NO_FAILURE, Block, Engine, Failure, Placement, Pool, Range, Request, FreeList)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.placement.registry cimport placement_register
 from allotment._core.records.stats cimport LARGE, Totals, tally_down, tally_now, tally_up
@@ -31,7 +31,7 @@ cdef enum:
 
 
 cdef struct Places:
-    Shelf* shelf                # the stream
+    FreeList* free_list                # the stream
     Block* lowest
     Places* next
 
@@ -43,10 +43,10 @@ cdef inline Arena* arena_of(Pool* pool) noexcept nogil:
     return <Arena*> pool.large.arena
 
 
-cdef Places* places_of(Shelf* shelf) noexcept nogil:
+cdef Places* places_of(FreeList* free_list) noexcept nogil:
     """NULL before the first memory of a stream."""
-    cdef Places* places = arena_of(shelf.rack.pool).streams
-    while places != NULL and places.shelf != shelf:
+    cdef Places* places = arena_of(free_list.half.pool).streams
+    while places != NULL and places.free_list != free_list:
         places = places.next
     return places
 
@@ -125,7 +125,7 @@ cdef Block* cut_and_hand_out(Engine* engine, Places* places, Block* block, bytes
 
 
 cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
-    cdef Places* places = places_of(request.shelf)
+    cdef Places* places = places_of(request.free_list)
     cdef Block* block = places.lowest if places != NULL else NULL
     while block != NULL and block.size < request.rounded:
         block = block.right
@@ -137,13 +137,13 @@ cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
     return cut_and_hand_out(engine, places, block, request.rounded, request.size, request.context)
 
 
-cdef Places* places_made(Shelf* shelf) noexcept nogil:
-    cdef Places* places = places_of(shelf)
-    cdef Arena* arena = arena_of(shelf.rack.pool)
+cdef Places* places_made(FreeList* free_list) noexcept nogil:
+    cdef Places* places = places_of(free_list)
+    cdef Arena* arena = arena_of(free_list.half.pool)
     if places == NULL:
         places = <Places*> calloc(1, sizeof(Places))
         if places != NULL:
-            places.shelf = shelf
+            places.free_list = free_list
             places.next = arena.streams
             arena.streams = places
     return places
@@ -151,7 +151,7 @@ cdef Places* places_made(Shelf* shelf) noexcept nogil:
 
 cdef Block* grow(Engine* engine, Request* request) noexcept nogil:
     """A new segment, and the request from its front."""
-    cdef Places* places = places_made(request.shelf)
+    cdef Places* places = places_made(request.free_list)
     cdef Block* block
     request.failure.reason = NO_FAILURE
     if places == NULL:
@@ -181,7 +181,7 @@ cdef Block* find(Engine* engine, Request* request) noexcept nogil:
     block = grow(engine, request)
     if block != NULL or not is_out_of_memory(request):
         return block
-    if engine.lender_count > 0 and request.shelf.rack.pool == &engine.defaults:
+    if engine.lender_count > 0 and request.free_list.half.pool == &engine.defaults:
         request.failure.reason = NO_FAILURE
         block = borrow(engine, request, False)
         if block != NULL or request.failure.reason != NO_FAILURE:
@@ -198,7 +198,7 @@ cdef Block* find(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
-    cdef Pool* pool = request.shelf.rack.pool
+    cdef Pool* pool = request.free_list.half.pool
     cdef Block* block
     pool.asking += 1
     block = find(engine, request)
@@ -206,8 +206,9 @@ cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
     return block
 
 
-cdef Block* take_front(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil:
-    return cut_and_hand_out(engine, places_of(block.shelf), block, size, size, context)
+cdef Block* take_front(
+        Engine* engine, Block* block, FreeList* free_list, bytes_t size, uint32_t context) noexcept nogil:
+    return cut_and_hand_out(engine, places_of(block.free_list), block, size, size, context)
 
 
 cdef void join_if_free(Engine* engine, Places* places, Block* block, Block* neighbour) noexcept nogil:
@@ -218,7 +219,7 @@ cdef void join_if_free(Engine* engine, Places* places, Block* block, Block* neig
 
 
 cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    cdef Places* places = places_of(block.shelf)
+    cdef Places* places = places_of(block.free_list)
     note_free(engine, block, context)
     join_if_free(engine, places, block, block.prev)
     join_if_free(engine, places, block, block.next)
@@ -286,7 +287,7 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
     while places != NULL:
         block = places.lowest
         while block != NULL:
-            if not is_idle(block) or block.shelf != places.shelf:
+            if not is_idle(block) or block.free_list != places.free_list:
                 raise InvariantError("first fit keeps what is free", f"{block.address:#x}")
             if block.right != NULL and (block.right.address <= block.address or block.right.left != block):
                 raise InvariantError("first fit keeps it in order of address", f"{block.address:#x}")
@@ -294,7 +295,7 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
             block = block.right
         places = places.next
     while range_ != NULL:
-        block = range_.head if range_.shelf.rack.pool == pool else NULL
+        block = range_.head if range_.free_list.half.pool == pool else NULL
         totals.segment[LARGE] += block != NULL
         while block != NULL:
             if is_idle(block):

@@ -1,10 +1,10 @@
-"""The free index of one shelf, one step at a time. A block is known by its address."""
+"""The free index of one free list, one step at a time. A block is known by its address."""
 
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from allotment._core.contract.types cimport address_t, bytes_t
-from allotment._core.model.model cimport BIN_COUNT, Block, Shelf
+from allotment._core.model.model cimport BIN_COUNT, Block, FreeList
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.placement.pytorch cimport free_index as index
 
@@ -16,21 +16,21 @@ cdef object described(const Block* block):
 
 
 cdef class Index:
-    cdef Shelf shelf
+    cdef FreeList free_list
     cdef dict blocks        # address -> place of its block in memory
 
     def __cinit__(self, *, bint with_bins):
-        memset(&self.shelf, 0, sizeof(Shelf))
+        memset(&self.free_list, 0, sizeof(FreeList))
         self.blocks = {}
         if with_bins:
-            self.shelf.bins = <Block**> malloc(BIN_COUNT * sizeof(Block*))
-            if self.shelf.bins == NULL:
+            self.free_list.bins = <Block**> malloc(BIN_COUNT * sizeof(Block*))
+            if self.free_list.bins == NULL:
                 raise MemoryError
 
     def __dealloc__(self):
         for place in self.blocks.values():
             free(<void*> <size_t> place)
-        free(self.shelf.bins)
+        free(self.free_list.bins)
 
     cdef Block* block_at(self, address_t address) except NULL:
         return <Block*> <size_t> self.blocks[address]
@@ -43,36 +43,36 @@ cdef class Index:
         block.address = address
         block.mapped = True
         self.blocks[address] = <size_t> block
-        index.index_insert(&self.shelf, block)
+        index.index_insert(&self.free_list, block)
 
     def remove(self, address_t address):
         cdef Block* block = self.block_at(address)
-        index.index_remove(&self.shelf, block)
+        index.index_remove(&self.free_list, block)
         del self.blocks[address]
         free(block)
 
     def best_fit(self, bytes_t size):
-        return described(index.index_best_fit(&self.shelf, size))
+        return described(index.index_best_fit(&self.free_list, size))
 
     def below(self, bytes_t size):
-        return described(index.index_below(&self.shelf, size))
+        return described(index.index_below(&self.free_list, size))
 
     def first(self):
-        return described(index.index_first(&self.shelf))
+        return described(index.index_first(&self.free_list))
 
     def largest(self):
-        return described(index.index_largest(&self.shelf))
+        return described(index.index_largest(&self.free_list))
 
     def next(self, address_t address):
-        return described(index.index_next(&self.shelf, self.block_at(address)))
+        return described(index.index_next(&self.free_list, self.block_at(address)))
 
     def prev(self, address_t address):
-        return described(index.index_prev(&self.shelf, self.block_at(address)))
+        return described(index.index_prev(&self.free_list, self.block_at(address)))
 
     def bits(self):
         """(bits of the words, bits of the summary): numbers of the bins, and of the words, that are said to be used."""
-        bins = [place for place in range(BIN_COUNT) if self.shelf.words[place // 64] >> place % 64 & 1]
-        return bins, [bit for bit in range(64) if self.shelf.summary >> bit & 1]
+        bins = [place for place in range(BIN_COUNT) if self.free_list.words[place // 64] >> place % 64 & 1]
+        return bins, [bit for bit in range(64) if self.free_list.summary >> bit & 1]
 
 
 cdef class AddressTree:

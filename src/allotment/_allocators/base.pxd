@@ -14,7 +14,7 @@ Methods that look alike in all of them are written here, over the few operations
 from allotment._allocators.owners cimport Owners
 from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.mechanism.whereabouts cimport Whereabouts
+from allotment._core.mechanism.address_lookup cimport AddressLookup
 
 cdef class AllocatorBase:
     cdef Device device
@@ -34,7 +34,7 @@ cdef class AllocatorBase:
     cdef int apply_settings(self, object settings) except -1    # before they become `current_settings`
     cdef int reach_peer(self, device_t peer) except -1
     cdef int require_device(self, str operation) except -1      # raises if its device is a name alone
-    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *
+    cdef AddressLookup find_block(self, address_t address, address_t* start, bytes_t* size) except *
     cdef int require_awake(self, address_t address) except -1   # raises if a live block's memory is paused
     cdef int free_owned(self, address_t address, void* buffer) except -1    # unless another owns the block by now
     cdef str place(self)                                        # for `repr`: on which device
@@ -61,7 +61,7 @@ cdef class AllocatorBase:
     cdef int warn_of(self, bytes_t live) except -1              # that ends with its allocator
 
 # Raises unless all of it lies in one live block; what lies elsewhere may pass.
-cdef Whereabouts require_extent(
+cdef AddressLookup require_extent(
     AllocatorBase allocator, address_t address, bytes_t size, bint passes_elsewhere=*) except *
 # A device object as it is, or the one that a name stands for; of host memory, one that shares it if asked for.
 cdef Device device_given(object device, bint shareable=*)

@@ -6,7 +6,7 @@ from allotment._core.contract.current cimport stream_in_use
 from allotment._core.contract.raising cimport device_error
 from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, IN_UNUSED, Whereabouts
+from allotment._core.mechanism.address_lookup cimport ELSEWHERE, IN_BLOCK, IN_UNUSED, AddressLookup
 from allotment._core.records.stats cimport stats_flat
 from allotment._core.tools.arguments cimport (
     read_address, read_byte_count, read_device_index, read_place, read_stream, refuse_pickling)
@@ -192,7 +192,7 @@ cdef class AllocatorBase:
         self.free(address)
         return 0
 
-    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+    cdef AddressLookup find_block(self, address_t address, address_t* start, bytes_t* size) except *:
         return ELSEWHERE
 
     cdef int require_awake(self, address_t address) except -1:
@@ -453,11 +453,11 @@ cdef tuple memory_of(AllocatorBase allocator, object given, bytes_t size, bint i
     return None, address
 
 
-cdef Whereabouts require_extent(
+cdef AddressLookup require_extent(
         AllocatorBase allocator, address_t address, bytes_t size, bint passes_elsewhere=False) except *:
     cdef address_t start = 0
     cdef bytes_t found = 0
-    cdef Whereabouts where = allocator.find_block(address, &start, &found)
+    cdef AddressLookup where = allocator.find_block(address, &start, &found)
     if where == IN_UNUSED or (where == ELSEWHERE and not passes_elsewhere):
         raise AddressError(f"invalid device pointer: {address:#x} is not in a live block of {allocator!r}", address)
     if where == IN_BLOCK:

@@ -89,8 +89,8 @@ def _chosen(b: str | None, settings: list[str]) -> tuple[str | None, str | None]
 def _peaks(
     a: str, b: str | None, of_a: str | None, of_b: str | None, device: int | None, progress: Any
 ) -> tuple[AtPeak, AtPeak]:
+    from allotment.lab.api import peak_of
     from allotment.lab.explain.report import at_peak
-    from allotment.lab.face import peak_of
     from allotment.lab.replay.run import read_recording
 
     if b is None:

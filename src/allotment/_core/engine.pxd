@@ -19,15 +19,15 @@ from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.block cimport take_back_untraced
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.frees cimport finish_late_frees, free_at_once, free_special, is_freed_at_once
-from allotment._core.mechanism.pool cimport shelf_for
+from allotment._core.mechanism.pool cimport free_list_for
 from allotment._core.mechanism.streams cimport anything_waits, poll_events, stream_for
 from allotment._core.model.model cimport (
-    NO_FAILURE, Block, Engine, Failure, Placement, Pool, Rack, Request, StreamRecord)
+    NO_FAILURE, Block, Engine, Failure, Placement, Pool, Half, Request, StreamRecord)
 from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport Tuning, round_size
-from allotment._core.placement.pytorch.classes cimport rack_for_size
-from allotment._core.placement.pytorch.policy cimport hit_at_hand, hit_on_shelf, hit_shelf
-from allotment._core.placement.pytorch.shelves cimport free_to_shelf_untraced
+from allotment._core.placement.pytorch.classes cimport half_for_size
+from allotment._core.placement.pytorch.policy cimport hit_last_freed, hit_on_free_list, hit_free_list
+from allotment._core.placement.pytorch.free_lists cimport free_to_list_untraced
 from allotment._core.tools.lock cimport allotment_lock_is_unused, lock_give, lock_is_mine, lock_try, lock_wait_outside
 
 cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules* rules, const Placement* placement,
@@ -86,7 +86,7 @@ cdef inline bint no_thread_can_enter(Engine* engine) noexcept nogil:
     return engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_unused(&engine.lock.word)
 
 
-cdef inline bint is_guarded_already(Engine* engine) noexcept nogil:
+cdef inline bint interpreter_lock_suffices(Engine* engine) noexcept nogil:
     """Whether the interpreter lock, which the caller holds throughout, suffices as a guard for a short visit.
 
     It does while no thread can enter without it, and there is no user function to call, which could let another thread
@@ -109,7 +109,7 @@ cdef inline bint begins_with_device(const Engine* engine) noexcept nogil:
     return engine.routes == NULL or engine.rules.only_captures_defer or engine.tuning.stream_reuse
 
 
-cdef Block* serve_with_attention(Engine* engine, Request* request) noexcept nogil
+cdef Block* serve_slow_path(Engine* engine, Request* request) noexcept nogil
 cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil     # created on demand
 
 
@@ -125,11 +125,12 @@ cdef inline bint complete_finished(Engine* engine, Request* request) noexcept no
 
 
 cdef inline bint is_ordinary(const Engine* engine) noexcept nogil:
-    """Whether a request has nothing to look at but the shelves of the default pool, and its size is rounded simply.
+    """Whether a request has nothing to look at but the free lists of the default pool, and its size is rounded simply.
 
     All are flags or pointers, and nearly always 0: testing their union takes one branch.
     """
-    cdef int flags = (engine.attention | engine.trace.on | engine.uncached | engine.limited | engine.tuning.divided
+    cdef int flags = (engine.slow_path_reasons | engine.trace.on | engine.uncached | engine.limited
+                      | engine.tuning.divided
                       | engine.tuning.expandable)
     return (<size_t> engine.defaults.large.arena | <size_t> engine.first_waiting | <size_t> engine.first_deferred
             | <size_t> flags) == 0
@@ -144,15 +145,15 @@ cdef inline Block* serve_ordinary(Engine* engine, bytes_t size, stream_t stream,
     cdef Block* block
     if not is_ordinary(engine):
         return NULL
-    block = hit_at_hand(engine, size, stream, context)
-    return block if block != NULL else hit_on_shelf(engine, size, stream, context)
+    block = hit_last_freed(engine, size, stream, context)
+    return block if block != NULL else hit_on_free_list(engine, size, stream, context)
 
 
 cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept nogil:
     """Return an allocated block without asking the device; NULL with NO_FAILURE: a miss. pre: size > 0"""
     request_begin(request)
-    if engine.attention != 0:
-        return serve_with_attention(engine, request)
+    if engine.slow_path_reasons != 0:
+        return serve_slow_path(engine, request)
     if not complete_finished(engine, request):
         return NULL
     return serve_from_pool(engine, request, &engine.defaults)
@@ -161,20 +162,20 @@ cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept n
 cdef inline Block* serve_from_pool(Engine* engine, Request* request, Pool* pool) noexcept nogil:
     """The rest of `serve_from_cache`, once the pool is known."""
     cdef StreamRecord* stream
-    cdef Rack* rack
+    cdef Half* half
     request.rounded = round_size(&engine.tuning, request.size)
     stream = stream_for(engine, request.stream)
     if stream == NULL:
         host_memory_failed(&request.failure)
         return NULL
-    rack = rack_for_size(pool, request.rounded)
-    if rack.arena != NULL:
+    half = half_for_size(pool, request.rounded)
+    if half.arena != NULL:
         return serve_from_arena(engine, request, pool, stream)
-    request.shelf = shelf_for(engine, rack, stream)
-    if request.shelf == NULL:
+    request.free_list = free_list_for(engine, half, stream)
+    if request.free_list == NULL:
         host_memory_failed(&request.failure)
         return NULL
-    return hit_shelf(engine, request)
+    return hit_free_list(engine, request)
 
 
 cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
@@ -187,11 +188,11 @@ cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
 
 cdef inline void release_block(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Free a block that no other stream uses: `free_at_once`, with PyTorch's placement inlined."""
-    if block.shelf.rack.arena != NULL or engine.trace.on:
+    if block.free_list.half.arena != NULL or engine.trace.on:
         free_at_once(engine, block, context)
         return
     take_back_untraced(engine, block)
-    free_to_shelf_untraced(engine, block)
+    free_to_list_untraced(engine, block)
 
 
 cdef inline bint release_address(Engine* engine, address_t address, uint32_t context,

@@ -18,23 +18,23 @@ from allotment._core.mechanism.holds cimport holds_clear
 from allotment._core.mechanism.limits cimport tenant_may_have
 from allotment._core.mechanism.pool cimport (
     pool_clear, pool_create_or_incref, pool_delete, pool_find, pool_init, route_end, route_find, route_request,
-    shelf_for)
+    free_list_for)
 from allotment._core.mechanism.ranges cimport (
     LEAST_ALIGNMENT, await_departure, fault_of_address, grant_access, is_anybodys)
 from allotment._core.mechanism.reclaim cimport release_down_to, release_everything, release_one_pool
 from allotment._core.mechanism.segment cimport finish_departures
-from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
 from allotment._core.mechanism.streams cimport (
     anything_waits, poll_events, settle_deferred, stream_for, streams_clear, use_record)
 from allotment._core.model.model cimport (
     AWAKE, FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_NOT_ROUTING,
     FAILED_OUT_OF_MEMORY, FAILED_PAUSED, FILTER_CAPTURE, FOR_TAGS, FOR_TENANTS, NO_FAILURE, NO_LIMITER, PEERS_MOST,
-    Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Placement, Pool, Rack, Range, Request,
+    Block, Chunk, Deferred, Engine, Failure, FreeMemoryCallback, PendingEvent, Placement, Pool, Half, Range, Request,
     Route, StreamRecord, StreamUse, no_limit)
 from allotment._core.model.rules cimport Rules
 from allotment._core.model.sizes cimport MIN_BLOCK, Tuning, round_size
-from allotment._core.placement.pytorch.classes cimport rack_for_size
-from allotment._core.placement.pytorch.policy cimport hit_address, hit_shelf_as_asked, torch_placement
+from allotment._core.placement.pytorch.classes cimport half_for_size
+from allotment._core.placement.pytorch.policy cimport hit_address, hit_free_list_as_asked, torch_placement
 from allotment._core.records.stats cimport frees_so_far, stats_clear, stats_init, tally_now
 from allotment._core.records.tags cimport tag_here, tag_pool_id, tags_are_used
 from allotment._core.records.trace cimport ACTION_ANNOTATE, trace_clear, trace_init, trace_report, trace_set_metadata
@@ -77,7 +77,7 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
         discard(engine)
         return NULL
     engine.soft_limit = no_limit()
-    engine.attention = FOR_TAGS if tags_are_used() else 0
+    engine.slow_path_reasons = FOR_TAGS if tags_are_used() else 0
     # A device that cannot report its memory has 0: no fraction of it, and no expandable segments.
     if table.memory_info != NULL:
         status = table.memory_info(table.self, &unused, &engine.total_memory)
@@ -198,7 +198,7 @@ cdef Pool* pool_of_request(Engine* engine, Request* request) noexcept nogil:
     if not begin_routed(engine, request):
         return NULL
     pool = route_request(engine, request)
-    if pool == &engine.defaults and engine.attention & FOR_TAGS and tag_here() != 0:
+    if pool == &engine.defaults and engine.slow_path_reasons & FOR_TAGS and tag_here() != 0:
         pool = pool_of_tag(engine, tag_here(), &request.failure)
     if pool != NULL and pool.sleep != AWAKE:
         pool_failed(&request.failure, FAILED_PAUSED, pool.first, pool.second)
@@ -220,36 +220,36 @@ cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept 
     return pool
 
 
-cdef Block* serve_with_attention(Engine* engine, Request* request) noexcept nogil:
+cdef Block* serve_slow_path(Engine* engine, Request* request) noexcept nogil:
     """`serve_from_cache` for an engine with routes, tags or tenants with limits."""
     cdef Pool* pool = pool_of_request(engine, request)
     cdef StreamRecord* stream
     if pool == NULL:
         return NULL
-    if pool.tag == 0 and not engine.attention & FOR_TENANTS:
+    if pool.tag == 0 and not engine.slow_path_reasons & FOR_TENANTS:
         return serve_from_pool(engine, request, pool)
     request.rounded = round_size(&engine.tuning, request.size)
     stream = stream_for(engine, request.stream)
-    request.shelf = shelf_for(engine, rack_for_request(pool, request), stream) if stream != NULL else NULL
-    if request.shelf == NULL:
+    request.free_list = free_list_for(engine, half_for_request(pool, request), stream) if stream != NULL else NULL
+    if request.free_list == NULL:
         host_memory_failed(&request.failure)
         return NULL
-    if engine.attention & FOR_TENANTS and not tenant_may_have(engine, request):
+    if engine.slow_path_reasons & FOR_TENANTS and not tenant_may_have(engine, request):
         return NULL
     if pool.tag == 0:
         return serve_from_pool(engine, request, pool)
     request.expandable = engine.table.capabilities & CAN_VIRTUAL != 0 and engine.total_memory != 0
-    return hit_shelf_as_asked(engine, request)
+    return hit_free_list_as_asked(engine, request)
 
 
-cdef inline Rack* rack_for_request(Pool* pool, const Request* request) noexcept nogil:
-    return &pool.large if pool.large.arena != NULL else rack_for_size(pool, request.rounded)
+cdef inline Half* half_for_request(Pool* pool, const Request* request) noexcept nogil:
+    return &pool.large if pool.large.arena != NULL else half_for_size(pool, request.rounded)
 
 
 cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
     """Bypass the cache: a device allocation of exactly the request. Changes no counter."""
     cdef address_t address = 0
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef status_t status
     request.failure.reason = NO_FAILURE
     if not map_reserve(&engine.direct, engine.direct_leaving + 1):
@@ -263,9 +263,9 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil:
             map_put(&engine.direct, address, <void*> <size_t> request.size)
             return address
         if not is_anybodys(engine, address, request.size):
-            outing = step_out(engine)
+            unlocked = begin_unlocked(engine)
             engine.table.segment_free(engine.table.self, address, request.size)
-            step_in(engine, outing)
+            end_unlocked(engine, unlocked)
         request.failure.reason = FAILED_GIVEN_ADDRESS
         request.failure.operation = b"segment_allocate"
         request.failure.address = address
@@ -310,7 +310,7 @@ cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil:
     cdef count_t reserved = tally_now(&engine.stats.reserved_bytes)
     cdef Block* block
     request.failure.limiter = NO_LIMITER
-    block = request.shelf.rack.pool.placement.miss(engine, request)
+    block = request.free_list.half.pool.placement.miss(engine, request)
     if engine.stats.alloc_retries != retries:
         reserved += <count_t> request.segment if block != NULL else 0
         request.given_back = max(reserved - tally_now(&engine.stats.reserved_bytes), 0)
@@ -319,8 +319,8 @@ cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil:
 
 cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil:
     """The part of `serve_from_cache` for a placement with its own memory."""
-    request.shelf = shelf_for(engine, &pool.large, stream)
-    if request.shelf == NULL:
+    request.free_list = free_list_for(engine, &pool.large, stream)
+    if request.free_list == NULL:
         host_memory_failed(&request.failure)
         return NULL
     return pool.placement.hit(engine, request)
@@ -333,7 +333,7 @@ cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t ad
     """
     cdef Pool* pool
     cdef StreamRecord* stream
-    cdef Rack* rack
+    cdef Half* half
     cdef Block* front = NULL
     cdef Block* block
     request.failure.address = address
@@ -345,13 +345,13 @@ cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t ad
     if pool == NULL:
         return 0
     request.rounded = round_size(&engine.tuning, request.size)
-    rack = rack_for_size(pool, request.rounded)
-    if rack.arena != NULL:
+    half = half_for_size(pool, request.rounded)
+    if half.arena != NULL:
         request.failure.reason = FAILED_EXACT_ADDRESS
         return 0
     stream = stream_for(engine, request.stream)
-    request.shelf = shelf_for(engine, rack, stream) if stream != NULL else NULL
-    if request.shelf == NULL:
+    request.free_list = free_list_for(engine, half, stream) if stream != NULL else NULL
+    if request.free_list == NULL:
         host_memory_failed(&request.failure)
         return 0
     engine.trace.exact_address = True
@@ -394,7 +394,7 @@ cdef bint engine_record_stream(Engine* engine, address_t address, stream_t strea
     block = allocated_at(engine, address, failure)
     if block == NULL:
         return False
-    if block.shelf.stream.handle == stream:
+    if block.free_list.stream.handle == stream:
         return True
     if not is_inside_capture(engine, 0, &captured, failure):
         return False
@@ -502,9 +502,9 @@ cdef bint engine_annotate(Engine* engine, address_t address, uint32_t text, uint
     cdef uint32_t before
     if block == NULL:
         return False
-    pool = block.shelf.rack.pool
+    pool = block.free_list.half.pool
     before = trace_set_metadata(text)
-    trace_report(&engine.trace, ACTION_ANNOTATE, address, block.requested, block.shelf.stream.handle,
+    trace_report(&engine.trace, ACTION_ANNOTATE, address, block.requested, block.free_list.stream.handle,
                  pool.first, pool.second, context)
     trace_set_metadata(before)
     return True

@@ -10,9 +10,9 @@
 The functions have the names of the packages that do the work, so they are imported after them.
 """
 
+from allotment.lab.api import diff, explain, read_recording, replay, tune
 from allotment.lab.explain.difference import Comparison
 from allotment.lab.explain.report import Explanation
-from allotment.lab.face import diff, explain, read_recording, replay, tune
 from allotment.lab.replay.result import Result
 from allotment.lab.replay.run import Recording
 from allotment.lab.tune.search import Candidate, Tuned

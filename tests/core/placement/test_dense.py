@@ -580,8 +580,8 @@ def test_a_driver_that_never_maps_is_out_of_memory_and_the_arena_is_whole(operat
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(100 * MIB)
 
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()
     assert allocator.stats()["reserved_bytes.all.current"] == device.used
     device.refuse(operation, times=0)
     allocator.malloc(100 * MIB)
-    allocator.check_invariants()
+    allocator.inspection.check_invariants()

@@ -1,4 +1,4 @@
-"""The ordered free blocks of one shelf, against a sorted list."""
+"""The ordered free blocks of one free list, against a sorted list."""
 
 import bisect
 
@@ -67,20 +67,20 @@ def run(index, model, steps, binned_up_to):
 
 @settings(deadline=None)
 @given(steps=STEPS)
-def test_a_shelf_with_bins_finds_what_a_sorted_list_finds(module, steps):
+def test_a_free_list_with_bins_finds_what_a_sorted_list_finds(module, steps):
     assert module.LARGEST_BIN == 2 * MIB
     run(module.Index(with_bins=True), Model(), steps, module.LARGEST_BIN)
 
 
 @settings(deadline=None)
 @given(steps=STEPS)
-def test_a_shelf_without_bins_finds_what_a_sorted_list_finds(module, steps):
+def test_a_free_list_without_bins_finds_what_a_sorted_list_finds(module, steps):
     run(module.Index(with_bins=False), Model(), steps, 0)
 
 
 @settings(deadline=None)
 @given(sizes=st.lists(SIZES, min_size=1, max_size=40), order=st.randoms(use_true_random=False))
-def test_taking_the_best_fit_again_and_again_empties_a_shelf_in_order(module, sizes, order):
+def test_taking_the_best_fit_again_and_again_empties_a_free_list_in_order(module, sizes, order):
     index = module.Index(with_bins=True)
     blocks = [(size * BLOCK, (place + 1) * MIB) for place, size in enumerate(sizes)]
     for size, address in order.sample(blocks, len(blocks)):

@@ -71,8 +71,8 @@ def test_the_short_path_decides_and_counts_as_the_long_one(text, steps):
             elif step == RESET:
                 allocator.reset_peak_stats()
         assert short.stats() == long.stats() == from_c.stats()
-    short.check_invariants()
-    from_c.check_invariants()
+    short.inspection.check_invariants()
+    from_c.inspection.check_invariants()
     assert list(arrangement(short)) == list(arrangement(long)) == list(arrangement(from_c))
 
 

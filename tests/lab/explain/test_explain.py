@@ -14,10 +14,10 @@ from allotment._cli import main
 from allotment._core.records.history import set_user_metadata
 from allotment._formats.pickle_columns import Frame
 from allotment.errors import FormatError, OutOfMemoryError
+from allotment.lab.api import peak_of
 from allotment.lab.explain.difference import compare
 from allotment.lab.explain.holders import UNKNOWN, line_of
 from allotment.lab.explain.report import Explanation, explain, explain_end
-from allotment.lab.face import peak_of
 from allotment.lab.replay.run import read_recording, read_source
 from allotment.lab.tune.candidates import FEW
 from allotment.lab.tune.search import Goal, try_settings, tune

@@ -5,8 +5,8 @@ are views: the allocator has all their state (see `parts`).
 
 The interpreter lock and the engine's lock are never waited for in a circle: code that holds the interpreter lock only
 *tries* the engine's; if that fails it lets the interpreter go first. A request that hits the cache keeps the
-interpreter lock throughout, and as long as no thread can come in without that (see `is_guarded_already`) needs no
-other; one that has to ask the device takes the engine's and lets it go.
+interpreter lock throughout. As long as no thread can come in without that (see `interpreter_lock_suffices`), it needs
+no other lock. A request that has to ask the device takes the engine's lock and releases the interpreter lock.
 """
 
 from libc.stdint cimport uint32_t

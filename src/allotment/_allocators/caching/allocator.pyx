@@ -27,10 +27,10 @@ from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport (
     engine_add_peer, engine_allocate, engine_allocate_missed, engine_create, engine_destroy, engine_enter, engine_free,
     engine_free_at_once, engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter,
-    is_guarded_already, needs_no_calls, no_thread_can_enter, release_block, serve_from_cache, serve_ordinary)
+    interpreter_lock_suffices, needs_no_calls, no_thread_can_enter, release_block, serve_from_cache, serve_ordinary)
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
-from allotment._core.mechanism.whereabouts cimport Whereabouts, find_address
+from allotment._core.mechanism.address_lookup cimport AddressLookup, find_address
 from allotment._core.model.model cimport (
     FAILED_OUT_OF_MEMORY, NO_FAILURE, Block, Engine, Failure, Placement, Request)
 from allotment._core.model.rules cimport Rules, fill_rules
@@ -293,7 +293,7 @@ cdef class Allocator(AllocatorBase):
         if value == 0:
             return
         context = self.stack_now() if self.level >= EVERYTHING else 0
-        if is_guarded_already(engine):
+        if interpreter_lock_suffices(engine):
             block = address_take(engine, value)
             if is_freed_at_once(block):
                 release_block(engine, block, context)
@@ -342,7 +342,7 @@ cdef class Allocator(AllocatorBase):
         request.stream = stream
         request.thread = thread
         request.context = tenant | self.request_context() if self.level != NEVER else tenant
-        if is_guarded_already(engine) and needs_no_calls(engine) and not engine.uncached:
+        if interpreter_lock_suffices(engine) and needs_no_calls(engine) and not engine.uncached:
             # A hit is served under the interpreter lock alone.
             block = serve_from_cache(engine, &request)
             if block != NULL:
@@ -482,7 +482,7 @@ cdef class Allocator(AllocatorBase):
         cdef Engine* engine = self.engine
         cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
         cdef Block* block
-        if not is_guarded_already(engine):
+        if not interpreter_lock_suffices(engine):
             return self.release_inside(address, context, buffer)
         if buffer != NULL and not self.owners.give_up(address, buffer):
             return 0
@@ -743,10 +743,10 @@ cdef class Allocator(AllocatorBase):
         stats_reset_peak(&self.engine.stats)
         engine_leave(self.engine)
 
-    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+    cdef AddressLookup find_block(self, address_t address, address_t* start, bytes_t* size) except *:
         cdef Engine* engine = self.engine
-        cdef Whereabouts where
-        if is_guarded_already(engine) or engine_is_inside(engine):
+        cdef AddressLookup where
+        if interpreter_lock_suffices(engine) or engine_is_inside(engine):
             return find_address(engine, address, start, size)
         self.enter()
         where = find_address(engine, address, start, size)

@@ -200,7 +200,7 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
             if lent != NULL:
                 lent.size = block.size
                 lent.is_fresh = request.is_fresh
-                lent.is_plain = is_plain(block) and block.shelf.rack.pool.allocator.allocate == NULL
+                lent.is_plain = is_plain(block) and block.free_list.half.pool.allocator.allocate == NULL
     engine_leave(engine)
     if took_current:
         current_leave(&current)

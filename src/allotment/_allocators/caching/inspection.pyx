@@ -82,8 +82,9 @@ cdef class Inspection(BasicInspection):
         try:
             range_ = self.allocator.engine.first_range
             while range_ != NULL:
-                if range_.page != 0 and range_.shelf.stream.handle != 0:
-                    sizes.append((range_.shelf.stream.handle, range_.shelf.rack.size_class == SMALL, range_.mapped))
+                if range_.page != 0 and range_.free_list.stream.handle != 0:
+                    is_small = range_.free_list.half.size_class == SMALL
+                    sizes.append((range_.free_list.stream.handle, is_small, range_.mapped))
                 range_ = range_.next
         finally:
             self.allocator.leave_making_objects(collects)

@@ -32,7 +32,7 @@ cdef int sort_by_tenant(const Range* range_, uint32_t who, set mine, dict others
     """The blocks in use of a range and those that follow it. pre: inside"""
     cdef const Block* block
     while range_ != NULL:
-        pool = (range_.shelf.rack.pool.first, range_.shelf.rack.pool.second)
+        pool = (range_.free_list.half.pool.first, range_.free_list.half.pool.second)
         block = range_.head
         while block != NULL:
             if block.allocated and tenant_of(block.context) == who:
@@ -211,7 +211,7 @@ cdef class Sleep(Part):
     def _notice_tags(self) -> None:
         """Look from now on which tag a request is in."""
         self.allocator.enter()
-        self.allocator.engine.attention |= FOR_TAGS
+        self.allocator.engine.slow_path_reasons |= FOR_TAGS
         engine_leave(self.allocator.engine)
 
     def _forget_idle_tags(self) -> None:
@@ -407,7 +407,7 @@ cdef class Sleep(Part):
         try:
             range_ = self.allocator.engine.first_range
             while range_ != NULL:
-                if range_.shelf.rack.pool.first == first and range_.shelf.rack.pool.second == second:
+                if range_.free_list.half.pool.first == first and range_.free_list.half.pool.second == second:
                     found.append((range_.base, range_.size))
                 range_ = range_.next
         finally:
@@ -453,8 +453,8 @@ cdef class Sleep(Part):
             return 0
         self.allocator.enter()
         block = block_at(self.allocator.engine, address)
-        if block != NULL and block.shelf.rack.pool.sleep != AWAKE:
+        if block != NULL and block.free_list.half.pool.sleep != AWAKE:
             awake = pool_failed(
-                &failure, FAILED_PAUSED, block.shelf.rack.pool.first, block.shelf.rack.pool.second)
+                &failure, FAILED_PAUSED, block.free_list.half.pool.first, block.free_list.half.pool.second)
         self.allocator.leave(awake, &failure)
         return 0

@@ -6,7 +6,7 @@ from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.limits cimport Limits
 from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, stream_t
-from allotment._core.engine cimport is_guarded_already
+from allotment._core.engine cimport interpreter_lock_suffices
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.model.model cimport Block
 from allotment._core.records.tenants cimport tenant_context
@@ -93,9 +93,9 @@ cdef class Tenant:
         cdef Block* block
         if given == 0:
             return
-        if is_guarded_already(self.allocator.engine):
+        if interpreter_lock_suffices(self.allocator.engine):
             block = block_at(self.allocator.engine, given)
-            if block != NULL and block.shelf.stream.handle == handle:
+            if block != NULL and block.free_list.stream.handle == handle:
                 self.allocator.release_working_on(given, handle)
                 return
         self.allocator.record_stream(given, handle)

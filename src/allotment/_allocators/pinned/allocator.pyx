@@ -9,7 +9,7 @@ from allotment._allocators.pinned.blocks cimport PinnedBlocks
 from allotment._allocators.pinned.memory cimport PinnedMemory, timing_dict
 from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
-from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
+from allotment._core.mechanism.address_lookup cimport ELSEWHERE, IN_BLOCK, AddressLookup
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_block, read_size, read_stream
 from allotment._core.tools.interpreter cimport interpreter_ends
 
@@ -188,7 +188,7 @@ cdef class PinnedAllocator(AllocatorBase):
     cdef bint is_readable(self) noexcept:
         return True
 
-    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+    cdef AddressLookup find_block(self, address_t address, address_t* start, bytes_t* size) except *:
         if self.tight is not None:
             return self.tight.find_block(address, start, size)
         around = self.blocks.around(address)

@@ -6,7 +6,7 @@ from allotment._allocators.pluggable.ledger cimport (
     Entry, ledger_clear, ledger_enter, ledger_find_around, ledger_init, ledger_live_bytes, ledger_refused, ledger_stats)
 from allotment._core.contract.table cimport Device
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
+from allotment._core.mechanism.address_lookup cimport ELSEWHERE, IN_BLOCK, AddressLookup
 from allotment._core.records.stats cimport Stats, stats_nested
 from allotment._core.tools.arguments cimport read_address, read_device_index, read_number, read_stream
 
@@ -148,7 +148,7 @@ cdef class PluggedMemory(AllocatorBase):
 
     # --- memory ---
 
-    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+    cdef AddressLookup find_block(self, address_t address, address_t* start, bytes_t* size) except *:
         cdef Entry entry
         if not ledger_find_around(&self.plug.ledger, address, &entry):
             return ELSEWHERE

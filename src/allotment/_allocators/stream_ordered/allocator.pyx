@@ -20,7 +20,7 @@ from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport (
     CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, DeviceTable, status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, device_t, stream_t
-from allotment._core.mechanism.whereabouts cimport ELSEWHERE, IN_BLOCK, Whereabouts
+from allotment._core.mechanism.address_lookup cimport ELSEWHERE, IN_BLOCK, AddressLookup
 from allotment._core.records.stats cimport Stats, stats_nested
 from allotment._core.tools.arguments cimport (
     read_address, read_arguments, read_block, read_byte_count, read_pool_id, read_size)
@@ -316,7 +316,7 @@ cdef class AsyncAllocator(AllocatorBase):
             status = table.ordered_reset_high(table.self)
         self.check_status(status, "ordered_reset_high")
 
-    cdef Whereabouts find_block(self, address_t address, address_t* start, bytes_t* size) except *:
+    cdef AddressLookup find_block(self, address_t address, address_t* start, bytes_t* size) except *:
         cdef bint found
         with nogil:
             found = pool_find(&self.blocks, address, start, size)

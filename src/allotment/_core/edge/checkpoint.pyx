@@ -14,13 +14,13 @@ from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport host_memory_failed, pool_failed
 from allotment._core.mechanism.frees cimport free_at_once, free_shared_or_used, is_freed_at_once
 from allotment._core.mechanism.holds cimport hold_forget, hold_of, is_needed_elsewhere
-from allotment._core.mechanism.pool cimport pool_absent, pool_find, shelf_for
+from allotment._core.mechanism.pool cimport pool_absent, pool_find, free_list_for
 from allotment._core.mechanism.ranges cimport first_range_of
 from allotment._core.mechanism.streams cimport (
     defer_unprepared, settle_deferred, stream_for, uses_drop, wait_events, wait_unless_captured)
 from allotment._core.model.model cimport (
     FAILED_CHECKPOINT_CAPTURE, FAILED_CHECKPOINT_EVENTS, FAILED_CHECKPOINT_MISMATCH, FAILED_POOL_FREEABLE,
-    LEAVING, Block, Engine, Failure, Pool, Range, Shelf, StreamRecord, StreamUse)
+    LEAVING, Block, Engine, Failure, Pool, Range, FreeList, StreamRecord, StreamUse)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.pointer_map cimport (
@@ -68,7 +68,7 @@ cdef bint ranges_by_base(Engine* engine, Pool* pool, PointerMap* by_base) noexce
     if not map_init(by_base):
         return False
     while range_ != NULL:
-        if range_.shelf.rack.pool == pool and range_.head != NULL:
+        if range_.free_list.half.pool == pool and range_.head != NULL:
             if not map_reserve(by_base):
                 return False
             map_put(by_base, range_.base, range_)
@@ -98,7 +98,7 @@ cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end
         was_free = is_free
         was_mapped = is_mapped
         then += 1
-    return left == 0 or range_.shelf.rack.arena != NULL
+    return left == 0 or range_.free_list.half.arena != NULL
 
 
 cdef inline bint is_tail(const BlockCopy* then, const BlockCopy* end) noexcept nogil:
@@ -128,7 +128,7 @@ cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCop
             now = now.next
         if then_until <= now_until:
             then += 1
-    return then == end and (now == NULL or range_.shelf.rack.arena != NULL)
+    return then == end and (now == NULL or range_.free_list.half.arena != NULL)
 
 
 cdef bint is_leaving_in(const Range* range_) noexcept nogil:
@@ -262,14 +262,14 @@ cdef void cut_as_recorded(Engine* engine, Range* range_, const BlockCopy* then, 
                           uint32_t context) noexcept nogil:
     """Allocate every recorded block of a range, in order. pre: `reserve_records`"""
     cdef Block* block = range_.head
-    cdef Pool* pool = range_.shelf.rack.pool
-    cdef Shelf* shelf
+    cdef Pool* pool = range_.free_list.half.pool
+    cdef FreeList* free_list
     while then < end:
         if then.state != STATE_UNMAPPED:
-            shelf = NULL
+            free_list = NULL
             if then.state == STATE_ALLOCATED and pool.placement.reserve != NULL:
-                shelf = shelf_for(engine, &pool.large, stream_for(engine, then.stream))
-            block = pool.placement.take_front(engine, block, shelf, then.size, context)
+                free_list = free_list_for(engine, &pool.large, stream_for(engine, then.stream))
+            block = pool.placement.take_front(engine, block, free_list, then.size, context)
         block = block.next
         then += 1
 
@@ -300,7 +300,7 @@ cdef bint reserve_records(Engine* engine, Pool* pool, const Arrangement* state) 
         return slab_reserve(&engine.block_slab, state.block_count)
     for i in range(state.block_count):
         stream = stream_for(engine, state.blocks[i].stream)
-        if stream == NULL or shelf_for(engine, &pool.large, stream) == NULL:
+        if stream == NULL or free_list_for(engine, &pool.large, stream) == NULL:
             return False
     return pool.placement.reserve(engine, pool, state.block_count)
 
@@ -402,7 +402,7 @@ cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, Addres
         return pool_absent(engine, first, second, failure)
     range_ = first_range_of(engine, pool)
     while range_ != NULL:
-        block = range_.head if range_.shelf.rack.pool == pool else NULL
+        block = range_.head if range_.free_list.half.pool == pool else NULL
         while block != NULL:
             if block.allocated and not list_address(out, block.address):
                 return host_memory_failed(failure)

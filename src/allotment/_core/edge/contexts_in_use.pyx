@@ -27,7 +27,7 @@ cdef void visit_pool(Engine* engine, Pool* pool, Visitor* visitor) noexcept nogi
         pool.placement.walk(engine, pool, visit_block, visitor)
         return
     while range_ != NULL:
-        block = range_.head if range_.shelf.rack.pool == pool else NULL
+        block = range_.head if range_.free_list.half.pool == pool else NULL
         while block != NULL:
             visit_block(visitor, block, block.address, block.size, False)
             block = block.next

@@ -27,7 +27,7 @@ cdef int check_tiling(Range* range_) except -1:
     cdef bytes_t at = range_.base
     while block != NULL:
         if (block.address != at or block.prev != before or block.range != range_
-                or block.shelf.rack != range_.shelf.rack):
+                or block.free_list.half != range_.free_list.half):
             broken("blocks tile their range", f"{show(block)} stands where {at:#x} should begin")
         if block.size == 0 or block.size % MIN_BLOCK != 0:
             broken("block sizes are multiples of 512", show(block))
@@ -50,7 +50,7 @@ cdef int check_views(Range* range_) except -1:
             mapped += block.size
             for page in range((block.address - range_.base) // range_.page,
                               (block.address + block.size - 1 - range_.base) // range_.page + 1):
-                if range_.shelf.rack.pool.sleep == AWAKE and (
+                if range_.free_list.half.pool.sleep == AWAKE and (
                         range_.views[page] == NULL or range_.views[page].views == 0):
                     broken("mapped blocks have memory", f"page {page} under {show(block)} has none")
         block = block.next
@@ -70,7 +70,7 @@ cdef bint count_part(void* self, const Block* block, address_t address, bytes_t 
     """Add memory to the totals: a part of a free block, or a whole allocated or pending one."""
     cdef Counting* counting = <Counting*> self
     cdef Totals* totals = counting.totals
-    cdef int size_class = block.shelf.rack.size_class
+    cdef int size_class = block.free_list.half.size_class
     counting.reserved += size
     totals.reserved_bytes[size_class] += size
     if block.allocated:
@@ -132,7 +132,7 @@ cdef int check_ranges(Engine* engine, Totals* totals) except -1:
             check_tiling(range_)
             if range_.views != NULL:
                 check_views(range_)
-            if range_.shelf.rack.pool.placement.walk == NULL:
+            if range_.free_list.half.pool.placement.walk == NULL:
                 count_range(&counting, range_)
         range_ = range_.next
     return check_counted(&counting)
@@ -176,8 +176,8 @@ cdef int check_away(Engine* engine, Pool* pool, Totals* totals) except -1:
     cdef bytes_t missing[2]
     missing[SMALL] = missing[LARGE] = 0
     while range_ != NULL:
-        if range_.shelf.rack.pool == pool and range_.views != NULL:
-            missing[range_.shelf.rack.size_class] += missing_of(range_)
+        if range_.free_list.half.pool == pool and range_.views != NULL:
+            missing[range_.free_list.half.size_class] += missing_of(range_)
         range_ = range_.next
     if missing[SMALL] != pool.small.away or missing[LARGE] != pool.large.away:
         broken("a paused pool knows what it has released", f"({pool.first}, {pool.second}): "
@@ -203,7 +203,7 @@ cdef int check_tenants(Engine* engine) except -1:
     return 0
 
 
-cdef int check_attention(Engine* engine) except -1:
+cdef int check_slow_path_reasons(Engine* engine) except -1:
     cdef Pool* pool = engine.first_pool
     cdef count_t limits = engine.soft_limit != no_limit()
     cdef count_t tags = 0
@@ -213,9 +213,9 @@ cdef int check_attention(Engine* engine) except -1:
         pool = pool.next
     if limits != engine.limit_count or tags != engine.tag_count:
         broken("the engine counts limits and tags", f"{limits} and {tags} found")
-    if (engine.attention & FOR_ROUTES != 0) != (engine.routes != NULL) or (
-            engine.attention & FOR_TENANTS != 0) != (engine.accounts != NULL):
-        broken("requests take the slow path where needed", f"{engine.attention}")
+    if (engine.slow_path_reasons & FOR_ROUTES != 0) != (engine.routes != NULL) or (
+            engine.slow_path_reasons & FOR_TENANTS != 0) != (engine.accounts != NULL):
+        broken("requests take the slow path where needed", f"{engine.slow_path_reasons}")
     return 0
 
 
@@ -223,7 +223,7 @@ cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
     cdef Counting counting = Counting(engine, totals, 0, NULL)
     cdef Range* range_ = engine.first_range
     cdef Totals counted_already
-    if pool.small.arena != pool.large.arena or (pool.large.arena != NULL and pool.small.shelves != NULL):
+    if pool.small.arena != pool.large.arena or (pool.large.arena != NULL and pool.small.free_lists != NULL):
         broken("the halves of a pool have one arena, and its blocks belong to the large half",
                f"({pool.first}, {pool.second})")
     pool.placement.check(engine, pool, totals)
@@ -234,7 +234,7 @@ cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
         memset(&counted_already, 0, sizeof(Totals))
         counting.totals = &counted_already      # with the other ranges
         while range_ != NULL:
-            if range_.shelf.rack.pool == pool:
+            if range_.free_list.half.pool == pool:
                 count_range(&counting, range_)
             range_ = range_.next
     check_away(engine, pool, totals)
@@ -352,7 +352,7 @@ cdef int check_engine(Engine* engine) except -1:
     check_counters(engine, &totals)
     check_waiting(engine)
     check_tenants(engine)
-    check_attention(engine)
+    check_slow_path_reasons(engine)
     if engine.direct_leaving > <size_t> allotment_lock_out(&engine.lock.word):
         broken("memory being returned to the device has a thread that will come back", f"{engine.direct_leaving} are")
     return 0

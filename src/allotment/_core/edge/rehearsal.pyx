@@ -13,15 +13,15 @@ from allotment._core.mechanism.block cimport block_record, is_within_reach
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.limits cimport limits_set, soft_limit_set
 from allotment._core.mechanism.pool cimport (
-    is_impure, pool_create_or_incref, pool_find, pool_set_use_on_oom, route_begin, shelf_for)
+    is_impure, pool_create_or_incref, pool_find, pool_set_use_on_oom, route_begin, free_list_for)
 from allotment._core.mechanism.ranges cimport range_make_plain, range_place, range_reserve
 from allotment._core.mechanism.streams cimport stream_for
 from allotment._core.model.model cimport (
-    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, Block, Chunk, Engine, Failure, Filter, PendingEvent, Pool, Rack,
-    Range, RawAllocator, Request, Route, Shelf, StreamRecord)
+    FAILED_OUT_OF_MEMORY, FAILED_REJECTED, Block, Chunk, Engine, Failure, Filter, PendingEvent, Pool, Half,
+    Range, RawAllocator, Request, Route, FreeList, StreamRecord)
 from allotment._core.model.sizes cimport Tuning
 from allotment._core.placement.pytorch.free_index cimport tree_insert
-from allotment._core.placement.pytorch.shelves cimport put_on_shelf
+from allotment._core.placement.pytorch.free_lists cimport put_on_free_list
 from allotment._core.records.stats cimport SMALL, PoolTally, tally_now
 from allotment._core.tools.pointer_map cimport PointerMap, map_clear, map_get, map_init, map_put, map_reserve
 from allotment._core.tools.slab cimport slab_reserve, slab_take
@@ -187,9 +187,9 @@ cdef Pool* twin_pool(Engine* twin, const Engine* engine, const Pool* pool) noexc
     return &twin.defaults if pool == &engine.defaults else pool_find(twin, pool.first, pool.second)
 
 
-cdef Rack* twin_rack(Engine* twin, const Engine* engine, const Rack* rack) noexcept nogil:
-    cdef Pool* pool = twin_pool(twin, engine, rack.pool)
-    return &pool.small if rack.size_class == SMALL else &pool.large
+cdef Half* twin_half(Engine* twin, const Engine* engine, const Half* half) noexcept nogil:
+    cdef Pool* pool = twin_pool(twin, engine, half.pool)
+    return &pool.small if half.size_class == SMALL else &pool.large
 
 
 cdef bint copy_pools(Engine* twin, const Engine* engine, Failure* failure) noexcept nogil:
@@ -259,19 +259,19 @@ cdef bint copy_pages(Engine* twin, const Range* range_, Range* made) noexcept no
             made.views[page] = chunk
     made.page_end = range_.page_end
     made.mapped = range_.mapped
-    made.shelf.rack.expandable_count += 1
+    made.free_list.half.expandable_count += 1
     return True
 
 
 cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap* twins) noexcept nogil:
-    """Store in `twins` blocks that wait or are in a list of the live engine; other free ones go on their shelf."""
+    """Store in `twins` blocks that wait or are in a list of the live engine; other free ones go on their free list."""
     cdef const Block* block = range_.head
     cdef Block* before = NULL
     cdef Block* copied
     while block != NULL:
         if not (slab_reserve(&twin.block_slab, 1) and map_reserve(twins)):
             return False
-        copied = block_record(twin, made.shelf, made, block.address, block.size)
+        copied = block_record(twin, made.free_list, made, block.address, block.size)
         copied.order = block.order
         copied.requested = block.requested
         copied.allocated = block.allocated or block.uses != NULL    # in use, or unavailable in the rehearsal
@@ -286,8 +286,8 @@ cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap
         before = copied
         if not block.mapped:
             if is_within_reach(block):
-                tree_insert(&made.shelf.unmapped, copied)
-        elif block.releasable or block.event_count > 0 or block == block.shelf.rack.at_hand:
+                tree_insert(&made.free_list.unmapped, copied)
+        elif block.releasable or block.event_count > 0 or block == block.free_list.half.last_freed:
             map_put(twins, <uint64_t> block, copied)
         block = block.next
     # Only now: the neighbours show whether a block is all of its segment.
@@ -295,7 +295,7 @@ cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap
     copied = made.head
     while block != NULL:
         if block.mapped and is_within_reach(block) and map_get(twins, <uint64_t> block) == NULL:
-            put_on_shelf(copied)
+            put_on_free_list(copied)
         block = block.next
         copied = copied.next
     return True
@@ -304,25 +304,27 @@ cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap
 cdef bint copy_ranges(Engine* twin, const Engine* engine, PointerMap* twins, Failure* failure) noexcept nogil:
     cdef const Range* range_ = engine.first_range
     cdef StreamRecord* stream
-    cdef Shelf* shelf
+    cdef FreeList* free_list
     cdef Range* made
     while range_ != NULL:
         if range_.base == 0:        # a thread is allocating its memory right now
             range_ = range_.next
             continue
-        stream = stream_for(twin, range_.shelf.stream.handle)
-        shelf = NULL if stream == NULL else shelf_for(twin, twin_rack(twin, engine, range_.shelf.rack), stream)
-        if shelf == NULL:
+        stream = stream_for(twin, range_.free_list.stream.handle)
+        free_list = NULL
+        if stream != NULL:
+            free_list = free_list_for(twin, twin_half(twin, engine, range_.free_list.half), stream)
+        if free_list == NULL:
             return host_memory_failed(failure)
         if range_.page == 0:
-            made = range_make_plain(twin, shelf, range_.size)
+            made = range_make_plain(twin, free_list, range_.size)
             if made == NULL:
                 return host_memory_failed(failure)
             if not range_place(twin, made, range_.base, b"copy", failure):
                 return False
         else:
             (<Paper*> twin.table.self).placed = range_.base
-            made = range_reserve(twin, shelf, range_.page, range_.size, failure)
+            made = range_reserve(twin, free_list, range_.page, range_.size, failure)
             if made == NULL:
                 return False
             if not copy_pages(twin, range_, made):
@@ -335,14 +337,14 @@ cdef bint copy_ranges(Engine* twin, const Engine* engine, PointerMap* twins, Fai
     return True
 
 
-cdef void shelve_by_age(Engine* twin, const Engine* engine, const Rack* rack, PointerMap* twins) noexcept nogil:
-    """Shelve the blocks that are all of a plain segment, oldest first, and the block at hand."""
-    cdef const Block* block = rack.oldest
+cdef void add_by_age(Engine* twin, const Engine* engine, const Half* half, PointerMap* twins) noexcept nogil:
+    """Put the blocks that are all of a plain segment on their free lists, oldest first, and the last freed block."""
+    cdef const Block* block = half.oldest
     while block != NULL:
-        put_on_shelf(<Block*> map_get(twins, <uint64_t> block))
+        put_on_free_list(<Block*> map_get(twins, <uint64_t> block))
         block = block.newer
-    if rack.at_hand != NULL:
-        twin_rack(twin, engine, rack).at_hand = <Block*> map_get(twins, <uint64_t> rack.at_hand)
+    if half.last_freed != NULL:
+        twin_half(twin, engine, half).last_freed = <Block*> map_get(twins, <uint64_t> half.last_freed)
 
 
 cdef bint copy_waiting(Engine* twin, Engine* engine, PointerMap* twins, Failure* failure) noexcept nogil:
@@ -425,8 +427,8 @@ cdef bint copy_engine(Engine* twin, Engine* engine, Failure* failure) noexcept n
     if ok:
         settle_pools(twin, engine)
         while pool != NULL:
-            shelve_by_age(twin, engine, &pool.small, &twins)
-            shelve_by_age(twin, engine, &pool.large, &twins)
+            add_by_age(twin, engine, &pool.small, &twins)
+            add_by_age(twin, engine, &pool.large, &twins)
             pool = engine.first_pool if pool == &engine.defaults else pool.next
         pools = twin.stats.pools
         twin.stats = engine.stats

@@ -35,8 +35,8 @@ cdef bint add_pages(Block* block, SharedBlock* out) noexcept nogil:
 
 
 cdef bint add_pieces(Engine* engine, Block* block, SharedBlock* out) noexcept nogil:
-    if block.shelf.rack.pool.placement.chunks != NULL:
-        return block.shelf.rack.pool.placement.chunks(engine, block, add_piece, out)
+    if block.free_list.half.pool.placement.chunks != NULL:
+        return block.free_list.half.pool.placement.chunks(engine, block, add_piece, out)
     if is_plain(block):
         return add_piece(out, 0, block.range.size, block.range.base)
     return add_pages(block, out)
@@ -52,7 +52,7 @@ cdef bint add_stream(SharedBlock* out, stream_t stream) noexcept nogil:
 
 cdef bint add_streams(Engine* engine, const Block* block, SharedBlock* out) noexcept nogil:
     cdef const StreamUse* use = block.uses
-    if not add_stream(out, block.shelf.stream.handle):
+    if not add_stream(out, block.free_list.stream.handle):
         return False
     while use != NULL:
         if use.stream != &engine.elsewhere and not add_stream(out, use.stream.handle):
@@ -75,8 +75,8 @@ cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock*
     cdef Hold* hold
     if block == NULL:
         return address_failed(failure, address)
-    if block.shelf.rack.pool.sleep != AWAKE:
-        return pool_failed(failure, FAILED_PAUSED, block.shelf.rack.pool.first, block.shelf.rack.pool.second)
+    if block.free_list.half.pool.sleep != AWAKE:
+        return pool_failed(failure, FAILED_PAUSED, block.free_list.half.pool.first, block.free_list.half.pool.second)
     if not describe(engine, block, out, failure):
         return False
     if keep:

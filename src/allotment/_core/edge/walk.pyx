@@ -23,18 +23,18 @@ cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil:
 
 cdef bint begin_segment(Arrangement* out, const Block* block, address_t address) noexcept nogil:
     cdef SegmentCopy* segment
-    cdef Pool* pool = block.shelf.rack.pool
+    cdef Pool* pool = block.free_list.half.pool
     if not make_room(<void**> &out.segments, &out.segment_room, out.segment_count, sizeof(SegmentCopy)):
         return False
     segment = &out.segments[out.segment_count]
     out.segment_count += 1
     memset(segment, 0, sizeof(SegmentCopy))
     segment.address = address
-    segment.stream = block.shelf.stream.handle
+    segment.stream = block.free_list.stream.handle
     segment.pool_first = pool.first
     segment.pool_second = pool.second
     segment.context = block.segment_context
-    segment.is_small = block.shelf.rack.size_class == SMALL
+    segment.is_small = block.free_list.half.size_class == SMALL
     segment.is_expandable = block.range.page != 0
     segment.first_block = out.block_count
     return True
@@ -52,7 +52,7 @@ cdef bint append_block(Arrangement* out, const Block* block, address_t address, 
     copy.requested = block.requested
     copy.context = block.context
     copy.state = state_of(block)
-    copy.stream = block.shelf.stream.handle
+    copy.stream = block.free_list.stream.handle
     segment.block_count += 1
     segment.total += size
     if copy.state == STATE_ALLOCATED:
@@ -74,7 +74,7 @@ cdef bint append_pool(Engine* engine, Pool* pool, Arrangement* out) noexcept nog
 
 
 cdef inline bint is_selected(const Range* range_, uint64_t first, uint64_t second) noexcept nogil:
-    cdef Pool* pool = range_.shelf.rack.pool
+    cdef Pool* pool = range_.free_list.half.pool
     return range_.head != NULL and pool.first == first and pool.second == second
 
 
@@ -98,7 +98,7 @@ cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrange
     memset(out, 0, sizeof(Arrangement))
     while range_ != NULL:
         block = NULL
-        if range_.shelf.rack.pool.placement.walk == NULL and (everything or is_selected(range_, first, second)):
+        if range_.free_list.half.pool.placement.walk == NULL and (everything or is_selected(range_, first, second)):
             block = range_.head
         while block != NULL:
             if block.mapped:

@@ -15,7 +15,7 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_put
-from allotment._core.model.model cimport LEAVING, Block, Engine, Pool, Rack, Range, Shelf
+from allotment._core.model.model cimport LEAVING, Block, Engine, Pool, Half, Range, FreeList
 from allotment._core.records.stats cimport SMALL, Stats, tally_down, tally_grow, tally_up
 from allotment._core.records.tenants cimport TENANT_SHIFT, context_of_free
 from allotment._core.records.trace cimport (
@@ -39,7 +39,7 @@ cdef inline void give_order(Engine* engine, Block* block) noexcept nogil:
     block.order = block.range.order + engine.blocks_numbered
 
 
-cdef inline Block* block_record(Engine* engine, Shelf* shelf, Range* range_, address_t address,
+cdef inline Block* block_record(Engine* engine, FreeList* free_list, Range* range_, address_t address,
                                 bytes_t size) noexcept nogil:
     """Create a block with everything but its order."""
     cdef Block* block = <Block*> slab_take(&engine.block_slab)
@@ -47,7 +47,7 @@ cdef inline Block* block_record(Engine* engine, Shelf* shelf, Range* range_, add
     block.size = size
     block.requested = 0
     block.prev = block.next = NULL
-    block.shelf = shelf
+    block.free_list = free_list
     block.range = range_
     block.uses = NULL
     block.event_count = 0
@@ -59,17 +59,17 @@ cdef inline Block* block_record(Engine* engine, Shelf* shelf, Range* range_, add
     return block
 
 
-cdef inline Block* block_new(Engine* engine, Shelf* shelf, Range* range_, address_t address,
+cdef inline Block* block_new(Engine* engine, FreeList* free_list, Range* range_, address_t address,
                              bytes_t size) noexcept nogil:
     """Create a mapped block without neighbours. pre: a record is reserved"""
-    cdef Block* block = block_record(engine, shelf, range_, address, size)
+    cdef Block* block = block_record(engine, free_list, range_, address, size)
     give_order(engine, block)
     return block
 
 
 cdef inline Block* block_new_after(Engine* engine, const Block* other, address_t address, bytes_t size) noexcept nogil:
     """`block_new` in the range of another block, whose order is loaded already and mostly the same."""
-    cdef Block* block = block_record(engine, other.shelf, other.range, address, size)
+    cdef Block* block = block_record(engine, other.free_list, other.range, address, size)
     block.order = other.order
     if engine.rules.numbers_blocks:
         give_order(engine, block)
@@ -102,9 +102,9 @@ cdef inline bint is_plain(const Block* block) noexcept nogil:
     return block.range.page == 0
 
 
-cdef inline bint is_plain_of(const Rack* rack, const Block* block) noexcept nogil:
-    """Variant of `is_plain` for callers that have the block's rack. Without expandable memory it reads no range."""
-    return rack.expandable_count == 0 or is_plain(block)
+cdef inline bint is_plain_of(const Half* half, const Block* block) noexcept nogil:
+    """Variant of `is_plain` for callers that have the block's half. Without expandable memory it reads no range."""
+    return half.expandable_count == 0 or is_plain(block)
 
 
 cdef inline bint is_split(const Block* block) noexcept nogil:
@@ -171,31 +171,32 @@ cdef inline void count_handed_out(Engine* engine, int size_class, bytes_t size, 
     tally_up(&stats.requested_bytes, size_class, requested)
 
 
-cdef inline void note_handed_out_of(Engine* engine, const Rack* rack, Block* block, bytes_t requested,
+cdef inline void note_handed_out_of(Engine* engine, const Half* half, Block* block, bytes_t requested,
                                     uint32_t context) noexcept nogil:
-    """Variant of `note_handed_out` for callers that already loaded `block.shelf.rack`; avoids a second load."""
+    """Variant of `note_handed_out` for callers that already loaded `block.free_list.half`; avoids a second load."""
     mark_handed_out(engine, block, requested, context)
     if engine.trace.on:
         if engine.trace.counting:
             engine.accounts[context >> TENANT_SHIFT].held += block.size
-        trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.shelf.stream.handle,
-                     rack.pool.first, rack.pool.second, context)
-    count_handed_out(engine, rack.size_class, block.size, requested)
+        trace_report(&engine.trace, ACTION_ALLOC, block.address, requested, block.free_list.stream.handle,
+                     half.pool.first, half.pool.second, context)
+    count_handed_out(engine, half.size_class, block.size, requested)
     if block.size >= engine.tuning.max_split:
         tally_up(&engine.stats.oversize_allocations, SMALL, 1)
 
 
 cdef inline void note_handed_out(Engine* engine, Block* block, bytes_t requested, uint32_t context) noexcept nogil:
     """Record that a block is now allocated. pre: a slot in the address map is reserved"""
-    note_handed_out_of(engine, block.shelf.rack, block, requested, context)
+    note_handed_out_of(engine, block.free_list.half, block, requested, context)
 
 
 cdef inline void trace_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Record the completed free in the trace: the first half of `note_free`."""
-    cdef Rack* rack = block.shelf.rack
+    cdef Half* half = block.free_list.half
     if engine.trace.on:
-        trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested, block.shelf.stream.handle,
-                     rack.pool.first, rack.pool.second, context_of_free(context, block.context))
+        trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested,
+                     block.free_list.stream.handle,
+                     half.pool.first, half.pool.second, context_of_free(context, block.context))
     block.context = 0
 
 
@@ -210,13 +211,13 @@ cdef inline void count_free(Engine* engine, int size_class, bytes_t size, bytes_
 cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Record that a block is free for good; call before it changes. pre: taken back, waiting for nothing"""
     trace_free(engine, block, context)
-    count_free(engine, block.shelf.rack.size_class, block.size, block.requested)
+    count_free(engine, block.free_list.half.size_class, block.size, block.requested)
 
 
 cdef inline void take_back_untraced(Engine* engine, Block* block) noexcept nogil:
     """Variant of `take_back` for when tracing is off."""
     cdef Stats* stats = &engine.stats
-    cdef int size_class = block.shelf.rack.size_class
+    cdef int size_class = block.free_list.half.size_class
     block.allocated = False
     tally_down(&stats.allocation, size_class, 1)
     tally_down(&stats.allocated_bytes, size_class, block.size)
@@ -226,15 +227,16 @@ cdef inline void take_back_untraced(Engine* engine, Block* block) noexcept nogil
 
 cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Record that the user freed a block; its streams may still use it. pre: removed from the address map"""
-    cdef Pool* pool = block.shelf.rack.pool
+    cdef Pool* pool = block.free_list.half.pool
     take_back_untraced(engine, block)
     if engine.trace.on:
         if engine.trace.counting:
             engine.accounts[block.context >> TENANT_SHIFT].held -= block.size
-        trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested, block.shelf.stream.handle,
+        trace_report(&engine.trace, ACTION_FREE_REQUESTED, block.address, block.requested,
+                     block.free_list.stream.handle,
                      pool.first, pool.second, context_of_free(context, block.context))
 
 
 cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Give a block that is free for good to its placement."""
-    block.shelf.rack.pool.placement.take_back(engine, block, context)
+    block.free_list.half.pool.placement.take_back(engine, block, context)

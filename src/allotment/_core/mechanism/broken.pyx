@@ -8,5 +8,5 @@ cdef int broken(str rule, str detail) except -1:
 
 
 cdef str show(const Block* block):
-    return (f"block {block.address:#x}+{block.size} of pool ({block.shelf.rack.pool.first}, "
-            f"{block.shelf.rack.pool.second}), stream {block.shelf.stream.handle}")
+    return (f"block {block.address:#x}+{block.size} of pool ({block.free_list.half.pool.first}, "
+            f"{block.free_list.half.pool.second}), stream {block.free_list.stream.handle}")

@@ -43,7 +43,7 @@ cdef bint markers_gather(Engine* engine, Deferred* deferred, Failure* failure) n
     """Gather the last captured nodes of every stream that uses the block; none if they are not all in one capture."""
     cdef NodeList list
     cdef StreamUse* use = deferred.block.uses
-    cdef stream_t stream = deferred.block.shelf.stream.handle
+    cdef stream_t stream = deferred.block.free_list.stream.handle
     cdef capture_t capture = 0
     cdef capture_t other
     cdef bint ok = capture_of(engine, stream, &capture, failure)
@@ -163,7 +163,7 @@ cdef bint reuse_in_capture(Engine* engine, stream_t stream, uint32_t context, Fa
     while deferred != NULL:
         following = deferred.next
         block = deferred.block
-        if (deferred.capture == capture and not deferred.awaited and block.shelf.stream.handle == stream
+        if (deferred.capture == capture and not deferred.awaited and block.free_list.stream.handle == stream
                 and all_visited(visited, deferred)):
             undefer(engine, previous, deferred)
             uses_drop(engine, block)

@@ -10,7 +10,7 @@ from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_c
 from allotment._core.mechanism.failure cimport address_failed, device_failed, host_memory_failed
 from allotment._core.mechanism.frees cimport is_freed_at_once
 from allotment._core.mechanism.holds cimport hold_of, hold_settle, use_drop, use_out
-from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
 from allotment._core.mechanism.streams cimport defer, defer_unprepared, events_attach, is_destroyed_stream
 from allotment._core.model.model cimport FAILED_ADDRESS, Block, Deferred, Engine, Failure, Hold, StreamUse
 from allotment._core.records.trace cimport trace_hold_time
@@ -94,15 +94,15 @@ cdef bint free_shared_or_used(Engine* engine, Block* block, uint32_t context, Fa
 cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexcept nogil:
     """Free memory that was allocated without the cache."""
     cdef void* size = map_get(&engine.direct, address)
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef status_t status
     if size == NULL:
         return address_failed(failure, address)
     map_pop(&engine.direct, address)    # before the device can return the address to another caller
     engine.direct_leaving += 1
-    outing = step_out(engine)
+    unlocked = begin_unlocked(engine)
     status = engine.table.segment_free(engine.table.self, address, <bytes_t> <size_t> size)
-    step_in(engine, outing)
+    end_unlocked(engine, unlocked)
     engine.direct_leaving -= 1
     if status != OK:
         map_put(&engine.direct, address, size)

@@ -43,7 +43,7 @@ cdef bint accounts_open(Engine* engine) noexcept nogil:
         accounts[tenant].limit = no_limit()
     engine.accounts = accounts
     trace_count(&engine.trace, True)
-    engine.attention |= FOR_TENANTS
+    engine.slow_path_reasons |= FOR_TENANTS
     return True
 
 
@@ -108,7 +108,7 @@ cdef bytes_t room_below_soft_limits(const Engine* engine, const Pool* pool) noex
 
 
 cdef bint release_for_soft_limit(Engine* engine, Request* request, bytes_t more) noexcept nogil:
-    cdef Pool* pool = request.shelf.rack.pool
+    cdef Pool* pool = request.free_list.half.pool
     if engine.soft_limit != no_limit() and held(engine) + more > engine.soft_limit and not release_down_to(
             engine, less(engine.soft_limit, more), request.context, &request.failure):
         return False

@@ -5,7 +5,7 @@
                                   └─ pause_undo: as it was before         └─ fails whole: nothing has changed
 
 The blocks do not change: they still count as mapped, and a resume backs the pages that lie under mapped blocks.
-`Rack.away` counts their bytes without memory. A pool that is not awake serves no request, but its blocks can be freed.
+`Half.away` counts their bytes without memory. A pool that is not awake serves no request, but its blocks can be freed.
 While contents are being copied, nothing in the pool is unmapped (`is_moving`).
 
 Pausing needs memory whose addresses the device does not choose: expandable segments, which the pools of tags always

@@ -7,22 +7,22 @@ from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.holds cimport is_needed_elsewhere
 from allotment._core.mechanism.limits cimport room_within_limits
 from allotment._core.mechanism.pausing cimport Extent, ExtentList
-from allotment._core.mechanism.pool cimport count_reserved, shelf_for
+from allotment._core.mechanism.pool cimport count_reserved, free_list_for
 from allotment._core.mechanism.ranges cimport missing_of, range_empty, range_fill
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.shortage cimport note_out_of_memory
-from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
 from allotment._core.mechanism.streams cimport stream_for
 from allotment._core.model.model cimport (
     ASLEEP, AWAKE, FAILED_DEVICE, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_PLAIN, FAILED_PAUSE_SHARED, FAILED_PAUSED,
-    FALLING_ASLEEP, NO_LIMITER, WAKING, Block, Engine, Failure, Hold, Pool, Rack, Range, Request,
+    FALLING_ASLEEP, NO_LIMITER, WAKING, Block, Engine, Failure, Hold, Pool, Half, Range, Request,
     StreamRecord)
 from allotment._core.tools.arrays cimport make_room
 
 
 cdef Range* range_of(Range* range_, const Pool* pool) noexcept nogil:
     """Return the first range of a pool, starting at `range_`."""
-    while range_ != NULL and range_.shelf.rack.pool != pool:
+    while range_ != NULL and range_.free_list.half.pool != pool:
         range_ = range_.next
     return range_
 
@@ -35,7 +35,7 @@ cdef Block* shared_block(Engine* engine, const Pool* pool) noexcept nogil:
     for i in range(engine.holds.mask + 1 if engine.holds.count > 0 else 0):
         if engine.holds.slots[i].key != 0:
             hold = <Hold*> engine.holds.slots[i].value
-            if hold.block.shelf.rack.pool == pool and is_needed_elsewhere(hold):
+            if hold.block.free_list.half.pool == pool and is_needed_elsewhere(hold):
                 return hold.block
     return NULL
 
@@ -67,7 +67,7 @@ cdef bint can_be_paused(Engine* engine, Pool* pool, Failure* failure) noexcept n
 
 cdef bint pause_begin(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
     """Stop serving requests, and wait for all submitted work. Has an unlocked section."""
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef status_t status = OK
     if not can_be_paused(engine, pool, failure):
         return False
@@ -76,9 +76,9 @@ cdef bint pause_begin(Engine* engine, Pool* pool, Failure* failure) noexcept nog
     pool.sleep = FALLING_ASLEEP
     pool.asking += 1
     if engine.table.device_synchronize != NULL:
-        outing = step_out(engine)
+        unlocked = begin_unlocked(engine)
         status = engine.table.device_synchronize(engine.table.self)
-        step_in(engine, outing)
+        end_unlocked(engine, unlocked)
     if status != OK:
         pause_undo(engine, pool)
         return device_failed(failure, status, b"device_synchronize")
@@ -116,16 +116,16 @@ cdef void pause_undo(Engine* engine, Pool* pool) noexcept nogil:
     pool.asking -= 1
 
 
-cdef void settle_away(Engine* engine, Rack* rack) noexcept nogil:
+cdef void settle_away(Engine* engine, Half* half) noexcept nogil:
     """Update the counters to the bytes that the pages lack."""
-    cdef Range* range_ = range_of(engine.first_range, rack.pool)
+    cdef Range* range_ = range_of(engine.first_range, half.pool)
     cdef bytes_t missing = 0
     while range_ != NULL:
-        if range_.shelf.rack == rack:
+        if range_.free_list.half == half:
             missing += missing_of(range_)
-        range_ = range_of(range_.next, rack.pool)
-    count_reserved(engine, rack, <count_t> rack.away - <count_t> missing)
-    rack.away = missing
+        range_ = range_of(range_.next, half.pool)
+    count_reserved(engine, half, <count_t> half.away - <count_t> missing)
+    half.away = missing
 
 
 cdef bint empty_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
@@ -191,8 +191,8 @@ cdef bint resume_begin(Engine* engine, Pool* pool, uint32_t context, Failure* fa
         request.stream = 0
         request.context = context
         stream = stream_for(engine, 0)
-        request.shelf = shelf_for(engine, &pool.large, stream) if stream != NULL else NULL
-        if request.shelf == NULL:
+        request.free_list = free_list_for(engine, &pool.large, stream) if stream != NULL else NULL
+        if request.free_list == NULL:
             return host_memory_failed(failure)
         note_out_of_memory(engine, &request)
         failure[0] = request.failure

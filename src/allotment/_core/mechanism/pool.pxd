@@ -6,23 +6,23 @@ deleted when that reaches 0. PyTorch uses `malloc_count` instead, which growing 
 back to 0: such a pool stays there for good, without memory, and its id is spent. Here the pool is deleted, and its
 tally remembers that.
 
-Cost: finding a pool by id or a shelf by stream is one map lookup.
+Cost: finding a pool by id or a free list by stream is one map lookup.
 """
 
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport count_t
 from allotment._core.model.model cimport (
-    FALLING_ASLEEP, FILTER_CAPTURE, FILTER_FUNCTION, WAKING, Engine, Failure, Filter, Limits, Placement, Pool, Rack,
-    RawAllocator, Request, Route, Shelf, StreamRecord, no_limit)
+    FALLING_ASLEEP, FILTER_CAPTURE, FILTER_FUNCTION, WAKING, Engine, Failure, Filter, Limits, Placement, Pool, Half,
+    RawAllocator, Request, Route, FreeList, StreamRecord, no_limit)
 
 cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second, const Placement* placement,
                     Failure* failure) noexcept nogil
 cdef void pool_clear(Engine* engine, Pool* pool) noexcept nogil
-cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil
+cdef FreeList* free_list_make(Engine* engine, Half* half, StreamRecord* stream) noexcept nogil
 
-cdef void drop_idle_shelves(Pool* pool) noexcept nogil
-cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept nogil
+cdef void drop_idle_free_lists(Pool* pool) noexcept nogil
+cdef void count_reserved(Engine* engine, Half* half, count_t change) noexcept nogil
 cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
 # Always False, with the failure set: the pool is gone or never existed.
 cdef bint pool_absent(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
@@ -49,11 +49,11 @@ cdef inline uint64_t pool_key(uint64_t first, uint64_t second) noexcept nogil:
     return (first << 1) | 1 if first != 0 else second << 1
 
 
-cdef inline Shelf* shelf_for(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil:
-    """Return the shelf of a pool for a stream, created on demand; NULL without host memory for it."""
-    if rack.recent != NULL and rack.recent.stream == stream:
-        return rack.recent
-    return shelf_make(engine, rack, stream)
+cdef inline FreeList* free_list_for(Engine* engine, Half* half, StreamRecord* stream) noexcept nogil:
+    """Return the free list of a pool for a stream, created on demand; NULL without host memory for it."""
+    if half.recent != NULL and half.recent.stream == stream:
+        return half.recent
+    return free_list_make(engine, half, stream)
 
 
 cdef inline bint has_limits(const Limits* limits) noexcept nogil:

@@ -9,79 +9,79 @@ from allotment._core.mechanism.pool cimport has_limits, is_impure, pool_key
 from allotment._core.model.model cimport (
     BIN_COUNT, FAILED_ALREADY_ROUTING, FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE,
     FAILED_POOL_PLACEMENT, FAILED_POOL_UNKNOWN, FILTER_ALL, FILTER_CAPTURE, FILTER_STREAM,
-    FILTER_THREAD, FOR_ROUTES, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Rack, RawAllocator, Request,
-    Route, Shelf, StreamRecord, no_limit)
+    FILTER_THREAD, FOR_ROUTES, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Half, RawAllocator, Request,
+    Route, FreeList, StreamRecord, no_limit)
 from allotment._core.records.stats cimport LARGE, SMALL, PoolTally, tally_move
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 
 
-# --- shelves ---------------------------------------------------------------------------------------------
+# --- free lists ---------------------------------------------------------------------------------------------
 
-cdef Shelf* shelf_make(Engine* engine, Rack* rack, StreamRecord* stream) noexcept nogil:
-    cdef Shelf* shelf = <Shelf*> map_get(&rack.by_stream, stream.handle + 1)
-    if shelf == NULL:
-        if not map_reserve(&rack.by_stream):
+cdef FreeList* free_list_make(Engine* engine, Half* half, StreamRecord* stream) noexcept nogil:
+    cdef FreeList* free_list = <FreeList*> map_get(&half.by_stream, stream.handle + 1)
+    if free_list == NULL:
+        if not map_reserve(&half.by_stream):
             return NULL
-        shelf = <Shelf*> calloc(1, sizeof(Shelf))
-        if shelf == NULL:
+        free_list = <FreeList*> calloc(1, sizeof(FreeList))
+        if free_list == NULL:
             return NULL
-        if rack.size_class == SMALL:
-            shelf.bins = <Block**> malloc(BIN_COUNT * sizeof(Block*))
-            if shelf.bins == NULL:
-                free(shelf)
+        if half.size_class == SMALL:
+            free_list.bins = <Block**> malloc(BIN_COUNT * sizeof(Block*))
+            if free_list.bins == NULL:
+                free(free_list)
                 return NULL
-        shelf.rack = rack
-        shelf.stream = stream
+        free_list.half = half
+        free_list.stream = stream
         stream.users += 1
-        shelf.next = rack.shelves
-        rack.shelves = shelf
-        map_put(&rack.by_stream, stream.handle + 1, shelf)
-    rack.recent = shelf
-    return shelf
+        free_list.next = half.free_lists
+        half.free_lists = free_list
+        map_put(&half.by_stream, stream.handle + 1, free_list)
+    half.recent = free_list
+    return free_list
 
 
-cdef void shelf_free(Shelf* shelf) noexcept nogil:
-    shelf.stream.users -= 1
-    free(shelf.bins)
-    free(shelf)
+cdef void free_list_free(FreeList* free_list) noexcept nogil:
+    free_list.stream.users -= 1
+    free(free_list.bins)
+    free(free_list)
 
 
-cdef void drop_idle_shelves(Pool* pool) noexcept nogil:
-    """Forget the streams that the pool has no memory for. A pool with a request in progress keeps all its shelves."""
+cdef void drop_idle_free_lists(Pool* pool) noexcept nogil:
+    """Forget the streams that the pool has no memory for. A request in progress keeps all free lists of its pool."""
     if pool.asking == 0 and pool.large.arena == NULL:
         drop_idle_of(&pool.small)
         drop_idle_of(&pool.large)
 
 
-cdef void drop_idle_of(Rack* rack) noexcept nogil:
-    cdef Shelf** link = &rack.shelves
-    cdef Shelf* shelf
-    rack.recent = NULL
+cdef void drop_idle_of(Half* half) noexcept nogil:
+    cdef FreeList** link = &half.free_lists
+    cdef FreeList* free_list
+    half.recent = NULL
     while link[0] != NULL:
-        shelf = link[0]
-        if shelf.ranges == 0:
-            link[0] = shelf.next
-            map_pop(&rack.by_stream, shelf.stream.handle + 1)
-            shelf_free(shelf)
+        free_list = link[0]
+        if free_list.ranges == 0:
+            link[0] = free_list.next
+            map_pop(&half.by_stream, free_list.stream.handle + 1)
+            free_list_free(free_list)
         else:
-            link = &shelf.next
+            link = &free_list.next
 
 
-cdef bint rack_init(Rack* rack, Pool* pool, int size_class) noexcept nogil:
-    rack.pool = pool
-    rack.size_class = size_class
-    return map_init(&rack.by_stream)
+cdef bint half_init(Half* half, Pool* pool, int size_class) noexcept nogil:
+    half.pool = pool
+    half.size_class = size_class
+    return map_init(&half.by_stream)
 
 
-cdef void rack_clear(Rack* rack) noexcept nogil:
-    cdef Shelf* shelf = rack.shelves
-    cdef Shelf* following
-    while shelf != NULL:
-        following = shelf.next
-        shelf_free(shelf)
-        shelf = following
-    map_clear(&rack.by_stream)
+cdef void half_clear(Half* half) noexcept nogil:
+    cdef FreeList* free_list = half.free_lists
+    cdef FreeList* following
+    while free_list != NULL:
+        following = free_list.next
+        free_list_free(free_list)
+        free_list = following
+    map_clear(&half.by_stream)
 
 
 cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second, const Placement* placement,
@@ -93,7 +93,7 @@ cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second,
     pool.use_count = 1
     pool.placement = placement
     pool.limits.hard = pool.limits.soft = no_limit()
-    if not (rack_init(&pool.small, pool, SMALL) and rack_init(&pool.large, pool, LARGE)):
+    if not (half_init(&pool.small, pool, SMALL) and half_init(&pool.large, pool, LARGE)):
         return host_memory_failed(failure)
     if placement.create == NULL:
         return True
@@ -104,8 +104,8 @@ cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second,
 cdef void pool_clear(Engine* engine, Pool* pool) noexcept nogil:
     if pool.large.arena != NULL:
         pool.placement.destroy(engine, pool)
-    rack_clear(&pool.small)
-    rack_clear(&pool.large)
+    half_clear(&pool.small)
+    half_clear(&pool.large)
     if pool.allocator.drop != NULL:
         pool.allocator.drop(pool.allocator.self)
 
@@ -156,14 +156,14 @@ cdef bint tally_for(Engine* engine, Pool* pool) noexcept nogil:
     return True
 
 
-cdef void count_reserved(Engine* engine, Rack* rack, count_t change) noexcept nogil:
+cdef void count_reserved(Engine* engine, Half* half, count_t change) noexcept nogil:
     """Count physical memory that a pool gained or lost."""
-    cdef Pool* pool = rack.pool
+    cdef Pool* pool = half.pool
     pool.reserved_bytes += <bytes_t> change
-    tally_move(&engine.stats.reserved_bytes, rack.size_class, change)
+    tally_move(&engine.stats.reserved_bytes, half.size_class, change)
     if pool.tally != NULL:
         pool.tally.used = True
-        tally_move(&pool.tally.reserved_bytes, rack.size_class, change)
+        tally_move(&pool.tally.reserved_bytes, half.size_class, change)
 
 
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
@@ -331,7 +331,7 @@ cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter fi
     route.filter = filter
     route.older = engine.routes
     engine.routes = route
-    engine.attention |= FOR_ROUTES
+    engine.slow_path_reasons |= FOR_ROUTES
     if is_impure(&filter):
         engine.impure_routes += 1
     return True
@@ -343,7 +343,7 @@ cdef void route_end(Engine* engine, Route* route) noexcept nogil:
         link = &link[0].older
     link[0] = route.older
     if engine.routes == NULL:
-        engine.attention &= ~FOR_ROUTES
+        engine.slow_path_reasons &= ~FOR_ROUTES
     if is_impure(&route.filter):
         engine.impure_routes -= 1
     if route.filter.drop != NULL:

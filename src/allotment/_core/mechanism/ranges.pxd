@@ -10,12 +10,12 @@ addresses, and an address returned twice would show only when somebody's data is
 
 from allotment._core.contract.table cimport IS_RECORDED
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
-from allotment._core.model.model cimport Engine, Failure, Pool, Range, Shelf, StreamRecord
+from allotment._core.model.model cimport Engine, Failure, Pool, Range, FreeList, StreamRecord
 
 cdef enum:
     LEAST_ALIGNMENT = 16        # of plain segments: what any element type needs
 
-cdef Range* range_make_plain(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil
+cdef Range* range_make_plain(Engine* engine, FreeList* free_list, bytes_t size) noexcept nogil
 cdef bint range_place(Engine* engine, Range* range_, address_t base, const char* operation,
                       Failure* failure) noexcept nogil
 cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept nogil
@@ -23,7 +23,8 @@ cdef const char* fault_of_address(Engine* engine, address_t base, bytes_t size, 
 cdef Range* overlapping(Engine* engine, address_t base, bytes_t size) noexcept nogil
 cdef bint is_anybodys(Engine* engine, address_t base, bytes_t size) noexcept nogil
 cdef void range_number(Engine* engine, Range* range_) noexcept nogil
-cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil
+cdef Range* range_reserve(
+        Engine* engine, FreeList* free_list, bytes_t page, bytes_t size, Failure* failure) noexcept nogil
 cdef bint range_give_back(Engine* engine, Range* range_, Failure* failure) noexcept nogil
 cdef void range_forget(Engine* engine, Range* range_) noexcept nogil
 cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t size, bytes_t* mapped,

@@ -6,15 +6,15 @@ from allotment._core.contract.table cimport OK, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.ranges cimport LEAST_ALIGNMENT, has_recorded_addresses
-from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
-from allotment._core.model.model cimport FAILED_GIVEN_ADDRESS, Block, Chunk, Engine, Failure, Range, Shelf
+from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
+from allotment._core.model.model cimport FAILED_GIVEN_ADDRESS, Block, Chunk, Engine, Failure, Range, FreeList
 from allotment._core.tools.arrays cimport make_room_for
 from allotment._core.tools.lock cimport allotment_lock_relax, this_thread
 from allotment._core.tools.pointer_map cimport map_get
 from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
 
 
-cdef Range* make(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil:
+cdef Range* make(Engine* engine, FreeList* free_list, bytes_t size) noexcept nogil:
     cdef Range* range_
     # Make room in the address order before the address is known, so that adding it cannot fail.
     if not make_room_for(<void**> &engine.by_address, &engine.placed_room, engine.range_count + 1, sizeof(Range*)):
@@ -23,9 +23,9 @@ cdef Range* make(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil:
     if range_ == NULL:
         return NULL
     engine.range_count += 1
-    shelf.ranges += 1
+    free_list.ranges += 1
     range_.size = size
-    range_.shelf = shelf
+    range_.free_list = free_list
     range_.prev = engine.last_range
     if engine.last_range != NULL:
         engine.last_range.next = range_
@@ -41,9 +41,9 @@ cdef void range_number(Engine* engine, Range* range_) noexcept nogil:
     range_.order = engine.segments_numbered
 
 
-cdef Range* range_make_plain(Engine* engine, Shelf* shelf, bytes_t size) noexcept nogil:
+cdef Range* range_make_plain(Engine* engine, FreeList* free_list, bytes_t size) noexcept nogil:
     """Create a range whose addresses come with their memory, to be placed later; NULL without host memory for it."""
-    return make(engine, shelf, size)
+    return make(engine, free_list, size)
 
 
 cdef size_t first_behind(Engine* engine, address_t address) noexcept nogil:
@@ -81,13 +81,13 @@ cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept
 
     They only need to enter the engine. Has an unlocked section.
     """
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef Range* range_ = overlapping(engine, base, size)
     cdef int round = 0
     while range_ != NULL and range_.leaving != 0 and range_.leaving != this_thread():
-        outing = step_out(engine)
+        unlocked = begin_unlocked(engine)
         allotment_lock_relax(round)
-        step_in(engine, outing)
+        end_unlocked(engine, unlocked)
         round += 1
         range_ = overlapping(engine, base, size)
 
@@ -131,10 +131,11 @@ cdef bint range_place(Engine* engine, Range* range_, address_t base, const char*
     return True
 
 
-cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t size, Failure* failure) noexcept nogil:
+cdef Range* range_reserve(
+        Engine* engine, FreeList* free_list, bytes_t page, bytes_t size, Failure* failure) noexcept nogil:
     """Reserve addresses, none of them backed yet. pre: `size` is a whole number of pages"""
     cdef Chunk** views = <Chunk**> calloc(size // page, sizeof(Chunk*))
-    cdef Range* range_ = make(engine, shelf, size) if views != NULL else NULL
+    cdef Range* range_ = make(engine, free_list, size) if views != NULL else NULL
     cdef address_t base = 0
     cdef status_t status
     if range_ == NULL:
@@ -143,7 +144,7 @@ cdef Range* range_reserve(Engine* engine, Shelf* shelf, bytes_t page, bytes_t si
         return NULL
     range_.page = page
     range_.views = views
-    status = engine.table.range_reserve(engine.table.self, size, shelf.stream.handle, &base)
+    status = engine.table.range_reserve(engine.table.self, size, free_list.stream.handle, &base)
     if status != OK:
         range_forget(engine, range_)
         device_failed(failure, status, b"range_reserve")
@@ -168,7 +169,7 @@ cdef void range_forget(Engine* engine, Range* range_) noexcept nogil:
                 (engine.placed_count - place) * sizeof(Range*))
         engine.placed_count -= 1
     engine.range_count -= 1
-    range_.shelf.ranges -= 1
+    range_.free_list.ranges -= 1
     if range_.prev != NULL:
         range_.prev.next = range_.next
     else:

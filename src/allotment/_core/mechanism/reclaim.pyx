@@ -3,7 +3,7 @@ from libc.string cimport memset
 
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.pool cimport (
-    drop_idle_shelves, has_limits, is_moving, pool_delete, pool_release, route_find)
+    drop_idle_free_lists, has_limits, is_moving, pool_delete, pool_release, route_find)
 from allotment._core.mechanism.ranges cimport drop_leftovers
 from allotment._core.mechanism.streams cimport forget_idle_streams, wait_events
 from allotment._core.model.model cimport ASLEEP, AWAKE, Engine, Failure, Pool
@@ -116,10 +116,10 @@ cdef void forget_idle(Engine* engine) noexcept nogil:
     """
     cdef Pool* pool = engine.first_pool
     cdef bint clocks = engine.defaults.large.arena != NULL
-    drop_idle_shelves(&engine.defaults)
+    drop_idle_free_lists(&engine.defaults)
     while pool != NULL:
         clocks = clocks or pool.large.arena != NULL
-        drop_idle_shelves(pool)
+        drop_idle_free_lists(pool)
         pool = pool.next
     if not clocks:
         forget_idle_streams(engine)

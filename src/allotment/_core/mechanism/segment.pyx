@@ -7,7 +7,7 @@ from allotment._core.mechanism.captures cimport end_relaxed_capture, relax_captu
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.pool cimport count_reserved
 from allotment._core.mechanism.ranges cimport is_anybodys, range_forget, range_make_plain, range_number, range_place
-from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
 from allotment._core.model.model cimport Block, Engine, Failure, Pool, Range, Request
 from allotment._core.records.stats cimport SMALL, tally_down, tally_up
 from allotment._core.records.trace cimport ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_FREE, trace_report
@@ -27,36 +27,36 @@ cdef status_t ask_device(Engine* engine, bytes_t size, Request* request, address
 
 cdef status_t obtain(Engine* engine, Pool* pool, bytes_t size, Request* request,
                      address_t* address) noexcept nogil:
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef status_t status
     if pool.allocator.allocate == NULL and not engine.tuning.release_lock:
         return ask_device(engine, size, request, address)
-    outing = step_out(engine)
+    unlocked = begin_unlocked(engine)
     if pool.allocator.allocate == NULL:
         status = ask_device(engine, size, request, address)
     else:
         address[0] = pool.allocator.allocate(pool.allocator.self, size, request.stream)
         status = OK if address[0] != 0 else OUT_OF_MEMORY
-    step_in(engine, outing)
+    end_unlocked(engine, unlocked)
     return status
 
 
 cdef status_t hand_back(Engine* engine, Pool* pool, address_t address, bytes_t size, stream_t stream) noexcept nogil:
     """Free memory to where `obtain` got it. Has an unlocked section; the pool lives while this memory is counted."""
     cdef status_t status = OK
-    cdef outing_t outing = step_out(engine)
+    cdef unlocked_t unlocked = begin_unlocked(engine)
     if pool.allocator.free == NULL:
         status = engine.table.segment_free(engine.table.self, address, size)
     else:
         pool.allocator.free(pool.allocator.self, address, size, stream)
-    step_in(engine, outing)
+    end_unlocked(engine, unlocked)
     return status
 
 
 cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
-    """Allocate a segment: a free block that covers it, on no shelf; NULL with the reason in request.failure."""
-    cdef Pool* pool = request.shelf.rack.pool
-    cdef int size_class = request.shelf.rack.size_class
+    """Allocate a segment: a free block that covers it, on no free list; NULL with the reason in request.failure."""
+    cdef Pool* pool = request.free_list.half.pool
+    cdef int size_class = request.free_list.half.size_class
     cdef bytes_t size = request.segment
     cdef address_t address = 0
     cdef Range* range_
@@ -65,11 +65,11 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     if not slab_reserve(&engine.block_slab, 1):
         host_memory_failed(&request.failure)
         return NULL
-    range_ = range_make_plain(engine, request.shelf, size)
+    range_ = range_make_plain(engine, request.free_list, size)
     if range_ == NULL:
         host_memory_failed(&request.failure)
         return NULL
-    block = block_new(engine, request.shelf, range_, 0, size)
+    block = block_new(engine, request.free_list, range_, 0, size)
     status = obtain(engine, pool, size, request, &address)
     if status != OK:
         range_forget(engine, range_)
@@ -90,7 +90,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
     request.is_fresh = pool.allocator.allocate == NULL
     pool.malloc_count += 1
     tally_up(&engine.stats.segment, size_class, 1)
-    count_reserved(engine, request.shelf.rack, <count_t> size)
+    count_reserved(engine, request.free_list.half, <count_t> size)
     if size >= engine.tuning.max_split:
         tally_up(&engine.stats.oversize_segments, SMALL, 1)
     engine.stats.device_allocs += 1
@@ -106,7 +106,7 @@ cdef bint segment_give_back(Engine* engine, Block* block, uint32_t context, Fail
     """
     cdef status_t status
     block.range.leaving = this_thread()
-    status = hand_back(engine, block.shelf.rack.pool, block.address, block.size, block.shelf.stream.handle)
+    status = hand_back(engine, block.free_list.half.pool, block.address, block.size, block.free_list.stream.handle)
     block.range.leaving = 0
     if status != OK:
         return device_failed(failure, status, b"segment_free")
@@ -115,13 +115,13 @@ cdef bint segment_give_back(Engine* engine, Block* block, uint32_t context, Fail
 
 
 cdef void count_departure(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    cdef Pool* pool = block.shelf.rack.pool
+    cdef Pool* pool = block.free_list.half.pool
     engine.stats.device_frees += 1
-    trace_report(&engine.trace, ACTION_SEGMENT_FREE, block.address, block.size, block.shelf.stream.handle,
+    trace_report(&engine.trace, ACTION_SEGMENT_FREE, block.address, block.size, block.free_list.stream.handle,
                  pool.first, pool.second, context if context != 0 else block.segment_context)
     pool.malloc_count -= 1
-    tally_down(&engine.stats.segment, block.shelf.rack.size_class, 1)
-    count_reserved(engine, block.shelf.rack, -(<count_t> block.size))
+    tally_down(&engine.stats.segment, block.free_list.half.size_class, 1)
+    count_reserved(engine, block.free_list.half, -(<count_t> block.size))
     if block.size >= engine.tuning.max_split:
         tally_down(&engine.stats.oversize_segments, SMALL, 1)
 

@@ -4,13 +4,13 @@ from libc.string cimport strcmp
 from allotment._core.contract.types cimport bytes_t, thread_t
 from allotment._core.mechanism.failure cimport host_memory_failed, note_device_memory
 from allotment._core.mechanism.frees cimport finish_late_frees
-from allotment._core.mechanism.pool cimport pool_release, route_begin, route_end, route_find, shelf_for
+from allotment._core.mechanism.pool cimport pool_release, route_begin, route_end, route_find, free_list_for
 from allotment._core.mechanism.ranges cimport configured_range_bytes
 from allotment._core.mechanism.shortage cimport share_of_memory
-from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
 from allotment._core.model.model cimport (
     AWAKE, FAILED_DEVICE, FAILED_OUT_OF_MEMORY, FAILED_REJECTED, FILTER_THREAD, LIMIT_OF_POOL, NO_LIMITER, Block,
-    CallbackRun, Engine, Failure, Filter, FreeMemoryCallback, Pool, Request, Shelf, free_memory_t)
+    CallbackRun, Engine, Failure, Filter, FreeMemoryCallback, Pool, Request, FreeList, free_memory_t)
 from allotment._core.records.stats cimport frees_so_far, tally_now
 from allotment._core.records.trace cimport ACTION_OOM, trace_report
 from allotment._core.tools.lock cimport this_thread
@@ -18,7 +18,7 @@ from allotment._core.tools.lock cimport this_thread
 
 cdef bint callbacks_freed(Engine* engine) noexcept nogil:
     """Run the free-memory callbacks; return whether one freed something. Has an unlocked section."""
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef FreeMemoryCallback* callback = engine.callbacks
     cdef FreeMemoryCallback* following
     cdef CallbackRun run
@@ -31,9 +31,9 @@ cdef bint callbacks_freed(Engine* engine) noexcept nogil:
     while callback != NULL:
         if not callback.removed:
             callback.running += 1
-            outing = step_out(engine)
+            unlocked = begin_unlocked(engine)
             freed |= callback.run(callback.self)
-            step_in(engine, outing)
+            end_unlocked(engine, unlocked)
             callback.running -= 1
         following = callback.next
         if callback.removed and callback.running == 0:
@@ -105,7 +105,7 @@ cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil:
     """Return an allocated block of a lender; NULL with NO_FAILURE if there is none. pre: no failure"""
     cdef Pool* pool = engine.first_pool
     cdef Pool* following
-    cdef Shelf* own = request.shelf
+    cdef FreeList* own = request.free_list
     cdef Filter mine
     cdef Block* block = NULL
     mine.kind = FILTER_THREAD
@@ -118,12 +118,12 @@ cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil:
         if lends(engine, pool, early):
             if not route_begin(engine, pool.first, pool.second, mine, &request.failure):
                 break
-            request.shelf = shelf_for(engine, &pool.large, own.stream)
-            if request.shelf == NULL:
+            request.free_list = free_list_for(engine, &pool.large, own.stream)
+            if request.free_list == NULL:
                 host_memory_failed(&request.failure)
             else:
                 block = pool.placement.lend(engine, request)
-            request.shelf = own
+            request.free_list = own
             route_end(engine, route_find(engine, pool.first, pool.second))
             pool_release(engine, pool.first, pool.second, &request.failure)
         pool = following
@@ -133,7 +133,7 @@ cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil:
 cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
     """Gather the facts, as they are after the last release."""
     cdef Failure* failure = &request.failure
-    cdef Pool* pool = request.shelf.rack.pool
+    cdef Pool* pool = request.free_list.half.pool
     failure.no_addresses = failure.reason == FAILED_DEVICE and strcmp(failure.operation, b"range_reserve") == 0
     note_device_memory(engine, failure)
     trace_report(&engine.trace, ACTION_OOM, failure.device_free, request.rounded, request.stream,
@@ -163,8 +163,8 @@ cdef void note_facts(Engine* engine, Request* request) noexcept nogil:
     """Store what the engine itself knows about why a request failed."""
     cdef Failure* failure = &request.failure
     cdef Pool* pool = engine.first_pool
-    failure.pool_first = request.shelf.rack.pool.first
-    failure.pool_second = request.shelf.rack.pool.second
+    failure.pool_first = request.free_list.half.pool.first
+    failure.pool_second = request.free_list.half.pool.second
     failure.context = request.context
     failure.frees = frees_so_far(&engine.stats)
     failure.waiting = <bytes_t> (tally_now(&engine.stats.active_bytes) - tally_now(&engine.stats.allocated_bytes))
@@ -173,7 +173,7 @@ cdef void note_facts(Engine* engine, Request* request) noexcept nogil:
     failure.segment = request.segment
     failure.stream = request.stream
     failure.expandable = engine.tuning.expandable
-    failure.range_bytes = configured_range_bytes(engine, request.shelf.stream)
+    failure.range_bytes = configured_range_bytes(engine, request.free_list.stream)
     failure.allocated = <bytes_t> tally_now(&engine.stats.allocated_bytes)
     failure.reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
     failure.private_free = failure.largest_free = failure.joinable = 0
@@ -184,7 +184,7 @@ cdef void note_facts(Engine* engine, Request* request) noexcept nogil:
         failure.private_free += pool.placement.free_bytes(engine, pool)
         pool = pool.next
     failure.largest_free = largest_free_block(engine)
-    pool = request.shelf.rack.pool
+    pool = request.free_list.half.pool
     failure.joins = pool.placement.joinable != NULL
     if failure.joins:
         failure.joinable = pool.placement.joinable(engine, pool)

@@ -8,7 +8,7 @@ from allotment._core.contract.types cimport capture_t, event_t, stream_t
 from allotment._core.mechanism.block cimport complete_free
 from allotment._core.mechanism.capturing cimport capture_of, is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
-from allotment._core.mechanism.stepping_out cimport outing_t, step_in, step_out
+from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
 from allotment._core.mechanism.streams cimport next_moment
 from allotment._core.model.model cimport (
     NO_FAILURE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord, StreamUse)
@@ -297,7 +297,7 @@ cdef PendingEvent* complete_until_unfinished(Engine* engine, Pool* only, uint32_
         pending = stream.first
         while pending != NULL and pending.tick <= stream.awaited:
             following = pending.next
-            if only != NULL and pending.block.shelf.rack.pool != only:
+            if only != NULL and pending.block.free_list.half.pool != only:
                 previous = pending
             elif pending.tick > stream.finished:
                 on[0] = stream
@@ -318,14 +318,14 @@ cdef PendingEvent* complete_until_unfinished(Engine* engine, Pool* only, uint32_
 cdef bint wait_for_event(Engine* engine, StreamRecord* stream, PendingEvent* pending,
                          Failure* failure) noexcept nogil:
     """Wait, and note the stream's progress. Has an unlocked section."""
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef uint64_t tick = pending.tick
     cdef event_t event = pending.event
     cdef status_t status
     stream.users += 1
-    outing = step_out(engine)
+    unlocked = begin_unlocked(engine)
     status = engine.table.event_synchronize(engine.table.self, event)
-    step_in(engine, outing)
+    end_unlocked(engine, unlocked)
     stream.users -= 1
     if status != OK:
         return device_failed(failure, status, b"event_synchronize")
@@ -406,7 +406,7 @@ cdef Deferred* before(Engine* engine, const Deferred* deferred) noexcept nogil:
 
 cdef bint can_settle(Engine* engine, Deferred* deferred, Pool* only) noexcept nogil:
     cdef Block* block = deferred.block
-    if only != NULL and block.shelf.rack.pool != only or deferred.outside and is_used_in_capture(engine, block):
+    if only != NULL and block.free_list.half.pool != only or deferred.outside and is_used_in_capture(engine, block):
         return False
     uses_drop_captured(engine, block)
     return not is_used_in_capture(engine, block)
@@ -450,22 +450,22 @@ cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noe
 
     Has an unlocked section.
     """
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef DeviceTable* table = engine.table
     cdef status_t status
     if table.stream_synchronize == NULL:
         return True
-    outing = step_out(engine)
+    unlocked = begin_unlocked(engine)
     status = table.stream_synchronize(table.self, stream)
-    step_in(engine, outing)
+    end_unlocked(engine, unlocked)
     if status == OK:
         return True
     if status == INVALID and wait_for_work_left(engine, stream):
         return True
     if status == INVALID and table.device_synchronize != NULL:
-        outing = step_out(engine)
+        unlocked = begin_unlocked(engine)
         status = table.device_synchronize(table.self)
-        step_in(engine, outing)
+        end_unlocked(engine, unlocked)
         return True if status == OK else device_failed(failure, status, b"device_synchronize")
     return device_failed(failure, status, b"stream_synchronize")
 
@@ -486,7 +486,7 @@ cdef bint wait_for_everything(Engine* engine) noexcept nogil:
     The code that created a stream may have destroyed it since. Not done while anything is captured, as far as is known:
     synchronizing would break the capture.
     """
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef capture_t capture
     cdef Failure failure
     cdef status_t status
@@ -495,15 +495,15 @@ cdef bint wait_for_everything(Engine* engine) noexcept nogil:
         return False
     if not capture_of(engine, current_stream(table.self, 0), &capture, &failure) or capture != 0:
         return False
-    outing = step_out(engine)
+    unlocked = begin_unlocked(engine)
     status = table.device_synchronize(table.self)
-    step_in(engine, outing)
+    end_unlocked(engine, unlocked)
     return status == OK
 
 
 cdef bint wait_for_work_left(Engine* engine, stream_t stream) noexcept nogil:
     """Wait for a destroyed stream's remaining work, if the device has events for that; spares captures of others."""
-    cdef outing_t outing
+    cdef unlocked_t unlocked
     cdef DeviceTable* table = engine.table
     cdef Failure failure
     cdef event_t event
@@ -512,9 +512,9 @@ cdef bint wait_for_work_left(Engine* engine, stream_t stream) noexcept nogil:
         return False
     done = table.event_record(table.self, event, stream) == OK
     if done:
-        outing = step_out(engine)
+        unlocked = begin_unlocked(engine)
         done = table.event_synchronize(table.self, event) == OK
-        step_in(engine, outing)
+        end_unlocked(engine, unlocked)
     event_give(engine, event)
     return done
 

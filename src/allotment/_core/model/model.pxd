@@ -1,13 +1,13 @@
 """The engine's data, explained where it is declared. Read this file first.
 
 One `Engine` serves one device. Its memory is a set of *ranges*; *blocks* tile each range without a gap; each block
-belongs to one *shelf*, the free lists of one pool for one stream:
+belongs to one *free list*: the free memory of one half of a pool, small or large, for one stream:
 
     Engine
       ├─ Pool (the default one, and one for each private pool)
       │    ├─ Placement: how its memory is divided
-      │    ├─ Rack small ─┐
-      │    └─ Rack large ─┴─ Shelf per stream: ordered free blocks, ordered unmapped blocks
+      │    ├─ Half small ─┐
+      │    └─ Half large ─┴─ Free list per stream: ordered free blocks, ordered unmapped blocks
       ├─ Range ── Block ⇄ Block ⇄ Block          tiles [base, base + size)
       │    └─ views: page -> Chunk               expandable ranges only
       ├─ StreamRecord ── queue of events that blocks wait for
@@ -15,8 +15,8 @@ belongs to one *shelf*, the free lists of one pool for one stream:
 
 A block is in exactly one of these states:
 
-    free       kept by its pool's placement, in its shelf's ordered set of free blocks or as `at_hand`; mapped
-    unmapped   in its shelf's ordered set of unmapped blocks; addresses without memory (expandable only)
+    free       kept by its pool's placement, in its free list's ordered set of free blocks or as `last_freed`; mapped
+    unmapped   in its free list's ordered set of unmapped blocks; addresses without memory (expandable only)
     allocated  owned by the user, and in the address map
     pending    freed by the user, but other streams may still use it: `event_count` > 0, or `uses` is not empty
                while it is deferred to the end of a capture. A block held for other processes counts one more event
@@ -24,8 +24,8 @@ A block is in exactly one of these states:
 Two adjacent blocks are never both free with equal `mapped` state: they are merged at once.
 
 The engine's lock guards all of this. An operation that has to block, or to call foreign code, releases the lock in
-the middle (see `stepping_out`). What it works on is then out of reach for other threads: a free block whose memory
-is being returned to the device is on no shelf, and merges with no neighbour, until that is done. It is LEAVING;
+the middle (see `unlocked_section`). What it works on is then out of reach for other threads: a free block whose memory
+is being returned to the device is on no free list, and merges with no neighbour, until that is done. It is LEAVING;
 counters and snapshots still show it as a free block.
 """
 
@@ -51,7 +51,7 @@ cdef enum:
     WAITED_ROOM = 64            # a power of two
     LEAVING = 2                 # in Block.deferred: its memory is being returned to the device
 
-cdef enum Attention:            # why requests take the slow path, as bits
+cdef enum SlowPathReason:            # why requests take the slow path, as bits
     FOR_ROUTES = 1              # some may go to other pools
     FOR_TAGS = 2                # the process has used tags
     FOR_TENANTS = 4             # tenants' memory is counted
@@ -63,7 +63,7 @@ cdef struct Block:
     bytes_t requested           # by the last user; never cleared, so a free block shows a stale value
     Block* prev                 # neighbours in the range
     Block* next
-    Shelf* shelf
+    FreeList* free_list
     StreamUse* uses             # other streams recorded as users, in order
     int32_t event_count         # events recorded at its free and not seen complete; plus one while it is held
     unsigned char allocated
@@ -133,7 +133,7 @@ cdef struct StreamRecord:
     uint64_t recorded           # the clock
     uint64_t finished           # the last tick seen finished
     uint64_t awaited            # the last tick that a wait for all events covers
-    count_t users               # shelves, uses of blocks, threads that wait for it: the record lives while this is > 0
+    count_t users               # free lists, uses of blocks, waiting threads: the record lives while this is > 0
     PendingEvent* first         # events not yet seen complete, oldest first
     PendingEvent* last
     bytes_t range_bytes         # size of an expandable range for it; 0 = as set for all streams
@@ -147,34 +147,34 @@ cdef struct Waited:
     uint32_t index
     uint64_t moment             # everything that the other had submitted at this moment comes before
 
-cdef struct Shelf:
-    # The free memory of one pool for one stream; blocks never change shelves. Small pools keep exact sizes up to 2 MiB
+cdef struct FreeList:
+    # The free memory of one pool for one stream; blocks never change lists. Small pools keep exact sizes up to 2 MiB
     # in bins under a two-level bitmap. One tree holds larger blocks, and all blocks of large pools. Each bin is a tree
     # too, by address, since many blocks can have one size.
-    Rack* rack
+    Half* half
     StreamRecord* stream
-    Shelf* next                 # of the pool
-    count_t ranges              # ranges whose memory belongs to it; without any the shelf may go
+    FreeList* next                 # of the pool
+    count_t ranges              # ranges whose memory belongs to it; without any the free list may go
     Block* tree
     Block* unmapped             # tree by address
     uint64_t summary            # bit per word of `words` that is not 0
     uint64_t words[WORD_COUNT]  # bit per bin that is not empty
     Block** bins                # NULL in large pools
 
-cdef struct Rack:
-    # One half of a pool: its shelves for small requests, or those for large ones.
+cdef struct Half:
+    # One half of a pool: its free lists for small requests, or those for large ones.
     Pool* pool
-    void* arena                 # the placement's data; NULL: it uses these shelves. Same in both halves
+    void* arena                 # the placement's data; NULL: it uses these free lists. Same in both halves
     int size_class              # SMALL or LARGE of stats
-    Shelf* shelves
-    Shelf* recent               # the one used last
+    FreeList* free_lists
+    FreeList* recent               # the one used last
     PointerMap by_stream        # handle + 1 -> Shelf
-    Block* at_hand              # the block freed last, not on its shelf yet: see `shelves`
-    bytes_t free_bytes          # on the shelves
+    Block* last_freed              # the block freed last, not on its free list yet: see `free_lists`
+    bytes_t free_bytes          # on the free lists
     count_t expandable_count    # expandable ranges with blocks of this pool
     bytes_t away                # bytes of mapped blocks that have no memory because the pool is paused
     uint64_t search_count       # the clock of garbage collection
-    Block* oldest               # releasable blocks on the shelves by age: `freed_at` never falls along this list.
+    Block* oldest               # releasable blocks on the free lists by age: `freed_at` never falls along this list.
     Block* newest               # Their number and the sum of their `freed_at` give the
     count_t releasable_count    # average age without a walk
     uint64_t releasable_freed_sum
@@ -211,7 +211,7 @@ cdef struct Pool:
     Sleep sleep
     Limits limits
     const Placement* placement
-    Rack small, large
+    Half small, large
     count_t use_count
     count_t malloc_count        # segments; for expandable memory +1 per growth, -1 per unmapped block
     bytes_t reserved_bytes      # physical memory this pool holds
@@ -232,29 +232,30 @@ ctypedef bint (*visit_chunk_t)(void* self, chunk_t chunk, bytes_t size, address_
 
 cdef struct Placement:
     # How a pool's memory is divided: which part serves a request, when to grow, what to release. One table for each
-    # way; a pool keeps the table it was created with. PyTorch's placement keeps its free blocks on the pool's shelves,
-    # and its hot path is inlined where `Rack.arena` is NULL. Any other placement keeps its data in an arena of its own,
-    # made by `create`, and puts nothing on a shelf: to it a shelf is the pair of pool and stream that a block belongs
+    # way; a pool keeps the table it was created with. PyTorch's placement keeps free blocks on the pool's free lists,
+    # and its hot path is inlined where `Half.arena` is NULL. Any other placement keeps its data in an arena of its own,
+    # made by `create`, and puts nothing on a free list: to it that is the pair of pool and stream that a block belongs
     # to, always of the large half.
     #
     # All functions run under the engine's lock. A function that can fail returns False or NULL with the reason in the
     # failure. It has then changed nothing, except that it may have allocated or released memory on the way.
     const char* name
     bint needs_virtual          # only for devices with virtual memory that report their memory size
-    void* (*create)(Engine* engine, Pool* pool, Failure* failure) noexcept nogil   # NULL: no arena, the shelves
+    void* (*create)(Engine* engine, Pool* pool, Failure* failure) noexcept nogil   # NULL: no arena, the free lists
     void (*destroy)(Engine* engine, Pool* pool) noexcept nogil      # only its records. pre: no memory, or never used
 
     # Returns an allocated block for which `note_handed_out` was called. `hit` calls neither the device nor foreign
     # code. NULL with NO_FAILURE means that no free memory fits: call `miss`, which does all that can be done.
     Block* (*hit)(Engine* engine, Request* request) noexcept nogil
     Block* (*miss)(Engine* engine, Request* request) noexcept nogil
-    # Like `hit`, for a request of another pool when memory is out. pre: request.shelf is of this pool
+    # Like `hit`, for a request of another pool when memory is out. pre: request.free_list is of this pool
     Block* (*lend)(Engine* engine, Request* request) noexcept nogil
     # Reserves records for `count` calls of `take_front`. NULL: the caller reserves the engine's own
     bint (*reserve)(Engine* engine, Pool* pool, size_t count) noexcept nogil
-    # Allocates the front of a free block, for a checkpoint. `shelf` is the one it belonged to. NULL means the block's
+    # Allocates the front of a free block, for a checkpoint. `free_list`: the one it belonged to. NULL means the block's
     # own: where it is freed again at once, or where `reserve` is NULL. pre: records are reserved
-    Block* (*take_front)(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil
+    Block* (*take_front)(
+        Engine* engine, Block* block, FreeList* free_list, bytes_t size, uint32_t context) noexcept nogil
     # A block is free for good: its user and all streams are done with it. Must call `note_free`.
     void (*take_back)(Engine* engine, Block* block, uint32_t context) noexcept nogil
 
@@ -301,8 +302,8 @@ cdef struct Range:
     bytes_t size
     Block* head                 # the block at `base`
     uint64_t order              # its number, if the rules order free blocks by segment
-    uint64_t freed_at           # plain segments: the rack's search count when all of it became free
-    Shelf* shelf
+    uint64_t freed_at           # plain segments: the half's search count when all of it became free
+    FreeList* free_list
     Range* prev
     Range* next                 # of the engine, in order of creation
     thread_t leaving            # the thread that is returning a plain segment to the device, or 0
@@ -425,7 +426,7 @@ cdef struct Request:
     bint capturing              # the caller is inside a capture
     bint is_fresh               # served with a new segment from the device, unused before
     count_t given_back          # cached bytes released for it; < 0: no release was tried
-    Shelf* shelf
+    FreeList* free_list
     bint expandable             # expandable memory may serve it
     Failure failure
 
@@ -454,7 +455,7 @@ cdef struct Engine:
     Trace trace
 
     bint uncached               # requests go directly to the device
-    int attention               # bits of Attention; 0 lets a request take the fast path
+    int slow_path_reasons               # bits of SlowPathReason; 0 lets a request take the fast path
     count_t tag_count           # tags with a pool
     uint64_t tag_requests
     Block* latest               # allocated last, and not in `blocks` yet: see `address_map`

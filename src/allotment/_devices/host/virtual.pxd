@@ -73,7 +73,7 @@ cdef struct Range:
     # bytes a page, only where something is mapped.
     uint32_t* view_at
 
-cdef struct Shelf:                  # places in the arena for chunks of one size
+cdef struct FreeList:                  # places in the arena for chunks of one size
     bytes_t size
     uint64_t next                   # unused places: next, next + size, ... below end
     uint64_t end
@@ -86,9 +86,9 @@ cdef struct Arena:
     HostMemory* memory
     int file                        # -1 until the first chunk
     uint64_t end                    # of the file
-    Shelf* shelves                  # by size
-    size_t shelf_count
-    size_t shelf_capacity
+    FreeList* free_lists                  # by size
+    size_t free_list_count
+    size_t free_list_capacity
     Range* ranges                   # by address
     size_t range_count
     size_t range_capacity

@@ -42,9 +42,9 @@ cdef void arena_close(Arena* arena) noexcept nogil:
         close(arena.file)
     for at in range(1, arena.chunks.count + 1):
         close_file(<Chunk*> record_at(&arena.chunks, at))
-    for at in range(arena.shelf_count):
-        free(arena.shelves[at].places)
-    free(arena.shelves)
+    for at in range(arena.free_list_count):
+        free(arena.free_lists[at].places)
+    free(arena.free_lists)
     for at in range(arena.range_count):
         munmap(arena.ranges[at].view_at, table_size(arena, arena.ranges[at].size))
     free(arena.ranges)
@@ -277,87 +277,88 @@ cdef status_t chunk_import(Arena* arena, share_t kind, const unsigned char* writ
 # Places in the file
 
 cdef status_t take_place(Arena* arena, bytes_t size, uint64_t* offset) noexcept nogil:
-    cdef Shelf* shelf = shelf_for(arena, size)
+    cdef FreeList* free_list = free_list_for(arena, size)
     cdef status_t status
-    if shelf == NULL:
+    if free_list == NULL:
         return refuse(OUT_OF_MEMORY, b"no memory to remember a chunk")
-    if shelf.count != 0:
-        offset[0] = lowest_place(shelf)
+    if free_list.count != 0:
+        offset[0] = lowest_place(free_list)
         return OK
-    if shelf.next == shelf.end:
-        status = grow(arena, shelf)
+    if free_list.next == free_list.end:
+        status = grow(arena, free_list)
         if status != OK:
             return status
-    offset[0] = shelf.next
-    shelf.next += size
+    offset[0] = free_list.next
+    free_list.next += size
     return OK
 
 
-cdef status_t grow(Arena* arena, Shelf* shelf) noexcept nogil:
-    cdef uint64_t growth = max(GROWTH // shelf.size, <uint64_t> 1) * shelf.size
+cdef status_t grow(Arena* arena, FreeList* free_list) noexcept nogil:
+    cdef uint64_t growth = max(GROWTH // free_list.size, <uint64_t> 1) * free_list.size
     if arena.file < 0:
         arena.file = open_memory_file(b"allotment")
         if arena.file < 0:
             return refuse_system(b"memfd_create", errno.errno)
     if ftruncate(arena.file, arena.end + growth) != 0:
         return refuse_system(b"growing the memory file", errno.errno)
-    shelf.next = arena.end
-    shelf.end = arena.end + growth
+    free_list.next = arena.end
+    free_list.end = arena.end + growth
     arena.end += growth
     return OK
 
 
-cdef Shelf* shelf_for(Arena* arena, bytes_t size) noexcept nogil:
-    cdef size_t low = 0, high = arena.shelf_count, middle
+cdef FreeList* free_list_for(Arena* arena, bytes_t size) noexcept nogil:
+    cdef size_t low = 0, high = arena.free_list_count, middle
     while low < high:
         middle = (low + high) // 2
-        if arena.shelves[middle].size < size:
+        if arena.free_lists[middle].size < size:
             low = middle + 1
         else:
             high = middle
-    if low < arena.shelf_count and arena.shelves[low].size == size:
-        return &arena.shelves[low]
-    if not make_room(<void**> &arena.shelves, &arena.shelf_capacity, arena.shelf_count, sizeof(Shelf)):
+    if low < arena.free_list_count and arena.free_lists[low].size == size:
+        return &arena.free_lists[low]
+    if not make_room(<void**> &arena.free_lists, &arena.free_list_capacity, arena.free_list_count, sizeof(FreeList)):
         return NULL
-    memmove(&arena.shelves[low + 1], &arena.shelves[low], (arena.shelf_count - low) * sizeof(Shelf))
-    arena.shelf_count += 1
-    arena.shelves[low] = Shelf(size, 0, 0, NULL, 0, 0)
-    return &arena.shelves[low]
+    memmove(&arena.free_lists[low + 1], &arena.free_lists[low], (arena.free_list_count - low) * sizeof(FreeList))
+    arena.free_list_count += 1
+    arena.free_lists[low] = FreeList(size, 0, 0, NULL, 0, 0)
+    return &arena.free_lists[low]
 
 
 # Without host memory to remember it, the place is lost; offsets are plentiful.
 cdef void put_place(Arena* arena, bytes_t size, uint64_t offset) noexcept nogil:
-    cdef Shelf* shelf = shelf_for(arena, size)
-    if shelf == NULL or not make_room(<void**> &shelf.places, &shelf.capacity, shelf.count, sizeof(uint64_t)):
+    cdef FreeList* free_list = free_list_for(arena, size)
+    if free_list == NULL or not make_room(
+            <void**> &free_list.places, &free_list.capacity, free_list.count, sizeof(uint64_t)):
         return
-    cdef size_t at = shelf.count, parent
-    shelf.count += 1
+    cdef size_t at = free_list.count, parent
+    free_list.count += 1
     while at > 0:
         parent = (at - 1) // 2
-        if shelf.places[parent] <= offset:
+        if free_list.places[parent] <= offset:
             break
-        shelf.places[at] = shelf.places[parent]
+        free_list.places[at] = free_list.places[parent]
         at = parent
-    shelf.places[at] = offset
+    free_list.places[at] = offset
 
 
-cdef uint64_t lowest_place(Shelf* shelf) noexcept nogil:
-    cdef uint64_t lowest = shelf.places[0]
+cdef uint64_t lowest_place(FreeList* free_list) noexcept nogil:
+    cdef uint64_t lowest = free_list.places[0]
     cdef uint64_t moved
     cdef size_t at = 0, child
-    shelf.count -= 1
-    moved = shelf.places[shelf.count]
+    free_list.count -= 1
+    moved = free_list.places[free_list.count]
     while True:
         child = 2 * at + 1
-        if child >= shelf.count:
+        if child >= free_list.count:
             break
-        if child + 1 < shelf.count and shelf.places[child + 1] < shelf.places[child]:
+        if child + 1 < free_list.count and free_list.places[child + 1] < free_list.places[child]:
             child += 1
-        if moved <= shelf.places[child]:
+        if moved <= free_list.places[child]:
             break
-        shelf.places[at] = shelf.places[child]
+        free_list.places[at] = free_list.places[child]
         at = child
-    shelf.places[at] = moved
+    free_list.places[at] = moved
     return lowest
 
 
@@ -514,9 +515,9 @@ cdef void leave_parent(void* owner) noexcept nogil:
         chunk = <Chunk*> record_at(&arena.chunks, index)
         chunk.inherited = True
         close_file(chunk)
-    for index in range(arena.shelf_count):
-        arena.shelves[index].count = 0
-        arena.shelves[index].next = arena.shelves[index].end = 0
+    for index in range(arena.free_list_count):
+        arena.free_lists[index].count = 0
+        arena.free_lists[index].next = arena.free_lists[index].end = 0
     if arena.file >= 0:
         close(arena.file)
     arena.file = -1

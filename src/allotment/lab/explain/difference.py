@@ -9,7 +9,7 @@ from allotment.errors import RequestError
 from allotment.lab.explain.kinds import KINDS
 from allotment.lab.explain.report import AtPeak
 from allotment.lab.explain.waste import Waste
-from allotment.lab.showing import Shown, ShownTable
+from allotment.lab.notebook import NotebookResult, NotebookTable
 
 __all__ = ["Comparison", "Condition", "KindChange", "LineChange", "compare"]
 
@@ -38,7 +38,7 @@ class KindChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Shown):
+class Comparison(NotebookResult):
     """B against A."""
 
     lines: list[LineChange]
@@ -56,7 +56,7 @@ class Comparison(Shown):
         changed = [line for line in self.lines if line.a_pinned_bytes != line.b_pinned_bytes]
         return sorted(changed, key=lambda line: -abs(line.b_pinned_bytes - line.a_pinned_bytes))
 
-    def tables(self) -> list[ShownTable]:
+    def tables(self) -> list[NotebookTable]:
         """The lines, what they pin, the causes of waste, and the ratios."""
         lines = [(each.where, each.a_bytes, each.b_bytes, each.b_bytes - each.a_bytes) for each in self.lines]
         pinned = [
@@ -67,11 +67,11 @@ class Comparison(Shown):
         causes = [(cause, a, b, b - a) for cause, (a, b) in self.waste.items()]
         kinds = [(each.kind, each.a_bytes, each.b_bytes, each.b_bytes - each.a_bytes) for each in self.kinds]
         return [
-            ShownTable("Held when most is in use, by line", columns, lines),
-            ShownTable("Held when most is in use, by kind", ("kind", *columns[1:]), kinds),
-            ShownTable("Free memory pinned when most is reserved, by line", columns, pinned),
-            ShownTable("Reserved and not in use", ("cause", *columns[1:]), causes),
-            ShownTable("B over A", ("ratio", "value"), list(self.ratios.items())),
+            NotebookTable("Held when most is in use, by line", columns, lines),
+            NotebookTable("Held when most is in use, by kind", ("kind", *columns[1:]), kinds),
+            NotebookTable("Free memory pinned when most is reserved, by line", columns, pinned),
+            NotebookTable("Reserved and not in use", ("cause", *columns[1:]), causes),
+            NotebookTable("B over A", ("ratio", "value"), list(self.ratios.items())),
         ]
 
 

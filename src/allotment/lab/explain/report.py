@@ -29,11 +29,11 @@ from allotment.lab.explain.moments import moment_of, moment_of_peak
 from allotment.lab.explain.steps import Steps
 from allotment.lab.explain.study import Study
 from allotment.lab.explain.waste import Waste, waste_at
+from allotment.lab.notebook import NotebookResult, NotebookTable
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.records import MOMENT_BLOCK, Kind
 from allotment.lab.replay.run import Recording, devices_with_history
-from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import FEW
 from allotment.lab.tune.search import (
     WORTH_SAYING,
@@ -99,7 +99,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation(Shown):
+class Explanation(NotebookResult):
     """Why a run needed the memory that it did."""
 
     device: int
@@ -134,28 +134,32 @@ class Explanation(Shown):
         """What the calls of the driver take, by the table of costs; None without a history."""
         return None if self.recorded is None else self.recorded.driver_ms
 
-    def tables(self) -> list[ShownTable]:
+    def tables(self) -> list[NotebookTable]:
         """Who holds what at the peak, what is wasted and why, what was free when a request failed, what would help."""
         causes = [(field.name, getattr(self.waste, field.name)) for field in fields(self.waste)]
         tables = [
-            ShownTable(
+            NotebookTable(
                 f"In use at the peak, {self.peak.live_bytes:,} of {self.peak.reserved_bytes:,} bytes reserved",
                 ("where", "bytes", "blocks", "pinned_bytes"),
                 [(each.where, each.bytes, each.blocks, each.pinned_bytes) for each in self.peak.holders],
             ),
-            ShownTable("Reserved and not in use", ("cause", "bytes"), [*causes, ("total", self.waste.total)]),
+            NotebookTable("Reserved and not in use", ("cause", "bytes"), [*causes, ("total", self.waste.total)]),
         ]
         if self.advice:
             advice = [(each.kind, each.text, each.gain_bytes) for each in self.advice]
-            tables.append(ShownTable("What to change", ("kind", "text", "gain_bytes"), advice))
+            tables.append(NotebookTable("What to change", ("kind", "text", "gain_bytes"), advice))
         kinds = [(each.kind, each.bytes, each.sure) for each in self.peak.kinds]
-        tables.append(ShownTable("In use at the peak, by kind", ("kind", "bytes", "sure"), kinds))
+        tables.append(NotebookTable("In use at the peak, by kind", ("kind", "bytes", "sure"), kinds))
         if self.peak.categories:
             rows = [(each.source, each.name or "not said", each.bytes, each.blocks) for each in self.peak.categories]
-            tables.append(ShownTable("The same, as the program calls it", ("source", "name", "bytes", "blocks"), rows))
+            tables.append(
+                NotebookTable("The same, as the program calls it", ("source", "name", "bytes", "blocks"), rows)
+            )
         if self.failure is not None:
             free = [(each.bytes, each.reason) for each in self.failure.free]
-            tables.append(ShownTable(f"Free when {self.failure.size:,} bytes were refused", ("bytes", "reason"), free))
+            tables.append(
+                NotebookTable(f"Free when {self.failure.size:,} bytes were refused", ("bytes", "reason"), free)
+            )
         if self.suggestions:
             tables.append(candidate_table("What would help", self.suggestions))
         return tables

@@ -20,7 +20,7 @@ from allotment._core.mechanism.address_map cimport address_reserve, block_at
 from allotment._core.mechanism.block cimport is_idle, is_plain, is_split
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.pool cimport (
-    pool_create_or_incref, pool_find, pool_release, route_begin, route_end, route_find, shelf_for)
+    pool_create_or_incref, pool_find, pool_release, route_begin, route_end, route_find, free_list_for)
 from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.streams cimport poll_events, stream_for
 from allotment._core.model.model cimport (
@@ -30,7 +30,7 @@ from allotment._core.model.sizes cimport Tuning, round_size
 from allotment._core.model.tuning cimport fill_tuning
 from allotment._core.placement.pytorch.expandable cimport grow_in_place, unmap_block
 from allotment._core.placement.pytorch.free_index cimport tree_insert
-from allotment._core.placement.pytorch.shelves cimport hand_out, unshelve
+from allotment._core.placement.pytorch.free_lists cimport hand_out, remove_from_free_list
 from allotment._core.placement.registry cimport placement_named
 from allotment._core.records.stats cimport ALL, SMALL, Stats, stats_reset_accumulated, stats_reset_peak, tally_now
 from allotment._core.records.trace cimport ACTION_ALLOC, trace_track
@@ -72,16 +72,16 @@ def rounded_sizes(settings: Settings, requests: NDArray[np.uint64]) -> NDArray[n
 
 
 cdef Block* grow_from_nothing(Engine* engine, Request* request) noexcept nogil:
-    """Grow in a new range, although there may be room in those that the shelf has."""
-    cdef Block* others = request.shelf.unmapped
+    """Grow in a new range, although there may be room in those that the free list has."""
+    cdef Block* others = request.free_list.unmapped
     cdef Block* block
     cdef Block* tail
-    request.shelf.unmapped = NULL
+    request.free_list.unmapped = NULL
     block = grow_in_place(engine, request)
-    tail = request.shelf.unmapped       # the only block of the new range
-    request.shelf.unmapped = others
+    tail = request.free_list.unmapped       # the only block of the new range
+    request.free_list.unmapped = others
     if tail != NULL:
-        tree_insert(&request.shelf.unmapped, tail)
+        tree_insert(&request.free_list.unmapped, tail)
     return block
 
 
@@ -93,12 +93,12 @@ cdef void describe(const Block* block, MomentBlock* out) noexcept nogil:
     out.address = block.address
     out.size = block.size
     out.requested = block.requested if block.allocated else 0
-    out.stream = block.shelf.stream.handle
-    out.pool_first = block.shelf.rack.pool.first
-    out.pool_second = block.shelf.rack.pool.second
+    out.stream = block.free_list.stream.handle
+    out.pool_first = block.free_list.half.pool.first
+    out.pool_second = block.free_list.half.pool.second
     out.segment = block.range.base
     out.state = state_of(block)
-    out.small = block.shelf.rack.size_class == SMALL
+    out.small = block.free_list.half.size_class == SMALL
     out.releasable = 0
     if not is_idle(block):
         return
@@ -311,7 +311,7 @@ cdef class Replay:
         request.size = request.rounded = request.segment = layout.size
         request.stream = layout.stream
         request.expandable = layout.expandable != 0
-        request.shelf = shelf_for(engine, &pool.small if layout.small else &pool.large,
+        request.free_list = free_list_for(engine, &pool.small if layout.small else &pool.large,
                                   stream_for(engine, layout.stream))
         self.device.state.placed = layout.address
         block = grow_from_nothing(engine, &request) if request.expandable else segment_obtain(engine, &request)
@@ -332,7 +332,7 @@ cdef class Replay:
                     journal_note(self.journal, pieces[i].block, cut)
             if split and i + 1 < layout.pieces:
                 block = cut.next
-                unshelve(block)
+                remove_from_free_list(block)
         # Holes first: while everything else is still allocated, nothing beside a hole is released with it.
         address = layout.address
         for i in range(layout.pieces):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allotment._core.edge.words import Action, BlockState, word_of
+from allotment.lab.notebook import NotebookResult, NotebookTable
 from allotment.lab.replay import version
-from allotment.lab.showing import Shown, ShownTable
 
 __all__ = ["Difference", "Result", "block_shown", "entry_shown"]
 
@@ -23,7 +23,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Result(Shown):
+class Result(NotebookResult):
     """The result of a replay. Peaks and device calls are those since the history began."""
 
     device: int
@@ -72,14 +72,14 @@ class Result(Shown):
         """
         return self.peak_reserved_bytes / self.recorded_peak_active_bytes if self.recorded_peak_active_bytes else None
 
-    def tables(self) -> list[ShownTable]:
+    def tables(self) -> list[NotebookTable]:
         """One row of figures."""
         names = (
             *("events", "peak_requested_bytes", "peak_active_bytes", "peak_reserved_bytes"),
             *("recorded_peak_active_bytes", "waste_ratio"),
             *("driver_ms", "retries", "ooms", "compat", "placement", "matches_recording"),
         )
-        return [ShownTable("A recorded run, replayed", names, [[getattr(self, name) for name in names]])]
+        return [NotebookTable("A recorded run, replayed", names, [[getattr(self, name) for name in names]])]
 
 
 def entry_shown(action: int, address: int, size: int, stream: int) -> dict[str, Any]:

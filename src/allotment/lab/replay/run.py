@@ -32,8 +32,8 @@ from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
 from allotment.lab.replay.loop import Replay, rounded_sizes
 from allotment.lab.replay.moment import Deeds, Moment
-from allotment.lab.replay.premises import Premises
 from allotment.lab.replay.records import Kind, PieceKind
+from allotment.lab.replay.replay_inputs import ReplayInputs
 from allotment.lab.replay.result import Difference, Result, block_shown, entry_shown
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, paced, peak_active
 
@@ -160,7 +160,7 @@ class Recording:
         """The snapshot that it was read from."""
         progress("inferring the calls")
         self._history = History(trace, moves=self.settings.placement == DENSE)
-        self._premises = Premises(self._history, snapshot, self.device, self.settings)
+        self._premises = ReplayInputs(self._history, snapshot, self.device, self.settings)
         if self._can_be_compared and (self._history.releases or np.any(self._history.action == Action.OOM)):
             progress("inferring the pools")
             self._premises.infer()

@@ -20,10 +20,10 @@ from allotment.errors import RequestError
 from allotment.lab.explain.failure import Failure, first_failure
 from allotment.lab.explain.growth import Growth, growth_of
 from allotment.lab.explain.study import Study
+from allotment.lab.notebook import NotebookResult, NotebookTable
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.result import Result
 from allotment.lab.replay.run import Recording, read_capacity
-from allotment.lab.showing import Shown, ShownTable
 from allotment.lab.tune.candidates import FEW, all_candidates, is_ours
 
 __all__ = [
@@ -105,17 +105,17 @@ class Phases:
     after: Candidate
 
 
-def candidate_table(name: str, candidates: Iterable[Candidate]) -> ShownTable:
+def candidate_table(name: str, candidates: Iterable[Candidate]) -> NotebookTable:
     """Candidates as rows."""
     rows = [
         (each.settings or "defaults", each.peak_reserved_bytes, each.driver_ms, each.ooms, each.fits)
         for each in candidates
     ]
-    return ShownTable(name, ("settings", "peak_reserved_bytes", "driver_ms", "ooms", "fits"), rows)
+    return NotebookTable(name, ("settings", "peak_reserved_bytes", "driver_ms", "ooms", "fits"), rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned(Shown):
+class Tuned(NotebookResult):
     """The result of a search."""
 
     goal: Goal
@@ -141,7 +141,7 @@ class Tuned(Shown):
         """The first of the candidates."""
         return self.candidates[0]
 
-    def tables(self) -> list[ShownTable]:
+    def tables(self) -> list[NotebookTable]:
         """The candidates, and the recorded run."""
         return [
             candidate_table(f"{self.tried} settings tried, for {self.goal.name}", self.candidates),

@@ -164,7 +164,7 @@ cdef void add_region(Arena* arena, Region* region) noexcept nogil:
     """pre: there is room for it"""
     region.number = arena.region_count
     region.range.page = GRANULE         # not a plain segment
-    region.range.shelf = arena.pool.large.recent
+    region.range.free_list = arena.pool.large.recent
     region.range.prev = &arena.regions[arena.region_count - 1].range if arena.region_count > 0 else NULL
     if region.range.prev != NULL:
         region.range.prev.next = &region.range

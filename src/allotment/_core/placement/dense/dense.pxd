@@ -19,7 +19,7 @@ it has its bytes. `s` is its stream; memory is *ready* for s if s is ordered aft
 Inside a capture no stream may wait: 4, 5 and the plans are skipped, and growing takes new memory. A private pool has
 its own arena and always does so: memory that a graph replays later must not be shared.
 
-Every wait for work releases the lock (see `stepping_out`): nothing that was found before is used after it.
+Every wait for work releases the lock (see `unlocked_section`): nothing that was found before is used after it.
 """
 
 from allotment._core.model.model cimport Engine, Placement

@@ -16,7 +16,8 @@ from allotment._core.mechanism.streams cimport (
     drop_empty_queues, is_destroyed_stream, next_moment, queue_remove, wait_events, wait_for_everything,
     wait_unless_captured)
 from allotment._core.model.model cimport (
-    FAILED_DEVICE, NO_FAILURE, NO_LIMITER, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request, Shelf,
+    FAILED_DEVICE, NO_FAILURE, NO_LIMITER, Block, Engine, Failure, PendingEvent, Placement, Pool, Range, Request,
+    FreeList,
     StreamRecord, Totals, visit_chunk_t, visit_t)
 from allotment._core.placement.dense.arena cimport (
     arena_adopt, arena_clear, arena_grant, arena_make, arena_retire, arena_trim, free_ends)
@@ -44,7 +45,7 @@ cdef enum:
 
 
 cdef inline Arena* arena_of(const Request* request) noexcept nogil:
-    return <Arena*> request.shelf.rack.arena
+    return <Arena*> request.free_list.half.arena
 
 
 # --- which bytes --------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ cdef Tile* find_ready(Arena* arena, bytes_t size, const StreamRecord* stream, ad
 cdef Tile* find_after_waiting(Arena* arena, Request* request, address_t* address) noexcept nogil:
     """Step 4. NULL with a failure if the device refuses to make the stream wait."""
     cdef Node* node = first_fit(arena.free_tiles, request.rounded)
-    if node == NULL or not order_after_clock(arena, request.shelf.stream, &node.tile.clock, &request.failure):
+    if node == NULL or not order_after_clock(arena, request.free_list.stream, &node.tile.clock, &request.failure):
         return NULL
     address[0] = node.tile.block.address
     return node.tile
@@ -122,7 +123,7 @@ cdef Tile* find_shared(Arena* arena, Request* request, address_t* address, bint*
 
 cdef Tile* find(Arena* arena, Request* request, address_t* address, bint* lost) noexcept nogil:
     """Steps 1 to 4."""
-    cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+    cdef Tile* tile = find_ready(arena, request.rounded, request.free_list.stream, address)
     lost[0] = False
     return tile if tile != NULL else find_shared(arena, request, address, lost)
 
@@ -194,7 +195,7 @@ cdef Block* deliver(Arena* arena, Request* request, Tile* tile, address_t addres
         host_memory_failed(&request.failure)
         return NULL
     tile = tile_take(arena, tile, address, request.rounded)
-    tile.block.shelf = request.shelf
+    tile.block.free_list = request.free_list
     if engine.trace.on:
         report_moves(arena, tile, False, request.context)
     note_handed_out(engine, &tile.block, request.size, request.context)
@@ -205,7 +206,7 @@ cdef Block* deliver(Arena* arena, Request* request, Tile* tile, address_t addres
 cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
     cdef Arena* arena = arena_of(request)
     cdef address_t address
-    cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, &address)
+    cdef Tile* tile = find_ready(arena, request.rounded, request.free_list.stream, &address)
     return deliver(arena, request, tile, address) if tile != NULL else NULL
 
 
@@ -237,7 +238,7 @@ cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
             block = pending.block
             # The first event found stands for its block, whose events have adjacent moments. A block that another
             # process has open cannot be had by waiting for streams.
-            if (not block.releasable and block.shelf.rack.arena == <void*> arena
+            if (not block.releasable and block.free_list.half.arena == <void*> arena
                     and hold_of(arena.engine, block) == NULL):
                 ok = make_room(<void**> &waiting.blocks, &waiting.room, waiting.count, sizeof(Block*))
                 if ok:
@@ -245,12 +246,12 @@ cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
                     block.order = pending.moment
                     waiting.blocks[waiting.count] = block
                     waiting.count += 1
-                    block.shelf.stream.waiting = 0
+                    block.free_list.stream.waiting = 0
             pending = pending.next
         stream = stream.next_waiting
     for i in range(waiting.count):
         waiting.blocks[i].releasable = False
-        waiting.blocks[i].shelf.stream.waiting += 1
+        waiting.blocks[i].free_list.stream.waiting += 1
     if waiting.count > 1:
         qsort(waiting.blocks, waiting.count, sizeof(Block*), &freed_first)
     return ok
@@ -259,7 +260,7 @@ cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
 cdef bint take_waiting(Arena* arena, Block* block, Request* request) noexcept nogil:
     """Make the request's stream wait for a block's events, and free the block. False if the device refuses."""
     cdef Engine* engine = arena.engine
-    cdef StreamRecord* mine = request.shelf.stream
+    cdef StreamRecord* mine = request.free_list.stream
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
     cdef PendingEvent* following
@@ -302,7 +303,7 @@ cdef Tile* find_waiting(Arena* arena, Request* request, count_t kept, address_t*
         return NULL
     ok = list_waiting(arena, &waiting)
     for i in range(waiting.count if ok else 0):
-        stream = waiting.blocks[i].shelf.stream
+        stream = waiting.blocks[i].free_list.stream
         if stream.waiting > kept:
             stream.waiting -= 1
             if not take_waiting(arena, waiting.blocks[i], request):
@@ -318,7 +319,7 @@ cdef Tile* find_waiting(Arena* arena, Request* request, count_t kept, address_t*
 
 cdef Tile* find_grown(Arena* arena, Region* region, Request* request, address_t* address) noexcept nogil:
     """Return a place in an arena that has grown by enough for the request."""
-    cdef Tile* tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+    cdef Tile* tile = find_ready(arena, request.rounded, request.free_list.stream, address)
     if tile == NULL and not may_wait(arena, request):
         tile = region.last
         address[0] = tile.block.address
@@ -336,7 +337,7 @@ cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* a
     if is_destroyed_stream(&request.failure):
         if not synchronize(arena.engine, &request.failure):
             return NULL
-        tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+        tile = find_ready(arena, request.rounded, request.free_list.stream, address)
         if tile != NULL:
             return tile
     # Waiting cannot get the memory, or another thread has it by now.
@@ -344,7 +345,7 @@ cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* a
     region = grow_plainly(arena, request, left_to_get(arena))
     if region == NULL:
         return NULL
-    tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+    tile = find_ready(arena, request.rounded, request.free_list.stream, address)
     if tile == NULL:
         tile = region.last
         address[0] = tile.block.address
@@ -423,7 +424,7 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
         request.failure.reason = NO_FAILURE
         if not synchronize(engine, &request.failure):
             return NULL
-        tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+        tile = find_ready(arena, request.rounded, request.free_list.stream, address)
         if tile != NULL:
             return tile
         if not (arena_trim(arena, 0, request.context, &request.failure)
@@ -435,7 +436,7 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
         request.failure.reason = NO_FAILURE
         if not release_everything(engine, False, request.context, &request.failure):
             return NULL
-        tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+        tile = find_ready(arena, request.rounded, request.free_list.stream, address)
         if tile != NULL:
             return tile
     return grow_and_find(arena, request, True, address)
@@ -455,7 +456,7 @@ cdef Tile* find_elsewhere(Arena* arena, Request* request, address_t* address) no
             request.segment > room_below_soft_limits(engine, arena.pool)):
         if not synchronize(engine, &request.failure):
             return NULL
-        tile = find_ready(arena, request.rounded, request.shelf.stream, address)
+        tile = find_ready(arena, request.rounded, request.free_list.stream, address)
         if tile != NULL or not release_for_soft_limit(engine, request, request.segment):
             return tile
     tile = grow_and_find(arena, request, False, address)
@@ -506,15 +507,15 @@ cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
 
 cdef inline void give_back(Engine* engine, Block* block, uint32_t context, Clock* clock) noexcept nogil:
     """Free a block; `clock` holds the moments of streams other than its own."""
-    cdef StreamRecord* stream = block.shelf.stream
+    cdef StreamRecord* stream = block.free_list.stream
     note_free(engine, block, context)
     if engine.trace.on:
-        report_moves(<Arena*> block.shelf.rack.arena, tile_of(block), True, context)
+        report_moves(<Arena*> block.free_list.half.arena, tile_of(block), True, context)
     if tile_of(block).keeps_clock:
         clock[0] = tile_of(block).clock
     else:
         clock_note(clock, stream, next_moment(engine, stream))
-    tile_give(<Arena*> block.shelf.rack.arena, tile_of(block), clock)
+    tile_give(<Arena*> block.free_list.half.arena, tile_of(block), clock)
 
 
 cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
@@ -527,14 +528,15 @@ cdef bint reserve(Engine* engine, Pool* pool, size_t count) noexcept nogil:
     return slab_reserve(&arena_of_pool(pool).tiles, 2 * count)
 
 
-cdef Block* take_front(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil:
+cdef Block* take_front(
+        Engine* engine, Block* block, FreeList* free_list, bytes_t size, uint32_t context) noexcept nogil:
     """pre: free, and of a private pool, so there are no other views"""
     cdef Clock clock = tile_of(block).clock
-    cdef Tile* tile = tile_take(<Arena*> block.shelf.rack.arena, tile_of(block), block.address, size)
+    cdef Tile* tile = tile_take(<Arena*> block.free_list.half.arena, tile_of(block), block.address, size)
     tile.clock = clock
-    tile.keeps_clock = shelf == NULL
-    if shelf != NULL:
-        tile.block.shelf = shelf
+    tile.keeps_clock = free_list == NULL
+    if free_list != NULL:
+        tile.block.free_list = free_list
     note_handed_out(engine, &tile.block, size, context)
     return &tile.block
 

@@ -35,7 +35,7 @@ cdef bint may_wait(const Arena* arena, const Request* request) noexcept nogil:
     if request.stream == engine.calm_stream and request.stream != 0:
         return False
     return engine.impure_routes == 0 or (
-        capture_of(engine, request.shelf.stream.handle, &capture, &failure) and capture == 0)
+        capture_of(engine, request.free_list.stream.handle, &capture, &failure) and capture == 0)
 
 
 cdef bytes_t left_to_get(const Arena* arena) noexcept nogil:
@@ -144,7 +144,7 @@ cdef Region* grow_plainly(Arena* arena, Request* request, bytes_t left) noexcept
     for i in range(arena.region_count):
         region = arena.regions[i]
         tail = free_tail(region)
-        if tail > 0 and not clock_covers(arena.engine, &region.last.clock, request.shelf.stream):
+        if tail > 0 and not clock_covers(arena.engine, &region.last.clock, request.free_list.stream):
             continue
         need = whole_granules(request.rounded - min(tail, request.rounded))
         if need <= addresses_left(region):

@@ -20,7 +20,7 @@ cdef void report_places(Arena* arena, const Tile* tile, bint at_home, int action
             low = max(tile.block.address, view.address)
             high = min(tile_end(tile), view_end(view))
             place = view.chunk.home.address + (low - view.address) if at_home else low
-            report(arena, action, place, high - low, tile.block.shelf.stream.handle, context)
+            report(arena, action, place, high - low, tile.block.free_list.stream.handle, context)
         view = view.behind
 
 

@@ -20,7 +20,7 @@ cdef inline Tile* tile_new(Arena* arena, Region* region, address_t address, byte
     tile.block.size = size
     tile.block.requested = 0
     tile.block.prev = tile.block.next = NULL
-    tile.block.shelf = region.range.shelf
+    tile.block.free_list = region.range.free_list
     tile.block.range = &region.range
     tile.block.order = 0
     tile.block.uses = NULL

@@ -6,7 +6,7 @@
 """
 
 from allotment._core.contract.types cimport bytes_t
-from allotment._core.model.model cimport Pool, Rack
+from allotment._core.model.model cimport Pool, Half
 from allotment._core.model.sizes cimport SMALL_SIZE, Tuning
 from allotment._core.records.stats cimport SMALL
 
@@ -16,13 +16,13 @@ cdef enum:
     LARGE_ROUNDING = 2097152        # larger segments are multiples of this
 
 
-cdef inline Rack* rack_for_size(Pool* pool, bytes_t rounded) noexcept nogil:
+cdef inline Half* half_for_size(Pool* pool, bytes_t rounded) noexcept nogil:
     return &pool.small if rounded <= SMALL_SIZE else &pool.large
 
 
-cdef inline bytes_t page_size(const Tuning* tuning, const Rack* rack) noexcept nogil:
+cdef inline bytes_t page_size(const Tuning* tuning, const Half* half) noexcept nogil:
     """Devices map whole chunks, which a segment size of 11 MiB would not fill."""
-    if rack.size_class == SMALL:
+    if half.size_class == SMALL:
         return SMALL_SEGMENT
     return (tuning.large_segment + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))
 

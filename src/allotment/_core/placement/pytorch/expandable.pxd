@@ -9,7 +9,7 @@
 The number of new pages follows the rounded request, not the segment size of plain memory. If a request fits in several
 places, the lowest address wins. See `Range` in the model for the geometry.
 
-Cost: growing visits the unmapped blocks of one shelf in order of address (holes, normally one). It does not depend on
+Cost: growing visits the unmapped blocks of one free list by address (holes, normally one). It does not depend on
 how much is mapped.
 """
 

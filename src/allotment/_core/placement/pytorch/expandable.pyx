@@ -9,16 +9,17 @@ from allotment._core.mechanism.pool cimport count_reserved
 from allotment._core.mechanism.ranges cimport (
     configured_range_bytes, map_pages, missing_bytes, range_give_back, range_reserve, unmap_pages)
 from allotment._core.mechanism.streams cimport wait_unless_captured
-from allotment._core.model.model cimport NO_FAILURE, Block, Engine, Failure, Pool, Range, Request, Shelf, StreamRecord
+from allotment._core.model.model cimport (
+    NO_FAILURE, Block, Engine, Failure, FreeList, Pool, Range, Request, StreamRecord)
 from allotment._core.placement.pytorch.classes cimport page_size
 from allotment._core.placement.pytorch.free_index cimport tree_first, tree_insert, tree_next, tree_remove
-from allotment._core.placement.pytorch.shelves cimport absorb_if_free, claim, shelve, unshelve
+from allotment._core.placement.pytorch.free_lists cimport absorb_if_free, claim, add_to_free_list, remove_from_free_list
 from allotment._core.records.trace cimport ACTION_SEGMENT_MAP, ACTION_SEGMENT_UNMAP, trace_report
 from allotment._core.tools.slab cimport slab_reserve
 
 
 cdef void put_unmapped(Block* block) noexcept nogil:
-    tree_insert(&block.shelf.unmapped, block)
+    tree_insert(&block.free_list.unmapped, block)
 
 
 cdef bytes_t range_size(const Engine* engine, const StreamRecord* stream, bytes_t page) noexcept nogil:
@@ -32,12 +33,12 @@ cdef bytes_t range_size(const Engine* engine, const StreamRecord* stream, bytes_
 
 cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
     """Return the first block, by address, from which free blocks, mapped or not, add up to the request."""
-    cdef Shelf* shelf = request.shelf
+    cdef FreeList* free_list = request.free_list
     cdef Block* hole
     cdef Block* start
     cdef Block* block
     cdef bytes_t room
-    hole = tree_first(shelf.unmapped) if shelf.unmapped != NULL else NULL
+    hole = tree_first(free_list.unmapped) if free_list.unmapped != NULL else NULL
     while hole != NULL:
         start = hole
         if hole.prev != NULL and is_within_reach(hole.prev):
@@ -54,9 +55,9 @@ cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
-    cdef Shelf* shelf = request.shelf
-    cdef bytes_t page = page_size(&engine.tuning, shelf.rack)
-    cdef bytes_t size = range_size(engine, shelf.stream, page)
+    cdef FreeList* free_list = request.free_list
+    cdef bytes_t page = page_size(&engine.tuning, free_list.half)
+    cdef bytes_t size = range_size(engine, free_list.stream, page)
     cdef Range* range_
     cdef Block* block
     if request.rounded > size:
@@ -66,11 +67,11 @@ cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
     if not slab_reserve(&engine.block_slab, 1):
         host_memory_failed(&request.failure)
         return NULL
-    range_ = range_reserve(engine, shelf, page, size, &request.failure)
+    range_ = range_reserve(engine, free_list, page, size, &request.failure)
     if range_ == NULL:
         return NULL
-    shelf.rack.expandable_count += 1
-    block = block_new(engine, shelf, range_, range_.base, range_.size)
+    free_list.half.expandable_count += 1
+    block = block_new(engine, free_list, range_, range_.base, range_.size)
     block.mapped = False
     range_.head = block
     put_unmapped(block)
@@ -78,8 +79,8 @@ cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context, Failure* failure) noexcept nogil:
-    """Back the front of an unmapped block; it absorbs its free mapped neighbours and goes on its shelf."""
-    cdef Pool* pool = block.shelf.rack.pool
+    """Back the front of an unmapped block; it absorbs its free mapped neighbours and goes on its free list."""
+    cdef Pool* pool = block.free_list.half.pool
     cdef address_t start = block.address
     cdef bytes_t mapped
     cdef Block* tail
@@ -87,20 +88,20 @@ cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context
         return host_memory_failed(failure)
     if not map_pages(engine, block.range, block.address, size, &mapped, failure):
         return False
-    tree_remove(&block.shelf.unmapped, block)
+    tree_remove(&block.free_list.unmapped, block)
     block.mapped = True
     if mapped < block.size:
-        tail = block_new(engine, block.shelf, block.range, block.address + mapped, block.size - mapped)
+        tail = block_new(engine, block.free_list, block.range, block.address + mapped, block.size - mapped)
         tail.mapped = False
         link_after(block, tail)
         block.size = mapped
         put_unmapped(tail)
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
-    shelve(block)
-    count_reserved(engine, block.shelf.rack, <count_t> mapped)
+    add_to_free_list(block)
+    count_reserved(engine, block.free_list.half, <count_t> mapped)
     engine.stats.device_allocs += 1
-    trace_report(&engine.trace, ACTION_SEGMENT_MAP, start, mapped, block.shelf.stream.handle,
+    trace_report(&engine.trace, ACTION_SEGMENT_MAP, start, mapped, block.free_list.stream.handle,
                  pool.first, pool.second, context)
     if block.prev == NULL and block.segment_context == 0:
         block.segment_context = context
@@ -126,7 +127,7 @@ cdef bytes_t growth_in_place(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
-    """Return a free block of at least the request, off its shelf; NULL with the reason in request.failure.
+    """Return a free block of at least the request, off its free list; NULL with the reason in request.failure.
 
     Pages mapped before a refusal stay mapped and free.
     """
@@ -134,7 +135,7 @@ cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
     cdef Block* block = map_place(engine, request, find_place(engine, request))
     end_relaxed_capture(engine, relaxed)
     if block != NULL:
-        unshelve(block)
+        remove_from_free_list(block)
     return block
 
 
@@ -166,7 +167,7 @@ cdef void free_again(Engine* engine, Block* block) noexcept nogil:
     """Shelve a mapped block that was out of reach: its neighbours may have become free meanwhile."""
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
-    shelve(block)
+    add_to_free_list(block)
 
 
 cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
@@ -174,7 +175,7 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
 
     While the stream is in a capture, which waiting would break, all pages stay. Has an unlocked section.
     """
-    cdef Pool* pool = block.shelf.rack.pool
+    cdef Pool* pool = block.free_list.half.pool
     cdef address_t start
     cdef bytes_t unmapped
     cdef bytes_t leading, trailing
@@ -184,7 +185,7 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
     cdef bint ok = True
     claim(block)
     if holds_a_page(block):
-        ok = wait_unless_captured(engine, block.shelf.stream.handle, &capture, failure)
+        ok = wait_unless_captured(engine, block.free_list.stream.handle, &capture, failure)
     if ok and not slab_reserve(&engine.block_slab, 2):
         ok = host_memory_failed(failure)
     unmapped = 0
@@ -203,21 +204,21 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
     block.size = unmapped
     block.mapped = False
     if leading > 0:
-        part = block_new(engine, block.shelf, block.range, start - leading, leading)
+        part = block_new(engine, block.free_list, block.range, start - leading, leading)
         link_before(block, part)
         free_again(engine, part)
     if trailing > 0:
-        part = block_new(engine, block.shelf, block.range, start + unmapped, trailing)
+        part = block_new(engine, block.free_list, block.range, start + unmapped, trailing)
         link_after(block, part)
         free_again(engine, part)
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
     put_unmapped(block)
     pool.malloc_count -= 1
-    block.shelf.rack.away -= away
-    count_reserved(engine, block.shelf.rack, -(<count_t> (unmapped - away)))
+    block.free_list.half.away -= away
+    count_reserved(engine, block.free_list.half, -(<count_t> (unmapped - away)))
     engine.stats.device_frees += 1
-    trace_report(&engine.trace, ACTION_SEGMENT_UNMAP, start, unmapped, block.shelf.stream.handle,
+    trace_report(&engine.trace, ACTION_SEGMENT_UNMAP, start, unmapped, block.free_list.stream.handle,
                  pool.first, pool.second, context if context != 0 else block.segment_context)
     return ok
 
@@ -226,10 +227,10 @@ cdef bint give_back_if_empty(Engine* engine, Block* block, Failure* failure) noe
     """Release the addresses if an unmapped block is all that is left of its range."""
     if block.mapped or block.prev != NULL or block.next != NULL:
         return True
-    tree_remove(&block.shelf.unmapped, block)
+    tree_remove(&block.free_list.unmapped, block)
     if not range_give_back(engine, block.range, failure):
         put_unmapped(block)
         return False
-    block.shelf.rack.expandable_count -= 1
+    block.free_list.half.expandable_count -= 1
     block_drop(engine, block)
     return True

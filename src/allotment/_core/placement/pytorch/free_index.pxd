@@ -1,10 +1,10 @@
-"""The free blocks of one shelf, in order of (size, order, address): best fit, insert, remove. No policy.
+"""The free blocks of one free list, in order of (size, order, address): best fit, insert, remove. No policy.
 
     small pool:   summary ─> words ─> bins[size / 512 - 1] ─> tree by (order, address)
                   one bit     one bit   exact sizes up to 2 MiB
     the rest:     one tree by (size, order, address)
 
-A bin whose bit is clear has undefined content, so that a new shelf need not clear 32 KiB.
+A bin whose bit is clear has undefined content, so that a new free list need not clear 32 KiB.
 
 PyTorch's versions differ in which of several equal blocks comes first: the one at the lowest address, of the oldest
 segment, or created first. Each block carries that as a number, `order`, assigned at its creation (see `block_new`): 0
@@ -19,7 +19,7 @@ Cost: a bin with one block is O(1); k blocks of equal size, or k in the tree, ar
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport bytes_t
-from allotment._core.model.model cimport BIN_COUNT, Block, Shelf
+from allotment._core.model.model cimport BIN_COUNT, Block, FreeList
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.tools.bits cimport highest_bit, lowest_bit
 
@@ -31,10 +31,10 @@ cdef Block* tree_next(Block* block) noexcept nogil
 cdef Block* tree_prev(Block* block) noexcept nogil
 cdef Block* tree_last(Block* root) noexcept nogil
 
-cdef Block* index_next(Shelf* shelf, Block* block) noexcept nogil
-cdef Block* index_prev(Shelf* shelf, Block* block) noexcept nogil
-cdef Block* index_below(Shelf* shelf, bytes_t size) noexcept nogil
-cdef Block* index_largest(Shelf* shelf) noexcept nogil
+cdef Block* index_next(FreeList* free_list, Block* block) noexcept nogil
+cdef Block* index_prev(FreeList* free_list, Block* block) noexcept nogil
+cdef Block* index_below(FreeList* free_list, bytes_t size) noexcept nogil
+cdef Block* index_largest(FreeList* free_list) noexcept nogil
 
 
 cdef inline bint comes_before(const Block* a, const Block* b) noexcept nogil:
@@ -52,89 +52,89 @@ cdef inline Block* tree_first(Block* root) noexcept nogil:
     return root
 
 
-cdef inline bint is_binned(const Shelf* shelf, bytes_t size) noexcept nogil:
-    return shelf.bins != NULL and size <= BIN_COUNT * MIN_BLOCK
+cdef inline bint is_binned(const FreeList* free_list, bytes_t size) noexcept nogil:
+    return free_list.bins != NULL and size <= BIN_COUNT * MIN_BLOCK
 
 
-cdef inline uint64_t bin_from(const Shelf* shelf, uint64_t bin) noexcept nogil:
+cdef inline uint64_t bin_from(const FreeList* free_list, uint64_t bin) noexcept nogil:
     """Return the first nonempty bin from `bin` on; BIN_COUNT if all are empty."""
     cdef uint64_t word = bin >> 6
-    cdef uint64_t bits = shelf.words[word] & (~(<uint64_t> 0) << (bin & 63))
+    cdef uint64_t bits = free_list.words[word] & (~(<uint64_t> 0) << (bin & 63))
     if bits == 0:
-        bits = shelf.summary & (~(<uint64_t> 1) << word)
+        bits = free_list.summary & (~(<uint64_t> 1) << word)
         if bits == 0:
             return BIN_COUNT
         word = lowest_bit(bits)
-        bits = shelf.words[word]
+        bits = free_list.words[word]
     return (word << 6) | <uint64_t> lowest_bit(bits)
 
 
-cdef inline Block* first_bin_from(const Shelf* shelf, uint64_t bin) noexcept nogil:
+cdef inline Block* first_bin_from(const FreeList* free_list, uint64_t bin) noexcept nogil:
     """Return the lowest block of the first nonempty bin from `bin` on; NULL if all are empty."""
-    cdef uint64_t found = bin_from(shelf, bin)
-    return tree_first(shelf.bins[found]) if found != BIN_COUNT else NULL
+    cdef uint64_t found = bin_from(free_list, bin)
+    return tree_first(free_list.bins[found]) if found != BIN_COUNT else NULL
 
 
-cdef inline Block* index_first(Shelf* shelf) noexcept nogil:
+cdef inline Block* index_first(FreeList* free_list) noexcept nogil:
     cdef Block* found = NULL
-    if shelf.bins != NULL:
-        found = first_bin_from(shelf, 0)
-    if found == NULL and shelf.tree != NULL:
-        found = tree_first(shelf.tree)
+    if free_list.bins != NULL:
+        found = first_bin_from(free_list, 0)
+    if found == NULL and free_list.tree != NULL:
+        found = tree_first(free_list.tree)
     return found
 
 
-cdef inline Block* index_best_fit(Shelf* shelf, bytes_t size) noexcept nogil:
+cdef inline Block* index_best_fit(FreeList* free_list, bytes_t size) noexcept nogil:
     """Return the smallest block of at least `size`, the first in order among equals. pre: a multiple of 512"""
     cdef Block* found
-    if is_binned(shelf, size):
-        found = first_bin_from(shelf, size // MIN_BLOCK - 1)
+    if is_binned(free_list, size):
+        found = first_bin_from(free_list, size // MIN_BLOCK - 1)
         if found != NULL:
             return found
-    if shelf.tree == NULL:
+    if free_list.tree == NULL:
         return NULL
-    return tree_at_least(shelf.tree, size)
+    return tree_at_least(free_list.tree, size)
 
 
-cdef inline bint index_has_no_better(const Shelf* shelf, bytes_t size, const Block* block) noexcept nogil:
+cdef inline bint index_has_no_better(const FreeList* free_list, bytes_t size, const Block* block) noexcept nogil:
     """Whether a block that is not in the index is certainly the best fit; loads no other block to find out.
 
     pre: both sizes are multiples of 512, and the block is large enough
     """
-    if shelf.bins == NULL:
-        return shelf.tree == NULL
+    if free_list.bins == NULL:
+        return free_list.tree == NULL
     return block.size <= BIN_COUNT * MIN_BLOCK and (
-        bin_from(shelf, size // MIN_BLOCK - 1) > block.size // MIN_BLOCK - 1)
+        bin_from(free_list, size // MIN_BLOCK - 1) > block.size // MIN_BLOCK - 1)
 
 
-cdef inline void index_insert(Shelf* shelf, Block* block) noexcept nogil:
+cdef inline void index_insert(FreeList* free_list, Block* block) noexcept nogil:
     cdef uint64_t bin, bit
-    if not is_binned(shelf, block.size):
-        tree_insert(&shelf.tree, block)
+    if not is_binned(free_list, block.size):
+        tree_insert(&free_list.tree, block)
         return
     bin = block.size // MIN_BLOCK - 1
     bit = (<uint64_t> 1) << (bin & 63)
-    if shelf.words[bin >> 6] & bit:
-        tree_insert(&shelf.bins[bin], block)
+    if free_list.words[bin >> 6] & bit:
+        tree_insert(&free_list.bins[bin], block)
         return
     block.parent = block.left = block.right = NULL
-    shelf.bins[bin] = block
-    shelf.words[bin >> 6] |= bit
-    shelf.summary |= (<uint64_t> 1) << (bin >> 6)
+    free_list.bins[bin] = block
+    free_list.words[bin >> 6] |= bit
+    free_list.summary |= (<uint64_t> 1) << (bin >> 6)
 
 
-cdef inline void index_remove(Shelf* shelf, Block* block) noexcept nogil:
+cdef inline void index_remove(FreeList* free_list, Block* block) noexcept nogil:
     """pre: in the index, with the size it was inserted with"""
     cdef uint64_t bin
-    if not is_binned(shelf, block.size):
-        tree_remove(&shelf.tree, block)
+    if not is_binned(free_list, block.size):
+        tree_remove(&free_list.tree, block)
         return
     bin = block.size // MIN_BLOCK - 1
-    if shelf.bins[bin] == block and block.left == NULL and block.right == NULL:
-        shelf.bins[bin] = NULL
+    if free_list.bins[bin] == block and block.left == NULL and block.right == NULL:
+        free_list.bins[bin] = NULL
     else:
-        tree_remove(&shelf.bins[bin], block)
-    if shelf.bins[bin] == NULL:
-        shelf.words[bin >> 6] &= ~((<uint64_t> 1) << (bin & 63))
-        if shelf.words[bin >> 6] == 0:
-            shelf.summary &= ~((<uint64_t> 1) << (bin >> 6))
+        tree_remove(&free_list.bins[bin], block)
+    if free_list.bins[bin] == NULL:
+        free_list.words[bin >> 6] &= ~((<uint64_t> 1) << (bin & 63))
+        if free_list.words[bin >> 6] == 0:
+            free_list.summary &= ~((<uint64_t> 1) << (bin >> 6))

@@ -1,7 +1,7 @@
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport bytes_t
-from allotment._core.model.model cimport BIN_COUNT, Block, Shelf
+from allotment._core.model.model cimport BIN_COUNT, Block, FreeList
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.placement.pytorch.free_index cimport comes_before, first_bin_from, is_binned, tree_first
 from allotment._core.tools.bits cimport highest_bit
@@ -119,54 +119,54 @@ cdef Block* tree_prev(Block* block) noexcept nogil:
     return block.parent
 
 
-cdef Block* index_next(Shelf* shelf, Block* block) noexcept nogil:
-    """Return the next block of the shelf in order of (size, order, address)."""
+cdef Block* index_next(FreeList* free_list, Block* block) noexcept nogil:
+    """Return the next block of the free list in order of (size, order, address)."""
     cdef Block* following = tree_next(block)
     cdef uint64_t bin
-    if following != NULL or not is_binned(shelf, block.size):
+    if following != NULL or not is_binned(free_list, block.size):
         return following
     bin = block.size // MIN_BLOCK
     if bin < BIN_COUNT:
-        following = first_bin_from(shelf, bin)
+        following = first_bin_from(free_list, bin)
         if following != NULL:
             return following
-    return tree_first(shelf.tree) if shelf.tree != NULL else NULL
+    return tree_first(free_list.tree) if free_list.tree != NULL else NULL
 
 
-cdef Block* last_bin_before(const Shelf* shelf, uint64_t bin) noexcept nogil:
+cdef Block* last_bin_before(const FreeList* free_list, uint64_t bin) noexcept nogil:
     """Return the highest block of the last nonempty bin before `bin`."""
     cdef uint64_t word = bin >> 6
     cdef uint64_t bits = 0
     if bin & 63:
-        bits = shelf.words[word] & (((<uint64_t> 1) << (bin & 63)) - 1)
+        bits = free_list.words[word] & (((<uint64_t> 1) << (bin & 63)) - 1)
     if bits == 0:
-        bits = shelf.summary if word == 64 else shelf.summary & (((<uint64_t> 1) << word) - 1)
+        bits = free_list.summary if word == 64 else free_list.summary & (((<uint64_t> 1) << word) - 1)
         if bits == 0:
             return NULL
         word = highest_bit(bits)
-        bits = shelf.words[word]
-    return tree_last(shelf.bins[(word << 6) | <uint64_t> highest_bit(bits)])
+        bits = free_list.words[word]
+    return tree_last(free_list.bins[(word << 6) | <uint64_t> highest_bit(bits)])
 
 
-cdef Block* index_prev(Shelf* shelf, Block* block) noexcept nogil:
+cdef Block* index_prev(FreeList* free_list, Block* block) noexcept nogil:
     cdef Block* previous = tree_prev(block)
-    if previous != NULL or shelf.bins == NULL:
+    if previous != NULL or free_list.bins == NULL:
         return previous
-    if is_binned(shelf, block.size):
-        return last_bin_before(shelf, block.size // MIN_BLOCK - 1)
-    return last_bin_before(shelf, BIN_COUNT)
+    if is_binned(free_list, block.size):
+        return last_bin_before(free_list, block.size // MIN_BLOCK - 1)
+    return last_bin_before(free_list, BIN_COUNT)
 
 
-cdef Block* index_below(Shelf* shelf, bytes_t size) noexcept nogil:
+cdef Block* index_below(FreeList* free_list, bytes_t size) noexcept nogil:
     """Return the last block in order that is smaller than `size`."""
-    cdef Block* found = tree_below(shelf.tree, size)
-    if found != NULL or shelf.bins == NULL:
+    cdef Block* found = tree_below(free_list.tree, size)
+    if found != NULL or free_list.bins == NULL:
         return found
-    return last_bin_before(shelf, min(<uint64_t> BIN_COUNT, size // MIN_BLOCK - 1))
+    return last_bin_before(free_list, min(<uint64_t> BIN_COUNT, size // MIN_BLOCK - 1))
 
 
-cdef Block* index_largest(Shelf* shelf) noexcept nogil:
-    cdef Block* found = tree_last(shelf.tree)
-    if found != NULL or shelf.bins == NULL:
+cdef Block* index_largest(FreeList* free_list) noexcept nogil:
+    cdef Block* found = tree_last(free_list.tree)
+    if found != NULL or free_list.bins == NULL:
         return found
-    return last_bin_before(shelf, BIN_COUNT)
+    return last_bin_before(free_list, BIN_COUNT)

@@ -7,47 +7,47 @@ from allotment._core.mechanism.address_map cimport address_reserve, has_room_for
 from allotment._core.mechanism.block cimport is_plain, is_plain_of, is_split
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
 from allotment._core.mechanism.limits cimport release_for_soft_limit, room_below_soft_limits, room_within_limits
-from allotment._core.mechanism.pool cimport shelf_for
+from allotment._core.mechanism.pool cimport free_list_for
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory, note_rejection, rejects
 from allotment._core.mechanism.streams cimport wait_events
 from allotment._core.model.model cimport (
     AWAKE, FAILED_DEVICE, FAILED_PAUSED, LIMIT_OF_ALLOCATOR, NO_FAILURE, NO_LIMITER, Block, Engine, Placement, Pool,
-    Rack, Request, Shelf)
+    Half, Request, FreeList)
 from allotment._core.model.sizes cimport whole_blocks
-from allotment._core.placement.pytorch.check cimport check_shelves
-from allotment._core.placement.pytorch.classes cimport rack_for_size, segment_size
+from allotment._core.placement.pytorch.check cimport check_free_lists
+from allotment._core.placement.pytorch.classes cimport half_for_size, segment_size
 from allotment._core.placement.pytorch.expandable cimport grow_in_place, growth_in_place
 from allotment._core.placement.pytorch.free_index cimport (
     index_below, index_best_fit, index_largest, index_next, index_prev)
 from allotment._core.placement.pytorch.policy cimport (
-    collects_garbage, deliver, deliver_ordinary, grows_in_place, hit_shelf, search)
+    collects_garbage, deliver, deliver_ordinary, grows_in_place, hit_free_list, search)
 from allotment._core.placement.pytorch.release cimport (
-    BlockList, drop_ranges, list_append, list_sort, release_segments, release_shelves, segment_release)
-from allotment._core.placement.pytorch.shelves cimport (
-    best_fit, free_to_shelf, hand_out, shelve, take_off_shelf, tidy, unshelve)
+    BlockList, drop_ranges, list_append, list_sort, release_segments, release_free_lists, segment_release)
+from allotment._core.placement.pytorch.free_lists cimport (
+    best_fit, free_to_list, hand_out, add_to_free_list, take_off_free_list, flush_last_freed, remove_from_free_list)
 from allotment._core.records.stats cimport tally_now
 from allotment._core.tools.slab cimport slab_reserve
 
 
 # --- which block: the ordinary case ------------------------------------------------------------------------------
 
-cdef Block* hit_on_shelf(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
+cdef Block* hit_on_free_list(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
     cdef bytes_t rounded = whole_blocks(size)
-    cdef Rack* rack = rack_for_size(&engine.defaults, rounded)
-    cdef Shelf* shelf = rack.recent
+    cdef Half* half = half_for_size(&engine.defaults, rounded)
+    cdef FreeList* free_list = half.recent
     cdef Block* block
-    if shelf == NULL or shelf.stream.handle != stream:
+    if free_list == NULL or free_list.stream.handle != stream:
         return NULL
-    block = best_fit(shelf, rounded)
-    if block == NULL or block.size >= engine.tuning.max_split or not is_plain_of(rack, block):
+    block = best_fit(free_list, rounded)
+    if block == NULL or block.size >= engine.tuning.max_split or not is_plain_of(half, block):
         return NULL
     if engine.block_slab.spare_count == 0 or not has_room_for_one(engine):
         return NULL
-    if block != rack.at_hand:
-        take_off_shelf(block)
-    return deliver_ordinary(engine, rack, rack.size_class, block, rounded, size, context)
+    if block != half.last_freed:
+        take_off_free_list(block)
+    return deliver_ordinary(engine, half, half.size_class, block, rounded, size, context)
 
 
 # --- which block: the expandable cases --------------------------------------------------------------------------
@@ -58,22 +58,22 @@ cdef inline bytes_t size_with_room_to_grow(const Block* block) noexcept nogil:
     return block.size
 
 
-cdef Block* prefer_closed_fit(Shelf* shelf, Block* block) noexcept nogil:
+cdef Block* prefer_closed_fit(FreeList* free_list, Block* block) noexcept nogil:
     """Move from a block at the growing edge to a fit that costs no room to grow, if one of the next blocks is one."""
     cdef Block* following
-    tidy(shelf.rack)
+    flush_last_freed(free_list.half)
     while not is_plain(block):
-        following = index_next(shelf, block)
+        following = index_next(free_list, block)
         if following == NULL or size_with_room_to_grow(following) >= size_with_room_to_grow(block):
             break
         block = following
     return block
 
 
-cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil:
-    tidy(shelf.rack)
+cdef Block* skip_expandable(FreeList* free_list, Block* block) noexcept nogil:
+    flush_last_freed(free_list.half)
     while block != NULL and not is_plain(block):
-        block = index_next(shelf, block)
+        block = index_next(free_list, block)
     return block
 
 
@@ -81,7 +81,7 @@ cdef Block* skip_expandable(Shelf* shelf, Block* block) noexcept nogil:
 
 cdef Block* grow(Engine* engine, Request* request, bint last_try) noexcept nogil:
     """Allocate new memory within the limit; NULL with the reason in request.failure (out of memory: try more)."""
-    cdef Pool* pool = request.shelf.rack.pool
+    cdef Pool* pool = request.free_list.half.pool
     cdef Block* block
     request.failure.reason = NO_FAILURE
     if last_try:
@@ -116,7 +116,7 @@ cdef bint make_room_below_soft_limit(Engine* engine, Request* request, Block** b
     Pages that the request would have grown around may be among the released ones. It then has to grow by more than
     before, so the growth is computed again until it fits, or nothing more is released.
     """
-    cdef Pool* pool = request.shelf.rack.pool
+    cdef Pool* pool = request.free_list.half.pool
     cdef bytes_t more = growth(engine, request)
     cdef bytes_t before
     request.failure.reason = NO_FAILURE
@@ -124,7 +124,7 @@ cdef bint make_room_below_soft_limit(Engine* engine, Request* request, Block** b
         return True
     if not wait_events(engine, NULL, request.context, &request.failure):
         return False
-    block[0] = search(engine, request.shelf, request.rounded, request.expandable)
+    block[0] = search(engine, request.free_list, request.rounded, request.expandable)
     while block[0] == NULL and more > room_below_soft_limits(engine, pool):
         before = <bytes_t> tally_now(&engine.stats.reserved_bytes)
         if not release_for_soft_limit(engine, request, more):
@@ -146,7 +146,7 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
 
     The list of releasable blocks is in order of age, so the blocks of at least average age are its front.
     """
-    cdef Rack* rack = &engine.defaults.large
+    cdef Half* half = &engine.defaults.large
     cdef bytes_t threshold = <bytes_t> (engine.tuning.gc_threshold * <double> engine.limit)
     cdef bytes_t reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
     cdef bytes_t reclaimed = 0
@@ -158,13 +158,13 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
         return True
     list.blocks = NULL
     list.room = 0
-    tidy(rack)
-    while ok and reclaimed < reserved - threshold and rack.releasable_count > 0:
-        average_age = (<double> (<uint64_t> rack.releasable_count * rack.search_count - rack.releasable_freed_sum)
-                       / <double> rack.releasable_count)
+    flush_last_freed(half)
+    while ok and reclaimed < reserved - threshold and half.releasable_count > 0:
+        average_age = (<double> (<uint64_t> half.releasable_count * half.search_count - half.releasable_freed_sum)
+                       / <double> half.releasable_count)
         list.count = 0
-        block = rack.oldest
-        while block != NULL and <double> (rack.search_count - block.range.freed_at) >= average_age:
+        block = half.oldest
+        while block != NULL and <double> (half.search_count - block.range.freed_at) >= average_age:
             if not list_append(&list, block):
                 break
             reclaimed += block.size
@@ -179,26 +179,26 @@ cdef bint collect_garbage(Engine* engine, Request* request) noexcept nogil:
 
 cdef bint release_oversize(Engine* engine, Request* request, bint* enough) noexcept nogil:
     """Step 6: release one oversize block that is large enough, or several that are so together."""
-    cdef Shelf* shelf = request.shelf
+    cdef FreeList* free_list = request.free_list
     cdef bytes_t wanted = max(request.rounded, engine.tuning.max_split)
     cdef bytes_t released = 0
     cdef BlockList list
     cdef Block* block
     cdef bint ok = True
     enough[0] = False
-    tidy(shelf.rack)
-    block = index_best_fit(shelf, wanted)
+    flush_last_freed(free_list.half)
+    block = index_best_fit(free_list, wanted)
     if block != NULL and is_plain(block) and not is_split(block):
         enough[0] = segment_release(engine, block, request.context, &request.failure)
         return enough[0]
     list.blocks = NULL
     list.count = list.room = 0
-    block = index_prev(shelf, block) if block != NULL else index_below(shelf, wanted)
+    block = index_prev(free_list, block) if block != NULL else index_below(free_list, wanted)
     while ok and block != NULL and released < wanted and block.size >= engine.tuning.max_split:
         if is_plain(block) and not is_split(block):
             released += block.size
             ok = list_append(&list, block)
-        block = index_prev(shelf, block)
+        block = index_prev(free_list, block)
     if not ok:
         host_memory_failed(&request.failure)
     ok = ok and release_segments(engine, &list, 0, request.context, &request.failure)
@@ -209,9 +209,9 @@ cdef bint release_oversize(Engine* engine, Request* request, bint* enough) noexc
 
 # --- the chain ---------------------------------------------------------------------------------------------
 
-cdef Block* miss_shelf(Engine* engine, Request* request) noexcept nogil:
+cdef Block* miss_free_list(Engine* engine, Request* request) noexcept nogil:
     """Steps 2 to 8: allocate a block, or NULL with the reason in request.failure."""
-    cdef Pool* pool = request.shelf.rack.pool
+    cdef Pool* pool = request.free_list.half.pool
     cdef Block* block
     # Keeps the requesting pool alive, whatever is released on the way.
     pool.asking += 1
@@ -220,22 +220,22 @@ cdef Block* miss_shelf(Engine* engine, Request* request) noexcept nogil:
     if block == NULL or block.allocated:
         return block
     if pool.sleep != AWAKE:         # paused meanwhile
-        shelve(block)
+        add_to_free_list(block)
         pool_failed(&request.failure, FAILED_PAUSED, pool.first, pool.second)
         return NULL
     return deliver(engine, request, block)
 
 
 cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
-    """Return a block off its shelf, or one that a lender has already allocated."""
+    """Return a block off its free list, or one that a lender has already allocated."""
     cdef Block* block
     cdef bint enough
     request.segment = segment_size(&engine.tuning, request.rounded)
     if engine.callbacks != NULL and callbacks_freed(engine):
-        block = search(engine, request.shelf, request.rounded, request.expandable)
+        block = search(engine, request.free_list, request.rounded, request.expandable)
         if block != NULL:
             return block
-    if engine.lent_count > 0 and request.shelf.rack.pool == &engine.defaults:
+    if engine.lent_count > 0 and request.free_list.half.pool == &engine.defaults:
         request.failure.reason = NO_FAILURE
         block = borrow(engine, request, True)
         if block != NULL or request.failure.reason != NO_FAILURE:
@@ -249,7 +249,7 @@ cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
     block = grow(engine, request, False)
     if block != NULL or not is_worth_another_try(request):
         return block
-    if engine.lender_count > 0 and request.shelf.rack.pool == &engine.defaults:
+    if engine.lender_count > 0 and request.free_list.half.pool == &engine.defaults:
         request.failure.reason = NO_FAILURE
         block = borrow(engine, request, False)
         if block != NULL or request.failure.reason != NO_FAILURE:
@@ -271,41 +271,41 @@ cdef Block* find_elsewhere(Engine* engine, Request* request) noexcept nogil:
     return NULL
 
 
-cdef bytes_t largest_of_rack(Rack* rack) noexcept nogil:
-    cdef Shelf* shelf = rack.shelves
+cdef bytes_t largest_of_half(Half* half) noexcept nogil:
+    cdef FreeList* free_list = half.free_lists
     cdef bytes_t largest = 0
     cdef Block* block
-    tidy(rack)
-    while shelf != NULL:
-        block = index_largest(shelf)
+    flush_last_freed(half)
+    while free_list != NULL:
+        block = index_largest(free_list)
         if block != NULL and block.size > largest:
             largest = block.size
-        shelf = shelf.next
+        free_list = free_list.next
     return largest
 
 
-cdef bytes_t largest_on_shelves(Engine* engine, Pool* pool) noexcept nogil:
-    return max(largest_of_rack(&pool.small), largest_of_rack(&pool.large))
+cdef bytes_t largest_on_free_lists(Engine* engine, Pool* pool) noexcept nogil:
+    return max(largest_of_half(&pool.small), largest_of_half(&pool.large))
 
 
-cdef bytes_t free_on_shelves(Engine* engine, Pool* pool) noexcept nogil:
-    tidy(&pool.small)
-    tidy(&pool.large)
+cdef bytes_t free_bytes_listed(Engine* engine, Pool* pool) noexcept nogil:
+    flush_last_freed(&pool.small)
+    flush_last_freed(&pool.large)
     return pool.small.free_bytes + pool.large.free_bytes
 
 
 # --- at an address ------------------------------------------------------------------------------------------
 
-cdef Block* free_block_around(Shelf* shelf, address_t address, bytes_t size) noexcept nogil:
-    """Return the free block of a shelf that contains [address, address + size); does not remove it.
+cdef Block* free_block_around(FreeList* free_list, address_t address, bytes_t size) noexcept nogil:
+    """Return the free block of a free list that contains [address, address + size); does not remove it.
 
     Free blocks are kept by size, so this visits all that are large enough.
     """
     cdef Block* block
-    tidy(shelf.rack)
-    block = index_best_fit(shelf, size)
+    flush_last_freed(free_list.half)
+    block = index_best_fit(free_list, size)
     while block != NULL and not (block.address <= address and address + size <= block.address + block.size):
-        block = index_next(shelf, block)
+        block = index_next(free_list, block)
     return block
 
 
@@ -319,37 +319,38 @@ cdef Block* hit_address(Engine* engine, Request* request, address_t address, Blo
         serve      |---- front ----|---- request ----|-------- A ---------|
         free       |---- free -----|---- request ----|------- free -------|
     """
-    cdef Block* block = free_block_around(request.shelf, address, request.rounded)
+    cdef Block* block = free_block_around(request.free_list, address, request.rounded)
     front[0] = NULL
     if block == NULL:
         return NULL
     if not (slab_reserve(&engine.block_slab, 2) and address_reserve(engine, 2)):
         host_memory_failed(&request.failure)
         return NULL
-    request.expandable = grows_in_place(engine, request.shelf.rack.pool)
-    unshelve(block)
+    request.expandable = grows_in_place(engine, request.free_list.half.pool)
+    remove_from_free_list(block)
     if block.address < address:
         front[0] = hand_out(engine, block, address - block.address, address - block.address, True, request.context)
         block = front[0].next
-        unshelve(block)
+        remove_from_free_list(block)
     return deliver(engine, request, block)
 
 
 # --- for others --------------------------------------------------------------------------------------------
 
 cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
-    return hit_shelf(engine, request)
+    return hit_free_list(engine, request)
 
 
 cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
     """Step 5, on the lender's side: only plain memory, split as a request for plain memory would be."""
-    cdef Shelf* shelf = shelf_for(engine, rack_for_size(request.shelf.rack.pool, request.rounded), request.shelf.stream)
+    cdef Half* half = half_for_size(request.free_list.half.pool, request.rounded)
+    cdef FreeList* free_list = free_list_for(engine, half, request.free_list.stream)
     cdef bint expandable = request.expandable
     cdef Block* block
-    if shelf == NULL:
+    if free_list == NULL:
         host_memory_failed(&request.failure)
         return NULL
-    block = search(engine, shelf, request.rounded, False)
+    block = search(engine, free_list, request.rounded, False)
     if block == NULL:
         return NULL
     request.expandable = False
@@ -358,20 +359,23 @@ cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
     return block
 
 
-cdef Block* take_front(Engine* engine, Block* block, Shelf* shelf, bytes_t size, uint32_t context) noexcept nogil:
-    unshelve(block)
+cdef Block* take_front(
+        Engine* engine, Block* block, FreeList* free_list, bytes_t size, uint32_t context) noexcept nogil:
+    remove_from_free_list(block)
     return hand_out(engine, block, size, size, block.size > size, context)
 
 
 cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    free_to_shelf(engine, block, context)
+    free_to_list(engine, block, context)
 
 
 cdef Placement table = Placement(
-    name=b"torch", needs_virtual=False, create=NULL, destroy=NULL, hit=hit, miss=miss_shelf, lend=lend, reserve=NULL,
-    take_front=take_front, take_back=take_back, release=release_shelves, retire=drop_ranges, grant=NULL,
-    largest_free=largest_on_shelves, free_bytes=free_on_shelves, joinable=NULL, ranges=NULL, walk=NULL, chunks=NULL,
-    check=check_shelves)
+    name=b"torch", needs_virtual=False, create=NULL, destroy=NULL, hit=hit, miss=miss_free_list, lend=lend,
+    reserve=NULL,
+    take_front=take_front, take_back=take_back, release=release_free_lists, retire=drop_ranges, grant=NULL,
+    largest_free=largest_on_free_lists, free_bytes=free_bytes_listed, joinable=NULL, ranges=NULL, walk=NULL,
+    chunks=NULL,
+    check=check_free_lists)
 
 
 cdef const Placement* torch_placement() noexcept nogil:

@@ -20,5 +20,6 @@ cdef void list_sort(BlockList* list) noexcept nogil
 cdef bint segment_release(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil
 cdef bint release_segments(Engine* engine, BlockList* list, bytes_t keep, uint32_t context,
                            Failure* failure) noexcept nogil
-cdef bint release_shelves(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
+cdef bint release_free_lists(
+        Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
 cdef bint drop_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil

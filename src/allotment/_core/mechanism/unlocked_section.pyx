@@ -3,11 +3,11 @@ from allotment._core.tools.interpreter cimport let_interpreter_go, take_interpre
 from allotment._core.tools.lock cimport lock_lend, lock_reclaim
 
 
-cdef outing_t step_out(Engine* engine) noexcept nogil:
+cdef unlocked_t begin_unlocked(Engine* engine) noexcept nogil:
     lock_lend(&engine.lock)
     return let_interpreter_go()
 
 
-cdef void step_in(Engine* engine, outing_t outing) noexcept nogil:
+cdef void end_unlocked(Engine* engine, unlocked_t unlocked) noexcept nogil:
     lock_reclaim(&engine.lock)
-    take_interpreter_back(outing)
+    take_interpreter_back(unlocked)

@@ -7,9 +7,9 @@ for checking a caller's argument, not for the hot path.
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.model.model cimport Engine
 
-ctypedef enum Whereabouts:
+ctypedef enum AddressLookup:
     IN_BLOCK            # inside a live block: `start` and `size` are the block's
     IN_UNUSED           # our memory, but not in use
     ELSEWHERE           # not this engine's memory
 
-cdef Whereabouts find_address(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil
+cdef AddressLookup find_address(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil

@@ -10,7 +10,7 @@ this one. Either would wait for a lock whose holder waits for it. So an operatio
     4  steps in again, and looks up anew everything that it had not put out of reach
 
 A thread that is out may enter again from below: what it calls is a new operation like any other. While a thread is out,
-the interpreter lock does not suffice as a guard (see `is_guarded_already`): that thread comes back without it.
+the interpreter lock does not suffice as a guard (see `interpreter_lock_suffices`): that thread comes back without it.
 
 Device functions that the contract forbids to block may be called under the lock.
 """
@@ -19,9 +19,9 @@ from cpython.pystate cimport PyThreadState
 
 from allotment._core.model.model cimport Engine
 
-# What `step_in` needs: `step_out` also releases the interpreter lock if the thread holds it.
-ctypedef PyThreadState* outing_t
+# What `end_unlocked` needs: `begin_unlocked` also releases the interpreter lock if the thread holds it.
+ctypedef PyThreadState* unlocked_t
 
 # pre: inside with the lock, not only under the interpreter lock
-cdef outing_t step_out(Engine* engine) noexcept nogil
-cdef void step_in(Engine* engine, outing_t outing) noexcept nogil
+cdef unlocked_t begin_unlocked(Engine* engine) noexcept nogil
+cdef void end_unlocked(Engine* engine, unlocked_t unlocked) noexcept nogil

@@ -6,7 +6,7 @@ from allotment._core.mechanism.ranges cimport overlapping
 from allotment._core.model.model cimport Block, Engine, Pool, Range
 
 
-cdef Whereabouts find_address(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil:
+cdef AddressLookup find_address(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil:
     cdef Block* block = block_at(engine, address)
     cdef Range* range_
     if block == NULL:
@@ -25,7 +25,7 @@ cdef Whereabouts find_address(Engine* engine, address_t address, address_t* star
 
 cdef struct Search:
     address_t address
-    Whereabouts where
+    AddressLookup where
     address_t start
     bytes_t size
 
@@ -39,7 +39,7 @@ cdef bint look_at_part(void* self, const Block* block, address_t address, bytes_
     return False
 
 
-cdef Whereabouts find_past_ranges(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil:
+cdef AddressLookup find_past_ranges(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil:
     """Look in memory that a placement keeps itself, or that was allocated without the cache."""
     cdef Search search
     cdef Pool* pool = &engine.defaults

@@ -20,7 +20,7 @@ from allotment.lab.replay.loop import Replay
 from allotment.lab.replay.placement import Placement
 from allotment.lab.replay.workload import History, Workload, calls_of
 
-__all__ = ["Premises"]
+__all__ = ["ReplayInputs"]
 
 ROOMY = 8 << 30
 """The smallest capacity of a device that must not run out."""
@@ -41,7 +41,7 @@ Assumption: TypeAlias = tuple[str, int, int]
 """An assumption: its kind, the segment, entry or run of releases, and the pool's number or a truth value."""
 
 
-class Premises:
+class ReplayInputs:
     """The calls of a history and the state before them, as known or inferred."""
 
     def __init__(self, history: History, snapshot: Snapshot, device: int, settings: Settings) -> None:
@@ -162,8 +162,8 @@ class Premises:
         """A capacity that no replay of this history reaches."""
         asked, obtained, streams = self._most
         most = obtained + int(self.initial.layouts["size"].sum())
-        shelves = (streams + len(self.pool_ids)) * 4 * self.settings.large_segment_size
-        return min(max(ROOMY, 8 * most, 8 * asked) + shelves, MOST_ROOMY)
+        free_lists = (streams + len(self.pool_ids)) * 4 * self.settings.large_segment_size
+        return min(max(ROOMY, 8 * most, 8 * asked) + free_lists, MOST_ROOMY)
 
     @cached_property
     def _most(self) -> tuple[int, int, int]:

@@ -12,14 +12,14 @@ from allotment.errors import UnsupportedError
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Shown", "ShownTable"]
+__all__ = ["NotebookResult", "NotebookTable"]
 
 MOST_ROWS = 20
 """Rows that a notebook shows; a DataFrame has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShownTable:
+class NotebookTable:
     """Rows under titles, with plain values."""
 
     name: str
@@ -27,12 +27,12 @@ class ShownTable:
     rows: Sequence[Sequence[Any]]
 
 
-class Shown:
+class NotebookResult:
     """A result with tables, the most informative one first."""
 
     __slots__ = ()
 
-    def tables(self) -> list[ShownTable]:
+    def tables(self) -> list[NotebookTable]:
         """The tables to show."""
         raise NotImplementedError
 
@@ -49,7 +49,7 @@ class Shown:
         return "".join(_html(table) for table in self.tables())
 
 
-def _html(table: ShownTable) -> str:
+def _html(table: NotebookTable) -> str:
     head = "".join(f"<th>{escape(title.removesuffix('_bytes').replace('_', ' '))}</th>" for title in table.columns)
     body = "".join(
         "<tr>"
