@@ -69,6 +69,7 @@ NAVIGATION = {
         "benchmarks/gpu/results/h200",
         "benchmarks/gpu/results/h200-deep",
         "benchmarks/gpu/results/h200-dense",
+        "benchmarks/gpu/results/h200-explain",
         "benchmarks/gpu/results/h200-pinned",
         "benchmarks/gpu/results/h200-torch-functions",
         "benchmarks/gpu/results/h200-tuned",
