@@ -137,6 +137,29 @@ def round_trip(allocator, device, stream, peer, buffer, value, *, reads_early=Fa
     return seen, set(device.copy_to_host(buffer.address, size))
 
 
+def test_an_importer_that_closes_the_last_block_of_a_gone_allocator_delays_no_other(allocator, settings, device, peer):
+    """The end of an allocator waits for the device. Here the device's work waits for the next opening."""
+    stream = Stream(device)
+    gone = Allocator(device, settings=settings)
+    handle = gone.share(gone.empty(MIB))
+    peer.run("kept = open_shared(handle)", handle=handle)
+    handle.close()
+    buffer = allocator.empty(MIB)
+    device.copy_from_host(buffer.address, b"next")
+    handle = allocator.share(buffer)
+    del gone
+    gate = device.hold(stream.handle)
+    try:
+        peer.run("kept.close()")
+        peer.begin("with open_shared(handle) as b: result = device.copy_to_host(b.address, 4)", handle=handle)
+        assert peer.can_finish(60)
+        assert peer.finish() == b"next"
+    finally:
+        gate.release()
+    handle.close()
+    stream.destroy()
+
+
 def test_with_streams_busy_on_both_sides_the_importer_reads_what_the_owner_wrote(allocator, device, peer):
     stream = Stream(device)
     buffer = allocator.empty(MIB, stream)

@@ -14,6 +14,7 @@ import gc
 import os
 import pickle
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -55,6 +56,10 @@ class Peer:
         assert self.process.stdin is not None
         pickle.dump((textwrap.dedent(program), names), self.process.stdin)
         self.process.stdin.flush()
+
+    def can_finish(self, seconds: float) -> bool:
+        """Return whether it answers within some seconds."""
+        return bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def finish(self) -> Any:
         assert self.process.stdout is not None

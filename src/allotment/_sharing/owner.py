@@ -25,6 +25,7 @@ import math
 import os
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -47,6 +48,7 @@ from allotment.errors import AllotmentError, RequestError
 if TYPE_CHECKING:
     from allotment._core.contract.table import Device
 
+_LAST_REFERENCE = 2  # by `sys.getrefcount`, whose argument is the second one
 _POLL_SECONDS = 0.002
 _BACKLOG = 128
 _SHORTAGE_SECONDS = 0.1
@@ -286,6 +288,12 @@ class Owner:
         if lender is not None and in_engine and (leases or ended):
             held_leases = sum(hold.is_lease for hold in ended)
             lender.sharing._end_shares(entry.block, entry.generation, leases + held_leases, len(ended) - held_leases)
+        if is_over and threading.current_thread() is self.thread:
+            parting = [lender]
+            del lender
+            if sys.getrefcount(parting[0]) == _LAST_REFERENCE:
+                # The end of an allocator waits for its device, whose work may wait for an importer that we serve.
+                threading.Thread(target=parting.clear, name="allotment close", daemon=True).start()
 
     # --- the thread ---
 

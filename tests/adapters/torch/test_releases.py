@@ -84,7 +84,7 @@ def test_an_unknown_release_whose_interface_has_grown_is_served_by_hooks_with_th
     release.change(header, known, f"{known}\n  virtual int grown() = 0;")
     told = install()
     assert told.splitlines()[0].startswith("2.99.0+made.up hooks")
-    assert "hooks mode for PyTorch, not deep: the stand-in does not compile" in told and "abstract" in told
+    assert "hooks mode for PyTorch, not deep: the library for deep mode does not compile" in told and "abstract" in told
 
 
 def test_an_unknown_release_that_tells_something_else_is_served_by_hooks_unless_the_user_insists(release, install):
