@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import allotment
 from helpers.c_library import compiled
 from helpers.lives import LIVES
 
@@ -31,7 +32,12 @@ def failing_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_life_goes_on_after_each_request_that_was_refused(failing_memory: Path, placement: str, life: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "helpers.starved_lives", placement, life],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "LD_PRELOAD": str(failing_memory)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "LD_PRELOAD": str(failing_memory),
+            "FAILING_MEMORY_FOLDER": os.path.join(os.path.dirname(allotment.__file__), ""),
+        },
         capture_output=True,
         text=True,
         check=False,

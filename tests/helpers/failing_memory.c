@@ -1,8 +1,9 @@
-/* The C library's memory, refused when asked to: preloaded, it counts the requests of the package's modules, and of
- * nobody else, and refuses those that it was told to refuse. */
+/* The C library's memory, refused when asked to: preloaded, it counts the requests of modules in one folder, which
+ * FAILING_MEMORY_FOLDER names, and of nobody else, and refuses those that it was told to refuse. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 void* __libc_malloc(size_t);
@@ -27,7 +28,8 @@ long failing_memory_turn(int on) {
 
 static int is_refused(const void* caller) {
     Dl_info found;
-    if (!is_on || !dladdr(caller, &found) || strstr(found.dli_fname, "/allotment/") == NULL) return 0;
+    const char* folder = is_on ? getenv("FAILING_MEMORY_FOLDER") : NULL;
+    if (folder == NULL || !dladdr(caller, &found) || strncmp(found.dli_fname, folder, strlen(folder)) != 0) return 0;
     long number = seen++;
     return number >= first && number < last;
 }
