@@ -11,6 +11,7 @@ import pytest
 
 import allotment
 from allotment.errors import AddressError, OutOfMemoryError, PausedError, PoolError, RequestError, UnsupportedError
+from helpers.child import output_of
 from helpers.engine import GIB, MIB, on_device, reserved
 
 DEVICES = pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
@@ -634,3 +635,34 @@ def test_closing_waits_for_a_resume_in_the_background():
     alloc.close()
     assert future.done()
     assert alloc.stats()["reserved_bytes.all.current"] == 0
+
+
+@pytest.mark.threads
+def test_a_pause_of_a_sleeping_tag_leaves_one_alone_that_another_thread_wakes():
+    told = output_of(
+        """
+        import threading, time
+        import allotment
+
+        allocator = allotment.Allocator("host")
+        with allotment.tag("contended"):
+            array = allocator.full(1 << 20, 7, "int8")
+
+        def repeat(operation):
+            for _ in range(300_000):
+                try:
+                    operation("contended")
+                except allotment.PausedError:  # another thread is at it
+                    time.sleep(0)
+
+        operations = (allocator.pause, allocator.resume, allocator.pause)
+        threads = [threading.Thread(target=repeat, args=(operation,)) for operation in operations]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        allocator.resume("contended")
+        print(int(array.min()), int(array.max()))
+        """
+    )
+    assert told == "7 7\n"
