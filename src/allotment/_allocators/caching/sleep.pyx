@@ -281,7 +281,7 @@ cdef class Sleep(Part):
                 free(extents.extents)
         self.enter_to_end()
         pool = self.found(first, second, &failure)
-        if asleep and pool != NULL and pool.sleep != ASLEEP:    # another thread resumes it meanwhile, and needs its pages
+        if asleep and pool != NULL and pool.sleep != ASLEEP:    # another thread wakes it, and needs its pages
             engine_leave(self.allocator.engine)
             return 0
         before = pool.reserved_bytes if pool != NULL else 0
