@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/preload_checks.py --out FOLDER [--only PART ...] [--seconds 240]
 
-Parts, each with its share of the time: pairs, paths, cap, jax, both, ledger, cost. What each finds is printed when it
-is known and kept in FOLDER/preload.json. The device's memory is polled from this process, which uses no GPU.
+Parts, each with its share of the time: pairs, cap, jax, both, ledger, cost. What each finds is printed when it is known
+and kept in FOLDER/preload.json. The device's memory is polled from this process, which uses no GPU.
 """
 
 from __future__ import annotations
@@ -126,11 +126,6 @@ class Checks:
         for name, preload in (("native", None), ("count", []), ("serve", ["--depth", "serve"])):
             self.keep(f"pairs {name}", self.run("pairs", library, preload=preload, seconds=30))
 
-    def paths(self) -> None:
-        for name in ("torch", "cupy", "numba", "cuda.core", "jax"):
-            quiet = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if name == "jax" else {}
-            self.keep(f"paths {name}", self.run("paths", name, preload=[], seconds=40, **quiet))
-
     def cap(self) -> None:
         self.keep("device used by others MiB", self.mib(self.poll.lowest()))
         for name in ("torch", "cupy", "jax"):
@@ -141,17 +136,22 @@ class Checks:
             "default": (None, {}),
             "ours": (["--depth", "serve", "--jax"], {}),
             "platform": (None, {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
+            "driver's pool": (
+                None,
+                {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+            ),
         }
         for name, (preload, variables) in ways.items():
             self.keep(f"jax {name}", self.run("jax", "20", preload=preload, seconds=110, **variables))
-        default, ours, platform = (self.found[f"jax {name}"] for name in ways)
-        if all("train" in run for run in (default, ours, platform)):
+        default, ours, platform, pool = (self.found[f"jax {name}"] for name in ways)
+        if all("train" in run for run in (default, ours, platform, pool)):
             rate = {name: max(self.found[f"jax {name}"]["train"]["steps_per_s"]) for name in ways}
             compared = (("train", "parameters"), ("train", "losses"), ("grow", "outputs"))
             same = all(default.get(part, {}).get(key) == ours.get(part, {}).get(key) for part, key in compared)
             self.keep("jax compared", {
                 "bit_equal": same, "ours / default": round(rate["ours"] / rate["default"], 4),
-                "ours / platform": round(rate["ours"] / rate["platform"], 3), "rates": rate,
+                "ours / platform": round(rate["ours"] / rate["platform"], 3),
+                "ours / driver's pool": round(rate["ours"] / rate["driver's pool"], 3), "rates": rate,
                 "peaks_mib": {
                     name: {key: mib for key, mib in self.found[f"jax {name}"].items() if key.startswith("peak")}
                     for name in ways
@@ -164,14 +164,6 @@ class Checks:
                 "different": {n: [theirs[n], mine.get(n), platform.get("thirty", {}).get("outcomes", {}).get(n)]
                               for n in theirs if theirs[n] != mine.get(n)},
             })  # fmt: skip
-
-    def jax_async(self) -> None:
-        """JAX's way to the driver's own pool, served: what the platform allocator's waits cost."""
-        way = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        self.keep("jax cuda_async", self.run("jax", "20", "train", seconds=60, **way))
-        self.keep(
-            "jax cuda_async ours", self.run("jax", "20", "train", preload=["--depth", "serve"], seconds=60, **way)
-        )
 
     def both(self) -> None:
         native = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -191,13 +183,13 @@ class Checks:
 
     def cost(self) -> None:
         runs: dict[str, list[Any]] = {"native": [], "count": []}
-        for _ in range(3):
+        for _ in range(4):
             for name, preload in (("native", None), ("count", [])):
                 runs[name].append(self.run("cost", preload=preload, seconds=40).get("cost"))
         self.keep("cost", runs)
 
 
-PARTS = ("pairs", "paths", "cap", "jax", "both", "ledger", "cost", "jax_async")
+PARTS = ("pairs", "cap", "jax", "both", "ledger", "cost")
 
 
 def main() -> None:

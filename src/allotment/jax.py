@@ -6,8 +6,9 @@
     allotment.jax.install()                             # before JAX's first use of a device; or the option --jax
     import jax
 
-JAX has no interface for foreign allocators. Its platform allocator calls the driver for each array, and the library
-that `allotment.preload` loads before all others answers instead of the driver. The memory counts as the tenant "jax".
+JAX has no interface for foreign allocators. One of its own allocators, `cuda_async`, requests each array from the
+driver's stream-ordered pool, and the library that `allotment.preload` loads before all others answers instead of the
+driver. The memory counts as the tenant "jax".
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from allotment.errors import RequestError
 __all__ = ["install", "is_installed"]
 
 COMMAND = "python -m allotment.preload --depth serve script.py"
-_WANTED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+_WANTED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def install() -> None:
-    """Make JAX allocate each array with a separate driver call, without preallocating, so that Allotment serves it.
+    """Make JAX request each array from the driver's pool, without preallocating, so that Allotment serves it.
 
     Sets the environment variables that JAX reads when it first uses a device; the children of this process get them
     too. May be called again. Raises RequestError, with the command to use, if this process was not started at depth

@@ -3,8 +3,9 @@
     python tests/stress/foreign_suites.py numpy [--threshold 1] [PACKAGE...]
     python tests/stress/foreign_suites.py cupy --set CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1 FILE...
     python tests/stress/foreign_suites.py numba [PACKAGE...]
+    python tests/stress/foreign_suites.py cupy --preload FILE...
 
-NumPy and numba-cuda bring their tests along, CuPy's are in its repository. Each run is a process of its own. Exit code
+With --preload the framework keeps its own memory, under `allotment.preload`, which counts it. NumPy and numba-cuda bring their tests along, CuPy's are in its repository. Each run is a process of its own. Exit code
 1 if something that passes natively does not pass here. For NumPy, a threshold of one byte sends every array to the
 allocator.
 """
@@ -19,6 +20,9 @@ import tempfile
 import unittest
 import unittest.mock
 from pathlib import Path
+
+import allotment.preload
+from allotment._process.library import preloaded
 
 USUAL = {
     "numpy": ["numpy._core", "numpy.lib", "numpy.linalg", "numpy.fft"],
@@ -114,19 +118,22 @@ def run_here(chosen: argparse.Namespace) -> None:
         make_way_for_numba()
     allocator = None if chosen.native else installed(chosen.adapter, chosen.threshold)
     by_test = outcomes_of(chosen.tests, chosen.adapter)
-    served = 0
+    library = preloaded()
+    served = sum(way["calls"] for way in library.ways().values()) if library is not None else 0
     if allocator is not None:
         allocator.inspection.check_invariants()
         served = allocator.stats()["allocation.all.allocated"]
     chosen.result.write_text(json.dumps({"outcomes": by_test, "served": served}))
 
 
-def run(chosen: argparse.Namespace, native: bool) -> dict:
+def run(chosen: argparse.Namespace, native: bool, preload: bool = False) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, __file__, chosen.adapter, *chosen.tests, "--result", str(result)]
         command += ["--threshold", chosen.threshold, *(["--native"] if native else [])]
         environment = os.environ | dict(pair.split("=", 1) for pair in chosen.set)
+        if preload:
+            environment |= allotment.preload.environment()
         if chosen.adapter == "numba" and not native:  # so Numba knows, and leaves out tests of its own manager alone
             environment["NUMBA_CUDA_MEMORY_MANAGER"] = "allotment.numba"
         subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
@@ -139,6 +146,7 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", help="packages or files; some are usual")
     parser.add_argument("--threshold", default="1MiB", help="least size of a NumPy array that is served")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for the environment")
+    parser.add_argument("--preload", action="store_true", help="count the framework's own memory instead of serving it")
     parser.add_argument("--native", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_intermixed_args()
@@ -146,7 +154,7 @@ def main() -> int:
     if chosen.result is not None:
         run_here(chosen)
         return 0
-    plain, ours = run(chosen, native=True), run(chosen, native=False)
+    plain, ours = run(chosen, native=True), run(chosen, native=chosen.preload, preload=chosen.preload)
     worse = 0
     for name in sorted(plain["outcomes"].keys() | ours["outcomes"].keys()):
         before, after = plain["outcomes"].get(name), ours["outcomes"].get(name)
@@ -155,7 +163,8 @@ def main() -> int:
             worse += before == "passed" and after != "skipped"
     passed = [sum(outcome == "passed" for outcome in one["outcomes"].values()) for one in (plain, ours)]
     print(f"{passed[0]} of {len(plain['outcomes'])} passed natively, {passed[1]} of {len(ours['outcomes'])} here")
-    print(f"{ours['served']} blocks served; {worse} that passed natively do not pass here")
+    what = "calls of the driver counted" if chosen.preload else "blocks served"
+    print(f"{ours['served']} {what}; {worse} that passed natively do not pass here")
     return 1 if worse or not ours["served"] else 0
 
 
