@@ -5,9 +5,9 @@
     python tests/stress/foreign_suites.py numba [PACKAGE...]
     python tests/stress/foreign_suites.py cupy --preload FILE...
 
-With --preload the framework keeps its own memory, under `allotment.preload`, which counts it. NumPy and numba-cuda bring their tests along, CuPy's are in its repository. Each run is a process of its own. Exit code
-1 if something that passes natively does not pass here. For NumPy, a threshold of one byte sends every array to the
-allocator.
+With --preload the framework keeps its own memory, under `allotment.preload`, which counts it. NumPy and numba-cuda
+bring their tests along, CuPy's are in its repository. Each run is a process of its own. Exit code 1 if something that
+passes natively does not pass here. For NumPy, a threshold of one byte sends every array to the allocator.
 """
 
 import argparse
