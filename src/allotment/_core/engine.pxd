@@ -40,7 +40,8 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
 cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil
 cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil
 
-# The same as below, not inline: compilers inline a hot function into its caller only if it has just one.
+# The same as below, not inline: a compiler inlines a hot function into its caller only if it is the function's only
+# caller.
 cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil
 cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil
 cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil
@@ -81,7 +82,8 @@ cdef inline void engine_leave(Engine* engine) noexcept nogil:
 cdef inline bint no_thread_can_enter(Engine* engine) noexcept nogil:
     """Whether no thread can enter without the interpreter lock, which the caller holds throughout.
 
-    That is: no C entry points; no thread inside, waiting without that lock or about to come back.
+    That holds if there are no C entry points, and no thread is inside, waits without that lock, or is about to come
+    back.
     """
     return engine.interpreter_guards and engine.outside == 0 and allotment_lock_is_unused(&engine.lock.word)
 
@@ -89,8 +91,8 @@ cdef inline bint no_thread_can_enter(Engine* engine) noexcept nogil:
 cdef inline bint interpreter_lock_suffices(Engine* engine) noexcept nogil:
     """Whether the interpreter lock, which the caller holds throughout, suffices as a guard for a short visit.
 
-    It does while no thread can enter without it, and there is no user function to call, which could let another thread
-    run.
+    It does while no thread can enter without it, and the engine has no user function to call, which could let another
+    thread run.
     """
     return no_thread_can_enter(engine) and engine.trace.tracker == NULL and engine.trace.relay == NULL
 
@@ -125,9 +127,9 @@ cdef inline bint complete_finished(Engine* engine, Request* request) noexcept no
 
 
 cdef inline bint is_ordinary(const Engine* engine) noexcept nogil:
-    """Whether a request has nothing to look at but the free lists of the default pool, and its size is rounded simply.
+    """Whether only the free lists of the default pool matter to a request, and its size is rounded simply.
 
-    All are flags or pointers, and nearly always 0: testing their union takes one branch.
+    The conditions are flags or pointers, and nearly always 0: testing their union takes one branch.
     """
     cdef int flags = (engine.slow_path_reasons | engine.trace.on | engine.uncached | engine.limited
                       | engine.tuning.divided
@@ -137,10 +139,10 @@ cdef inline bint is_ordinary(const Engine* engine) noexcept nogil:
 
 
 cdef inline Block* serve_ordinary(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
-    """Return an allocated block, if the request is an ordinary one and hits; NULL, without a change, if not.
+    """Return an allocated block if the request is an ordinary one and hits; otherwise NULL, without a change.
 
-    The hottest callers try this before they fill in a `Request` for `serve_from_cache`, which then does the rest.
-    pre: size > 0
+    The hottest callers try this before they fill in a `Request` for `serve_from_cache`, which does the rest. pre: size
+    > 0
     """
     cdef Block* block
     if not is_ordinary(engine):
@@ -150,7 +152,7 @@ cdef inline Block* serve_ordinary(Engine* engine, bytes_t size, stream_t stream,
 
 
 cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept nogil:
-    """Return an allocated block without asking the device; NULL with NO_FAILURE: a miss. pre: size > 0"""
+    """Return an allocated block without calling the device; NULL with NO_FAILURE for a miss. pre: size > 0"""
     request_begin(request)
     if engine.slow_path_reasons != 0:
         return serve_slow_path(engine, request)
@@ -160,7 +162,7 @@ cdef inline Block* serve_from_cache(Engine* engine, Request* request) noexcept n
 
 
 cdef inline Block* serve_from_pool(Engine* engine, Request* request, Pool* pool) noexcept nogil:
-    """The rest of `serve_from_cache`, once the pool is known."""
+    """The rest of `serve_from_cache` once the pool is known."""
     cdef StreamRecord* stream
     cdef Half* half
     request.rounded = round_size(&engine.tuning, request.size)

@@ -46,7 +46,7 @@ from allotment._core.tools.slab cimport slab_clear, slab_init
 
 cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules* rules, const Placement* placement,
                            Failure* failure) noexcept nogil:
-    """`placement` is the one of all pools created without naming one."""
+    """`placement` serves all pools created without naming one."""
     cdef Engine* engine = <Engine*> calloc(1, sizeof(Engine))
     cdef bytes_t unused
     cdef status_t status
@@ -78,7 +78,7 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
         return NULL
     engine.soft_limit = no_limit()
     engine.slow_path_reasons = FOR_TAGS if tags_are_used() else 0
-    # A device that cannot report its memory has 0: no fraction of it, and no expandable segments.
+    # A device that cannot report its memory has 0 here: it supports no fraction of it, and no expandable segments.
     if table.memory_info != NULL:
         status = table.memory_info(table.self, &unused, &engine.total_memory)
         if status != OK:
@@ -136,7 +136,7 @@ cdef void discard(Engine* engine) noexcept nogil:
 cdef bint engine_destroy(Engine* engine) noexcept nogil:
     """Return everything to the device and free the engine.
 
-    Returns False, and keeps the engine, if memory is still in use: its addresses must stay valid.
+    Returns False and keeps the engine if memory is still in use, whose addresses must stay valid.
     """
     cdef bint empty
     engine_enter(engine)
@@ -149,7 +149,10 @@ cdef bint engine_destroy(Engine* engine) noexcept nogil:
 
 
 cdef void engine_discard(Engine* engine) noexcept nogil:
-    """Free the engine's own records, also of ranges and pools with memory. pre: the device needs nothing back"""
+    """Free the engine's own records, even of ranges and pools that hold memory.
+
+    pre: nothing must return to the device
+    """
     cdef Range* following
     cdef Range* range_ = engine.first_range
     while range_ != NULL:
@@ -327,7 +330,7 @@ cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, Strea
 
 
 cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t address) noexcept nogil:
-    """Serve a request for one address, which must be free in its pool and for its stream: allocates no new memory.
+    """Serve a request for one address, which must be free in its pool and for its stream. Allocates no new memory.
 
     Only PyTorch's placement supports this.
     """
@@ -385,7 +388,7 @@ cdef Block* allocated_at(Engine* engine, address_t address, Failure* failure) no
 
 
 cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil:
-    """Record another user of a block. Memory allocated without the cache has no free to defer."""
+    """Record another user of a block. Memory allocated without the cache has no deferred free."""
     cdef Block* block
     cdef StreamRecord* record
     cdef bint captured
@@ -417,7 +420,7 @@ cdef bint engine_empty_cache(Engine* engine, uint64_t first, uint64_t second, ui
 
 
 cdef bint engine_trim(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Release cached memory until at most `keep` is reserved; inside a capture, only that of unused pools."""
+    """Release cached memory until at most `keep` is reserved; inside a capture, only that of pools without users."""
     cdef bint captured
     if not is_inside_capture(engine, 0, &captured, failure):
         return False
@@ -463,7 +466,7 @@ cdef bint engine_end_routing(Engine* engine, uint64_t first, uint64_t second, ui
 
 
 cdef bint grant_in_arenas(Engine* engine, device_t device, Failure* failure) noexcept nogil:
-    """Give access to what placements have mapped themselves."""
+    """Give a device access to the memory that placements have mapped themselves."""
     cdef Pool* pool = &engine.defaults
     while pool != NULL:
         if pool.placement.grant != NULL and not pool.placement.grant(engine, pool, device, failure):
@@ -488,7 +491,7 @@ cdef bint engine_add_peer(Engine* engine, device_t device, Failure* failure) noe
 
 
 cdef void engine_limit_share(Engine* engine, double share) noexcept nogil:
-    """Limit reserved memory to a fraction of the device's; 1.0 is no limit."""
+    """Limit reserved memory to a fraction of the device's memory; 1.0 means no limit."""
     cdef double most = share * <double> engine.total_memory
     engine.limited = share < 1.0
     engine.limit = <bytes_t> (round(most) if engine.rules.limit_is_rounded else most)
@@ -496,7 +499,7 @@ cdef void engine_limit_share(Engine* engine, double share) noexcept nogil:
 
 cdef bint engine_annotate(Engine* engine, address_t address, uint32_t text, uint32_t context,
                           Failure* failure) noexcept nogil:
-    """Record a text for a block in use in the history."""
+    """Attach a text to a block in use, as an entry of the history."""
     cdef Block* block = allocated_at(engine, address, failure)
     cdef Pool* pool
     cdef uint32_t before

@@ -58,7 +58,7 @@ def test_a_refusal_to_pause_names_the_placement_that_refuses(alloc):
     pool = alloc.pool()
     with pool:
         block = alloc.malloc(MIB)
-    with pytest.raises(UnsupportedError, match="divided by placement:first_fit"):
+    with pytest.raises(UnsupportedError, match="uses placement:first_fit"):
         alloc.pause(pool, keep="nothing")
     alloc.free(block)
     check(alloc)

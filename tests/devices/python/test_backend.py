@@ -233,7 +233,7 @@ class Unprintable(Exception):
         (NotImplementedError(), Status.DEVICE_ERROR, "NotImplementedError"),
         (StopIteration(), Status.DEVICE_ERROR, "StopIteration"),
         (OSError(5, "broken"), Status.DEVICE_ERROR, "OSError: [Errno 5] broken"),
-        (Unprintable(), Status.DEVICE_ERROR, "Unprintable, which cannot be shown"),
+        (Unprintable(), Status.DEVICE_ERROR, "Unprintable, whose text cannot be shown"),
         (KeyboardInterrupt(), Status.DEVICE_ERROR, "KeyboardInterrupt"),
         (SystemExit(3), Status.DEVICE_ERROR, "SystemExit: 3"),
         (GeneratorExit(), Status.DEVICE_ERROR, "GeneratorExit"),

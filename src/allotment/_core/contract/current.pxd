@@ -1,8 +1,8 @@
 """The calling thread's current stream of a device.
 
-A request that names no stream uses the current one. A request may also name a different stream from the one its caller
-works on. Each thread has one current stream per device: the one that it entered last and has not left. If a thread
-has entered none, the request's own stream counts as current, and without that the default stream.
+A request that names no stream uses the current one. A request may also name a different stream from the one on which
+its caller works. Each thread has one current stream per device: the one that it entered last and has not left. If a
+thread has entered none, the request's own stream counts as current; a request without a stream uses the default stream.
 """
 
 from allotment._core.contract.types cimport stream_t
@@ -33,10 +33,10 @@ cdef extern from *:
     int flag_load "allotment_flag_load"(const int* flag) noexcept nogil
     void flag_set "allotment_flag_set"(int* flag) noexcept nogil
 
-# Whether any thread has ever entered a stream. Programs that never do pay one branch for a request without a stream.
+# Whether any thread has ever entered a stream. If none has, a request without a stream pays only one branch.
 cdef int any_entered
 
 
 cdef inline stream_t stream_in_use(const void* device) noexcept nogil:
-    """Stream of a request that names none."""
+    """Return the stream of a request that names none."""
     return current_stream(device, 0) if flag_load(&any_entered) else 0

@@ -15,7 +15,7 @@ cdef int any_entered = 0
 
 
 cdef void current_enter(CurrentStream* entered, const void* device, stream_t stream) noexcept nogil:
-    """pre: `entered` does not move until it is left"""
+    """pre: `entered` does not move in memory until the thread leaves it"""
     global innermost
     entered.device = device
     entered.stream = stream

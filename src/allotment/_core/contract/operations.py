@@ -97,7 +97,7 @@ class Operation:
     """One function of the table.
 
     `takes` and `gives` are lists of "role name". A role that ends in "?" marks a result that may be 0; elsewhere 0
-    means "none" and is refused. A result of several numbers is a tuple in Python.
+    means "none" and the caller refuses it. In Python, a result of several numbers is a tuple.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Operation:
     method: str = ""
     """Method name in a class written in Python, where it differs."""
     finds_memory: bool = False
-    """Whether success shows that the device has room after all."""
+    """Whether success shows that the device has room again."""
     reader: str = ""
     """Function that reads a method's result, where the roles of the results do not say enough."""
     is_special: bool = False
@@ -127,7 +127,7 @@ class Operation:
 
     @property
     def is_fault_of_stream(self) -> bool:
-        """Whether a stream is the only handle here that a user passed: events, chunks and graphs are our own."""
+        """Whether a stream is the only handle here that a user passed: events, chunks and graphs are the engine's."""
         roles = {value.role for value in self.parameters}
         return "stream" in roles and "address" not in roles
 

@@ -1,7 +1,7 @@
 """Calls each function of a device's contract table from Python: for contract tests and for tools.
 
-Arguments are passed on unchecked, so a test can also pass what the engine never would. Each call runs without the
-interpreter lock, as the engine's own calls do.
+Arguments are passed on unchecked, so a test can also pass values that the engine never passes. Each call runs without
+the interpreter lock, as the engine's own calls do.
 """
 
 from __future__ import annotations
@@ -100,17 +100,17 @@ class Probe:
             return False
         if status is not Status.OK:
             if any(result.is_written for result in results):
-                raise AssertionError(f"{operation.name} returned {status.name} and yet wrote its result")
+                raise AssertionError(f"{operation.name} returned {status.name} but wrote its result")
             raise StatusError(status, operation.name, self.describe() if self._addresses["describe"] else "")
         if any(result.lacks_room for result in results):
-            # By contract a device also counts the nodes that it had no room to write.
+            # By contract a device counts also the nodes that it had no room to write.
             return self._call(operation, given, results[0].number.value)
         values = tuple(result.value for result in results)
         return values if len(values) > 1 else values[0] if values else None
 
 
 def passed(value: Value, argument: Any) -> list[Any]:
-    """C arguments for one Python argument."""
+    """Return the C arguments for one Python argument."""
     if value.role == "data":
         return [ctypes.c_char_p(argument), ctypes.c_size_t(len(argument))]
     number = _NARROW.get(value.role, ctypes.c_uint64)(argument)
@@ -124,7 +124,7 @@ def type_of(argument: Any) -> Any:
 
 
 class Result:
-    """Space for one result of a call, and the value in it afterwards."""
+    """Space for one result of a call, which holds the value afterwards."""
 
     def __init__(self, value: Value, capacity: int) -> None:
         self.role = value.role

@@ -15,7 +15,7 @@ cdef dict STATUS_TEXTS = {
     OUT_OF_MEMORY: "the device is out of memory",
     NOT_READY: "there is unfinished work",
     UNSUPPORTED: "this device cannot do that",
-    INVALID: "a handle or address is not, or no longer, one of this device's",
+    INVALID: "a handle or address does not belong to this device, or no longer does",
     DEVICE_ERROR: "the device gave no reason",
 }
 
@@ -38,7 +38,7 @@ cdef class Failures:
 
 
 # The collector finalizes every object of a garbage cycle, then traverses the cycle once more, and only then clears it.
-# A finalizer may call the device, for instance to free memory. After the second traversal no call may happen, and the
+# A finalizer may call the device, for instance to free memory. After the second traversal no call may happen. The
 # collector gives no other sign of that moment.
 cdef traverseproc traverse_members = (<PyTypeObject*> Failures).tp_traverse
 
@@ -148,7 +148,7 @@ cdef str text_of(object exception):
     try:
         text = str(exception)
     except BaseException:
-        return f"{name}, which cannot be shown"
+        return f"{name}, whose text cannot be shown"
     return f"{name}: {text}" if text else name
 
 
@@ -164,7 +164,7 @@ cdef str described(DeviceTable* table):
 def error_for(Device device not None, status_t status, str operation not None) -> Exception:
     """Return, without raising it, the exception for a status other than OK that `operation` of a device returned.
 
-    If the device is written in Python, the exception is chained to the one that this thread's last failing call of the
-    device raised.
+    If the device is written in Python, the exception is chained to the exception of this thread's last failed call of
+    the device.
     """
     return device_error(device, status, operation)

@@ -1,7 +1,7 @@
 """The contract between the engine and a device: one table of C functions.
 
-The engine knows no driver. It reaches a device only through this table. Anything that fills in a table is a device:
-a GPU's driver, host memory, a simulation, or a class that a user wrote in Python.
+The engine knows no driver. It calls a device only through this table. Anything that fills in a table is a device: a
+GPU's driver, host memory, a simulation, or a class that a user wrote in Python.
 
 What callers guarantee
     - `self` is the table's own `self`, sizes are > 0, addresses and handles came from this table.
@@ -192,10 +192,10 @@ cdef inline void** entry(const DeviceTable* table, int place) noexcept nogil:
 cdef class Device:
     """Base of every device in Python: owns one filled-in table.
 
-    The table lives as long as this object; an allocator holds a reference to it. Subclasses fill in
-    `table` in `__cinit__` and never change it afterwards.
+    The table lives as long as this object; an allocator holds a reference to the object. Subclasses fill in `table` in
+    `__cinit__` and never change it afterwards.
     """
     cdef DeviceTable table
     cdef object __weakref__
-    cdef str name                   # which device: "cuda:1"
-    cdef str family                 # what kind of device: "cuda"; other code decides by this, never by the name
+    cdef str name                   # such as "cuda:1"
+    cdef str family                 # such as "cuda": other code decides by the family, never by the name

@@ -3,8 +3,8 @@
 class Device:
     """Base of every device: owns one filled-in contract table.
 
-    Create devices as `HostDevice`, `CudaDevice`, `SimulatedDevice` or a `Backend` of your own, and pass them to an
-    `Allocator`, which keeps them alive. Devices are immutable, so threads may share them.
+    Devices are `HostDevice`, `CudaDevice`, `SimulatedDevice`, or your own `Backend`. Pass one to an `Allocator`, which
+    keeps it alive. Devices are immutable, so threads may share them.
     """
 
     @property

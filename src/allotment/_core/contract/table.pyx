@@ -1,4 +1,4 @@
-"""The Python side of a device that the engine can run on."""
+"""The Python class of a device that the engine can run on."""
 
 from libc.stddef cimport size_t
 from libc.string cimport memset
@@ -9,8 +9,8 @@ from allotment._core.contract.table cimport OPERATION_COUNT, TABLE_VERSION, Devi
 cdef class Device:
     """Base of every device: owns one filled-in contract table.
 
-    Create devices as `HostDevice`, `CudaDevice`, `SimulatedDevice` or a `Backend` of your own, and pass them to an
-    `Allocator`, which keeps them alive. Devices are immutable, so threads may share them.
+    Devices are `HostDevice`, `CudaDevice`, `SimulatedDevice`, or your own `Backend`. Pass one to an `Allocator`, which
+    keeps it alive. Devices are immutable, so threads may share them.
     """
 
     def __cinit__(self, *args, **kwargs):

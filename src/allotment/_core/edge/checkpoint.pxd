@@ -1,4 +1,4 @@
-"""Save and restore the arrangement of a private pool.
+"""Saves and restores the arrangement of a private pool.
 
     take      record the pool's ranges, block by block: address, size, in use or free, mapped or not
     restore   wait for the streams that use blocks of the recorded ranges;
@@ -8,9 +8,9 @@
 
 Before a restore changes anything, it checks the state against the pool: every recorded range must still exist with the
 same memory mapped. An expandable range may have grown at its end, as PyTorch allows: the new memory is free then, and
-part of the last recorded block if that is free. Waiting for streams releases the lock, so the check is repeated after
-each wait. Ranges that came later stay, wholly free; blocks freed in them may go on waiting. Statistics and trace see
-each step. Request sizes are not part of a state, so a revived block's request is its size.
+part of the last recorded block if that is free. Waiting for streams releases the lock, so the restore repeats the check
+after each wait. Ranges that came later stay, wholly free; blocks freed in them may go on waiting. Statistics and trace
+see each step. A state does not contain request sizes, so a revived block's request is its size.
 """
 
 from libc.stddef cimport size_t

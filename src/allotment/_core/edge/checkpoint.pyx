@@ -77,9 +77,9 @@ cdef bint ranges_by_base(Engine* engine, Pool* pool, PointerMap* by_base) noexce
 
 
 cdef bint tiles(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
-    """Whether recorded blocks could be those of a range: states pass through user code, so check everything.
+    """Whether the recorded blocks could be those of a range. States pass through user code, so everything is checked.
 
-    An expandable range may have grown at its end since.
+    An expandable range may have grown at its end since then.
     """
     cdef address_t at = range_.base
     cdef bytes_t left = range_.size
@@ -114,7 +114,7 @@ cdef bint has_grown_at_its_end(const Block* now) noexcept nogil:
 
 
 cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCopy* end) noexcept nogil:
-    """Whether a range is mapped where it was, block boundaries aside, and perhaps beyond that. pre: tiles"""
+    """Whether a range is mapped where it was, apart from block boundaries, and perhaps beyond that. pre: tiles"""
     cdef const BlockCopy* first = then
     cdef Block* now = range_.head
     cdef address_t now_until, then_until
@@ -134,7 +134,7 @@ cdef bint same_memory(const Range* range_, const BlockCopy* then, const BlockCop
 cdef bint is_leaving_in(const Range* range_) noexcept nogil:
     """Whether some memory of a range is being returned to the device."""
     cdef Block* block = range_.head
-    while block != NULL and block.deferred != LEAVING:
+    while block != NULL and block.withheld != LEAVING:
         block = block.next
     return block != NULL
 
@@ -147,7 +147,7 @@ cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ran
     for i in range(state.segment_count):
         segment = &state.segments[i]
         blocks = &state.blocks[segment.first_block]
-        # Removed from the map, so that none is found twice.
+        # Removed from the map, so that no range is found twice.
         ranges[i] = <Range*> map_pop(by_base, segment.address)
         failure.address = segment.address
         if ranges[i] == NULL or not (tiles(ranges[i], blocks, blocks + segment.block_count)
@@ -161,7 +161,7 @@ cdef bint find_ranges(PointerMap* by_base, const Arrangement* state, Range** ran
 # --- waiting for the streams that use blocks ---------------------------------------------------------------
 
 cdef Block* find_pending(Engine* engine, Range** ranges, size_t count) noexcept nogil:
-    """Return a block of these ranges that was freed and still waits, or is open elsewhere; NULL if there is none."""
+    """Return a block of these ranges that was freed and still waits, or that another process has open; NULL if none."""
     cdef Block* block
     cdef size_t i
     for i in range(count):
@@ -175,7 +175,7 @@ cdef Block* find_pending(Engine* engine, Range** ranges, size_t count) noexcept 
 
 cdef StreamRecord* find_user(Engine* engine, Range** ranges, size_t count, PointerMap* waited_for,
                              Block** used) noexcept nogil:
-    """Return a stream that uses a block of these ranges and was not waited for yet; NULL if there is none."""
+    """Return a stream that uses a block of these ranges and that nobody has waited for yet; NULL if none."""
     cdef StreamUse* use
     cdef size_t i
     for i in range(count):
@@ -235,16 +235,16 @@ cdef void end_uses(Engine* engine, Range** ranges, size_t count) noexcept nogil:
 
 
 cdef bint list_live(Engine* engine, Pool* pool, AddressList* live, Failure* failure) noexcept nogil:
-    """List the blocks of a pool in use, in the order of their ranges, and reserve host memory to free them all."""
+    """List a pool's blocks in use, in the order of their ranges, and reserve the host memory to free them all."""
     if not pool_addresses(engine, pool.first, pool.second, live, failure):
         return False
     return slab_reserve(&engine.deferred_slab, live.count) or host_memory_failed(failure)
 
 
 cdef void free_all(Engine* engine, const AddressList* live, uint32_t context) noexcept nogil:
-    """Free what `list_live` found.
+    """Free the blocks that `list_live` listed.
 
-    A device that refuses must not leave half of them freed: frees it refuses events for are deferred instead.
+    A refusal must not leave only half of them freed: a free for which the device refuses an event is deferred instead.
     """
     cdef Failure unimportant
     cdef Block* block
@@ -279,7 +279,7 @@ cdef void free_as_recorded(Engine* engine, Range* range_, const BlockCopy* then,
     """Free what was free. pre: `created` has room for everything that was in use"""
     cdef Block* block = range_.head
     cdef Block* following
-    # Not the unmapped end: the block before it may have become part of what was mapped since.
+    # Not the unmapped end: the block before it may have become part of memory mapped since then.
     while then < end and not is_tail(then, end):
         following = block.next          # a freed block may be merged
         if then.state == STATE_ALLOCATED:
@@ -323,7 +323,10 @@ cdef Pool* prepare(Engine* engine, uint64_t first, uint64_t second, const Arrang
 
 cdef Pool* prepare_unused(Engine* engine, uint64_t first, uint64_t second, const Arrangement* state, Range** ranges,
                           uint32_t context, Failure* failure) noexcept nogil:
-    """`prepare` once nothing in the ranges waits for a stream; waits for their users. Has an unlocked section."""
+    """Call `prepare` once nothing in the ranges waits for a stream; waits for the streams that use them.
+
+    Has an unlocked section.
+    """
     cdef PointerMap waited_for
     cdef StreamRecord* stream
     cdef Block* block = NULL
@@ -334,7 +337,7 @@ cdef Pool* prepare_unused(Engine* engine, uint64_t first, uint64_t second, const
         stream = find_user(engine, ranges, state.segment_count, &waited_for, &block)
         if find_pending(engine, ranges, state.segment_count) != NULL:
             if completed:
-                failure.reason = FAILED_CHECKPOINT_EVENTS       # a capture, or another thread, delays it
+                failure.reason = FAILED_CHECKPOINT_EVENTS       # a capture or another thread delays the wait
                 pool = NULL
                 break
             completed = True
@@ -349,7 +352,7 @@ cdef Pool* prepare_unused(Engine* engine, uint64_t first, uint64_t second, const
 
 
 cdef void forget_late_frees(Engine* engine, const AddressList* freed) noexcept nogil:
-    """Drop late frees of what is freed by now: their addresses may already belong to another block."""
+    """Drop late frees of blocks that are freed by now: their addresses may already belong to other blocks."""
     cdef size_t kept = 0
     cdef size_t i, j
     for i in range(engine.late_free_count):
@@ -394,7 +397,7 @@ cdef bint checkpoint_restore(Engine* engine, uint64_t first, uint64_t second, co
 
 cdef bint pool_addresses(Engine* engine, uint64_t first, uint64_t second, AddressList* out,
                          Failure* failure) noexcept nogil:
-    """List the addresses of a pool in use, range by range."""
+    """List the addresses of a pool's blocks in use, range by range."""
     cdef Pool* pool = pool_find(engine, first, second)
     cdef Range* range_
     cdef Block* block

@@ -1,4 +1,4 @@
-"""Which contexts somebody can still ask about: for a framework that keeps the data behind its numbers."""
+"""Which contexts a reader can still ask about, for a framework that keeps the data behind its numbers."""
 
 from libc.stdint cimport uint32_t
 

@@ -23,7 +23,7 @@ cdef inline bint has_more(const TraceRecord* record) noexcept nogil:
 
 
 cdef size_t write_rows(const TraceRecord* records, size_t count, unsigned char* out) noexcept nogil:
-    """Return the bytes written. pre: room for MOST_OF_ROW bytes a record"""
+    """Return the number of bytes written. pre: room for MOST_OF_ROW bytes per record"""
     cdef unsigned char* begin = out
     cdef unsigned char* flags
     cdef TraceRecord zeros
@@ -64,7 +64,7 @@ cdef size_t write_rows(const TraceRecord* records, size_t count, unsigned char* 
 
 
 cdef uint32_t last_context(const TraceRecord* records, size_t count, uint32_t* last_name) noexcept nogil:
-    """Return the highest number of a stack in these records, and of a name."""
+    """Return the highest stack number and, in `last_name`, the highest name number of these records."""
     cdef uint32_t last = 0
     cdef size_t i
     last_name[0] = 0

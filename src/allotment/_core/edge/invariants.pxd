@@ -1,7 +1,7 @@
-"""Checks that blocks, ranges, indexes, maps and counters agree, and names the invariant that is broken.
+"""Checks that blocks, ranges, indexes, maps and counters agree; names the violated invariant.
 
-Everything that is stored redundantly for speed is computed once more from the blocks themselves and compared. For tests
-and for `Inspection.check_invariants`; costs a walk over everything.
+It recomputes, from the blocks themselves, everything that is stored redundantly for speed, and compares. For tests and
+for `Inspection.check_invariants`; costs a walk over everything.
 """
 
 from allotment._core.model.model cimport Engine

@@ -5,12 +5,12 @@ from libc.string cimport memset
 from allotment._core.contract.types cimport address_t, bytes_t, count_t
 from allotment._core.mechanism.address_map cimport address_count, block_at
 from allotment._core.mechanism.block cimport is_idle
-from allotment._core.mechanism.broken cimport broken, show
+from allotment._core.mechanism.invariant_failure cimport describe_block, violated
 from allotment._core.mechanism.holds cimport is_needed_elsewhere
 from allotment._core.mechanism.pool cimport has_limits, pool_find
 from allotment._core.mechanism.ranges cimport has_recorded_addresses, missing_of
 from allotment._core.model.model cimport (
-    AWAKE, FOR_ROUTES, FOR_TENANTS, LEAVING, Block, Deferred, Engine, Hold, PendingEvent, Pool, Range, StreamRecord,
+    AWAKE, DEFERRED, FOR_ROUTES, FOR_TENANTS, Block, Deferred, Engine, Hold, PendingEvent, Pool, Range, StreamRecord,
     StreamUse, no_limit)
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.edge.walk cimport tenants_sum
@@ -28,20 +28,20 @@ cdef int check_tiling(Range* range_) except -1:
     while block != NULL:
         if (block.address != at or block.prev != before or block.range != range_
                 or block.free_list.half != range_.free_list.half):
-            broken("blocks tile their range", f"{show(block)} stands where {at:#x} should begin")
+            violated("blocks tile their range", f"{describe_block(block)} stands where {at:#x} should begin")
         if block.size == 0 or block.size % MIN_BLOCK != 0:
-            broken("block sizes are multiples of 512", show(block))
+            violated("block sizes are multiples of 512", describe_block(block))
         at += block.size
         before = block
         block = block.next
     if at != range_.base + range_.size:
-        broken("blocks tile their range", f"the range at {range_.base:#x} ends at {range_.base + range_.size:#x}, "
+        violated("blocks tile their range", f"the range at {range_.base:#x} ends at {range_.base + range_.size:#x}, "
                f"its blocks at {at:#x}")
     return 0
 
 
 cdef int check_views(Range* range_) except -1:
-    """Check that every page under a mapped block has memory, and that `mapped` counts them."""
+    """Check that every page under a mapped block has memory, and that `mapped` is their number."""
     cdef Block* block = range_.head
     cdef bytes_t mapped = 0
     cdef uint64_t page
@@ -52,10 +52,10 @@ cdef int check_views(Range* range_) except -1:
                               (block.address + block.size - 1 - range_.base) // range_.page + 1):
                 if range_.free_list.half.pool.sleep == AWAKE and (
                         range_.views[page] == NULL or range_.views[page].views == 0):
-                    broken("mapped blocks have memory", f"page {page} under {show(block)} has none")
+                    violated("mapped blocks have memory", f"page {page} under {describe_block(block)} has none")
         block = block.next
     if mapped != range_.mapped:
-        broken("a range knows how much of it is mapped", f"{range_.mapped} noted, {mapped} found")
+        violated("a range knows how much of it is mapped", f"{range_.mapped} noted, {mapped} found")
     return 0
 
 
@@ -67,7 +67,7 @@ cdef struct Counting:
 
 
 cdef bint count_part(void* self, const Block* block, address_t address, bytes_t size, bint begins) noexcept nogil:
-    """Add memory to the totals: a part of a free block, or a whole allocated or pending one."""
+    """Add memory to the totals: a part of a free block, or a whole allocated or pending block."""
     cdef Counting* counting = <Counting*> self
     cdef Totals* totals = counting.totals
     cdef int size_class = block.free_list.half.size_class
@@ -91,19 +91,19 @@ cdef int count_range(Counting* counting, const Range* range_) except -1:
         if block.mapped:
             count_part(counting, block, block.address, block.size, False)
         elif block.allocated:
-            broken("unmapped memory is free", show(block))
+            violated("unmapped memory is free", describe_block(block))
         block = block.next
     return 0
 
 
 cdef int check_counted(const Counting* counting) except -1:
     if counting.astray != NULL:
-        broken("allocated blocks are in the address map", show(counting.astray))
+        violated("allocated blocks are in the address map", describe_block(counting.astray))
     return 0
 
 
 cdef int check_order(Engine* engine) except -1:
-    """Check that all ranges are in order of address without overlap; not if the addresses are a recording's."""
+    """Check that all ranges are in address order without overlap, unless their addresses come from a recording."""
     cdef Range* range_ = engine.first_range
     cdef Range* before
     cdef size_t count = 0
@@ -114,12 +114,12 @@ cdef int check_order(Engine* engine) except -1:
         placed += range_.base != 0 and not has_recorded_addresses(engine)
         range_ = range_.next
     if count != engine.range_count or placed != engine.placed_count:
-        broken("all ranges are found by address", f"{engine.placed_count} of {engine.range_count} noted, "
+        violated("all ranges are found by address", f"{engine.placed_count} of {engine.range_count} noted, "
                f"{placed} of {count} found")
     for i in range(1, placed):
         before = engine.by_address[i - 1]
         if engine.by_address[i].base < before.base + before.size:
-            broken("ranges do not overlap", f"{before.base:#x}+{before.size} and {engine.by_address[i].base:#x}")
+            violated("ranges do not overlap", f"{before.base:#x}+{before.size} and {engine.by_address[i].base:#x}")
     return 0
 
 
@@ -144,12 +144,12 @@ cdef int check_tally(str name, const Tally* tally, const count_t* found) except 
     cdef int size_class
     for size_class in range(2):
         if tally_of(tally, size_class) != found[size_class]:
-            broken("counters say what is there", f"{name}.{('small_pool', 'large_pool')[size_class]} is "
+            violated("counters agree with the blocks", f"{name}.{('small_pool', 'large_pool')[size_class]} is "
                    f"{tally_of(tally, size_class)}, but there is {found[size_class]}")
         if tally.room[size_class] < 0 or tally.ceiling[size_class] > tally.peak[size_class]:
-            broken("no class has room above its peak", name)
+            violated("no class has room above its peak", name)
     if tally.ceiling[SMALL] + tally.ceiling[LARGE] > tally.peak[ALL]:
-        broken("the classes together have no room above their peak", name)
+        violated("the classes together have no room above their peak", name)
     return 0
 
 
@@ -164,14 +164,14 @@ cdef int check_counters(Engine* engine, const Totals* totals) except -1:
     check_tally("segment", &engine.stats.segment, totals.segment)
     check_tally("reserved_bytes", &engine.stats.reserved_bytes, totals.reserved_bytes)
     if <count_t> address_count(engine) != totals.allocation[SMALL] + totals.allocation[LARGE]:
-        broken("the address map holds only allocated blocks", f"{address_count(engine)} addresses")
+        violated("the address map holds only allocated blocks", f"{address_count(engine)} addresses")
     return 0
 
 
 # --- pools ---------------------------------------------------------------------------------------------------
 
 cdef int check_away(Engine* engine, Pool* pool, Totals* totals) except -1:
-    """Check that a paused pool's released bytes are those that its pages lack; they do not count as reserved."""
+    """Check that a paused pool's released bytes are those of its pages without memory, and do not count as reserved."""
     cdef Range* range_ = engine.first_range
     cdef bytes_t missing[2]
     missing[SMALL] = missing[LARGE] = 0
@@ -180,7 +180,7 @@ cdef int check_away(Engine* engine, Pool* pool, Totals* totals) except -1:
             missing[range_.free_list.half.size_class] += missing_of(range_)
         range_ = range_.next
     if missing[SMALL] != pool.small.away or missing[LARGE] != pool.large.away:
-        broken("a paused pool knows what it has released", f"({pool.first}, {pool.second}): "
+        violated("a paused pool knows what it has released", f"({pool.first}, {pool.second}): "
                f"{pool.small.away} and {pool.large.away} noted, {missing[SMALL]} and {missing[LARGE]} found")
     totals.reserved_bytes[SMALL] -= pool.small.away
     totals.reserved_bytes[LARGE] -= pool.large.away
@@ -188,17 +188,17 @@ cdef int check_away(Engine* engine, Pool* pool, Totals* totals) except -1:
 
 
 cdef int check_tenants(Engine* engine) except -1:
-    """Check that tenants' memory is counted exactly while one of them has a limit, and correctly."""
+    """Check that tenants' memory is counted correctly, and only while one of them has a limit."""
     cdef bytes_t[TENANTS_MOST][3] sums
     cdef int tenant
     if engine.trace.counting != (engine.accounts != NULL):
-        broken("tenants are counted where they have accounts", f"{engine.trace.counting}")
+        violated("tenants' memory is counted where they have accounts", f"{engine.trace.counting}")
     if engine.accounts == NULL:
         return 0
     tenants_sum(engine, sums)
     for tenant in range(TENANTS_MOST):
         if sums[tenant][1] != engine.accounts[tenant].held:
-            broken("an account says what its tenant holds",
+            violated("an account knows what its tenant holds",
                    f"tenant {tenant}: {engine.accounts[tenant].held} noted, {sums[tenant][1]} found")
     return 0
 
@@ -212,10 +212,10 @@ cdef int check_slow_path_reasons(Engine* engine) except -1:
         tags += pool.tag != 0
         pool = pool.next
     if limits != engine.limit_count or tags != engine.tag_count:
-        broken("the engine counts limits and tags", f"{limits} and {tags} found")
+        violated("the engine counts limits and tags", f"{limits} and {tags} found")
     if (engine.slow_path_reasons & FOR_ROUTES != 0) != (engine.routes != NULL) or (
             engine.slow_path_reasons & FOR_TENANTS != 0) != (engine.accounts != NULL):
-        broken("requests take the slow path where needed", f"{engine.slow_path_reasons}")
+        violated("requests take the slow path where they need it", f"{engine.slow_path_reasons}")
     return 0
 
 
@@ -224,7 +224,7 @@ cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
     cdef Range* range_ = engine.first_range
     cdef Totals counted_already
     if pool.small.arena != pool.large.arena or (pool.large.arena != NULL and pool.small.free_lists != NULL):
-        broken("the halves of a pool have one arena, and its blocks belong to the large half",
+        violated("the halves of a pool have one arena, and its blocks belong to the large half",
                f"({pool.first}, {pool.second})")
     pool.placement.check(engine, pool, totals)
     if pool.placement.walk != NULL:
@@ -232,7 +232,7 @@ cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
         check_counted(&counting)
     else:
         memset(&counted_already, 0, sizeof(Totals))
-        counting.totals = &counted_already      # with the other ranges
+        counting.totals = &counted_already      # together with the other ranges
         while range_ != NULL:
             if range_.free_list.half.pool == pool:
                 count_range(&counting, range_)
@@ -240,7 +240,7 @@ cdef int check_pool(Engine* engine, Pool* pool, Totals* totals) except -1:
     check_away(engine, pool, totals)
     counting.reserved -= pool.small.away + pool.large.away
     if counting.reserved != pool.reserved_bytes:
-        broken("a pool knows what it has reserved",
+        violated("a pool knows what it has reserved",
                f"({pool.first}, {pool.second}): {pool.reserved_bytes} noted, {counting.reserved} found")
     return 0
 
@@ -254,40 +254,40 @@ cdef int check_pools(Engine* engine, Totals* totals) except -1:
     while pool != NULL:
         check_pool(engine, pool, totals)
         if pool_find(engine, pool.first, pool.second) != pool:
-            broken("pools are found by their id", f"({pool.first}, {pool.second})")
+            violated("pools are found by their id", f"({pool.first}, {pool.second})")
         if pool.freeable != (pool.use_count == 0):
-            broken("a pool is freeable when it has no user", f"({pool.first}, {pool.second})")
+            violated("a pool is freeable when it has no user", f"({pool.first}, {pool.second})")
         freeable += pool.freeable
         lenders += pool.use_on_oom
         lent += pool.lent
         pool = pool.next
     if freeable != engine.freeable_count or lenders != engine.lender_count or lent != engine.lent_count:
-        broken("the engine counts freeable pools and lenders", f"{freeable}, {lenders} and {lent} found")
+        violated("the engine counts freeable pools and lenders", f"{freeable}, {lenders} and {lent} found")
     return 0
 
 
 # --- waiting -----------------------------------------------------------------------------------------------
 
 cdef int check_waiting_in(Range* range_, dict events, set deferred, set held_free) except -1:
-    """Check a range and those that follow it."""
+    """Check a range and all that follow it."""
     cdef Block* block
     cdef bint put_off_now
     while range_ != NULL:
         block = range_.head
         while block != NULL:
             if block.event_count != events.get(<uint64_t> block, 0) + (block.address in held_free):
-                broken("a block counts the events it waits for", show(block))
-            put_off_now = block.deferred != 0 and block.deferred != LEAVING
+                violated("a block counts the events it waits for", describe_block(block))
+            put_off_now = block.withheld == DEFERRED
             if put_off_now != (<uint64_t> block in deferred) or not block.allocated and (
                     block.uses != NULL) != put_off_now:
-                broken("freed blocks with recorded streams are deferred", show(block))
+                violated("freed blocks with recorded streams are deferred", describe_block(block))
             block = block.next
         range_ = range_.next
     return 0
 
 
 cdef set check_holds(Engine* engine):
-    """Check that each shared block has other processes as users, or is freed and needed there; return the latter."""
+    """Check that shared blocks have other processes as users, or are freed and needed there; return the latter."""
     cdef size_t i
     cdef Hold* hold
     cdef StreamUse* use
@@ -300,15 +300,15 @@ cdef set check_holds(Engine* engine):
         while use != NULL and use.stream != &engine.elsewhere:
             use = use.next
         if hold.block.address != engine.holds.slots[i].key:
-            broken("shared blocks are known by their address", show(hold.block))
+            violated("shared blocks are known by their address", describe_block(hold.block))
         if hold.freed == hold.block.allocated or hold.freed == (use != NULL):
-            broken("other processes are users of the shared blocks that are in use", show(hold.block))
+            violated("other processes are users of the shared blocks that are in use", describe_block(hold.block))
         if hold.freed:
             if not is_needed_elsewhere(hold):
-                broken("a shared block that was freed is needed elsewhere", show(hold.block))
+                violated("a shared block that was freed is needed elsewhere", describe_block(hold.block))
             held_free.add(hold.block.address)
     if engine.elsewhere.users != <count_t> (engine.holds.count - len(held_free)):
-        broken("other processes are users of the shared blocks that are in use", f"{engine.elsewhere.users} uses")
+        violated("other processes are users of the shared blocks that are in use", f"{engine.elsewhere.users} uses")
     return held_free
 
 
@@ -323,7 +323,7 @@ cdef int check_waiting(Engine* engine) except -1:
     cdef set held_free
     while stream != NULL:
         if stream.first == NULL:
-            broken("streams in the queue wait for something", f"stream {stream.handle}")
+            violated("streams in the queue wait for something", f"stream {stream.handle}")
         pending = stream.first
         while pending != NULL:
             events[<uint64_t> pending.block] = events.get(<uint64_t> pending.block, 0) + 1
@@ -331,8 +331,8 @@ cdef int check_waiting(Engine* engine) except -1:
         stream = stream.next_waiting
     put_off = engine.first_deferred
     while put_off != NULL:
-        if put_off.block.allocated or not put_off.block.deferred:
-            broken("deferred blocks are freed ones", show(put_off.block))
+        if put_off.block.allocated or not put_off.block.withheld:
+            violated("deferred blocks are free for their users", describe_block(put_off.block))
         deferred.add(<uint64_t> put_off.block)
         put_off = put_off.next
     held_free = check_holds(engine)
@@ -354,5 +354,5 @@ cdef int check_engine(Engine* engine) except -1:
     check_tenants(engine)
     check_slow_path_reasons(engine)
     if engine.direct_leaving > <size_t> allotment_lock_out(&engine.lock.word):
-        broken("memory being returned to the device has a thread that will come back", f"{engine.direct_leaving} are")
+        violated("memory being returned to the device has a thread that will come back", f"{engine.direct_leaving} are")
     return 0

@@ -1,4 +1,4 @@
-"""Makes the exception for a failure, from its facts."""
+"""Makes the exception for a failure from the failure's facts."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -21,13 +21,13 @@ from allotment.errors import (
     PoolError, UnsupportedError)
 
 cdef dict POOL_FAILURES = {     # the reason that the exception names, and its text
-    FAILED_POOL_UNKNOWN: ("unknown", "there is no {pool}; it was never made, or it is closed and its memory gone"),
+    FAILED_POOL_UNKNOWN: ("unknown", "there is no {pool}: nobody made it, or it is closed and its memory is gone"),
     FAILED_POOL_FREEABLE: (
         "released",
         "the last user of {pool} has released it; make another pool, or wait until the memory of this one is gone"),
     FAILED_POOL_IN_USE: (
         "exists",
-        "{pool} exists already; its allocator and its placement are chosen when it is made: make another pool"),
+        "{pool} exists already, and its allocator and placement cannot change; make another pool"),
     FAILED_POOL_ID: ("no_id", "invalid pool id of {pool}; an id is (0, n) or (n, 0) with n >= 1"),
     FAILED_POOL_PLACEMENT: (
         "placement", "{pool} does not support whole segments (no_split); create it with placement='torch', which does"),
@@ -40,7 +40,10 @@ cdef dict POOL_FAILURES = {     # the reason that the exception names, and its t
 
 
 cdef tuple processes_on(Device device):
-    """Return the processes that hold memory there, if the device can tell; errors must not replace the report."""
+    """Return the processes that hold memory there, if the device can tell.
+
+    An error here must not replace the report.
+    """
     try:
         return tuple([(int(process), int(size)) for process, size in device.processes()])
     except Exception:
@@ -83,13 +86,13 @@ cdef object paused_error(Device device, const Failure* failure):
             "open; close the handle first", tag=tag)
     if failure.reason == FAILED_PAUSE_PLACEMENT:
         return UnsupportedError(
-            f"{words} on {device.name} cannot be paused: its memory is divided by "
-            f"placement:{(<bytes> failure.fault).decode()}, which does not give it up without its addresses; make the "
-            "pool with placement='torch'", operation="pause")
+            f"{words} on {device.name} cannot be paused: it uses "
+            f"placement:{(<bytes> failure.fault).decode()}, which cannot release memory and keep its "
+            "addresses; make the pool with placement='torch'", operation="pause")
     return UnsupportedError(
         f"{device.name} does not support pausing {words}: its segment at {failure.address:#x} is plain memory, which "
-        "cannot go without its addresses; it needs virtual memory (range_reserve, map, ...), "
-        "which the memory of a tag has where the device can", operation="pause")
+        "cannot be released without its addresses; pausing needs virtual memory (range_reserve, map, ...), "
+        "which a tag's memory uses if the device supports it", operation="pause")
 
 
 cdef object out_of_memory(Device device, const Failure* failure):
@@ -133,7 +136,7 @@ cdef object failure_error(Device device, const Failure* failure):
     if failure.reason == FAILED_EXACT_ADDRESS:
         why = f"blocks begin at multiples of {MIN_BLOCK}"
         if failure.address % MIN_BLOCK == 0:
-            why = f"no free block of this pool and stream contains all of it on {device.name}"
+            why = f"on {device.name}, no free block of this pool and stream contains all of it"
         return AddressError(f"cannot allocate at {failure.address:#x}: {why}", failure.address)
     if failure.reason == FAILED_DEVICE:
         return device_error(device, failure.status, (<bytes> failure.operation).decode())

@@ -1,14 +1,14 @@
-"""A rehearsal: the outcome of a list of requests, tried on a copy of the engine.
+"""A rehearsal tries a list of requests on a copy of the engine, to learn their outcome.
 
     live engine ──(copied under its lock)──> twin engine over a paper device ──> serve, serve, ... ──> discarded
 
-The twin has the pools, ranges, blocks, routes, limits and counters of the live engine. Its device only knows how much
-memory the live one has left. So requests run through the very code that would serve them, and the live engine does not
-change: even frees whose streams are done complete only in the twin.
+The twin has the pools, ranges, blocks, routes, limits and counters of the live engine. The twin's device knows only how
+much memory the live device has left. So requests run through the very code that would serve them, and the live engine
+does not change: even frees whose streams are done complete only in the twin.
 
-A `Refusal` names what a copy cannot know: memory that a placement keeps itself, a user's allocator, a filter that calls
-user code or asks for a capture, frees that a capture defers. Free-memory callbacks are not rehearsed, since they would
-have to run.
+A `Refusal` names what a copy cannot reproduce: memory that a placement keeps itself, a user's allocator, a filter that
+calls user code or asks about a capture, frees that a capture defers. Free-memory callbacks are not rehearsed, because
+the rehearsal would have to run them.
 """
 
 from libc.stddef cimport size_t
@@ -28,7 +28,7 @@ cdef struct Paper:
     # A device that only counts memory, and has addresses for all of it.
     DeviceTable table
     bytes_t left, total, page
-    address_t next              # free from here on
+    address_t next              # addresses from here on are free
     address_t placed            # address of the next range, while copying; 0: at `next`
 
 cdef struct Wish:

@@ -125,7 +125,7 @@ cdef void take_nothing(void* self, address_t address, bytes_t size, stream_t str
 
 
 cdef void fill_paper(Paper* paper, Engine* engine) noexcept nogil:
-    """Give it as much memory as the live device has left; a device that cannot tell counts as having enough."""
+    """Give it as much memory as the live device has left; a device that cannot report that counts as having enough."""
     cdef DeviceTable* live = engine.table
     cdef DeviceTable* table = &paper.table
     cdef size_t i
@@ -211,8 +211,8 @@ cdef bint copy_pools(Engine* twin, const Engine* engine, Failure* failure) noexc
     return True
 
 
-cdef void settle_pools(Engine* twin, const Engine* engine) noexcept nogil:
-    """Copy the counts, once the routes exist, which are users too."""
+cdef void copy_pool_counts(Engine* twin, const Engine* engine) noexcept nogil:
+    """Copy the counts. pre: the routes exist, which are users too"""
     cdef const Pool* pool = &engine.defaults
     cdef Pool* made
     while pool != NULL:
@@ -235,7 +235,7 @@ cdef void settle_pools(Engine* twin, const Engine* engine) noexcept nogil:
 
 
 cdef bint copy_routes(Engine* twin, const Route* route, Failure* failure) noexcept nogil:
-    """Copy the oldest first."""
+    """Copy the routes, the oldest first."""
     cdef Filter filter
     if route == NULL:
         return True
@@ -264,7 +264,7 @@ cdef bint copy_pages(Engine* twin, const Range* range_, Range* made) noexcept no
 
 
 cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap* twins) noexcept nogil:
-    """Store in `twins` blocks that wait or are in a list of the live engine; other free ones go on their free list."""
+    """Store in `twins` the blocks that wait or are in a list of the live engine; put other free ones on free lists."""
     cdef const Block* block = range_.head
     cdef Block* before = NULL
     cdef Block* copied
@@ -274,10 +274,10 @@ cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap
         copied = block_record(twin, made.free_list, made, block.address, block.size)
         copied.order = block.order
         copied.requested = block.requested
-        copied.allocated = block.allocated or block.uses != NULL    # in use, or unavailable in the rehearsal
+        copied.allocated = block.allocated or block.uses != NULL    # in use, or not available to the rehearsal
         copied.mapped = block.mapped
         copied.event_count = block.event_count
-        copied.deferred = block.deferred    # LEAVING, or nothing: deferred blocks are refused
+        copied.withheld = block.withheld    # LEAVING or 0: deferred blocks are refused
         copied.prev = before
         if before != NULL:
             before.next = copied
@@ -290,7 +290,7 @@ cdef bint copy_blocks(Engine* twin, const Range* range_, Range* made, PointerMap
         elif block.releasable or block.event_count > 0 or block == block.free_list.half.last_freed:
             map_put(twins, <uint64_t> block, copied)
         block = block.next
-    # Only now: the neighbours show whether a block is all of its segment.
+    # Not earlier: the neighbours show whether a block is all of its segment.
     block = range_.head
     copied = made.head
     while block != NULL:
@@ -307,7 +307,7 @@ cdef bint copy_ranges(Engine* twin, const Engine* engine, PointerMap* twins, Fai
     cdef FreeList* free_list
     cdef Range* made
     while range_ != NULL:
-        if range_.base == 0:        # a thread is allocating its memory right now
+        if range_.base == 0:        # a thread is just allocating its memory
             range_ = range_.next
             continue
         stream = stream_for(twin, range_.free_list.stream.handle)
@@ -338,7 +338,7 @@ cdef bint copy_ranges(Engine* twin, const Engine* engine, PointerMap* twins, Fai
 
 
 cdef void add_by_age(Engine* twin, const Engine* engine, const Half* half, PointerMap* twins) noexcept nogil:
-    """Put the blocks that are all of a plain segment on their free lists, oldest first, and the last freed block."""
+    """Put the blocks that are all of a plain segment on free lists, oldest first, and then the last freed block."""
     cdef const Block* block = half.oldest
     while block != NULL:
         put_on_free_list(<Block*> map_get(twins, <uint64_t> block))
@@ -348,7 +348,7 @@ cdef void add_by_age(Engine* twin, const Engine* engine, const Half* half, Point
 
 
 cdef bint copy_waiting(Engine* twin, Engine* engine, PointerMap* twins, Failure* failure) noexcept nogil:
-    """Copy the events that blocks wait for, done or not, as the live device reports now."""
+    """Copy the events that blocks wait for, done or not, as the live device now reports them."""
     cdef StreamRecord* stream = engine.first_waiting
     cdef StreamRecord* made
     cdef PendingEvent* pending
@@ -389,7 +389,7 @@ cdef bint copy_waiting(Engine* twin, Engine* engine, PointerMap* twins, Failure*
 
 
 cdef bint reserve_events(Engine* twin, const Engine* engine) noexcept nogil:
-    """Make room for events that are returned when they are done."""
+    """Make room for the events that return when they are done."""
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
     cdef size_t count = 0
@@ -425,7 +425,7 @@ cdef bint copy_engine(Engine* twin, Engine* engine, Failure* failure) noexcept n
           and (reserve_events(twin, engine) or host_memory_failed(failure))
           and copy_waiting(twin, engine, &twins, failure))
     if ok:
-        settle_pools(twin, engine)
+        copy_pool_counts(twin, engine)
         while pool != NULL:
             add_by_age(twin, engine, &pool.small, &twins)
             add_by_age(twin, engine, &pool.large, &twins)
@@ -463,7 +463,7 @@ cdef bint try_request(Engine* twin, const Wish* wish, Failure* failure) noexcept
 cdef bint rehearse(Engine* engine, const Wish* wishes, size_t count, Rehearsal* out) noexcept nogil:
     """Return False with the reason in out.failure if it could not be rehearsed, or with a refusal. pre: inside `engine`
 
-    Leaves the live engine once the copy is made: the rehearsal itself blocks nobody.
+    Leaves the live engine once the copy is complete: the rehearsal itself blocks nobody.
     """
     cdef Paper paper
     cdef Tuning tuning = engine.tuning

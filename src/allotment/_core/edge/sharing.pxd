@@ -1,4 +1,4 @@
-"""What another process needs to open a block: the segment that contains it, or its chunks.
+"""What another process needs to open a block: the segment that contains the block, or its chunks.
 
     plain         | segment .............................. |         one piece, by its base
                        offset ->| block |
@@ -6,7 +6,7 @@
     in chunks     | chunk | chunk | chunk |                          the chunks that the block touches, in order;
                   offset ->| block    |                              whole ones, since part of one cannot be mapped
 
-Pieces are handles of the device; exporting them needs device calls, but no engine.
+Pieces are device handles. Exporting them needs device calls, but no engine.
 """
 
 from libc.stddef cimport size_t
@@ -26,10 +26,10 @@ cdef struct SharedBlock:
     address_t base              # of the first piece
     SharedPiece* pieces
     size_t piece_count, piece_room
-    stream_t* streams           # streams whose work may use it: its own, then the other users'
+    stream_t* streams           # streams whose work may use the block: its own, then the other users
     size_t stream_count, stream_room
 
-# The caller clears `out`, which begins as zeros, also after a failure.
+# The caller clears `out`, which begins as zeros, even after a failure.
 cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock* out, Failure* failure) noexcept nogil
 cdef bint lease_block(Engine* engine, address_t address, uint64_t generation, SharedBlock* out,
                       Failure* failure) noexcept nogil

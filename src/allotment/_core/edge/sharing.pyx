@@ -70,7 +70,7 @@ cdef bint describe(Engine* engine, Block* block, SharedBlock* out, Failure* fail
 
 
 cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock* out, Failure* failure) noexcept nogil:
-    """Describe an allocated block. With `keep` it is held until `end_shares` ends that."""
+    """Describe an allocated block. With `keep` the block is held until `end_shares` ends that hold."""
     cdef Block* block = block_at(engine, address) if address != 0 else NULL
     cdef Hold* hold
     if block == NULL:

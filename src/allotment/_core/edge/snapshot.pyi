@@ -9,4 +9,4 @@ def assembled(
     settings: dict[str, Any],
     annotations: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return a snapshot made of its parts: the history of each device by its index, and what holds for all of them."""
+    """Return a snapshot made of its parts: the history of each device by its index, and the fields of all devices."""

@@ -1,7 +1,8 @@
 """Copies of the engine's records as the dictionaries that PyTorch's memory tools read.
 
-Frames are created once per stack and shared by everything that shows it, as in PyTorch. Garbage collection is disabled
-while a list is built: everything in it is alive, so a collection every few hundred dictionaries would find nothing.
+Each stack's frames are created once and shared by all entries that show it, as in PyTorch. Garbage collection is
+disabled while a list is built: everything in the list is alive, so a collection every few hundred dictionaries would
+find nothing.
 """
 
 from libc.stddef cimport size_t
@@ -34,7 +35,7 @@ def assembled(
     settings: dict[str, Any],
     annotations: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return a snapshot made of its parts: the history of each device by its index, and what holds for all of them."""
+    """Return a snapshot made of its parts: the history of each device by its index, and the fields of all devices."""
     return {
         "segments": segments,
         "device_traces": [histories.get(device, []) for device in range(device_count)],
@@ -44,14 +45,14 @@ def assembled(
 
 
 cdef inline int name_tenant(dict shown, uint32_t context) except -1:
-    """Add one field that PyTorch does not write, and only if there is a tenant."""
+    """Add one field that PyTorch does not write, only if the context has a tenant."""
     if tenant_of(context) != 0:
         shown[WORDS[TENANT]] = tenant_name(context)
     return 0
 
 
 cdef inline list frames_of(uint32_t context, dict known):
-    """Return the frames of a stack, cached in `known`. Without a stack, a new list."""
+    """Return the frames of a stack, cached in `known`; for no stack, a new list."""
     if stack_of(context) == 0:
         return []
     frames = known.get(stack_of(context))
@@ -104,8 +105,8 @@ cdef list segment_dicts(const Arrangement* arrangement, int device):
 
 cdef tuple pool_id_of(const TraceRecord* record):
     pool_id = (record.pool_first, record.pool_second)
-    # The collector itself does this to a tuple of numbers. It ignores a dictionary without tracked values too, so a
-    # long history does not slow down every collection while somebody holds it.
+    # The collector itself does this to a tuple of numbers. It also ignores a dictionary without tracked values, so a
+    # long history does not slow down every collection while a caller holds it.
     PyObject_GC_UnTrack(pool_id)
     return pool_id
 
@@ -115,7 +116,7 @@ cdef dict out_of_memory_dict(dict entry):
 
 
 cdef str user_metadata(const TraceRecord* record, object rules):
-    """Return the user's text; by some rules, our own note is appended to it."""
+    """Return the user's text. Under some rules, the allocator's own note is appended to it."""
     cdef str text = name_of(record.metadata)
     if not record.exact_address or rules.exact_address_mark != "user":
         return text
@@ -123,13 +124,13 @@ cdef str user_metadata(const TraceRecord* record, object rules):
 
 
 cdef str internal_metadata(const TraceRecord* record, object rules):
-    """Return our own note, if the rules keep it in a separate field."""
+    """Return the allocator's own note, if the rules keep it in a separate field."""
     return EXACT_ADDRESS if record.exact_address and rules.exact_address_mark == "internal" else ""
 
 
 cdef list entry_dicts(const TraceRecord* records, size_t count, object rules):
-    # An entry mostly equals the one before it. So one dictionary is updated with what differs, and each entry is a copy
-    # of it: unchanged values cost neither a new object nor a lookup. It begins as `last` does.
+    # An entry mostly equals the one before it. So the code updates one dictionary with the differences and copies it
+    # for each entry: unchanged values cost neither a new object nor a lookup. The dictionary begins as `last` does.
     cdef dict running, entry
     cdef dict known = {}
     cdef list frames = []

@@ -1,8 +1,8 @@
 """Writes a snapshot as a pickle, with the history straight from the ring's records.
 
-It loads as exactly what `snapshot` returns, but without a dictionary per entry on the way. Repeated values are written
-once and then referred to by memo number: the words of the format by fixed one-byte numbers, the program's own values
-(texts, stacks, pool ids) by the numbers after those.
+Loading it gives exactly what `snapshot` returns, but writing it makes no dictionary per entry. It writes each repeated
+value once and then refers to it by memo number: to the words of the format by fixed one-byte numbers, to the program's
+own values (texts, stacks, pool ids) by the numbers after those.
 """
 
 from libc.stddef cimport size_t

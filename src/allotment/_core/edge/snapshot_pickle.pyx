@@ -23,7 +23,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     PIECE = 1 << 20             # bytes written to the file at a time
-    SPARE = 512                 # always available: one entry, without values that appear for the first time
+    SPARE = 512                 # always available: enough for one entry without new values
     FRAME_HEADER = 9
     PROTOCOL = 4
 
@@ -47,7 +47,7 @@ cdef class PickleWriter:
         free(self.data)
 
     cdef int make_room(self, size_t more) except -1:
-        """Make room for so many bytes, besides SPARE."""
+        """Make room for `more` bytes, besides SPARE."""
         cdef size_t room = self.used + more + SPARE
         cdef uint8_t* larger
         if room <= self.room:
@@ -61,7 +61,7 @@ cdef class PickleWriter:
         return 0
 
     cdef int flush(self) except -1:
-        """Write everything so far to the file, as one frame."""
+        """Write everything so far to the file as one frame."""
         cdef size_t used = self.used
         self.used = 0
         self.byte(FRAME)
@@ -106,13 +106,13 @@ cdef class PickleWriter:
         return self.bytes_(encoded, 0, len(encoded))
 
     cdef int plain(self, object value) except -1:
-        """Write any value. Its memo numbers start at 0 as ours do, so earlier values cannot be referred to any more."""
+        """Write any value. Its memo numbers start at 0, as ours do, so it ends references to earlier values."""
         cdef bytes pickled = pickle.dumps(value, protocol=3)        # the last protocol without frames
         self.numbers.clear()
         self.words = 0
         return self.bytes_(pickled, 2, len(pickled) - 1)            # without PROTO and STOP
 
-    # Repeated values. Each of these writes the value, or its memo number.
+    # Repeated values. Each method writes the value or its memo number.
 
     cdef inline void get(self, uint32_t number) noexcept:
         if number < 0x100:
@@ -187,7 +187,7 @@ cdef class PickleWriter:
         return number
 
     cdef int trace(self, const TraceRecord* records, size_t count, object rules) except -1:
-        # A value equal to the previous entry's needs no lookup: its number is in a local variable.
+        # A value equal to the previous entry's needs no lookup: a local variable has its number.
         cdef uint32_t compile_context = 0
         cdef uint32_t metadata = 0
         cdef uint32_t pool_id = 0
@@ -252,7 +252,7 @@ cdef class PickleWriter:
 
 
 cdef int write_snapshot(object file, dict snapshot, const TraceRecord* records, size_t count, object rules) except -1:
-    """Write the pickle of `snapshot`, whose history of the last device is empty, with these records in it."""
+    """Write the pickle of `snapshot` with these records in it. pre: its history of the last device is empty"""
     cdef PickleWriter writer = PickleWriter(file)
     writer.byte(EMPTY_DICT)
     for key, value in snapshot.items():

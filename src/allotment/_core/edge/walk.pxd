@@ -1,7 +1,7 @@
 """The walk over segments behind snapshots: a copy of the arrangement, taken under the lock.
 
-A segment begins at every mapped block that has no neighbour before it, or an unmapped one, and continues while blocks
-are mapped. So a plain segment is one, and an expandable one is as many as it has mapped runs. Copies hold only numbers;
+A segment begins at every mapped block whose previous neighbour is missing or unmapped, and continues while blocks are
+mapped. So a plain range is one segment, and an expandable range has one for each mapped run. Copies hold only numbers;
 Python objects are made from them after the lock is released.
 """
 
@@ -25,7 +25,7 @@ cdef struct BlockCopy:
     bytes_t requested
     uint32_t context
     int state
-    stream_t stream             # its own; may differ from its segment's where streams share segments
+    stream_t stream             # the block's stream; may differ from its segment's where streams share segments
 
 cdef struct SegmentCopy:
     address_t address
@@ -33,7 +33,7 @@ cdef struct SegmentCopy:
     stream_t stream
     uint64_t pool_first, pool_second
     uint32_t context
-    uint32_t number         # in order of creation, among those shown
+    uint32_t number         # order of creation among the segments shown
     bint is_small
     bint is_expandable
     size_t first_block, block_count
@@ -46,7 +46,7 @@ cdef struct Arrangement:
 
 cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
 cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil
-# Allocated blocks, bytes and requested bytes by tenant. Visits every block
+# Sums allocated blocks, bytes and requested bytes by tenant. Visits every block
 cdef void tenants_sum(Engine* engine, bytes_t[TENANTS_MOST][3] sums) noexcept nogil
 cdef void arrangement_clear(Arrangement* arrangement) noexcept nogil
 

@@ -85,9 +85,9 @@ cdef int by_address(const void* a, const void* b) noexcept nogil:
 
 
 cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil:
-    """Copy the segments of everything, or of one private pool; sorted by address, and recorded in the trace.
+    """Copy the segments of everything, or of one private pool; sorts them by address and records the walk in the trace.
 
-    Of a private pool's expandable range only a run at its very start is listed: PyTorch's rule.
+    Of a private pool's expandable range it lists only a run at the range's very start: PyTorch's rule.
     """
     cdef bint everything = first == 0 and second == 0
     cdef Range* range_ = engine.first_range
@@ -126,7 +126,7 @@ cdef bint walk_segments(Engine* engine, uint64_t first, uint64_t second, Arrange
 
 
 cdef bint walk_ranges(Engine* engine, uint64_t first, uint64_t second, Arrangement* out) noexcept nogil:
-    """Copy the whole ranges of one pool, with unmapped blocks: what a checkpoint stores."""
+    """Copy the whole ranges of one pool, including unmapped blocks: what a checkpoint stores."""
     cdef Pool* pool = pool_find(engine, first, second)
     cdef Range* range_ = first_range_of(engine, pool) if pool != NULL else NULL
     cdef Block* block

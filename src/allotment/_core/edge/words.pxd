@@ -1,7 +1,7 @@
 """The words of a snapshot: names for the engine's numbers, and for the fields of a trace entry.
 
-Code that writes, reads or compares snapshots takes the words from here, in C or in Python; they are defined nowhere
-else. The numbers of `Action` and `BlockState` are the engine's own.
+Code that writes, reads or compares snapshots, in C or in Python, takes the words from here; no other file defines them.
+The numbers of `Action` and `BlockState` are the engine's own.
 """
 
 from allotment._core.records.trace cimport ACTION_COUNT

@@ -23,7 +23,7 @@ class Action(IntEnum):
     SNAPSHOT = ACTION_SNAPSHOT
     OOM = ACTION_OOM
     ANNOTATE = ACTION_ANNOTATE
-    USER_DEFINED = ACTION_COUNT             # from here on: only in files of others, never reported by an engine
+    USER_DEFINED = ACTION_COUNT             # from here on: only in foreign files; an engine never reports it
     UNKNOWN = ACTION_COUNT + 1
 
 
@@ -50,7 +50,7 @@ def word_of(member: IntEnum) -> str:
     return member.name.lower()
 
 
-# The actions that an engine reports, by number, and the fields that its entries can have.
+# The actions that an engine reports, indexed by number, and the fields that its entries can have.
 ACTIONS: tuple[str, ...] = tuple([word_of(Action(number)) for number in range(ACTION_COUNT)])
 ENTRY_FIELDS: tuple[str, ...] = (
     "action", "addr", "device_free", "size", "stream", "time_us", "compile_context", "user_metadata", "pool_id",

@@ -1,14 +1,14 @@
-"""Address lookup: the block that contains an address, also in the block's middle.
+"""Looks up the block that contains an address, which may lie in the block's middle.
 
-The start of a block is one map lookup. Any other address is found by its range, and there by a walk over the blocks:
-for checking a caller's argument, not for the hot path.
+The start of a block takes one map lookup. Any other address is looked up by its range, and then by a walk over that
+range's blocks. That is for checking a caller's argument, not for the hot path.
 """
 
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.model.model cimport Engine
 
 ctypedef enum AddressLookup:
-    IN_BLOCK            # inside a live block: `start` and `size` are the block's
+    IN_BLOCK            # inside a live block: sets `start` and `size` to the block's
     IN_UNUSED           # our memory, but not in use
     ELSEWHERE           # not this engine's memory
 

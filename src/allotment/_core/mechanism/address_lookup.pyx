@@ -40,7 +40,7 @@ cdef bint look_at_part(void* self, const Block* block, address_t address, bytes_
 
 
 cdef AddressLookup find_past_ranges(Engine* engine, address_t address, address_t* start, bytes_t* size) noexcept nogil:
-    """Look in memory that a placement keeps itself, or that was allocated without the cache."""
+    """Search memory that a placement keeps itself, and memory that was allocated without the cache."""
     cdef Search search
     cdef Pool* pool = &engine.defaults
     cdef size_t i

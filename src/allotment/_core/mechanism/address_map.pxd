@@ -1,7 +1,7 @@
 """The map from user addresses to allocated blocks.
 
-The block allocated last is the likeliest to be freed next. It stays out of the table until another block is allocated,
-so allocating and freeing a short-lived block touches no slot, whatever the size of the table.
+The block allocated last is the most likely to be freed next. It stays out of the table until another block is
+allocated, so allocating and freeing a short-lived block touches no slot, whatever the size of the table.
 """
 
 from libc.stddef cimport size_t
@@ -16,14 +16,14 @@ cdef inline bint is_latest(const Engine* engine, address_t address) noexcept nog
 
 
 cdef inline Block* block_at(const Engine* engine, address_t address) noexcept nogil:
-    """Return the allocated block that begins there, or NULL."""
+    """Return the allocated block that begins at an address, or NULL."""
     if is_latest(engine, address):
         return engine.latest
     return <Block*> map_get(&engine.blocks, address)
 
 
 cdef inline bint is_in_use(const Engine* engine, address_t address) noexcept nogil:
-    """Whether memory begins there that a user has: a block, or what was allocated past the cache."""
+    """Whether user memory begins there: a block, or memory that was allocated without the cache."""
     return block_at(engine, address) != NULL or map_get(&engine.direct, address) != NULL
 
 

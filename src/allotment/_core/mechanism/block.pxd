@@ -30,11 +30,11 @@ cdef inline bint is_idle(const Block* block) noexcept nogil:
 
 cdef inline bint is_within_reach(const Block* block) noexcept nogil:
     """Whether the block is idle, and its memory is not being returned to the device."""
-    return is_idle(block) and block.deferred != LEAVING
+    return is_idle(block) and block.withheld != LEAVING
 
 
 cdef inline void give_order(Engine* engine, Block* block) noexcept nogil:
-    """Set a new block's rank among blocks of its size. By the rules ranges have numbers, or blocks, or neither."""
+    """Set a new block's rank among blocks of its size. The rules number ranges, or blocks, or neither."""
     engine.blocks_numbered += engine.rules.numbers_blocks
     block.order = block.range.order + engine.blocks_numbered
 
@@ -54,7 +54,7 @@ cdef inline Block* block_record(Engine* engine, FreeList* free_list, Range* rang
     block.allocated = False
     block.mapped = True
     block.releasable = False
-    block.deferred = False
+    block.withheld = 0
     block.context = block.segment_context = 0
     return block
 
@@ -68,7 +68,7 @@ cdef inline Block* block_new(Engine* engine, FreeList* free_list, Range* range_,
 
 
 cdef inline Block* block_new_after(Engine* engine, const Block* other, address_t address, bytes_t size) noexcept nogil:
-    """`block_new` in the range of another block, whose order is loaded already and mostly the same."""
+    """Variant of `block_new` in the range of `other`, whose order is already loaded and mostly the same."""
     cdef Block* block = block_record(engine, other.free_list, other.range, address, size)
     block.order = other.order
     if engine.rules.numbers_blocks:
@@ -103,7 +103,10 @@ cdef inline bint is_plain(const Block* block) noexcept nogil:
 
 
 cdef inline bint is_plain_of(const Half* half, const Block* block) noexcept nogil:
-    """Variant of `is_plain` for callers that have the block's half. Without expandable memory it reads no range."""
+    """Variant of `is_plain` for callers that have the block's half.
+
+    It reads the range only if the half has expandable memory.
+    """
     return half.expandable_count == 0 or is_plain(block)
 
 
@@ -154,7 +157,7 @@ cdef inline bytes_t join(Engine* engine, Block* block, Block* neighbour) noexcep
 
 
 cdef inline void mark_handed_out(Engine* engine, Block* block, bytes_t requested, uint32_t context) noexcept nogil:
-    """The first part of `note_handed_out`: what is found by the block's address."""
+    """The first part of `note_handed_out`: what the block's address leads to."""
     block.allocated = True
     block.requested = requested
     block.context = context
@@ -209,7 +212,7 @@ cdef inline void count_free(Engine* engine, int size_class, bytes_t size, bytes_
 
 
 cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """Record that a block is free for good; call before it changes. pre: taken back, waiting for nothing"""
+    """Record that a block is free for good; call before the block changes. pre: taken back, waiting for nothing"""
     trace_free(engine, block, context)
     count_free(engine, block.free_list.half.size_class, block.size, block.requested)
 

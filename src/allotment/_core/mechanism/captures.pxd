@@ -1,8 +1,8 @@
 """Effects of a graph capture: no event may be touched, and a device allocation needs relaxed capture.
 
-A free that other streams must finish with is deferred until events can be recorded (`streams`). With stream reuse it
-also remembers the last nodes that the capture has on each of these streams. Once all of them come before what a
-stream captures next, the graph itself orders the reuse, and the free completes at once:
+A free that other streams must finish with is deferred until events can be recorded (`streams`). With stream reuse, the
+deferred free also remembers the last nodes that the capture has on each of these streams. Once all of these nodes come
+before the next node of a stream, the graph itself orders the reuse, and the free completes at once:
 
     stream A   ──1──2──(free here, B uses it too: markers 2, 4)──────────6──7──   reachable from 7: all of 1 .. 6
     stream B   ──3──4───────────────────────────────────────5──/

@@ -82,7 +82,7 @@ cdef Deferred* deferral_prepare(Engine* engine, Block* block, bint captured, Fai
 
 
 cdef VisitedNodes* visited_by(Engine* engine, capture_t capture, stream_t stream) noexcept nogil:
-    """Return the nodes known to come before `stream` in a capture; created at first sight."""
+    """Return the nodes known to come before `stream` in a capture; creates the record on first use."""
     cdef CaptureStore* store = engine.captures
     cdef VisitedNodes* visited
     while store != NULL and store.capture != capture:
@@ -216,9 +216,9 @@ cdef void captures_clear(Engine* engine) noexcept nogil:
 
 
 cdef bint relax_capture(Engine* engine, stream_t stream) noexcept nogil:
-    """Let this thread allocate device memory while the stream is in a capture, which a strict capture forbids.
+    """Let this thread allocate device memory while the stream is being captured, which a strict capture forbids.
 
-    Returns whether that was needed; pass it to `end_relaxed_capture`.
+    Returns whether that was necessary; pass the result to `end_relaxed_capture`.
     """
     cdef DeviceTable* table = engine.table
     cdef capture_t capture = 0

@@ -30,7 +30,7 @@ cdef bint inside_capture(Engine* engine, stream_t otherwise, bint* inside, Failu
 
 
 cdef bint is_used_in_capture(Engine* engine, const Block* block) noexcept nogil:
-    """Whether a stream that uses a block is in a capture: an event recorded there would say nothing."""
+    """Whether a stream that uses a block is being captured: an event recorded there would tell nothing."""
     cdef StreamUse* use = block.uses
     cdef capture_t capture = 0
     cdef Failure failure

@@ -1,4 +1,4 @@
-"""Storing why something failed. See `Failure` in the model."""
+"""Records why an operation failed. See `Failure` in the model."""
 
 from libc.stdint cimport uint64_t
 

@@ -1,7 +1,7 @@
 """Shared blocks: not reused while another process has one open or may still open it.
 
     share            creates a Hold, and adds "other processes" to the block's users
-      lease, keep    counted by the code that talks to those processes; the engine only knows the numbers
+      lease, keep    the code that talks to those processes counts them; the engine knows only the numbers
     free             ends the user's use; with a lease or a keep the block is pending, as if an event were outstanding
     the last ends    the block is free for good, unless it still waits for streams
 

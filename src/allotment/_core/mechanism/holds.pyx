@@ -13,7 +13,7 @@ from allotment._core.tools.slab cimport slab_give
 
 
 cdef Hold* hold_make(Engine* engine, Block* block, Failure* failure) noexcept nogil:
-    """Return the hold of an allocated block, created when it is first shared; NULL without host memory for it."""
+    """Return the hold of an allocated block, creating it the first time; NULL if host memory is short."""
     cdef Hold* hold = hold_of(engine, block)
     if hold != NULL:
         return hold
@@ -30,7 +30,7 @@ cdef Hold* hold_make(Engine* engine, Block* block, Failure* failure) noexcept no
 
 
 cdef Hold* hold_find(Engine* engine, address_t address, uint64_t generation) noexcept nogil:
-    """Return NULL if that block is gone, or was never shared."""
+    """Return NULL if that block is gone or was never shared."""
     cdef Hold* hold = <Hold*> map_get(&engine.holds, address) if address != 0 else NULL
     return hold if hold != NULL and hold.generation == generation else NULL
 
@@ -52,14 +52,14 @@ cdef void use_drop(Engine* engine, StreamUse* use) noexcept nogil:
 
 
 cdef void hold_settle(Engine* engine, Hold* hold, uint32_t context) noexcept nogil:
-    """Complete what has become possible: a lease or a keep has ended, or the block was freed."""
+    """Complete the free if it is now possible: a lease or a keep has ended, or the user freed the block."""
     cdef Block* block = hold.block
     if not hold.freed or is_needed_elsewhere(hold):
         return
     map_pop(&engine.holds, block.address)
     free(hold)
     block.event_count -= 1
-    if block.event_count == 0 and not block.deferred:
+    if block.event_count == 0 and not block.withheld:
         complete_free(engine, block, context)
 
 
@@ -82,7 +82,7 @@ cdef void holds_end(Engine* engine) noexcept nogil:
             i += 1
             continue
         hold.leases = hold.keeps = 0
-        hold_settle(engine, hold, 0)        # may move another one here
+        hold_settle(engine, hold, 0)        # may move another hold into this slot
 
 
 cdef void holds_clear(Engine* engine) noexcept nogil:

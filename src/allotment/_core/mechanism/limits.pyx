@@ -50,7 +50,7 @@ cdef bint accounts_open(Engine* engine) noexcept nogil:
 # --- hard limits -------------------------------------------------------------------------------------------
 
 cdef bytes_t promised_to_others(const Engine* engine, const Pool* pool, const Pool** whose) noexcept nogil:
-    """Return the bytes guaranteed to other pools that they do not hold yet; `whose` lacks the most."""
+    """Return the bytes guaranteed to other pools that they do not hold yet; `whose` is the pool that lacks most."""
     cdef const Pool* other = engine.first_pool
     cdef bytes_t promised = 0
     cdef bytes_t most = 0

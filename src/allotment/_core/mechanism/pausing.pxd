@@ -1,15 +1,14 @@
-"""Pausing: a pool's physical memory is returned to the device, and every address stays.
+"""Pausing returns a pool's physical memory to the device and keeps every address.
 
     awake ── pause_begin ──> falling asleep ── pause_end ──> asleep ── resume_begin ──> waking ── resume_end ──> awake
                                   |  contents to the host                 ^    contents from the host
                                   └─ pause_undo: as it was before         └─ fails whole: nothing has changed
 
-The blocks do not change: they still count as mapped, and a resume backs the pages that lie under mapped blocks.
-`Half.away` counts their bytes without memory. A pool that is not awake serves no request, but its blocks can be freed.
-While contents are being copied, nothing in the pool is unmapped (`is_moving`).
+The blocks do not change: they still count as mapped, and a resume backs the pages under mapped blocks again.
+`Half.away` counts the bytes of mapped blocks without memory. A pool that is not awake serves no request, but its blocks
+can be freed. While contents are being copied, nothing in the pool may be unmapped (`is_moving`).
 
-Pausing needs memory whose addresses the device does not choose: expandable segments, which the pools of tags always
-use.
+Pausing needs addresses that the device does not choose: expandable segments, which the pools of tags always use.
 """
 
 from libc.stddef cimport size_t
@@ -27,12 +26,12 @@ cdef struct ExtentList:
     size_t count, room
     bytes_t total
 
-# pre of all: inside the engine. The pool exists at least until it is awake again.
+# pre for all functions: the caller is inside the engine, and the pool exists at least until it is awake again.
 cdef bint pause_begin(Engine* engine, Pool* pool, Failure* failure) noexcept nogil
-# The extents whose contents must be kept: allocated blocks, adjacent ones joined. The caller owns the list.
+# Lists the extents whose contents must be kept: allocated blocks, adjacent ones joined. The caller owns the list.
 cdef bint pause_extents(Engine* engine, Pool* pool, ExtentList* list, Failure* failure) noexcept nogil
 cdef void pause_undo(Engine* engine, Pool* pool) noexcept nogil
-# If the device refuses to take some memory, the pool is asleep all the same; pausing it again retries the rest.
+# If the device refuses to take back some memory, the pool is asleep nevertheless; pausing it again retries the rest.
 cdef bint pause_end(Engine* engine, Pool* pool, Failure* failure) noexcept nogil
 cdef bint resume_begin(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil
 cdef void resume_end(Engine* engine, Pool* pool) noexcept nogil

@@ -21,7 +21,7 @@ from allotment._core.tools.arrays cimport make_room
 
 
 cdef Range* range_of(Range* range_, const Pool* pool) noexcept nogil:
-    """Return the first range of a pool, starting at `range_`."""
+    """Return the first range of a pool, searching from `range_`."""
     while range_ != NULL and range_.free_list.half.pool != pool:
         range_ = range_.next
     return range_
@@ -116,8 +116,8 @@ cdef void pause_undo(Engine* engine, Pool* pool) noexcept nogil:
     pool.asking -= 1
 
 
-cdef void settle_away(Engine* engine, Half* half) noexcept nogil:
-    """Update the counters to the bytes that the pages lack."""
+cdef void update_away(Engine* engine, Half* half) noexcept nogil:
+    """Update the counters to the bytes of the pages without memory."""
     cdef Range* range_ = range_of(engine.first_range, half.pool)
     cdef bytes_t missing = 0
     while range_ != NULL:
@@ -129,14 +129,14 @@ cdef void settle_away(Engine* engine, Half* half) noexcept nogil:
 
 
 cdef bint empty_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
-    """Release all memory that can be. Other threads may enter between two ranges."""
+    """Release all memory that can be released. Other threads may enter between two ranges."""
     cdef Range* range_ = range_of(engine.first_range, pool)
     cdef bint ok = True
     while range_ != NULL:
         ok = range_empty(engine, range_, failure) and ok
         range_ = range_of(range_.next, pool)
-    settle_away(engine, &pool.small)
-    settle_away(engine, &pool.large)
+    update_away(engine, &pool.small)
+    update_away(engine, &pool.large)
     return ok
 
 
@@ -162,8 +162,8 @@ cdef bint fill_ranges(Engine* engine, Pool* pool, Failure* failure) noexcept nog
             empty_ranges(engine, pool, &undoing)
             return False
         range_ = range_of(range_.next, pool)
-    settle_away(engine, &pool.small)
-    settle_away(engine, &pool.large)
+    update_away(engine, &pool.small)
+    update_away(engine, &pool.large)
     return True
 
 

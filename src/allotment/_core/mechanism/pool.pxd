@@ -1,10 +1,10 @@
 """Pools and routes: which memory serves which requests.
 
 Two counts decide a private pool's lifetime. `use_count` is the number of its users (pool objects, routings, graphs); at
-0 the pool is freeable and cannot be revived. `reserved_bytes` is the device memory that it holds; a freeable pool is
-deleted when that reaches 0. PyTorch uses `malloc_count` instead, which growing in place and unmapping may never bring
-back to 0: such a pool stays there for good, without memory, and its id is spent. Here the pool is deleted, and its
-tally remembers that.
+0 the pool is freeable and cannot be revived. `reserved_bytes` is the device memory that it holds; when that reaches 0,
+a freeable pool is deleted. PyTorch uses `malloc_count` instead, which growing in place and unmapping may never bring
+back to 0. Such a pool of PyTorch's exists for good, without memory, and its id cannot be used again. Here the pool is
+deleted, and its tally remembers that its id is spent.
 
 Cost: finding a pool by id or a free list by stream is one map lookup.
 """
@@ -24,9 +24,9 @@ cdef FreeList* free_list_make(Engine* engine, Half* half, StreamRecord* stream) 
 cdef void drop_idle_free_lists(Pool* pool) noexcept nogil
 cdef void count_reserved(Engine* engine, Half* half, count_t change) noexcept nogil
 cdef Pool* pool_find(Engine* engine, uint64_t first, uint64_t second) noexcept nogil
-# Always False, with the failure set: the pool is gone or never existed.
+# Sets the failure and returns False: the pool is gone or never existed.
 cdef bint pool_absent(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
-# Whether such a pool exists or existed; (0, 0) stands for all of them.
+# Whether such a pool exists or existed; (0, 0) stands for all pools.
 cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 const Placement* placement, Failure* failure) noexcept nogil
@@ -45,12 +45,12 @@ cdef Pool* route_request(Engine* engine, Request* request) noexcept nogil
 
 
 cdef inline uint64_t pool_key(uint64_t first, uint64_t second) noexcept nogil:
-    """Return one number for an id: only one of its two elements is ever nonzero."""
+    """Return one key for an id, of which at most one element is nonzero."""
     return (first << 1) | 1 if first != 0 else second << 1
 
 
 cdef inline FreeList* free_list_for(Engine* engine, Half* half, StreamRecord* stream) noexcept nogil:
-    """Return the free list of a pool for a stream, created on demand; NULL without host memory for it."""
+    """Return the free list of a pool for a stream, creating it on demand; NULL if host memory is short."""
     if half.recent != NULL and half.recent.stream == stream:
         return half.recent
     return free_list_make(engine, half, stream)
@@ -61,10 +61,10 @@ cdef inline bint has_limits(const Limits* limits) noexcept nogil:
 
 
 cdef inline bint is_moving(const Pool* pool) noexcept nogil:
-    """Whether its contents are being copied to or from the host: nothing in it may be unmapped."""
+    """Whether the pool's contents are being copied to or from the host: nothing in it may be unmapped."""
     return pool.sleep == FALLING_ASLEEP or pool.sleep == WAKING
 
 
 cdef inline bint is_impure(const Filter* filter) noexcept nogil:
-    """Whether applying the filter leaves the engine: asks the device, or calls foreign code."""
+    """Whether applying the filter calls the device or foreign code."""
     return filter.kind == FILTER_CAPTURE or filter.kind == FILTER_FUNCTION

@@ -48,7 +48,10 @@ cdef void free_list_free(FreeList* free_list) noexcept nogil:
 
 
 cdef void drop_idle_free_lists(Pool* pool) noexcept nogil:
-    """Forget the streams that the pool has no memory for. A request in progress keeps all free lists of its pool."""
+    """Delete the free lists of streams that the pool has no memory for.
+
+    A request in progress keeps all free lists of its pool.
+    """
     if pool.asking == 0 and pool.large.arena == NULL:
         drop_idle_of(&pool.small)
         drop_idle_of(&pool.large)
@@ -139,7 +142,7 @@ cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* 
 
 
 cdef bint tally_for(Engine* engine, Pool* pool) noexcept nogil:
-    """Find or create the tally that a pool's id has for good; False without host memory for it."""
+    """Find or create the permanent tally of a pool's id; False if host memory is short."""
     cdef uint64_t key = pool_key(pool.first, pool.second)
     cdef PoolTally* tally = <PoolTally*> map_get(&engine.pool_tallies, key)
     if tally == NULL:
@@ -170,7 +173,7 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
                                 const Placement* placement, Failure* failure) noexcept nogil:
     """Add a user to a pool, which is created if it does not exist. Owns `allocator` on success.
 
-    `placement` is NULL for the engine's own, or for the one that an existing pool has.
+    `placement` NULL means the engine's own, or for an existing pool the one it has.
     """
     cdef PoolTally* tally
     cdef Pool* pool
@@ -213,7 +216,7 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
 
 
 cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
-    """Remove a user; without any, the pool is freeable."""
+    """Remove a user; a pool without users is freeable."""
     cdef Pool* pool = pool_find(engine, first, second)
     if pool == NULL:
         return pool_absent(engine, first, second, failure)
@@ -227,7 +230,7 @@ cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure*
 
 
 cdef enum:
-    MOST_GONE = 1000        # deleted pools still in the statistics; temporarily up to twice as many
+    MOST_GONE = 1000        # deleted pools that the statistics keep; temporarily up to twice as many
 
 cdef void forget_gone_pools(Engine* engine) noexcept nogil:
     """Keep the statistics of the newest deleted pools. Works in bulk, so a pool costs O(1) amortized."""
@@ -352,7 +355,7 @@ cdef void route_end(Engine* engine, Route* route) noexcept nogil:
 
 
 cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexcept nogil:
-    """Whether a request passes; False with the reason in request.failure if the device call fails."""
+    """Whether a filter accepts a request; False with the reason in request.failure if the device call fails."""
     cdef capture_t capture = 0
     cdef status_t status
     if filter.kind == FILTER_ALL:
@@ -376,7 +379,8 @@ cdef bint accepts(Engine* engine, const Filter* filter, Request* request) noexce
 cdef Pool* route_request(Engine* engine, Request* request) noexcept nogil:
     """Return the pool that serves a request: that of the newest route that accepts it, else the default one.
 
-    NULL with the reason in request.failure if that cannot be determined: memory of the wrong pool would do harm.
+    Returns NULL with the reason in request.failure if that cannot be determined: memory of the wrong pool would do
+    harm.
     """
     cdef Route* route = engine.routes
     while route != NULL:

@@ -1,11 +1,11 @@
 """Addresses and physical memory: ranges, and the chunks mapped into them. See `Range` in the model.
 
 A function here that makes several device calls leaves the range unchanged if one of them fails. If even the undo fails,
-the chunk stays in its place in `views` as a leftover: the next attempt to map that page uses it, or it is released when
-the cache is emptied. So no chunk is lost.
+the chunk keeps its place in `views` as a leftover. The next attempt to map that page uses it, or the next emptying of
+the cache releases it. So no chunk is lost.
 
-An address from a device, or from a pool's own allocator, is checked before a range gets it. The maps rely on unique
-addresses, and an address returned twice would show only when somebody's data is overwritten.
+The engine checks an address from a device, or from a pool's own allocator, before it gives it to a range. The maps rely
+on unique addresses, and an address returned twice would otherwise be noticed only when a user's data is overwritten.
 """
 
 from allotment._core.contract.table cimport IS_RECORDED
@@ -13,7 +13,7 @@ from allotment._core.contract.types cimport address_t, bytes_t, device_t
 from allotment._core.model.model cimport Engine, Failure, Pool, Range, FreeList, StreamRecord
 
 cdef enum:
-    LEAST_ALIGNMENT = 16        # of plain segments: what any element type needs
+    LEAST_ALIGNMENT = 16        # of plain segments: enough for any element type
 
 cdef Range* range_make_plain(Engine* engine, FreeList* free_list, bytes_t size) noexcept nogil
 cdef bint range_place(Engine* engine, Range* range_, address_t base, const char* operation,
@@ -31,12 +31,12 @@ cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t si
                     Failure* failure) noexcept nogil
 cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t size, address_t* start,
                       bytes_t* unmapped, Failure* failure) noexcept nogil
-# Bytes of the whole pages inside that a pause has left without memory. pre: mapped blocks
+# Returns the bytes of the whole pages inside that a pause has left without memory. pre: mapped blocks
 cdef bytes_t missing_bytes(const Range* range_, address_t address, bytes_t size) noexcept nogil
-# The same for all mapped blocks of the range.
+# Returns the same for all mapped blocks of the range.
 cdef bytes_t missing_of(const Range* range_) noexcept nogil
-# Release the memory under mapped blocks, and back them again: addresses and blocks stay. On failure part of it is done.
-# Both skip what is done already.
+# Release the memory under mapped blocks, and back them again; addresses and blocks stay. On failure, part of the work
+# is done. Both functions skip what is done already.
 cdef bint range_empty(Engine* engine, Range* range_, Failure* failure) noexcept nogil
 cdef bint range_fill(Engine* engine, Range* range_, Failure* failure) noexcept nogil
 cdef void drop_leftovers(Engine* engine) noexcept nogil
@@ -44,7 +44,7 @@ cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexce
 
 
 cdef inline Range* first_range_of(Engine* engine, Pool* pool) noexcept nogil:
-    """Return the first range of the list that holds the pool's ranges; the others follow by `next`."""
+    """Return the first range of the list that contains the pool's ranges; the others follow by `next`."""
     return engine.first_range if pool.placement.ranges == NULL else pool.placement.ranges(engine, pool)
 
 
@@ -54,5 +54,5 @@ cdef inline bytes_t configured_range_bytes(const Engine* engine, const StreamRec
 
 
 cdef inline bint has_recorded_addresses(const Engine* engine) noexcept nogil:
-    """Whether addresses come from a recording, where ranges may overlap: they are not checked then."""
+    """Whether addresses come from a recording, where ranges may overlap: the engine does not check them then."""
     return engine.table.capabilities & IS_RECORDED != 0

@@ -16,7 +16,7 @@ from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
 
 cdef Range* make(Engine* engine, FreeList* free_list, bytes_t size) noexcept nogil:
     cdef Range* range_
-    # Make room in the address order before the address is known, so that adding it cannot fail.
+    # Make room in the array by address before the address is known, so that the later insertion cannot fail.
     if not make_room_for(<void**> &engine.by_address, &engine.placed_room, engine.range_count + 1, sizeof(Range*)):
         return NULL
     range_ = <Range*> calloc(1, sizeof(Range))
@@ -36,13 +36,13 @@ cdef Range* make(Engine* engine, FreeList* free_list, bytes_t size) noexcept nog
 
 
 cdef void range_number(Engine* engine, Range* range_) noexcept nogil:
-    """Number a range as the youngest, if the rules order free blocks by segment."""
+    """Number a range as the youngest if the rules order free blocks by segment."""
     engine.segments_numbered += engine.rules.numbers_segments
     range_.order = engine.segments_numbered
 
 
 cdef Range* range_make_plain(Engine* engine, FreeList* free_list, bytes_t size) noexcept nogil:
-    """Create a range whose addresses come with their memory, to be placed later; NULL without host memory for it."""
+    """Create a range that gets its addresses later, together with its memory; NULL if host memory is short."""
     return make(engine, free_list, size)
 
 
@@ -77,9 +77,9 @@ cdef bint is_anybodys(Engine* engine, address_t base, bytes_t size) noexcept nog
 
 
 cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept nogil:
-    """Wait until other threads have recorded that a segment is gone whose address the device returned again.
+    """Wait until other threads have recorded that a segment is gone, whose address the device has returned again.
 
-    They only need to enter the engine. Has an unlocked section.
+    These threads only need to enter the engine. Has an unlocked section.
     """
     cdef unlocked_t unlocked
     cdef Range* range_ = overlapping(engine, base, size)
@@ -93,7 +93,10 @@ cdef void await_departure(Engine* engine, address_t base, bytes_t size) noexcept
 
 
 cdef const char* fault_of_address(Engine* engine, address_t base, bytes_t size, bytes_t alignment) noexcept nogil:
-    """Why this cannot be the address of new memory; NULL if it can. An address in use cannot be freed either."""
+    """Return why this cannot be the address of new memory; NULL if it can.
+
+    An address in use cannot be freed either.
+    """
     if base == 0 or base >> 63 != 0 or (base + size - 1) >> 63 != 0:
         return b"which is not from 1 to 2**63 - 1"
     if is_anybodys(engine, base, size):
@@ -105,7 +108,7 @@ cdef const char* fault_of_address(Engine* engine, address_t base, bytes_t size, 
 
 cdef bint range_place(Engine* engine, Range* range_, address_t base, const char* operation,
                       Failure* failure) noexcept nogil:
-    """Give a range the address that a device returned, if it is valid."""
+    """Give a range the address that a device returned, if the address is valid."""
     cdef bytes_t alignment = LEAST_ALIGNMENT
     cdef size_t place
     if has_recorded_addresses(engine):
@@ -133,7 +136,7 @@ cdef bint range_place(Engine* engine, Range* range_, address_t base, const char*
 
 cdef Range* range_reserve(
         Engine* engine, FreeList* free_list, bytes_t page, bytes_t size, Failure* failure) noexcept nogil:
-    """Reserve addresses, none of them backed yet. pre: `size` is a whole number of pages"""
+    """Reserve addresses without memory. pre: `size` is a whole number of pages"""
     cdef Chunk** views = <Chunk**> calloc(size // page, sizeof(Chunk*))
     cdef Range* range_ = make(engine, free_list, size) if views != NULL else NULL
     cdef address_t base = 0
@@ -159,7 +162,7 @@ cdef Range* range_reserve(
 
 
 cdef void range_forget(Engine* engine, Range* range_) noexcept nogil:
-    """Delete only the record."""
+    """Delete only the record of a range."""
     cdef size_t place
     if range_.base != 0 and not has_recorded_addresses(engine):
         place = first_behind(engine, range_.base)
@@ -273,9 +276,9 @@ cdef bint map_page(Engine* engine, Range* range_, size_t page, Failure* failure)
 
 cdef bint map_pages(Engine* engine, Range* range_, address_t address, bytes_t size, bytes_t* mapped,
                     Failure* failure) noexcept nogil:
-    """Back the pages that [address, address + size) touches; all of them or none. pre: address on a page boundary
+    """Back all pages that [address, address + size) touches, or none. pre: address on a page boundary
 
-    Out of memory is not a device failure: returns False with failure.status OUT_OF_MEMORY.
+    Out of memory is not a device failure: the function returns False with failure.status OUT_OF_MEMORY.
     """
     cdef size_t first = (address - range_.base) // range_.page
     cdef size_t end = (address + size - range_.base + range_.page - 1) // range_.page
@@ -305,7 +308,7 @@ cdef bint unmap_pages(Engine* engine, Range* range_, address_t address, bytes_t 
                       bytes_t* unmapped, Failure* failure) noexcept nogil:
     """Unmap the whole pages inside [address, address + size). pre: all work on them is done (`wait_for_stream`)
 
-    `unmapped` is the amount done: less than all only if the device refused, which is then also a failure.
+    `unmapped` returns the bytes unmapped: fewer than all only if the device refused, which is then also a failure.
     """
     cdef size_t first = (address - range_.base + range_.page - 1) // range_.page
     cdef size_t end = (address + size - range_.base) // range_.page
@@ -335,7 +338,8 @@ cdef bytes_t missing_bytes(const Range* range_, address_t address, bytes_t size)
 
 
 cdef Block* mapped_run(Block* block, address_t* start, bytes_t* size) noexcept nogil:
-    """Find the next run of mapped blocks, starting at a block: it begins and ends on page boundaries. NULL: none.
+    """Find the next run of mapped blocks, starting at a block; it begins and ends on page boundaries. NULL if none
+    is left.
 
     Returns the last block of the run; pass its `next` to the next call.
     """
@@ -392,7 +396,7 @@ cdef bint range_fill(Engine* engine, Range* range_, Failure* failure) noexcept n
 
 
 cdef void drop_leftovers(Engine* engine) noexcept nogil:
-    """Ask the device again to take back the memory under unmapped blocks."""
+    """Retry releasing the memory under unmapped blocks that the device refused to take back."""
     cdef Range* range_ = engine.first_range
     cdef Block* block
     cdef Failure failure
@@ -410,7 +414,7 @@ cdef void drop_leftovers(Engine* engine) noexcept nogil:
 
 
 cdef bint grant_access(Engine* engine, device_t device, Failure* failure) noexcept nogil:
-    """Give another device access to everything that is mapped now."""
+    """Give another device access to everything that is currently mapped."""
     cdef Range* range_ = engine.first_range
     cdef status_t status
     cdef size_t page

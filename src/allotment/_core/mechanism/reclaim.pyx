@@ -11,16 +11,19 @@ from allotment._core.records.stats cimport Tally, tally_now
 
 
 cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure* failure) noexcept nogil:
-    """Release what a freeable pool can spare, and the pool itself once it holds no memory. Has an unlocked section."""
+    """Release what a freeable pool can spare, and delete the pool once it holds no memory.
+
+    Has an unlocked section.
+    """
     cdef bint ok
     if is_moving(pool):
         return True
-    pool.asking += 1        # other threads may find it empty meanwhile, and must not delete it
+    pool.asking += 1        # other threads may find the pool empty meanwhile, and must not delete it
     ok = pool.placement.release(engine, pool, 0, context, failure)
     pool.asking -= 1
     if not ok:
         return False
-    # A sleeping pool is pinned only by its pause, and holds nothing once none of its pages is away.
+    # Only its pause keeps a sleeping pool alive, and the pool holds nothing once none of its pages is away.
     if pool.reserved_bytes + pool.small.away + pool.large.away > 0 or pool.asking > (pool.sleep == ASLEEP):
         return True
     if route_find(engine, pool.first, pool.second) != NULL:
@@ -32,7 +35,10 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
 
 
 cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Failure* failure) noexcept nogil:
-    """Release default pools, then freeable ones; in a capture, where no event may be touched, only the latter."""
+    """Release from default pools, then from freeable ones.
+
+    A capture may touch no event, so there only from the latter.
+    """
     if not captured:
         if engine.has_leftovers:
             drop_leftovers(engine)
@@ -48,9 +54,10 @@ cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Fa
 
 
 cdef bint release_tags(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Release from tags in order of creation, until all pools together reserve at most `keep`. Has an unlocked section.
+    """Release memory cached for tags, in order of creation, until all pools together reserve at most `keep`. Has an
+    unlocked section.
 
-    Their pools are private, but their free memory is cached only for their tag, and no graph relies on it.
+    Pools of tags are private, but their free memory is cached only for their tag, and no graph relies on it.
     """
     cdef Pool* pool = engine.first_pool if engine.tag_count > 0 else NULL
     cdef bytes_t reserved
@@ -58,7 +65,7 @@ cdef bint release_tags(Engine* engine, bytes_t keep, uint32_t context, Failure* 
     while ok and pool != NULL:
         reserved = <bytes_t> tally_now(&engine.stats.reserved_bytes)
         if pool.tag != 0 and not is_moving(pool) and (reserved > keep or pool.sleep == ASLEEP):
-            pool.asking += 1        # keeps the pool alive, to continue the walk from it
+            pool.asking += 1        # keeps the pool alive: the walk continues from it
             ok = pool.placement.release(
                 engine, pool, pool.reserved_bytes - min(pool.reserved_bytes, reserved - min(reserved, keep)), context,
                 failure)
@@ -76,7 +83,7 @@ cdef bint forget_idle_tags(Engine* engine, Failure* failure) noexcept nogil:
             if not (pool.placement.retire(engine, pool, failure)
                     and pool_release(engine, pool.first, pool.second, failure)):
                 return False
-            # Its number, and so the pool's id, may belong to another name next: nothing is left of this one.
+            # The tag's number, and so the pool's id, may belong to another name next: leave nothing of this one.
             pool.malloc_count = 0
             pool.tally.used = False
             memset(&pool.tally.reserved_bytes, 0, sizeof(Tally))
@@ -86,7 +93,7 @@ cdef bint forget_idle_tags(Engine* engine, Failure* failure) noexcept nogil:
 
 
 cdef bint is_idle(Engine* engine, Pool* pool) noexcept nogil:
-    """Whether a pool could be deleted, and created again by a request, without a difference to anybody."""
+    """Whether a request could recreate the pool after its deletion without any visible difference."""
     return (pool.sleep == AWAKE and pool.asking == 0 and pool.use_count == 1 and not has_limits(&pool.limits)
             and pool.reserved_bytes + pool.small.away + pool.large.away == 0 and not (pool.use_on_oom or pool.lent)
             and route_find(engine, pool.first, pool.second) == NULL)
@@ -110,9 +117,10 @@ cdef bint release_down_to(Engine* engine, bytes_t keep, uint32_t context, Failur
 
 
 cdef void forget_idle(Engine* engine) noexcept nogil:
-    """Forget streams that no pool has memory for and nothing waits for: a program may create any number of them.
+    """Delete the records of streams that no pool has memory for and nothing waits for: a program may create any
+    number of streams.
 
-    Not where a pool keeps clocks of all streams.
+    Does nothing where a pool keeps clocks of all streams.
     """
     cdef Pool* pool = engine.first_pool
     cdef bint clocks = engine.defaults.large.arena != NULL
@@ -131,7 +139,7 @@ cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failur
     cdef Pool* following
     cdef bint ok
     while pool != NULL:
-        # Pins the next one, to continue the walk from it.
+        # Keeps the next pool alive: the walk continues from it.
         following = pool.next
         if following != NULL:
             following.asking += 1
@@ -148,7 +156,7 @@ cdef bint release_one_pool(Engine* engine, Pool* pool, bint captured, uint32_t c
                            Failure* failure) noexcept nogil:
     """Release a pool without users; does nothing to a pool in use.
 
-    Inside a capture it cannot wait for events: blocks that wait for one then stay.
+    Inside a capture it cannot wait for events: blocks that wait for one then stay cached.
     """
     cdef bint ok
     if not pool.freeable:

@@ -42,7 +42,10 @@ cdef status_t obtain(Engine* engine, Pool* pool, bytes_t size, Request* request,
 
 
 cdef status_t hand_back(Engine* engine, Pool* pool, address_t address, bytes_t size, stream_t stream) noexcept nogil:
-    """Free memory to where `obtain` got it. Has an unlocked section; the pool lives while this memory is counted."""
+    """Free memory to where `obtain` got it.
+
+    Has an unlocked section; the pool lives as long as this memory is counted.
+    """
     cdef status_t status = OK
     cdef unlocked_t unlocked = begin_unlocked(engine)
     if pool.allocator.free == NULL:
@@ -54,7 +57,10 @@ cdef status_t hand_back(Engine* engine, Pool* pool, address_t address, bytes_t s
 
 
 cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
-    """Allocate a segment: a free block that covers it, on no free list; NULL with the reason in request.failure."""
+    """Allocate a segment; return the free block that covers it, on no free list.
+
+    NULL with the reason in request.failure.
+    """
     cdef Pool* pool = request.free_list.half.pool
     cdef int size_class = request.free_list.half.size_class
     cdef bytes_t size = request.segment
@@ -84,7 +90,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
         return NULL
     block.address = address
     range_.head = block
-    range_number(engine, range_)     # only now: other threads may have allocated segments meanwhile
+    range_number(engine, range_)     # only now, because other threads may have allocated segments meanwhile
     give_order(engine, block)
     block.segment_context = request.context
     request.is_fresh = pool.allocator.allocate == NULL
@@ -102,7 +108,7 @@ cdef Block* segment_obtain(Engine* engine, Request* request) noexcept nogil:
 cdef bint segment_give_back(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
     """Return a segment to the device; the caller deletes its block next.
 
-    Has an unlocked section. pre: free, plain, all of its segment, and out of reach for other threads
+    Has an unlocked section. pre: the block is free, plain, all of its segment, and out of reach for other threads
     """
     cdef status_t status
     block.range.leaving = this_thread()
@@ -127,9 +133,9 @@ cdef void count_departure(Engine* engine, Block* block, uint32_t context) noexce
 
 
 cdef void finish_departures(Engine* engine) noexcept nogil:
-    """Delete the segments that other threads were returning to the device. pre: these threads do not exist any more
+    """Delete the segments that other threads were returning to the device. pre: these threads no longer exist
 
-    The device may have their memory already, and may return the same addresses again.
+    The device may already have their memory, and may return the same addresses again.
     """
     cdef size_t place = engine.placed_count
     cdef Range* range_

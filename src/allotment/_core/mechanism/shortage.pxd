@@ -1,7 +1,7 @@
 """What every placement can do when memory is short: run the callbacks, borrow, report the facts.
 
-A pool that lends (`use_on_oom`) gives of its free memory to requests of the default pool. Requests are routed to it
-during the search, which fails if they are routed to it already.
+A pool that lends (`use_on_oom`) serves requests of the default pool from its free memory. During the search, requests
+are routed to the lending pool; the search fails if they are routed to it already.
 """
 
 from allotment._core.contract.types cimport bytes_t
@@ -11,7 +11,8 @@ from allotment._core.records.stats cimport tally_now
 cdef bint callbacks_freed(Engine* engine) noexcept nogil
 cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept nogil
 cdef bint callback_remove(Engine* engine, void* self) noexcept nogil
-# `early`: from lent pools, before the device is asked; else from pools that lend when memory is out.
+# With `early`, borrows from lent pools, before the engine asks the device; else from pools that lend when memory is
+# out.
 cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil
 cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil
 cdef void note_rejection(Engine* engine, Request* request) noexcept nogil
@@ -19,7 +20,7 @@ cdef bytes_t largest_free_block(Engine* engine) noexcept nogil
 
 
 cdef inline bytes_t share_of_memory(const Engine* engine) noexcept nogil:
-    """Return the bytes of the settings' share of the device's memory, whatever the current limit is."""
+    """Return the settings' share of the device's memory in bytes, whatever the current limit is."""
     return <bytes_t> (engine.tuning.share * <double> engine.total_memory)
 
 

@@ -46,7 +46,7 @@ cdef bint callbacks_freed(Engine* engine) noexcept nogil:
 
 
 cdef bint runs_callbacks(const Engine* engine, thread_t thread) noexcept nogil:
-    """Whether the thread is running them: a request made by a callback does not invoke callbacks."""
+    """Whether the thread is running callbacks: a request made by a callback does not invoke callbacks."""
     cdef CallbackRun* run = engine.callback_runs
     while run != NULL and run.thread != thread:
         run = run.next
@@ -69,7 +69,7 @@ cdef void forget_callback(Engine* engine, FreeMemoryCallback* callback) noexcept
 
 
 cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept nogil:
-    """Append a callback; False without host memory for it."""
+    """Append a callback; False if host memory is short."""
     cdef FreeMemoryCallback** link = &engine.callbacks
     cdef FreeMemoryCallback* added = <FreeMemoryCallback*> calloc(1, sizeof(FreeMemoryCallback))
     if added == NULL:
@@ -83,7 +83,10 @@ cdef bint callback_add(Engine* engine, free_memory_t run, void* self) noexcept n
 
 
 cdef bint callback_remove(Engine* engine, void* self) noexcept nogil:
-    """Stop calling it; False if unknown. A thread that runs it needs `self` until `callback_runs` is NULL."""
+    """Stop calling a callback; False if unknown.
+
+    A thread that runs it needs `self` until `callback_runs` is NULL.
+    """
     cdef FreeMemoryCallback* callback = engine.callbacks
     while callback != NULL and (callback.removed or callback.self != self):
         callback = callback.next
@@ -102,7 +105,7 @@ cdef inline bint lends(Engine* engine, const Pool* pool, bint early) noexcept no
 
 
 cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil:
-    """Return an allocated block of a lender; NULL with NO_FAILURE if there is none. pre: no failure"""
+    """Return an allocated block of a lender; NULL with NO_FAILURE if no lender has one. pre: no failure"""
     cdef Pool* pool = engine.first_pool
     cdef Pool* following
     cdef FreeList* own = request.free_list
@@ -131,7 +134,7 @@ cdef Block* borrow(Engine* engine, Request* request, bint early) noexcept nogil:
 
 
 cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
-    """Gather the facts, as they are after the last release."""
+    """Gather the facts as they are after the last release."""
     cdef Failure* failure = &request.failure
     cdef Pool* pool = request.free_list.half.pool
     failure.no_addresses = failure.reason == FAILED_DEVICE and strcmp(failure.operation, b"range_reserve") == 0
@@ -146,7 +149,7 @@ cdef void note_out_of_memory(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef void note_rejection(Engine* engine, Request* request) noexcept nogil:
-    """The settings refuse a request: not an out-of-memory event in the history, and nothing was tried against it."""
+    """Record that the settings refuse a request. That is no out-of-memory event, and nothing was tried to avoid it."""
     cdef Failure* failure = &request.failure
     engine.stats.oom_rejections += 1
     failure.reason = FAILED_REJECTED

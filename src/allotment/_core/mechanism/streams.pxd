@@ -1,4 +1,4 @@
-"""Which streams still use a block, and when its free becomes real.
+"""Which streams still use a block, and when its free takes effect.
 
     free(block)
        ├─ no other stream used it ───────────────────────────────> free now
@@ -11,8 +11,8 @@
 stream first. A slow event holds back those behind it on its stream, but no other stream. Where PyTorch has no defined
 order (queues, deferred blocks), the order here is that of insertion.
 
-A step that can fail (recording an event) comes before the change it is for. After a failure the block is where it was,
-and the call can be repeated.
+A step that can fail (recording an event) comes before the change that depends on it. After a failure the block is where
+it was, and the caller can repeat the call.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -45,7 +45,7 @@ cdef void streams_clear(Engine* engine) noexcept nogil
 
 
 cdef inline StreamRecord* stream_for(Engine* engine, stream_t handle) noexcept nogil:
-    """Return the record of a stream, created at first sight; NULL without host memory for it."""
+    """Return the record of a stream, creating it on first use; NULL if host memory is short."""
     if engine.recent_stream != NULL and engine.recent_stream.handle == handle:
         return engine.recent_stream
     return stream_make(engine, handle)
@@ -62,7 +62,10 @@ cdef inline uint64_t next_moment(Engine* engine, StreamRecord* stream) noexcept 
 
 
 cdef inline bint is_destroyed_stream(const Failure* failure) noexcept nogil:
-    """Whether an event was refused because its stream is destroyed. Then the engine can only synchronize."""
+    """Whether an event was refused because its stream is destroyed.
+
+    Then the engine can only synchronize the device.
+    """
     return failure.reason == FAILED_DEVICE and failure.status == INVALID
 
 

@@ -11,7 +11,7 @@ from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
 from allotment._core.mechanism.streams cimport next_moment
 from allotment._core.model.model cimport (
-    NO_FAILURE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord, StreamUse)
+    DEFERRED, NO_FAILURE, Block, Deferred, Engine, Failure, PendingEvent, Pool, StreamRecord, StreamUse)
 from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put, map_reserve
 from allotment._core.tools.slab cimport slab_give, slab_reserve, slab_take
 
@@ -37,7 +37,7 @@ cdef StreamRecord* stream_make(Engine* engine, stream_t handle) noexcept nogil:
 # --- uses ------------------------------------------------------------------------------------------------
 
 cdef bint use_record(Engine* engine, Block* block, StreamRecord* stream, bint in_capture) noexcept nogil:
-    """Record that `stream` uses the block; False without host memory for it."""
+    """Record that `stream` uses the block; False if host memory is short."""
     cdef StreamUse** link = &block.uses
     cdef StreamUse* use
     while link[0] != NULL and link[0].stream != stream:
@@ -89,7 +89,7 @@ cdef bint event_take(Engine* engine, event_t* event, Failure* failure) noexcept 
         engine.spare_event_count -= 1
         event[0] = engine.spare_events[engine.spare_event_count]
         return True
-    # Make room for its return before creating the event, so that returning it cannot fail.
+    # Reserve the space for returning the event before creating it, so that the return cannot fail.
     room = engine.spare_event_room + 1
     larger = <event_t*> realloc(engine.spare_events, room * sizeof(event_t))
     if larger == NULL:
@@ -197,7 +197,7 @@ cdef bint events_attach(Engine* engine, Block* block, Failure* failure) noexcept
             event_give(engine, pending.event)
             slab_give(&engine.pending_slab, pending)
         return False
-    # `made` is in reverse order; queues are per stream, so it only affects the order of new queues.
+    # `made` is in reverse order; queues are per stream, so the order affects only that of new queues.
     made = reversed_list(made)
     use = block.uses
     while made != NULL:
@@ -338,7 +338,7 @@ cdef bint wait_for_event(Engine* engine, StreamRecord* stream, PendingEvent* pen
 # --- deferred frees ----------------------------------------------------------------------------------------
 
 cdef void deferral_init(Deferred* deferred, Block* block) noexcept nogil:
-    """Fill in a record that only says that a block waits."""
+    """Fill in a record that says only that a block waits."""
     deferred.block = block
     deferred.awaited = False
     deferred.capture = 0
@@ -362,7 +362,7 @@ cdef void defer_unprepared(Engine* engine, Block* block) noexcept nogil:
 
 
 cdef void defer(Engine* engine, Deferred* deferred) noexcept nogil:
-    deferred.block.deferred = True
+    deferred.block.withheld = DEFERRED
     deferred.next = NULL
     if engine.first_deferred != NULL:
         engine.last_deferred.next = deferred
@@ -378,13 +378,13 @@ cdef void undefer(Engine* engine, Deferred* previous, Deferred* deferred) noexce
         engine.first_deferred = deferred.next
     if engine.last_deferred == deferred:
         engine.last_deferred = previous
-    deferred.block.deferred = False
+    deferred.block.withheld = 0
     free(deferred.markers)
     slab_give(&engine.deferred_slab, deferred)
 
 
 cdef bint wait_for_users(Engine* engine, Block* block, Failure* failure) noexcept nogil:
-    """Wait for every stream that uses a block, and drop the uses. Has an unlocked section."""
+    """Wait for every stream that uses a block, and drop these uses. Has an unlocked section."""
     cdef StreamUse* use = block.uses if not wait_for_everything(engine) else NULL
     while use != NULL:
         if not wait_for_stream(engine, use.stream.handle, failure):
@@ -415,8 +415,8 @@ cdef bint can_settle(Engine* engine, Deferred* deferred, Pool* only) noexcept no
 cdef bint settle_deferred(Engine* engine, Pool* only, uint32_t context, Failure* failure) noexcept nogil:
     """Attach events to the deferred blocks (of one pool), or free those whose uses a capture has all ordered.
 
-    A block that is used by a stream still in a capture cannot have events yet and stays deferred. If a destroyed stream
-    has to be waited for, there is an unlocked section; other threads skip that block meanwhile.
+    A block used by a stream that is still in a capture cannot have events yet and stays deferred. If the function must
+    wait for a destroyed stream, it has an unlocked section; other threads skip that block meanwhile.
     """
     cdef Deferred* deferred = engine.first_deferred
     cdef Deferred* previous = NULL
@@ -471,7 +471,10 @@ cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noe
 
 
 cdef bint wait_unless_captured(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:
-    """Wait for all work of a stream, unless it is in a capture, which that would break. Has an unlocked section."""
+    """Wait for all work of a stream, unless the stream is in a capture, which waiting would break.
+
+    Has an unlocked section.
+    """
     capture[0] = 0
     if wait_for_everything(engine):
         return True
@@ -481,10 +484,11 @@ cdef bint wait_unless_captured(Engine* engine, stream_t stream, capture_t* captu
 
 
 cdef bint wait_for_everything(Engine* engine) noexcept nogil:
-    """Synchronize the device where using a stream handle is a risk; False if not done. Has an unlocked section.
+    """Synchronize the device where using a stream handle is unsafe; False if that was not done. Has an unlocked
+    section.
 
-    The code that created a stream may have destroyed it since. Not done while anything is captured, as far as is known:
-    synchronizing would break the capture.
+    The code that created a stream may have destroyed it since. While anything is known to be captured, the function
+    does nothing: synchronizing would break the capture.
     """
     cdef unlocked_t unlocked
     cdef capture_t capture
@@ -502,7 +506,7 @@ cdef bint wait_for_everything(Engine* engine) noexcept nogil:
 
 
 cdef bint wait_for_work_left(Engine* engine, stream_t stream) noexcept nogil:
-    """Wait for a destroyed stream's remaining work, if the device has events for that; spares captures of others."""
+    """Wait for a destroyed stream's remaining work, if the device has events for that, without breaking captures."""
     cdef unlocked_t unlocked
     cdef DeviceTable* table = engine.table
     cdef Failure failure
@@ -524,7 +528,7 @@ cdef inline bint is_idle_stream(const StreamRecord* stream) noexcept nogil:
 
 
 cdef void forget_idle_streams(Engine* engine) noexcept nogil:
-    """Delete the records of streams that nothing refers to any more. pre: no pool keeps clocks"""
+    """Delete the records of streams that nothing refers to. pre: no pool keeps clocks"""
     cdef StreamRecord** link = &engine.first_active
     cdef StreamRecord* stream
     engine.recent_stream = NULL

@@ -13,7 +13,7 @@ belongs to one *free list*: the free memory of one half of a pool, small or larg
       ├─ StreamRecord ── queue of events that blocks wait for
       └─ map: address -> allocated Block
 
-A block is in exactly one of these states:
+Each block is in exactly one of these states:
 
     free       kept by its pool's placement, in its free list's ordered set of free blocks or as `last_freed`; mapped
     unmapped   in its free list's ordered set of unmapped blocks; addresses without memory (expandable only)
@@ -23,10 +23,10 @@ A block is in exactly one of these states:
 
 Two adjacent blocks are never both free with equal `mapped` state: they are merged at once.
 
-The engine's lock guards all of this. An operation that has to block, or to call foreign code, releases the lock in
-the middle (see `unlocked_section`). What it works on is then out of reach for other threads: a free block whose memory
-is being returned to the device is on no free list, and merges with no neighbour, until that is done. It is LEAVING;
-counters and snapshots still show it as a free block.
+The engine's lock guards all of this. An operation that has to block, or to call foreign code, releases the lock in the
+middle (see `unlocked_section`). What it works on is then out of reach for other threads: a free block whose memory is
+being returned to the device is on no free list, and merges with no neighbour, until that is done. Such a block is
+LEAVING; counters and snapshots still show it as a free block.
 """
 
 from libc.stddef cimport size_t
@@ -49,9 +49,12 @@ cdef enum:
     WORD_COUNT = 64             # of 64 bins each
     PEERS_MOST = 64
     WAITED_ROOM = 64            # a power of two
-    LEAVING = 2                 # in Block.deferred: its memory is being returned to the device
 
-cdef enum SlowPathReason:            # why requests take the slow path, as bits
+cdef enum Withheld:             # why nobody may use a block that is neither allocated nor waiting for events
+    DEFERRED = 1                # freed, and waiting until events can be recorded
+    LEAVING = 2                 # its memory is being returned to the device
+
+cdef enum SlowPathReason:       # why requests take the slow path, as bits
     FOR_ROUTES = 1              # some may go to other pools
     FOR_TAGS = 2                # the process has used tags
     FOR_TENANTS = 4             # tenants' memory is counted
@@ -64,12 +67,12 @@ cdef struct Block:
     Block* prev                 # neighbours in the range
     Block* next
     FreeList* free_list
-    StreamUse* uses             # other streams recorded as users, in order
-    int32_t event_count         # events recorded at its free and not seen complete; plus one while it is held
+    StreamUse* uses             # other streams that use it, in the order they were recorded
+    int32_t event_count         # events of its free not seen complete, plus one while other processes hold it
     unsigned char allocated
     unsigned char mapped
     unsigned char releasable    # in the list linked by `older` and `newer`
-    unsigned char deferred      # freed, and waiting until events can be recorded; or LEAVING
+    unsigned char withheld      # a Withheld, else 0
 
     # While free or unmapped: a node of an ordered set, by (size, order, address); unmapped blocks only by address.
     Block* parent
@@ -89,9 +92,9 @@ cdef struct Deferred:
     # node handles.
     Deferred* next
     Block* block
-    bint awaited                # a thread waits for its streams and will free it
+    bint awaited                # a thread is waiting for its streams and will free it
     capture_t capture
-    bint outside                # freed outside the capture that a use of it is in: that capture has to end first
+    bint outside                # a use is in a capture, and the free was outside: that capture has to end first
     size_t marker_count         # 0: wait for the end of the capture
     node_t* markers
 
@@ -101,13 +104,13 @@ cdef struct StreamUse:
     bint in_capture             # recorded inside a capture, which itself orders this use: see `captures`
 
 cdef struct Hold:
-    # A block that was shared with other processes. It stays with the block until the block is free for good: sharing
-    # the block twice gives the same generation, and a later block at the same address gets another one.
+    # A block that was shared with other processes. The record lives until the block is free for good. So sharing the
+    # block twice gives the same generation, and a later block at the same address gets another one.
     Block* block
     uint64_t generation
     count_t leases              # processes that have the block open
     count_t keeps               # handles that may still be opened
-    bint freed                  # by its user; becomes free for good when leases and keeps have ended
+    bint freed                  # by its user; the block is free for good when leases and keeps have ended
 
 cdef struct PendingEvent:
     PendingEvent* next
@@ -117,18 +120,19 @@ cdef struct PendingEvent:
     Block* block
 
 cdef struct StreamRecord:
-    # A stream the engine has seen. Its clock counts the events recorded on it. They finish in order, so "has this event
-    # finished" first compares with the last one seen finished, and asks the device only if that fails.
+    # A stream that the engine has seen. Its clock counts the events recorded on it. Events of a stream finish in order.
+    # So "has this event finished" first compares the event with the last one seen finished, and asks the device only if
+    # that does not answer it.
     #
-    # The engine has a clock too, for placements that let one stream reuse what another freed. It counts frees and
+    # The engine has a clock too, for placements that let one stream reuse what another freed. It counts the frees and
     # events of all streams, so its moments order them.
     stream_t handle
     uint32_t index              # in order of first sight
     uint64_t latest             # the moment of its last free or event
     uint64_t done               # everything up to this moment was seen finished
-    uint64_t joined             # ordered after everything that any stream had submitted at this moment
+    uint64_t joined             # the stream is ordered after everything that any stream had submitted at this moment
     uint64_t waited_latest      # the latest moment in `waited`; kept here because `waited` is usually not in the cache
-    Waited* waited              # the other streams that it waited for since, WAITED_ROOM slots; NULL: none yet
+    Waited* waited              # the other streams that it has waited for since, in WAITED_ROOM slots; NULL: none yet
     StreamRecord* next_active   # among the streams whose `latest` is after the engine's `joined`
     uint64_t recorded           # the clock
     uint64_t finished           # the last tick seen finished
@@ -139,10 +143,10 @@ cdef struct StreamRecord:
     bytes_t range_bytes         # size of an expandable range for it; 0 = as set for all streams
     StreamRecord* next_waiting  # streams with such events, in order of their first one
     StreamRecord* next_known    # all of them
-    count_t waiting             # its blocks that wait for events, counted anew for each use
+    count_t waiting             # scratch: the number of its blocks that wait for events
 
 cdef struct Waited:
-    # A stream waited for another. The slot is the other's index modulo WAITED_ROOM, so a later wait can replace it.
+    # A stream has waited for another. The slot is the other's index modulo WAITED_ROOM, so a later wait can replace it.
     # Forgetting a wait is conservative: the stream may wait once more.
     uint32_t index
     uint64_t moment             # everything that the other had submitted at this moment comes before
@@ -153,7 +157,7 @@ cdef struct FreeList:
     # too, by address, since many blocks can have one size.
     Half* half
     StreamRecord* stream
-    FreeList* next                 # of the pool
+    FreeList* next              # of the pool
     count_t ranges              # ranges whose memory belongs to it; without any the free list may go
     Block* tree
     Block* unmapped             # tree by address
@@ -167,22 +171,22 @@ cdef struct Half:
     void* arena                 # the placement's data; NULL: it uses these free lists. Same in both halves
     int size_class              # SMALL or LARGE of stats
     FreeList* free_lists
-    FreeList* recent               # the one used last
-    PointerMap by_stream        # handle + 1 -> Shelf
-    Block* last_freed              # the block freed last, not on its free list yet: see `free_lists`
+    FreeList* recent            # the free list used last
+    PointerMap by_stream        # handle + 1 -> FreeList
+    Block* last_freed           # the block freed last, not on its free list yet: see `free_lists`
     bytes_t free_bytes          # on the free lists
     count_t expandable_count    # expandable ranges with blocks of this pool
-    bytes_t away                # bytes of mapped blocks that have no memory because the pool is paused
+    bytes_t away                # bytes of mapped blocks without memory, because the pool is paused
     uint64_t search_count       # the clock of garbage collection
     Block* oldest               # releasable blocks on the free lists by age: `freed_at` never falls along this list.
     Block* newest               # Their number and the sum of their `freed_at` give the
     count_t releasable_count    # average age without a walk
     uint64_t releasable_freed_sum
 
-ctypedef void (*drop_t)(void* self) noexcept nogil     # the owner needs `self` no more
+ctypedef void (*drop_t)(void* self) noexcept nogil     # the owner may free `self`
 
 cdef struct RawAllocator:
-    # Where a private pool gets its segments, if not from the device. Address 0 is a refusal.
+    # Where a private pool gets its segments, if not from the device. Address 0 means that it refuses.
     address_t (*allocate)(void* self, bytes_t size, stream_t stream) noexcept nogil
     void (*free)(void* self, address_t address, bytes_t size, stream_t stream) noexcept nogil
     drop_t drop                 # called when the pool is gone
@@ -201,7 +205,7 @@ cdef inline bytes_t no_limit() noexcept nogil:
 cdef struct Limits:
     bytes_t hard                # never more than this; `no_limit()`: none
     bytes_t soft                # before the pool grows beyond this, cached memory is released; `no_limit()`: never
-    bytes_t guaranteed          # other pools leave this much available
+    bytes_t guaranteed          # other pools must leave this much available
 
 cdef struct Pool:
     # Memory that serves certain requests and no others. The default pool has the id (0, 0).
@@ -216,12 +220,12 @@ cdef struct Pool:
     count_t malloc_count        # segments; for expandable memory +1 per growth, -1 per unmapped block
     bytes_t reserved_bytes      # physical memory this pool holds
     PoolTally* tally            # the same over time; outlives the pool; NULL for the default pool
-    count_t asking              # requests looking for memory for it, perhaps in an unlocked section
+    count_t asking              # requests that look for memory for it, some in unlocked sections; not deleted until 0
     RawAllocator allocator      # `allocate` is NULL: the device itself
     bint no_split
     bint use_on_oom
-    bint lent                   # others get its free memory before the device is asked: its owner promises not to run
-    bint freeable               # has no user any more; deleted when its memory is gone
+    bint lent                   # its free memory is lent before the device is asked: its owner promises to stay idle
+    bint freeable               # has no user left; deleted when it holds no memory
     Pool* prev
     Pool* next                  # private pools in order of creation
 
@@ -231,11 +235,11 @@ ctypedef bint (*visit_t)(void* self, const Block* block, address_t address, byte
 ctypedef bint (*visit_chunk_t)(void* self, chunk_t chunk, bytes_t size, address_t address) noexcept nogil
 
 cdef struct Placement:
-    # How a pool's memory is divided: which part serves a request, when to grow, what to release. One table for each
-    # way; a pool keeps the table it was created with. PyTorch's placement keeps free blocks on the pool's free lists,
-    # and its hot path is inlined where `Half.arena` is NULL. Any other placement keeps its data in an arena of its own,
-    # made by `create`, and puts nothing on a free list: to it that is the pair of pool and stream that a block belongs
-    # to, always of the large half.
+    # How a pool's memory is divided: which part serves a request, when to grow, what to release. Each way is one table;
+    # a pool keeps the table it was created with. PyTorch's placement keeps free blocks on the pool's free lists, and
+    # its hot path is inlined where `Half.arena` is NULL. Any other placement keeps its data in an arena of its own,
+    # which `create` makes, and puts nothing on a free list. For such a placement a free list is only the pair of pool
+    # and stream that a block belongs to, always of the large half.
     #
     # All functions run under the engine's lock. A function that can fail returns False or NULL with the reason in the
     # failure. It has then changed nothing, except that it may have allocated or released memory on the way.
@@ -245,33 +249,35 @@ cdef struct Placement:
     void (*destroy)(Engine* engine, Pool* pool) noexcept nogil      # only its records. pre: no memory, or never used
 
     # Returns an allocated block for which `note_handed_out` was called. `hit` calls neither the device nor foreign
-    # code. NULL with NO_FAILURE means that no free memory fits: call `miss`, which does all that can be done.
+    # code. NULL with NO_FAILURE means that no free memory fits; the caller then calls `miss`, which does everything
+    # else that is possible.
     Block* (*hit)(Engine* engine, Request* request) noexcept nogil
     Block* (*miss)(Engine* engine, Request* request) noexcept nogil
-    # Like `hit`, for a request of another pool when memory is out. pre: request.free_list is of this pool
+    # Like `hit`, for a request of another pool when the device is out of memory. pre: request.free_list is of this pool
     Block* (*lend)(Engine* engine, Request* request) noexcept nogil
     # Reserves records for `count` calls of `take_front`. NULL: the caller reserves the engine's own
     bint (*reserve)(Engine* engine, Pool* pool, size_t count) noexcept nogil
-    # Allocates the front of a free block, for a checkpoint. `free_list`: the one it belonged to. NULL means the block's
-    # own: where it is freed again at once, or where `reserve` is NULL. pre: records are reserved
+    # Allocates the front of a free block, for a checkpoint. `free_list` is the one that the block belonged to. NULL
+    # means the block's own: for a block that is freed again at once, or where `reserve` is NULL. pre: records are
+    # reserved
     Block* (*take_front)(
         Engine* engine, Block* block, FreeList* free_list, bytes_t size, uint32_t context) noexcept nogil
-    # A block is free for good: its user and all streams are done with it. Must call `note_free`.
+    # Frees a block for good: its user and all streams are done with it. Must call `note_free`.
     void (*take_back)(Engine* engine, Block* block, uint32_t context) noexcept nogil
 
     # Releases cached memory until the pool holds no more than `keep`. pre: nothing in the pool waits for events, or
     # routing is active, which forbids querying them
     bint (*release)(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil
-    # Releases the addresses too, if the pool holds no memory
+    # Releases the addresses too, if the pool holds no memory.
     bint (*retire)(Engine* engine, Pool* pool, Failure* failure) noexcept nogil
-    # Gives one more device access to all current mappings. NULL: the engine does it, page by page
+    # Gives one more device access to all current mappings. NULL: the engine does that, page by page
     bint (*grant)(Engine* engine, Pool* pool, device_t device, Failure* failure) noexcept nogil
 
     bytes_t (*largest_free)(Engine* engine, Pool* pool) noexcept nogil
     bytes_t (*free_bytes)(Engine* engine, Pool* pool) noexcept nogil
-    # The most bytes that could be remapped to one contiguous block. NULL: none
+    # Returns the most bytes that could be remapped to one contiguous block. NULL: none
     bytes_t (*joinable)(Engine* engine, Pool* pool) noexcept nogil
-    # The first of the pool's ranges; the others follow by `next`. NULL: they are in the engine's list
+    # Returns the first of the pool's ranges; the others follow by `next`. NULL: they are in the engine's list
     Range* (*ranges)(Engine* engine, Pool* pool) noexcept nogil
     # Visits each byte of the pool's memory once, in order of address within a segment: its block, and the part of it
     # that is visited. Returns False as soon as `visit` does. NULL: visit the blocks of the pool's ranges.
@@ -279,19 +285,19 @@ cdef struct Placement:
     # Visits the chunks that a block lies in, in order, each with its address there. Returns False as soon as `visit`
     # does. NULL: visit the views of the block's range.
     bint (*chunks)(Engine* engine, Block* block, visit_chunk_t visit, void* self) noexcept nogil
-    # Raises InvariantError if its data is inconsistent; adds the pool's segments and inactive_split to the totals. The
+    # Raises InvariantError if its data is inconsistent. Adds the pool's segments and inactive_split to the totals; the
     # caller counts all other totals from the walk.
     int (*check)(Engine* engine, Pool* pool, Totals* totals) except -1
 
 cdef struct Chunk:
-    # One piece of physical memory, one page of its range in size.
+    # One piece of physical memory, as large as one page of its range.
     chunk_t handle
     bytes_t size
     uint32_t views              # number of places where it is mapped
 
 cdef struct Range:
-    # Addresses. A plain segment has memory and addresses in one (`page` is 0). An expandable segment reserves far more
-    # addresses than needed, once, and backs them page by page:
+    # Addresses. A plain segment gets memory and addresses together (`page` is 0). An expandable segment reserves far
+    # more addresses than it needs, once, and backs them page by page:
     #
     #     base                                                            base + size
     #     | allocated | free | allocated  |f|      unmapped     |  free  |  unmapped ...
@@ -302,14 +308,14 @@ cdef struct Range:
     bytes_t size
     Block* head                 # the block at `base`
     uint64_t order              # its number, if the rules order free blocks by segment
-    uint64_t freed_at           # plain segments: the half's search count when all of it became free
+    uint64_t freed_at           # plain segments: the half's search count when the whole segment became free
     FreeList* free_list
     Range* prev
     Range* next                 # of the engine, in order of creation
     thread_t leaving            # the thread that is returning a plain segment to the device, or 0
     bytes_t page
     Chunk** views               # by page number; NULL = no memory there
-    size_t page_end             # one past the last page that ever had memory; no need to look further
+    size_t page_end             # one past the last page that ever had memory
     bytes_t mapped
 
 ctypedef enum FilterKind:
@@ -335,43 +341,43 @@ cdef struct Route:
     Route* older
 
 cdef struct CaptureStore:
-    # What is known of one capture under stream reuse: per stream, the nodes ordered before it.
+    # What the engine knows of one capture under stream reuse: for each stream, the nodes ordered before it.
     capture_t capture
     CaptureStore* next
     VisitedNodes* streams
 
 cdef struct VisitedNodes:
     stream_t stream
-    PointerMap nodes            # node + 1 -> anything
+    PointerMap nodes            # node + 1 -> not NULL
     VisitedNodes* next
 
 ctypedef bint (*free_memory_t)(void* self) noexcept nogil
 
 cdef struct FreeMemoryCallback:
-    free_memory_t run           # returns whether it freed anything
+    free_memory_t run           # returns whether it freed something
     void* self
     count_t running             # number of threads running it
     bint removed                # deleted when no thread runs it any more
     FreeMemoryCallback* next
 
 cdef struct CallbackRun:
-    # A thread that runs the callbacks. Its own requests are served without them.
+    # A thread that runs the callbacks. The thread's own requests do not invoke callbacks.
     thread_t thread
     CallbackRun* next
 
 cdef enum Reason:
     NO_FAILURE = 0
-    FAILED_OUT_OF_MEMORY        # certainly: everything was tried
+    FAILED_OUT_OF_MEMORY        # the engine has tried everything
     FAILED_REJECTED             # out of memory by the settings, without asking the device
     FAILED_DEVICE               # `status` of `operation`
     FAILED_HOST_MEMORY          # no memory for the engine's own records
     FAILED_ADDRESS              # not the start of an allocated block
-    FAILED_GIVEN_ADDRESS        # the device's `operation` returned `address` for `requested` bytes; `fault` is why not
+    FAILED_GIVEN_ADDRESS        # `operation` returned `address` for `requested` bytes; `fault` says what is wrong
     FAILED_EXACT_ADDRESS        # no free block holds the memory requested by its address
-    FAILED_EXPANDABLE_BASE      # the base of an expandable segment was requested
+    FAILED_EXPANDABLE_BASE      # the caller asked for the base of an expandable segment
     FAILED_POOL_UNKNOWN
     FAILED_POOL_FREEABLE
-    FAILED_POOL_IN_USE          # an allocator was given for a pool that exists
+    FAILED_POOL_IN_USE          # the caller passed an allocator for a pool that exists
     FAILED_POOL_ID
     FAILED_POOL_PLACEMENT       # its placement does not support the operation
     FAILED_ALREADY_ROUTING
@@ -380,15 +386,15 @@ cdef enum Reason:
     FAILED_CHECKPOINT_EVENTS
     FAILED_CHECKPOINT_MISMATCH
     FAILED_CHECKPOINT_CAPTURE   # a stream that uses a block of the pool is being captured
-    FAILED_PAUSED               # the pool's memory is not there
-    FAILED_PAUSE_PLAIN          # the segment at `address` has its addresses from the device together with its memory
-    FAILED_PAUSE_PLACEMENT      # `fault` is the name of the pool's placement, which cannot
-    FAILED_PAUSE_SHARED         # another process has the block at `address`
+    FAILED_PAUSED               # the pool has no memory now
+    FAILED_PAUSE_PLAIN          # the segment at `address` got its addresses from the device with its memory
+    FAILED_PAUSE_PLACEMENT      # `fault` names the pool's placement, which cannot pause
+    FAILED_PAUSE_SHARED         # another process may have the block at `address` open
 
 cdef enum Limiter:              # whose limit prevented it
     NO_LIMITER
     LIMIT_OF_ALLOCATOR
-    LIMIT_OF_POOL               # `limiting_pool`, or its tag
+    LIMIT_OF_POOL               # the pool `limiting_first`, `limiting_second`, or its tag
     LIMIT_OF_TENANT
     PROMISED_TO_POOL            # the rest is guaranteed to that pool
 
@@ -399,7 +405,7 @@ cdef struct Failure:
     const char* operation
     const char* fault
     address_t address
-    uint64_t pool_first, pool_second    # the pool that could not be used, or that should have served the request
+    uint64_t pool_first, pool_second    # the pool that was unusable, or should have served the request
     Limiter limiter
     uint64_t limiting_first, limiting_second    # the pool whose limit it was
     uint32_t context            # of the request; names its tenant
@@ -410,8 +416,8 @@ cdef struct Failure:
     bint limited
     bint expandable             # the settings ask for expandable segments
     bytes_t device_free, device_total, limit, allocated, reserved, private_free, largest_free
-    bint no_addresses           # the device had no addresses left to reserve; memory was not short
-    bint joins                  # its placement can remap free memory to be contiguous:
+    bint no_addresses           # the device had no addresses left to reserve, and had enough memory
+    bint joins                  # the placement can remap free memory to be contiguous:
     bytes_t joinable            # that many bytes
     bytes_t range_bytes         # size of a range for the stream, if the settings have one; else 0
 
@@ -431,14 +437,14 @@ cdef struct Request:
     Failure failure
 
 cdef struct Account:
-    # Memory that a tenant holds and may hold. Updated where the history is reported, so it costs nothing without
-    # limits.
+    # Memory that a tenant holds and may hold. The engine updates it where it reports events, so it costs nothing
+    # without limits.
     bytes_t held
-    bytes_t limit               # `no_limit()`: any
+    bytes_t limit               # `no_limit()`: none
 
 cdef struct Engine:
     Lock lock
-    bint interpreter_guards     # a thread inside holds `lock`, or the interpreter lock throughout
+    bint interpreter_guards     # a thread inside holds either `lock`, or the interpreter lock throughout
     int outside                 # threads that wait for `lock` without the interpreter lock, against that rule
     DeviceTable* table
     Tuning tuning
@@ -455,13 +461,13 @@ cdef struct Engine:
     Trace trace
 
     bint uncached               # requests go directly to the device
-    int slow_path_reasons               # bits of SlowPathReason; 0 lets a request take the fast path
+    int slow_path_reasons       # bits of SlowPathReason; 0 lets a request take the fast path
     count_t tag_count           # tags with a pool
     uint64_t tag_requests
     Block* latest               # allocated last, and not in `blocks` yet: see `address_map`
     PointerMap blocks           # address -> allocated Block
     PointerMap direct           # address -> size of what was allocated while caching was off
-    size_t direct_leaving       # how many of those are being returned to the device and may come back into the map
+    size_t direct_leaving       # how many are being returned to the device, and come back if it refuses
     PointerMap streams          # handle + 1 -> StreamRecord
     StreamRecord* recent_stream
     StreamRecord* known_streams

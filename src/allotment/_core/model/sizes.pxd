@@ -14,20 +14,20 @@ cdef enum:
     DIVISION_SLOTS = 16             # one per power of two from 1 MiB on
 
 cdef struct Tuning:
-    # The settings that influence decisions, as numbers. Read at every decision, so a change takes effect at once.
+    # The settings that influence decisions, as numbers. Each decision reads them, so a change takes effect at once.
     bytes_t max_split               # blocks of at least this size are oversize and never split; 2**64-1 = none
     bytes_t max_non_split_rounding  # how much an oversize block may exceed its request
     bytes_t large_segment
     double gc_threshold             # fraction of the limit above which unused segments are collected; 0 = never
     uint64_t divisions[DIVISION_SLOTS]  # rounding steps per power of two; 0, 1 = off
-    bint divided                    # any of them is on
+    bint divided                    # whether any division is on
     bint expandable
     bint stream_reuse               # reuse multi-stream blocks inside a capture where the graph proves it safe
     bint release_lock               # release the lock while the device allocates
     uint64_t dense_grain            # dense placement: chunks are about this fraction of the memory held
-    uint64_t dense_slack            # growth before it stitches, in millionths of peak use
-    int64_t dense_wait_reuse        # blocks of a stream that wait for others and are left alone; -1: all of them
-    bint dense_share_streams        # a stream may wait for another stream to reuse what that freed
+    uint64_t dense_slack            # how much it grows before it stitches, in millionths of peak use
+    int64_t dense_wait_reuse        # how many of a stream's waiting blocks it leaves alone; -1: all of them
+    bint dense_share_streams        # a stream may wait for another stream, to reuse what the other freed
     bytes_t dense_start             # allocated at the first request
     uint64_t dense_views            # most views per chunk; 1: no stitching
     bint rejects                    # never ask the device for more than its `share`

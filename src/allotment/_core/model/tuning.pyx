@@ -3,7 +3,7 @@
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.model.sizes cimport DIVISION_SLOTS, Tuning
 
-# More than any request: larger sizes mean the same, and the sum of two stays below 2**64.
+# More than any request. Larger sizes mean the same, and the sum of two such sizes stays below 2**64.
 cdef bytes_t MOST = <bytes_t> 1 << 60
 
 
@@ -29,6 +29,6 @@ cdef int fill_tuning(Tuning* tuning, object settings) except -1:
     fresh.dense_views = settings.dense_views
     fresh.rejects = settings.throw_on_cudamalloc_oom
     fresh.share = settings.per_process_memory_fraction
-    fresh.range_bytes = 0           # may be a fraction of the device's memory: the caller fills it in
+    fresh.range_bytes = 0           # the caller fills it in: it may be a fraction of the device's memory
     tuning[0] = fresh
     return 0

@@ -1,7 +1,8 @@
 """The known placements, by name. `Placement` in the model says what one is.
 
-An extension outside this package adds a placement when it is imported: it fills in a table and registers it. Both must
-stay loaded for good, since a pool keeps the table it was created with. Registration happens under the import lock.
+An extension outside this package adds a placement when it is imported: it fills in a table and registers it. The
+extension and its table must stay loaded for good, since a pool keeps the table it was created with. Registration
+happens under the import lock.
 """
 
 from allotment._core.contract.table cimport DeviceTable

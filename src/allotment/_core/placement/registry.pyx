@@ -17,7 +17,7 @@ cdef int placement_register(const Placement* placement) except -1:
 
 
 cdef const Placement* placement_named(str name) except NULL:
-    """Raises SettingsError for an unknown name."""
+    """Return the table of a placement. Raises SettingsError for an unknown name."""
     if name not in tables:
         known = ", ".join(sorted(tables))
         raise SettingsError(
@@ -26,7 +26,7 @@ cdef const Placement* placement_named(str name) except NULL:
 
 
 cdef int placement_check(const Placement* placement, const DeviceTable* device, str device_name) except -1:
-    """Raises SettingsError for a placement that the device cannot support."""
+    """Raise SettingsError for a placement that the device cannot support."""
     cdef str name = (<bytes> placement.name).decode()
     if not placement.needs_virtual or (device.capabilities & CAN_VIRTUAL != 0 and device.memory_info != NULL):
         return 0

@@ -33,7 +33,7 @@ cdef struct Place:
     int64_t offset
 
 cdef struct Stack:
-    # A stack that was seen before, as the key to recognise it: a repeated stack creates no Python object.
+    # A stack that was captured before, as the key that recognises it: capturing it again creates no Python object.
     Stack* next                 # of equal hash
     uint32_t number
     int depth
@@ -75,7 +75,7 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
     Py_XDECREF(frame)
     if depth == 0:
         return 0
-    hash |= 1                   # a key of the map is not 0
+    hash |= 1                   # keys of the map are not 0
     stack = <Stack*> map_get(&met, hash)
     while stack != NULL:
         if stack.depth == depth and memcmp(stack.places, places, depth * sizeof(Place)) == 0:
@@ -91,7 +91,8 @@ cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0x
     cdef int i
     if len(stacks) >= FOREIGN_STACK:
         return 0
-    # Keeps the code objects alive, so their addresses stay unique. A collection here may reenter with another stack.
+    # Keeps the code objects alive, so that their addresses stay unique. A garbage collection here may reenter this
+    # function with another stack.
     kept = tuple([(<object> places[i].code, <int> places[i].offset) for i in range(depth)])
     stack = <Stack*> malloc(sizeof(Stack) - (DEEPEST - depth) * sizeof(Place))
     if stack == NULL or not map_reserve(&met):
@@ -107,7 +108,7 @@ cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0x
 
 
 cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF:
-    """Return the number of a stack given as frames, as snapshots show them; 0 if empty, or if there are too many."""
+    """Return the number of a stack passed as a snapshot's frames; 0 if it is empty, or if there are too many stacks."""
     cdef tuple given = tuple([
         (str(frame["name"]), str(frame["filename"]), int(frame["line"])) for frame in frames])[:DEEPEST]
     number = given_stacks.get(given, 0)
@@ -157,12 +158,12 @@ cdef str expect_text(object given, str what):
 
 
 def set_user_metadata(text: str) -> None:
-    """Attach `text` to everything the calling thread records from now on; "" attaches nothing."""
+    """Attach `text` to everything that the calling thread records from now on; "" attaches nothing."""
     trace_set_metadata(intern_name(expect_text(text, "user metadata")))
 
 
 def get_user_metadata() -> str:
-    """Return the text that the calling thread attaches now."""
+    """Return the text that the calling thread currently attaches."""
     cdef uint32_t number = trace_set_metadata(0)
     trace_set_metadata(number)
     return names[number]

@@ -1,7 +1,7 @@
 """Records on their way to a file: batches that the engine fills and a writer consumes.
 
 The trace asks for the place of its next record (`spool_place`), under the lock that guards the trace. A full batch goes
-into a queue, under a short lock of the spool's own, and the writer is woken. So the engine never waits for a file.
+into a queue, under a short lock of the spool, which then wakes the writer. So the engine never waits for a file.
 Requests wait instead, before they enter the engine (`spool_pace`), while more than `MOST_FULL` batches are queued; that
 bounds the memory. `lost` counts the records that could not be kept, because the host had no memory for a batch or the
 file failed.
@@ -29,19 +29,19 @@ cdef struct Batch:
     TraceRecord records[BATCH]
 
 cdef struct Bell:
-    # One thread waits for it and others ring it; two rings wake the thread once.
+    # One thread waits for the bell and others ring it; two rings wake the thread once.
     PyThread_type_lock lock     # held except between a ring and the wake-up
     bint rung
 
 cdef struct Spool:
-    Batch* filling              # guarded as the trace is; all others by `lock`
+    Batch* filling              # guarded by the trace's lock; the other fields by `lock`
     Lock lock
     Batch* first                # full ones, oldest first
     Batch* last
     size_t full
     Batch* spare
     uint64_t lost
-    bint closed                 # nobody takes batches any more
+    bint closed                 # no writer takes batches any more
     int paced                   # threads that wait for the writer
     Bell work, room
     ForkGuard fork_guard
@@ -50,14 +50,15 @@ cdef bint spool_init(Spool* spool) noexcept nogil
 cdef void spool_clear(Spool* spool) noexcept nogil
 cdef void spool_close(Spool* spool) noexcept nogil
 
-# The engine's side.
+# What the engine calls.
 cdef TraceRecord* spool_place(void* spool) noexcept nogil
-cdef void spool_flush(Spool* spool) noexcept nogil      # queues the records so far. pre: as for `spool_place`
-# Waits a moment while the writer is behind; returns whether it has caught up. A caller that holds the interpreter lock
-# checks for signals before it calls again, because the disk may have stalled for good. pre: outside the engine
+cdef void spool_flush(Spool* spool) noexcept nogil      # queues the records written so far. pre: as for `spool_place`
+# Waits briefly while the writer is behind; returns whether the writer has caught up. A caller that holds the
+# interpreter lock checks for signals before it calls again, because the disk may have stalled for good. pre: outside
+# the engine
 cdef bint spool_pace(Spool* spool) noexcept nogil
 
-# The writer's side.
+# What the writer calls.
 cdef Batch* spool_take(Spool* spool, long long patience_us) noexcept nogil
 cdef void spool_return(Spool* spool, Batch* batch) noexcept nogil
 

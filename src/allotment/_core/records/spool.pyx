@@ -20,7 +20,7 @@ cdef enum:
 
 
 cdef inline void take(Spool* spool) noexcept nogil:
-    # No code blocks under it, so it is soon free, also for a thread that holds the interpreter lock.
+    # No code blocks under this lock, so it is soon free, even for a thread that holds the interpreter lock.
     if not lock_try(&spool.lock):
         lock_wait(&spool.lock)
 
@@ -132,7 +132,7 @@ cdef void pass_on(Spool* spool) noexcept nogil:
 
 
 cdef TraceRecord* spool_place(void* self) noexcept nogil:
-    """Return where the next record goes; NULL if it cannot be kept."""
+    """Return the place of the next record; NULL if it cannot be kept."""
     cdef Spool* spool = <Spool*> self
     cdef Batch* batch = spool.filling
     if batch == NULL or batch.count == BATCH:
@@ -179,7 +179,7 @@ cdef bint spool_pace(Spool* spool) noexcept nogil:
 
 
 cdef Batch* spool_take(Spool* spool, long long patience_us) noexcept nogil:
-    """Return the oldest full batch; NULL if none came within that time, or the spool was closed."""
+    """Return the oldest full batch; NULL if none arrived within that time, or the spool was closed."""
     cdef Batch* batch
     if spool.first == NULL and not spool.closed:
         await_ring(spool, &spool.work, patience_us)

@@ -1,16 +1,16 @@
 """Counters: current, peak, allocated so far, freed so far; by size class and over all.
 
-The hot path cannot afford to compare every figure with its peaks. So each class has *room*: the amount it may grow
-before it could pass a peak, its own or the overall one. An increase reduces the room, a decrease adds to it. Only when
-the room runs out are the peaks updated and new room assigned:
+The hot path cannot afford to compare every figure with its peaks. So each class has *room*: the amount by which it may
+grow before it could exceed a peak, its own or the overall one. An increase reduces the room; a decrease adds to it.
+Only when the room runs out does the code update the peaks and assign new room:
 
     current value of a class             = ceiling - room
     ceiling of a class                  <= its peak
     ceilings of both classes together   <= the overall peak
 
-Everything else follows: "all" is the sum of the classes, the amount freed is the total less the current value, and a
+Everything else follows: "all" is the sum of the classes, and the amount freed is the total less the current value. A
 reset of the accumulated figures remembers their values. A block is active from the moment it is allocated, so the
-totals of `active` equal those of `allocation` and are copied from there before they are read (`settle_totals`).
+totals of `active` equal those of `allocation` and are copied from there before they are read (`copy_shared_totals`).
 """
 
 from libc.stdint cimport uint64_t
@@ -31,10 +31,10 @@ cdef struct Tally:
     count_t freed_mark[2]   # total - current, likewise
 
 cdef struct PoolTally:
-    # Memory that one private pool has reserved over time. Outlives the pool: its id stays in the statistics until many
-    # other pools have gone after it.
+    # Memory that one private pool has reserved over time. The record outlives the pool: the pool's id stays in the
+    # statistics until many other pools have been deleted after it.
     uint64_t first, second      # the id
-    bint used                   # the pool has had memory; before that it is not shown
+    bint used                   # the pool has had memory; before that, the statistics omit it
     bint spent                  # the pool is gone, and its id cannot be used again: see `pool`
     Tally reserved_bytes
     PoolTally* next
@@ -48,7 +48,7 @@ cdef struct Stats:
     bytes_t max_split       # at the allocator's creation
 
 cdef struct Totals:
-    # What the counters must say, by size class; computed when invariants are checked.
+    # What the counters must be, by size class; computed when invariants are checked.
     count_t allocation[2]
     count_t allocated_bytes[2]
     count_t active[2]
@@ -65,7 +65,7 @@ cdef void stats_reset_peak(Stats* stats) noexcept nogil
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil
 cdef void stats_clear(Stats* stats) noexcept nogil
 cdef dict stats_nested(Stats* stats)
-cdef dict stats_by_rules(Stats* stats, object rules)      # with figures that only some versions count
+cdef dict stats_by_rules(Stats* stats, object rules)      # with the figures that only some versions count
 cdef dict stats_flat(dict nested)       # "allocated_bytes.all.current", ..., sorted by key
 
 
@@ -85,7 +85,7 @@ cdef inline count_t frees_so_far(const Stats* stats) noexcept nogil:
 
 
 cdef inline void tally_grow(Tally* tally, int size_class, count_t amount) noexcept nogil:
-    """Count an increase whose total another tally counts."""
+    """Count an increase; another tally counts the total."""
     tally.room[size_class] -= amount
     if tally.room[size_class] < 0:
         tally_raise(tally, size_class)

@@ -11,9 +11,10 @@ cdef void stats_init(Stats* stats, bytes_t max_split) noexcept nogil:
 
 
 cdef void tally_raise(Tally* tally, int size_class) noexcept nogil:
-    """Raise the peaks that were passed, and divide the room below the overall peak.
+    """Raise the peaks that were exceeded, and divide the room below the overall peak.
 
-    The class that asked gets most of it. The other keeps some; else the two would take it from each other in turns.
+    The class that needs room gets most of it. The other class keeps some, or the two would take it from each other in
+    turns.
     """
     cdef int other = LARGE - size_class
     cdef count_t now[2]
@@ -68,8 +69,8 @@ cdef void stats_reset_peak(Stats* stats) noexcept nogil:
     for_each_tally(stats, tally_reset_peak)
 
 
-cdef void settle_totals(Stats* stats) noexcept nogil:
-    """Copy the totals of tallies that another tally counts."""
+cdef void copy_shared_totals(Stats* stats) noexcept nogil:
+    """Copy the totals of tallies whose totals another tally counts."""
     cdef int size_class
     for size_class in range(2):
         stats.active.total[size_class] = stats.allocation.total[size_class]
@@ -77,7 +78,7 @@ cdef void settle_totals(Stats* stats) noexcept nogil:
 
 
 cdef void stats_reset_accumulated(Stats* stats) noexcept nogil:
-    settle_totals(stats)
+    copy_shared_totals(stats)
     for_each_tally(stats, tally_reset_accumulated)
     stats.alloc_retries = stats.ooms = stats.oom_rejections = stats.sync_all_streams = 0
     stats.device_allocs = stats.device_frees = 0
@@ -127,7 +128,7 @@ cdef dict pool_tallies(const Stats* stats):
 
 
 cdef dict stats_nested(Stats* stats):
-    settle_totals(stats)
+    copy_shared_totals(stats)
     return {
         "num_alloc_retries": stats.alloc_retries,
         "num_ooms": stats.ooms,

@@ -1,8 +1,8 @@
 """Tenants: the named users that share an allocator, such as the frameworks of one process.
 
-The upper bits of the context that a block was requested with name its tenant (see `history`). So blocks and history
-records know it without a field of their own, and a free needs no name. 0 is "no tenant". Names hold for the process, at
-most 255 of them.
+The upper bits of the context of a block's request name the block's tenant (see `history`). So blocks and history
+records know the tenant without a field for it, and a free needs no name. 0 is "no tenant". Names hold for the process;
+it can have at most 255.
 """
 
 from libc.stdint cimport uint32_t
@@ -21,7 +21,7 @@ cdef inline uint32_t tenant_of(uint32_t context) noexcept nogil:
     return context & ~<uint32_t> STACK_MOST
 
 cdef inline uint32_t context_of_free(uint32_t freeing, uint32_t allocating) noexcept nogil:
-    """Record a free with the stack that caused it, if known, but under the tenant that had the block.
+    """Return the context to record for a free: the stack that caused it, if known, but the tenant that had the block.
 
     The caller may be another tenant: its request may complete a free that waited for the first tenant's streams.
     """

@@ -1,11 +1,11 @@
 """Events of the engine, as fixed-size records in a ring.
 
-The engine reports each event once, by `trace_report`. The hot path checks `on` first: without a listener an event costs
-one comparison. Listeners are the history and two tracker functions, one for Python's trackers and one for a
-framework's. The history is kept in the ring, or wherever `place` says: on its way to a file (see `spool`). A record
+The engine reports each event once, by `trace_report`. The hot path checks `on` first, so without a listener an event
+costs one comparison. The listeners are the history and two tracker functions, one for Python's trackers and one for a
+framework's. The ring keeps the history, unless `place` sends it elsewhere: on its way to a file (see `spool`). A record
 holds only numbers: stacks, compile contexts and user metadata are interned elsewhere; 0 means none.
 
-Reading starts at the cursor, which is the oldest entry. Changing the size first puts the entries in order and then
+Readers start at the cursor, which is the oldest entry. A change of the size first puts the entries in order and then
 keeps the newest ones that fit. (PyTorch leaves them in place, so that old entries appear among new ones.)
 """
 
@@ -29,7 +29,7 @@ cdef enum Action:
 
 cdef struct TraceRecord:
     unsigned short action
-    unsigned short exact_address    # part of serving a request for one exact address
+    unsigned short exact_address    # whether the event belongs to a request for one exact address
     uint32_t stack              # the context: interned stack and tenant, 0 = none
     address_t address           # OOM: the device's free memory
     bytes_t size
@@ -43,13 +43,13 @@ ctypedef void (*tracker_t)(void* listener, const TraceRecord* record) noexcept n
 ctypedef TraceRecord* (*place_t)(void* spool) noexcept nogil   # where the next record goes; NULL: it is not kept
 
 cdef struct Trace:
-    bint on                     # anyone is listening: the only field that the hot path reads
-    bint history                # the history is listening
-    bint counting               # tenants' memory is counted: see `Account` in the model
+    bint on                     # whether anyone listens: the only field that the hot path reads
+    bint history                # whether the history listens
+    bint counting               # whether tenants' memory is counted: see `Account` in the model
     bint in_place               # a change of size leaves entries in place: PyTorch's way, for comparing with it
     bint attach_stacks          # entries carry contexts
     uint32_t skip               # bit per action that the ring omits
-    bint exact_address          # current reports are part of serving a request for one exact address
+    bint exact_address          # whether current reports belong to a request for one exact address
     int64_t moment              # if not 0: the time of all current reports, instead of the clock's
     place_t place               # if not NULL: records go there instead of the ring
     void* spool

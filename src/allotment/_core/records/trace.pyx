@@ -55,7 +55,7 @@ cdef void reverse(TraceRecord* first, TraceRecord* end) noexcept nogil:
 
 
 cdef void put_in_order(Trace* trace) noexcept nogil:
-    """Rotate the oldest entry to the front, in place: there may be no memory for a second ring."""
+    """Rotate the oldest entry to the front in place, since there may be no memory for a second ring."""
     if trace.cursor == 0:
         return
     reverse(trace.ring, trace.ring + trace.cursor)
@@ -75,28 +75,28 @@ cdef void trace_listen(Trace* trace, bint history, size_t most) noexcept nogil:
         trace.stored = most
     trace.history = history
     trace.most = most
-    settle_on(trace)
+    update_on(trace)
 
 
-cdef void settle_on(Trace* trace) noexcept nogil:
+cdef void update_on(Trace* trace) noexcept nogil:
     trace.on = trace.history or trace.counting or trace.tracker != NULL or trace.relay != NULL
 
 
 cdef void trace_count(Trace* trace, bint counting) noexcept nogil:
     trace.counting = counting
-    settle_on(trace)
+    update_on(trace)
 
 
 cdef void trace_track(Trace* trace, tracker_t tracker, void* listener) noexcept nogil:
     trace.tracker = tracker
     trace.listener = listener
-    settle_on(trace)
+    update_on(trace)
 
 
 cdef void trace_relay(Trace* trace, tracker_t relay, void* listener) noexcept nogil:
     trace.relay = relay
     trace.relay_listener = listener
-    settle_on(trace)
+    update_on(trace)
 
 
 cdef bint make_room(Trace* trace) noexcept nogil:
@@ -113,9 +113,9 @@ cdef bint make_room(Trace* trace) noexcept nogil:
 
 
 cdef TraceRecord* next_place(Trace* trace) noexcept nogil:
-    """Return where the ring's next record goes; NULL if there is no memory for a first one."""
+    """Return the place of the ring's next record; NULL if there is no memory for the first one."""
     cdef TraceRecord* place
-    # Append only if the last entry is the newest: the ring may have wrapped earlier, when growing it failed.
+    # Append only if the last entry is the newest: the ring may have wrapped when growing it failed earlier.
     if trace.stored < trace.most and (trace.cursor == 0 or trace.in_place) and make_room(trace):
         place = &trace.ring[trace.stored]
         trace.stored += 1
@@ -164,7 +164,7 @@ cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size
     kept = next_place(trace) if trace.place == NULL else trace.place(trace.spool)
     if kept == NULL:
         return
-    # Written in place: copying it would read narrow writes back in wide words, which stalls.
+    # Written in place: copying a local record would read narrow writes back in wide words, which stalls.
     fill(kept, trace, action, address, size, stream, pool_first, pool_second, stack)
 
 

@@ -10,7 +10,7 @@ import operator
 
 from allotment.errors import AddressError, PoolError, RequestError, SizeError, StreamError
 
-cdef stream_t NO_STREAM = ~(<stream_t> 0)   # the one number that maps cannot hold: their keys are handles + 1
+cdef stream_t NO_STREAM = ~(<stream_t> 0)   # the only number that maps cannot hold: their keys are handles + 1
 
 
 cdef bint read_number(object given, uint64_t* number) except -1:
@@ -149,7 +149,7 @@ cdef stream_t read_stream(object stream, Device device) except? 0xFFFFFFFFFFFFFF
 
 
 cdef object handle_of(object stream, Device device):
-    """The handle that a stream object reports; anything else unchanged."""
+    """Return the handle that a stream object reports; anything else unchanged."""
     if hasattr(stream, "__cuda_stream__"):
         told = stream.__cuda_stream__()
         try:
@@ -164,6 +164,6 @@ cdef object handle_of(object stream, Device device):
         return stream
     if device is not None and own_device is not device:
         name = getattr(own_device, "name", own_device)
-        whose = f"another device object that is also named {name}" if name == device.name else f"device {name}"
+        whose = f"another device object with the same name, {name}" if name == device.name else f"device {name}"
         raise StreamError(f"{stream!r} belongs to {whose}, not to this {device.name}; make one with Stream(allocator)")
     return handle

@@ -1,12 +1,13 @@
-"""Locks of Python code that survive a fork: what `forks` does for the engine's locks.
+"""Locks of Python code that survive a fork, as `forks` makes the engine's locks do.
 
-A child of fork has one thread; a lock that any other thread held at that moment would stay locked for ever. So a fork
-acquires all of these, waiting for their holders, and releases them in parent and child. The fork tries them all; if one
-is held, it releases the others and starts again. So they may nest in any order.
+A child of fork has one thread. A lock that another thread held at that moment would stay locked for ever. So a fork
+acquires all of these locks, waiting for their holders, and releases them in parent and child. The fork tries all of
+them; if one is held, it releases the others and starts again. So they may nest in any order.
 
 The fork acquires the engine's long locks in the same step, because they nest with these in both orders: a thread that
-holds one of these may call an allocator, and a device written in Python runs under its allocator's lock. The long locks
-come last and are released first, in compiled code, where no other thread gets the interpreter and could wait for them.
+holds one of these may call an allocator, and a device written in Python runs under its allocator's lock. The fork
+acquires the long locks last and releases them first. It does so in compiled code, where no other thread gets the
+interpreter and could wait for them.
 """
 
 from allotment._core.tools.forks cimport give_long_locks, take_long_locks
@@ -17,7 +18,7 @@ import time
 from weakref import WeakSet
 
 _locks = WeakSet()
-_taken = []     # by the thread that forks; changed only by the one that holds all locks
+_taken = []     # by the thread that forks; only the thread that holds all locks changes it
 _PAUSE = 0.0002  # seconds; a holder needs the interpreter lock to finish
 
 
@@ -48,7 +49,7 @@ cdef bint _take_both() except -1:
 
 
 cdef bint _take_all() except -1:
-    """Return False, holding none, if another thread holds one of them: perhaps for a fork of its own."""
+    """Return False, holding none, if another thread holds one of the locks, perhaps for its own fork."""
     cdef list taken = []
     for lock in list(_locks):
         if not lock.acquire(blocking=False):

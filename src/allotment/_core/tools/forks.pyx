@@ -27,7 +27,7 @@ cdef extern from *:
     void mutex_give "allotment_mutex_give"(void* mutex) noexcept nogil
 
 cdef enum:
-    PATIENCE = 100              # tries, the later ones with a pause
+    PATIENCE = 100              # attempts; the later ones pause first
 
 cdef Lock registry              # guards the list, and is itself a short lock
 cdef ForkGuard* first = NULL
@@ -42,7 +42,7 @@ cdef void guard_forks(ForkGuard* guard, LockKind kind, void* lock) noexcept nogi
     guard.prev = NULL
     lock_wait(&registry)
     while kind == LONG_LOCK and forking != 0 and forking != this_thread():
-        lock_give(&registry)        # the fork would miss a long lock registered now, and a thread may hold it
+        lock_give(&registry)        # the fork would miss a long lock registered now, while a thread may hold that lock
         wait_for_fork()
         lock_wait(&registry)
     guard.next = first
@@ -92,7 +92,7 @@ cdef bint take(ForkGuard* guard, Taken time) noexcept nogil:
 
 
 cdef bint take_all(Taken time) noexcept nogil:
-    """Acquire every lock whose time it is, and the registry. Return False, holding nothing, if one of them is held."""
+    """Acquire every lock due at this time, and the registry. Return False, holding nothing, if one of them is held."""
     cdef ForkGuard* guard
     if not lock_try(&registry):
         return False
@@ -111,7 +111,7 @@ cdef void give_all(Taken time) noexcept nogil:
     """pre: the registry's lock is held; releases it too"""
     cdef ForkGuard* guard = first
     while guard != NULL:
-        # Ahead of a fork the registry is unlocked, and another thread's fork may have taken some.
+        # Ahead of a fork the registry is unlocked, so another thread's fork may have taken some locks.
         if guard.taken == time and (time == IN_FORK or lock_is_mine(<Lock*> guard.lock)):
             guard.taken = NOT_TAKEN
             if guard.kind == SHORT_MUTEX:
@@ -163,4 +163,4 @@ cdef void after_fork_in_child() noexcept nogil:
 
 
 if at_fork(before_fork, after_fork, after_fork_in_child) != 0:
-    raise MemoryError("no memory to be told of forks")
+    raise MemoryError("the host has no memory to register fork handlers")

@@ -3,8 +3,8 @@ A file begins with `MAGIC` and a version. Frames follow, each with a header of s
 
     | kind, 4 bytes | length of the content, 4 | records in it, 4 | checksum of the content, 4 | content ... |
 
-Numbers are little-endian. The first frame holds a snapshot of the moment at which the recording began, without a
-history; the other frames hold what happened since:
+Numbers are little-endian. The first frame holds a snapshot, without a history, of the moment at which the recording
+began. The other frames hold what happened since:
 
     SNAPSHOT    a pickle, as `dump_snapshot` writes it
     STACKS      JSON: [number of the first, [[name, filename, line], ...], ...], before the first record that has one
@@ -88,7 +88,7 @@ cdef inline const unsigned char* get_signed(const unsigned char* at, const unsig
 
 
 cdef inline uint32_t checksum(const unsigned char* content, size_t length) noexcept nogil:
-    """Detects content that was not written, or only in part. Not a protection against forgery."""
+    """Detects content that was not written or only partly written. It does not protect against forgery."""
     cdef uint64_t hash = length + 1
     cdef uint64_t word
     while length >= 8:

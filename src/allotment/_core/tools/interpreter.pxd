@@ -1,7 +1,7 @@
 """The interpreter, as seen by code that runs without it.
 
 A thread releases the interpreter lock before it waits for anything whose holder may need that lock. When the
-interpreter ends, it tears modules down; what is still open ends with the process.
+interpreter ends, it tears modules down; the operating system then frees whatever is still open.
 """
 
 from cpython.pystate cimport PyThreadState

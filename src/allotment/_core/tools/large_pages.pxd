@@ -1,7 +1,7 @@
 """Large pages for the engine's own records, once there are many.
 
 A million blocks and the map of their addresses take 200 MiB. With pages of 4 KiB, nearly every lookup there misses the
-CPU's table of recent pages too, not only its caches. Linux gives pages of 2 MiB to those who ask, if the system allows.
+TLB, in addition to the caches. Linux provides pages of 2 MiB to programs that ask for them, if the system allows it.
 """
 
 from libc.stddef cimport size_t

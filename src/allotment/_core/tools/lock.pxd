@@ -1,12 +1,12 @@
 """The engine's mutex: one word, acquired with one atomic compare-and-exchange, released with one plain store.
 
-A system mutex costs two atomic read-modify-writes a round, as much as the whole cache hit it protects. Here the
-release is a store. A thread that has to wait spins briefly, then yields, then sleeps in short steps. Waits are rare
-and long (the holder is in the driver), so a late wake-up costs nothing that matters.
+A system mutex costs two atomic read-modify-writes for each pair of lock and unlock, as much as the whole cache hit that
+it protects. Here the release is a store. A thread that has to wait spins briefly, then yields, then sleeps in short
+steps. Waits are rare and long (the holder is in the driver), so a late wake-up costs nothing that matters.
 
-The lowest bit of the word says that the lock is held. The bits above count threads that have released the lock in the
-middle of an operation and will be back (`lock_lend`, `lock_reclaim`). So one load of the word tells that no thread is
-inside and none will come back; two separate words could change between two loads.
+The lowest bit of the word says that the lock is held. The bits above count the threads that have released the lock in
+the middle of an operation and will acquire it again (`lock_lend`, `lock_reclaim`). So one load of the word tells that
+no thread is inside and none will come back; two separate words could change between two loads.
 
 The lock knows its owner, because code that runs under it (a callback, a backend written in Python) can call the engine
 again on the same thread. Such a call must be detected; waiting for the lock would deadlock.

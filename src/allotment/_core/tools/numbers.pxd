@@ -1,7 +1,7 @@
 """Reads Python ints on the hot path.
 
-Sizes and addresses are ints of one or two digits, which are read in place. The C API's own functions take as long as
-the allocation that the number is for.
+Sizes and addresses are ints of one or two digits, which these functions read in place. The C API's own functions take
+as long as the allocation that the number is for.
 """
 
 cdef extern from *:

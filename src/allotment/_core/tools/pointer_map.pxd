@@ -1,9 +1,9 @@
 """A map from 64-bit keys to pointers: addresses to blocks, handles to streams, ids to pools.
 
-Open addressing with linear probing, hashed by multiplication with the golden ratio, which spreads addresses well
-(multiples of 512, often equally spaced). At most half full, so a lookup takes about one and a half probes. Removal
-shifts the run back, so there are no tombstones and cost does not grow with age. Key 0 means "empty": callers shift
-keys that can be 0.
+The map uses open addressing with linear probing. The hash is a multiplication with the golden ratio, which spreads
+addresses well (multiples of 512, often equally spaced). The table is at most half full, so a lookup takes about one and
+a half probes. Removal shifts the run back, so there are no tombstones and the cost does not grow with age. Key 0 means
+"empty": callers shift keys that can be 0.
 
 Cost: O(1) for each operation; growing doubles the table, so an insert is O(1) amortized.
 """

@@ -1,9 +1,9 @@
-"""Recycled records of one size: how the engine gets its bookkeeping without the system's malloc.
+"""Recycled records of one size: how the engine allocates its records without the system's malloc.
 
-Freed records go on a free list, last in first out, so the hot ones stay in the CPU cache. Memory comes in groups, which
-are freed only all together; from some number on each group is a large page. An operation calls `slab_reserve` before it
-changes anything; afterwards the reserved `slab_take` calls cannot fail. That keeps an operation all-or-nothing when the
-host itself is out of memory.
+Freed records go on a free list, last in first out, so recently used ones are still in the CPU cache. Memory comes in
+groups, and all groups are freed together; after many groups, each further group is a large page. An operation calls
+`slab_reserve` before it changes anything; afterwards the reserved `slab_take` calls cannot fail. That keeps an
+operation all-or-nothing when the host itself is out of memory.
 """
 
 from libc.stddef cimport size_t

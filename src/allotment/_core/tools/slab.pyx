@@ -6,12 +6,12 @@ from allotment._core.tools.slab cimport Slab, slab_give
 
 cdef enum:
     GROUP_RECORDS = 128
-    MANY_GROUPS = 512       # from then on a group is a large page
+    MANY_GROUPS = 512       # after this many groups, a further group is a large page
     LINE = 64               # records of at least this size start on cache lines
 
 
 cdef inline char* first_record(void* group) noexcept nogil:
-    """The next cache line after the link."""
+    """Return the next cache line after the link."""
     return <char*> ((<size_t> group + sizeof(void*) + LINE - 1) & ~(<size_t> (LINE - 1)))
 
 

@@ -1,8 +1,8 @@
 """Weak references to an object that is being deallocated.
 
 While a `__dealloc__` runs, Cython holds its own reference to the object, and Python clears the weak references only
-afterwards. If the deallocator releases the interpreter lock, or runs code of others, another thread could still get
-the object through a weak reference, and the object would vanish a moment later. So such a deallocator begins with
+afterwards. If the deallocator releases the interpreter lock, or runs foreign code, another thread could still get the
+object through a weak reference, and the object would vanish a moment later. So such a deallocator begins with
 `clear_weak_references`.
 """
 

@@ -1,14 +1,14 @@
-"""Chunks, views, regions: physical memory and addresses of one arena, allocated and released.
+"""Allocates and releases the physical memory and the addresses of one arena: chunks, views, regions.
 
-Growing is one operation, `arena_extend`. It maps pieces, new or existing chunks, one after the other at the end of a
-region; or new chunks at the front of a gap. It reserves records first and then calls the device: create, map, access.
-After a refusal it undoes what was done. What it cannot undo becomes a leftover, which is retried when the cache is
-emptied, and nothing is ever mapped over it.
+Growing is one operation, `arena_extend`. It maps pieces (new or existing chunks) one after the other at the end of a
+region, or new chunks at the front of a gap. It reserves records first and then calls the device: create, map, access.
+After a refusal it undoes what was done. What it cannot undo becomes a leftover. Emptying the cache retries the
+leftover, and nothing is ever mapped over it.
 
     region   | ... tiles ... |  tail of A |  B  |  new  | head of C |
                              ^ its end     ------ pieces ---------->
 
-Only memory that the device was seen finished with is released. Other threads may have entered during the wait.
+The arena releases only memory that the device was seen finished with. Other threads may have entered during the wait.
 """
 
 from libc.stdint cimport uint32_t

@@ -26,8 +26,8 @@ cdef bytes_t SMALLEST_REGION = <bytes_t> 4 << 30
 cdef bytes_t FIRST_REGION = <bytes_t> 16 << 30
 
 cdef enum:
-    SOON = 10000                # requests: a view that is needed again within so many was dropped too early
-    RAISED_MOST = 16            # views: a limit of so many is not raised
+    SOON = 10000                # requests: a view needed again within this many was dropped too early
+    RAISED_MOST = 16            # views: a limit this high is not raised
 
 
 cdef Arena* arena_make(Engine* engine, Pool* pool, bint is_private) noexcept nogil:
@@ -71,10 +71,10 @@ cdef bytes_t addresses_left(const Region* region) noexcept nogil:
 
 
 cdef bytes_t region_size(const Arena* arena, bytes_t size, bint is_main) noexcept nogil:
-    """Return how many addresses a region gets that begins with `size` bytes.
+    """Return how many addresses to reserve for a region that begins with `size` bytes.
 
-    An arena begins with few: a process can have many allocators and pools, and each of them could grow to all of the
-    device's memory. If the first main region is full, the next one is large enough for all memory.
+    An arena begins with few addresses: a process can have many allocators and pools, and each of them could grow to all
+    of the device's memory. If the first main region is full, the next one is large enough for all memory.
     """
     cdef bytes_t total = arena.engine.total_memory
     if arena.region_count == 0 or arena.is_private:
@@ -100,9 +100,9 @@ cdef bint reserve_space(Arena* arena, bytes_t size, stream_t stream, Failure* fa
 
 
 cdef bint carve(Arena* arena, bytes_t size, stream_t stream, address_t* base, Failure* failure) noexcept nogil:
-    """Take addresses for a region, from those already reserved or newly reserved ones.
+    """Take addresses for a region from those already reserved, or reserve new ones.
 
-    An arena that needs more than its first region reserves enough for many regions, to avoid frequent calls.
+    An arena that needs more than its first region reserves enough for many regions, to avoid frequent device calls.
     """
     cdef Space* space = &arena.spaces[arena.space_count - 1] if arena.space_count > 0 else NULL
     cdef bytes_t many = whole_granules(8 * arena.engine.total_memory)
@@ -120,7 +120,7 @@ cdef bint carve(Arena* arena, bytes_t size, stream_t stream, address_t* base, Fa
 
 
 cdef Region* empty_region(Arena* arena, bytes_t size) noexcept nogil:
-    """Return the first region all of whose views are gone, if it has room for `size` bytes. NULL if there is none."""
+    """Return the first region without views that has room for `size` bytes; NULL if none."""
     cdef Region* region
     cdef size_t i
     for i in range(arena.region_count):
@@ -133,7 +133,7 @@ cdef Region* empty_region(Arena* arena, bytes_t size) noexcept nogil:
 cdef Region* region_make(Arena* arena, bytes_t size, bint is_main, stream_t stream, Failure* failure) noexcept nogil:
     """Return an empty region with room for `size` bytes; a new one has more if the device has the addresses.
 
-    With `is_main` it is a new one, and new memory is put there from now on.
+    With `is_main` the region is always a new one, and the arena puts new memory there from now on.
     """
     cdef Region* region = empty_region(arena, size) if not is_main else NULL
     cdef bytes_t wanted = region_size(arena, size, is_main)
@@ -376,7 +376,7 @@ cdef void note_created(Arena* arena, const View* view, stream_t stream, uint32_t
 
 
 cdef void show_again(Arena* arena, Region* region, DenseChunk* chunk) noexcept nogil:
-    """Add a view of a chunk: its free bytes are free there too, the rest are shadows of their users."""
+    """Add a view of a chunk: free bytes of the chunk are free there too, the rest are shadows of their users."""
     cdef View* source = chunk.home
     cdef Tile* tile = tile_at(arena, source.region, source.address)
     cdef View* view = add_view(arena, region, chunk, region_end(region))
@@ -407,10 +407,10 @@ cdef uint64_t tiles_in(Arena* arena, const DenseChunk* chunk) noexcept nogil:
 
 cdef bint arena_extend(Arena* arena, Region* region, Tile* gap, Piece* pieces, size_t count, stream_t stream,
                        uint32_t context, Failure* failure) noexcept nogil:
-    """Map pieces, one after the other; all of them or none. Created pieces get their chunk.
+    """Map pieces one after the other; all of them or none. Created pieces get their chunk.
 
-    At the end of a region; or, if `gap` is given, only new pieces at its front. pre: the region, or the gap, has the
-    addresses; the region shows no piece's chunk yet
+    Maps at the end of a region or, if `gap` is given, only new pieces at the front of the gap. pre: the region, or the
+    gap, has the addresses; the region shows no piece's chunk yet
     """
     cdef address_t base = gap.block.address if gap != NULL else region_end(region)
     cdef uint64_t tiles = 0
@@ -441,7 +441,7 @@ cdef bint arena_extend(Arena* arena, Region* region, Tile* gap, Piece* pieces, s
 # --- releasing ----------------------------------------------------------------------------------------------------
 
 cdef bint forget_view(Arena* arena, View* view, Failure* failure) noexcept nogil:
-    """Unmap a view; its addresses become a gap. pre: nothing is used through it, and all work that used it is done"""
+    """Unmap a view; its addresses become a gap. pre: nothing uses memory through it, and all work that did is done"""
     cdef Region* region = view.region
     cdef DenseChunk* chunk = view.chunk
     cdef View** link = &chunk.home
@@ -472,7 +472,7 @@ cdef bint forget_view(Arena* arena, View* view, Failure* failure) noexcept nogil
 
 
 cdef bint release_chunk(Arena* arena, DenseChunk* chunk, uint32_t context, Failure* failure) noexcept nogil:
-    """Unmap and release a wholly free chunk. After a refusal it keeps its remaining views."""
+    """Unmap and release a wholly free chunk. After a refusal the chunk keeps its remaining views."""
     cdef Engine* engine = arena.engine
     cdef address_t home = 0
     cdef status_t status
@@ -480,7 +480,7 @@ cdef bint release_chunk(Arena* arena, DenseChunk* chunk, uint32_t context, Failu
         return host_memory_failed(failure)
     while chunk.home != NULL:
         home = chunk.home.address
-        # The home goes last, so that it does not move before.
+        # The home goes last, so that it does not move before that.
         if not forget_view(arena, chunk.home.next_of_chunk if chunk.view_count > 1 else chunk.home, failure):
             return False
     engine.stats.device_frees += 1
@@ -496,7 +496,7 @@ cdef bint release_chunk(Arena* arena, DenseChunk* chunk, uint32_t context, Failu
 
 
 cdef bint drop_leftovers(Arena* arena, Failure* failure) noexcept nogil:
-    """Ask the device again to take back what it refused; return whether it took all."""
+    """Ask the device again to take back what it refused to; return whether it took back everything."""
     cdef Leftover* leftover
     cdef status_t status = OK
     cdef size_t i = 0
@@ -541,7 +541,7 @@ cdef int used_longest_ago(const void* a, const void* b) noexcept nogil:
 
 
 cdef bint arena_trim(Arena* arena, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
-    """Release unused chunks until at most `keep` bytes are held, those used longest ago first."""
+    """Release unused chunks, least recently used first, until the arena holds at most `keep` bytes."""
     cdef DenseChunk** unused
     cdef DenseChunk* chunk = arena.first_chunk
     cdef size_t count = 0
@@ -582,10 +582,10 @@ cdef View* view_to_drop(Arena* arena, const DenseChunk* chunk, const Region* reg
 
 
 cdef void drop_old_views(Arena* arena, DenseChunk* chunk, const Region* region) noexcept nogil:
-    """Drop the views of a chunk that are too many, as far as they can go, but not the one in `region`.
+    """Drop the views of a chunk that exceed its limit, as far as possible, but not the view in `region`.
 
-    If a chunk gets a new view soon after it lost one, its limit is raised instead, but not for ever: every
-    view makes each allocation in the chunk slower, and a program whose sizes never repeat needs new ones all the time.
+    If a chunk gets a new view soon after it lost one, its limit is raised instead, but not without bound: every view
+    makes each allocation in the chunk slower, and a program whose sizes never repeat always needs new views.
 
     pre: not inside a capture
     """
@@ -634,7 +634,7 @@ cdef bint arena_retire(Arena* arena, Failure* failure) noexcept nogil:
 
 
 cdef bint arena_grant(Arena* arena, device_t device, Failure* failure) noexcept nogil:
-    """Give another device access to everything that is mapped now."""
+    """Give another device access to everything that is currently mapped."""
     cdef DeviceTable* table = arena.engine.table
     cdef View* view
     cdef status_t status
@@ -652,7 +652,7 @@ cdef bint arena_grant(Arena* arena, device_t device, Failure* failure) noexcept 
 # --- from a pool without users ---------------------------------------------------------------------------------------
 
 cdef bint is_all_free(Arena* arena, const Region* region) noexcept nogil:
-    """Whether a region is one free tile, which the device was seen finished with, at addresses of its own.
+    """Whether a region is one free tile that the device was seen finished with, at addresses of its own.
 
     pre: see_past
     """
@@ -730,7 +730,7 @@ cdef bint arena_adopt(Arena* arena, Arena* source, uint32_t context, Failure* fa
         region.range.base = source.regions[i].range.base
         region.room = source.regions[i].room
         space = space_of(source, source.regions[i])
-        # Insert before the last space, which new regions are still carved from.
+        # Insert before the last space, from which the arena still takes new regions.
         arena.spaces[arena.space_count] = arena.spaces[arena.space_count - 1] if arena.space_count > 0 else space[0]
         arena.spaces[arena.space_count - 1 if arena.space_count > 0 else 0] = space[0]
         arena.space_count += 1

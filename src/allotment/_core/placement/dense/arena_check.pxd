@@ -1,7 +1,7 @@
-"""Checks that the tiles, views, chunks and indexes of an arena are consistent, and names the rule that is broken.
+"""Checks that the tiles, views, chunks and indexes of an arena are consistent; names the violated invariant.
 
-Computes everything that is stored redundantly once more and compares. Costs a walk over everything. From the first
-check on, the arena records for later ones when its bytes were freed.
+It recomputes everything that is stored redundantly, and compares. It costs a walk over everything. From the first check
+on, the arena records for later checks when its bytes were freed.
 """
 
 from allotment._core.model.model cimport Totals

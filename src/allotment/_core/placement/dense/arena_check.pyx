@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport is_idle
-from allotment._core.mechanism.broken cimport broken
+from allotment._core.mechanism.invariant_failure cimport violated
 from allotment._core.model.model cimport StreamRecord, Totals
 from allotment._core.placement.dense.structures cimport (
     GRANULE, TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, Clock, DenseChunk, LastFree, Node, Region, Tile, View,
@@ -12,7 +12,7 @@ from allotment._core.placement.dense.tile_index cimport LARGE_TILE
 from allotment._core.records.stats cimport LARGE
 
 
-cdef str show(const Tile* tile):
+cdef str describe_tile(const Tile* tile):
     state = ("free", "used", "shadow", "gap")[tile.state]
     return f"{state} tile {tile.block.address:#x}+{tile.block.size} of region {region_of(tile).number}"
 
@@ -22,19 +22,19 @@ cdef str show(const Tile* tile):
 cdef int check_tile(Region* region, Tile* tile) except -1:
     cdef Tile* before = tile_before(tile)
     if tile.block.size == 0 or tile.block.size % 512 != 0 or tile.block.range != &region.range:
-        broken("tile sizes are multiples of 512", show(tile))
+        violated("tile sizes are multiples of 512", describe_tile(tile))
     if before != NULL and before.state == tile.state and tile.state in (TILE_FREE, TILE_GAP):
-        broken("free neighbours are one tile", f"{show(before)} and {show(tile)}")
+        violated("free neighbours are one tile", f"{describe_tile(before)} and {describe_tile(tile)}")
     if tile.state == TILE_GAP:
         if tile.view != NULL or tile.block.size % GRANULE != 0 or tile.block.mapped:
-            broken("gaps are whole granules without memory", show(tile))
+            violated("gaps are whole granules without memory", describe_tile(tile))
     elif tile.view == NULL or not (tile.view.address <= tile.block.address < view_end(tile.view)) \
             or tile.view.region != region or not tile.block.mapped:
-        broken("a tile knows the view under its first byte", show(tile))
+        violated("a tile knows the view under its first byte", describe_tile(tile))
     if (tile.state == TILE_USED) == is_idle(&tile.block):
-        broken("tiles in use are allocated, or wait", show(tile))
+        violated("tiles in use are allocated, or wait", describe_tile(tile))
     if tile.state == TILE_SHADOW and (tile.user == NULL or tile.user.state != TILE_USED):
-        broken("a shadow is somebody's", show(tile))
+        violated("a shadow has a user", describe_tile(tile))
     return 0
 
 
@@ -46,33 +46,33 @@ cdef int check_region(Arena* arena, Region* region) except -1:
     cdef uint64_t at = region.range.base
     while tile != NULL:
         if tile.block.address != at or tile_before(tile) != before:
-            broken("tiles tile their region", f"{show(tile)} stands where {at:#x} should begin")
+            violated("tiles tile their region", f"{describe_tile(tile)} stands where {at:#x} should begin")
         check_tile(region, tile)
         at = tile_end(tile)
         before = tile
         tile = tile_behind(tile)
     if at != region.range.base + region.range.size or region.last != before or region.range.size > region.room:
-        broken("tiles tile their region", f"region {region.number} goes up to {region.range.size} of {region.room}")
+        violated("tiles tile their region", f"region {region.number} goes up to {region.range.size} of {region.room}")
     if before != NULL and before.state == TILE_GAP:
-        broken("nothing ends in a gap", show(before))
+        violated("no region ends in a gap", describe_tile(before))
     seen = set()
     while view != NULL:
         if view.before != last or view.region != region or (last != NULL and view.address < view_end(last)):
-            broken("views stand one behind the other", f"{view.address:#x} of region {region.number}")
+            violated("views follow each other", f"{view.address:#x} of region {region.number}")
         if view.chunk.number in seen:
-            broken("a chunk is shown once in a region", f"chunk {view.chunk.number} in region {region.number}")
+            violated("a chunk has one view in a region", f"chunk {view.chunk.number} in region {region.number}")
         seen.add(view.chunk.number)
         last = view
         view = view.behind
     if region.last_view != last:
-        broken("a region knows its last view", f"region {region.number}")
+        violated("a region knows its last view", f"region {region.number}")
     return 0
 
 
 # --- chunks ---------------------------------------------------------------------------------------------------------
 
 cdef list used_in(Arena* arena, View* view, dict tiles, uint64_t* live):
-    """Return what a view shows as used: (offset, size, user) of each run, and how much is used through this view."""
+    """Return what a view shows as used: (offset, size, user) of each run, and the bytes used through this view."""
     found = []
     live[0] = 0
     for begin, end, state, user, _ in tiles[view.region.number]:
@@ -80,7 +80,7 @@ cdef list used_in(Arena* arena, View* view, dict tiles, uint64_t* live):
         if low >= high:
             continue
         if state == TILE_GAP:
-            broken("views are mapped", f"{view.address:#x} is shown over a gap")
+            violated("views are mapped", f"{view.address:#x} lies over a gap")
         if state == TILE_USED:
             live[0] += high - low
         if state != TILE_FREE:
@@ -94,25 +94,25 @@ cdef int check_chunk(Arena* arena, DenseChunk* chunk, dict tiles) except -1:
     cdef count_t count = 0
     first = None
     if view == NULL:
-        broken("every chunk has a home", f"chunk {chunk.number}")
+        violated("every chunk has a home", f"chunk {chunk.number}")
     while view != NULL:
         if view.chunk != chunk:
-            broken("a view knows its chunk", f"chunk {chunk.number}")
+            violated("a view knows its chunk", f"chunk {chunk.number}")
         used = used_in(arena, view, tiles, &live)
         if first is None:
             first = used
         elif used != first:
-            broken("all views of a chunk agree",
+            violated("all views of a chunk agree",
                    f"chunk {chunk.number}: {first} at home, {used} in region {view.region.number}")
         if live != view.live:
-            broken("a view knows what is used through it", f"{view.live} noted, {live} found")
+            violated("a view knows what is used through it", f"{view.live} noted, {live} found")
         total += live
         count += 1
         view = view.next_of_chunk
     if total != chunk.live or sum(size for _, size, _ in first) != chunk.live:
-        broken("a chunk knows what is used of it", f"chunk {chunk.number}: {chunk.live} noted, {total} found")
+        violated("a chunk knows what is used of it", f"chunk {chunk.number}: {chunk.live} noted, {total} found")
     if count != chunk.view_count or chunk.size % GRANULE != 0 or (arena.is_private and count != 1):
-        broken("a chunk counts its views", f"chunk {chunk.number}: {chunk.view_count} noted, {count} found")
+        violated("a chunk counts its views", f"chunk {chunk.number}: {chunk.view_count} noted, {count} found")
     return 0
 
 
@@ -130,10 +130,10 @@ cdef int check_clock(const Tile* tile, const Clock* freed) except -1:
     cdef int i
     for i in range(freed.count):
         if freed.moments[i] > freed.streams[i].done and not holds(&tile.clock, freed.streams[i], freed.moments[i]):
-            broken("a free tile's clock holds the last free of its bytes, whichever view they were used through",
-                   f"{show(tile)} of stream {freed.streams[i].handle} at {freed.moments[i]}")
+            violated("a free tile's clock holds the last free of its bytes, whichever view they were used through",
+                   f"{describe_tile(tile)} of stream {freed.streams[i].handle} at {freed.moments[i]}")
     if freed.everyone > tile.clock.everyone:
-        broken("a free tile's clock holds what was folded", show(tile))
+        violated("a free tile's clock holds what was folded", describe_tile(tile))
     return 0
 
 
@@ -160,13 +160,13 @@ cdef bytes_t check_longest(Node* node, Node* up, set found) except? 0:
     if node == NULL:
         return 0
     if node.up != up or not node.inside or (up != NULL and up.weight < node.weight):
-        broken("trees hang together", show(node.tile))
+        violated("tree links agree", describe_tile(node.tile))
     if (node.low != NULL and (node.low.rank, node.low.place) >= (node.rank, node.place)) or (
             node.high != NULL and (node.high.rank, node.high.place) <= (node.rank, node.place)):
-        broken("trees are in order", show(node.tile))
+        violated("trees are in order", describe_tile(node.tile))
     longest = max(node.size, check_longest(node.low, node, found), check_longest(node.high, node, found))
     if longest != node.longest:
-        broken("a tree knows its longest tile", show(node.tile))
+        violated("a tree knows its longest tile", describe_tile(node.tile))
     found.add((node.rank, node.place))
     return longest
 
@@ -179,7 +179,7 @@ cdef int check_indexes(Arena* arena) except -1:
     cdef int side
     free, sizes, neighbours, gaps = set(), set(), set(), set()
     if arena.seed == 0:
-        broken("weights are drawn", "an arena draws nothing but zeros, and its trees are lists")
+        violated("weights are random", "the arena's weights are all zero, so its trees are lists")
     for i in range(arena.region_count):
         region = arena.regions[i]
         tile = <Tile*> region.range.head
@@ -188,7 +188,7 @@ cdef int check_indexes(Arena* arena) except -1:
                 place = place_of(region, tile.block.address)
                 free.add((0, place))
                 if tile.by_place.size != tile.block.size or tile.by_place.tile != tile:
-                    broken("the index by place knows sizes", show(tile))
+                    violated("the index by place knows sizes", describe_tile(tile))
                 if tile.block.size >= LARGE_TILE and tile != arena.loose:
                     sizes.add((tile.block.size, place))
                 for side in range(2):
@@ -198,14 +198,14 @@ cdef int check_indexes(Arena* arena) except -1:
             elif tile.state == TILE_GAP:
                 gaps.add((0, place_of(region, tile.block.address)))
                 if tile.by_place.size != tile.block.size:
-                    broken("the index of gaps knows sizes", show(tile))
+                    violated("the index of gaps knows sizes", describe_tile(tile))
             tile = tile_behind(tile)
     if gaps != indexed(arena.gaps):
-        broken("the index of gaps holds them", f"{sorted(gaps)}, {sorted(indexed(arena.gaps))}")
+        violated("the index of gaps holds them", f"{sorted(gaps)}, {sorted(indexed(arena.gaps))}")
     for name, wanted, found in (("place", free, indexed(arena.free_tiles)), ("size", sizes, indexed(arena.sizes)),
                                 ("neighbour", neighbours, indexed(arena.neighbours))):
         if found - wanted or (wanted - found and (name == "place" or not arena.lacks_aids)):
-            broken(f"the index by {name} holds the free tiles",
+            violated(f"the index by {name} holds the free tiles",
                    f"missing {sorted(wanted - found)}, too many {sorted(found - wanted)}")
     return 0
 
@@ -248,9 +248,9 @@ cdef int check_sums(Arena* arena, Totals* totals) except -1:
         chunk = chunk.next
     totals.segment[LARGE] += count
     if count != arena.chunk_count or reserved != arena.reserved or reserved != arena.pool.reserved_bytes:
-        broken("an arena knows what it has reserved", f"{arena.reserved} noted, {reserved} found")
+        violated("an arena knows what it has reserved", f"{arena.reserved} noted, {reserved} found")
     if active != arena.active or (not arena.is_private and arena.peak < active):
-        broken("an arena knows what is in use", f"{arena.active} noted, {active} found, {arena.peak} at most")
+        violated("an arena knows what is in use", f"{arena.active} noted, {active} found, {arena.peak} at most")
     return 0
 
 

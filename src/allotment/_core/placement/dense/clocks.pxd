@@ -8,20 +8,20 @@ any of these cases:
     moment <= s.waited[a].moment    s waited for an event of a
     moment <= s.joined              s waited for every stream
 
-The order is not stored for every pair of streams. A stream remembers WAITED_ROOM waits; with no more streams than that
-it remembers all of them, with more it may repeat some. *Joins* cover the rest. A stream that has to wait for all others
+Not every pair of streams has its order stored. A stream remembers WAITED_ROOM waits; with no more streams than that it
+remembers all waits, with more it may repeat some. *Joins* cover the rest. A stream that has to wait for all others
 waits for the streams that freed anything since the last join, and then records an event. That event covers what all
 streams did before. The next stream that has to wait for all others up to that moment waits only for this event.
 
-Cost, with n streams: deciding whether a stream may have a tile is O(1), and so is the memory for each stream. Waiting
-for a tile takes one event for each stream in its clock (at most CLOCK_STREAMS), and one for the last join. If the
-tile's moment for all streams is newer than the last join, the wait is a join. A join takes one event for each stream
-that was active since the last one, so a free pays for at most one such event, however many streams exist. Only asking
-for the progress of all streams (`see_past`, `ask_streams`, `note_all_past`) is O(n): when memory is released, when it
-is short, and when a chunk has too many views.
+Cost, with n streams: deciding whether a stream may have a tile takes O(1) time, and each stream takes O(1) memory.
+Waiting for a tile takes one event for each stream in its clock (at most CLOCK_STREAMS), and one for the last join. If
+the tile's moment for all streams is newer than the last join, the wait is a join. A join takes one event for each
+stream that was active since the last one, so a free pays for at most one such event, however many streams exist. Only
+asking for the progress of all streams (`see_past`, `ask_streams`, `note_all_past`) is O(n). That happens when memory is
+released, when it is short, and when a chunk has too many views.
 
 A wait is always for work that was submitted before, so the graph of waits follows the order of submission and cannot
-deadlock. Inside a capture no event is recorded, queried or waited for, and none is recorded on a stream that is in a
+deadlock. Inside a capture the code records, queries and awaits no event; it also records none on a stream that is in a
 capture.
 """
 
@@ -74,7 +74,7 @@ cdef inline void clock_join(Clock* clock, const Clock* other) noexcept nogil:
 
 
 cdef inline bint clock_covers(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil:
-    """Whether `stream` is ordered after everything in the clock. Mostly the clock holds just that one stream."""
+    """Whether `stream` is ordered after everything in the clock. Mostly the clock contains only that stream."""
     if clock.everyone == 0 and (clock.count == 0 or clock.count == 1 and clock.streams[0] == stream):
         return True
     return clock_covers_slowly(engine, clock, stream)

@@ -60,7 +60,7 @@ cdef inline bint all_are_behind(const Engine* engine, const StreamRecord* stream
 cdef bint clock_covers_slowly(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil:
     cdef int32_t i
     if engine.table.event_record == NULL:
-        return True             # a device whose streams are always finished
+        return True             # the device's streams are always finished
     for i in range(clock.count):
         if not is_behind(stream, clock.streams[i], clock.moments[i]):
             return False
@@ -97,7 +97,7 @@ cdef void note_wait(StreamRecord* stream, const StreamRecord* other, uint64_t mo
 
 
 cdef bint may_record_on(Engine* engine, const StreamRecord* stream, Failure* failure) noexcept nogil:
-    """Whether an event recorded on a stream tells about running work: in a capture it would be part of the graph."""
+    """Whether an event recorded on a stream tells about running work; in a capture it would be part of the graph."""
     cdef capture_t capture = 0
     if not capture_of(engine, stream.handle, &capture, failure):
         return False
@@ -125,7 +125,7 @@ cdef bint order_after(Engine* engine, StreamRecord* stream, const StreamRecord* 
 
 cdef void keep_join(Engine* engine, const StreamRecord* stream, uint64_t moment) noexcept nogil:
     """Record one event that covers what every stream had submitted at a moment. If the device refuses, keep the old
-    one.
+    event.
 
     pre: `stream` is ordered after all of it
     """
@@ -252,7 +252,7 @@ cdef void ask_stream(Arena* arena, StreamRecord* stream, uint64_t moment) noexce
 
 
 cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil:
-    """Ask the streams not seen finished with what they had submitted at a moment, by a new event or an earlier one.
+    """Ask the streams not seen finished with what they had submitted at a moment, by a new or an earlier event.
 
     If the device refuses, the progress stays unknown. pre: not inside a capture
     """

@@ -1,7 +1,8 @@
 """Dense placement: one arena for all streams and sizes, which makes free memory contiguous before it grows.
 
-This file decides, with `growth` for step 7; the others of this folder carry it out. A request goes down this list until
-it has its bytes. `s` is its stream; memory is *ready* for s if s is ordered after all streams that freed it.
+This file decides, together with `growth` for step 7; the other files of this folder carry it out. A request goes down
+this list until it has its bytes. `s` is its stream; memory is *ready* for s if s is ordered after all streams that
+freed it.
 
     hit    1  large: a free tile of exactly its size, ready
            2  large: a free tile next to a tile in use of exactly its size, ready; at that end of it
@@ -19,7 +20,8 @@ it has its bytes. `s` is its stream; memory is *ready* for s if s is ordered aft
 Inside a capture no stream may wait: 4, 5 and the plans are skipped, and growing takes new memory. A private pool has
 its own arena and always does so: memory that a graph replays later must not be shared.
 
-Every wait for work releases the lock (see `unlocked_section`): nothing that was found before is used after it.
+Every wait for work releases the lock (see `unlocked_section`), so the code uses nothing afterwards that it found
+before.
 """
 
 from allotment._core.model.model cimport Engine, Placement

@@ -38,8 +38,8 @@ from allotment._core.tools.slab cimport slab_reserve
 
 cdef enum:
     PASSED_OVER = 64            # most tiles that a search examines before it gives up
-    # With more streams, tiles that other streams freed are rarely ready without a wait, and each examination loads the
-    # record of another stream from main memory. Examining more tiles finds hardly more.
+    # With more streams, tiles that other streams freed are rarely ready without a wait, and examining each tile loads
+    # the record of another stream from main memory. Examining more tiles finds hardly more.
     MANY_STREAMS = 512
     PASSED_OVER_AMONG_MANY = 16
 
@@ -108,7 +108,7 @@ cdef Tile* find_after_waiting(Arena* arena, Request* request, address_t* address
 
 
 cdef Tile* find_shared(Arena* arena, Request* request, address_t* address, bint* lost) noexcept nogil:
-    """Step 4, if it is allowed. If the device refuses the wait, returns NULL without a failure.
+    """Step 4, if the settings allow it. If the device refuses the wait, returns NULL without a failure.
 
     `lost`: a stream was destroyed.
     """
@@ -129,10 +129,10 @@ cdef Tile* find(Arena* arena, Request* request, address_t* address, bint* lost) 
 
 
 cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
-    """Wait for every stream that may still use what it freed; everything freed so far is then finished. Unlocked
+    """Wait for every stream that may still use what it freed; everything freed so far is then finished. Has an unlocked
     section.
 
-    Does nothing inside a capture, where waiting is forbidden, and skips streams in one: what they freed is not
+    Does nothing inside a capture, where waiting is forbidden, and skips streams in one, whose work is then not
     finished.
     """
     cdef uint64_t moment = engine.moment        # frees during the unlocked section are not waited for
@@ -164,7 +164,7 @@ cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
 
 
 cdef Tile* find_or_synchronize(Arena* arena, Request* request, bint searched, address_t* address) noexcept nogil:
-    """`find`, and waits for what a destroyed stream left, which can have no event. Steps out.
+    """Call `find`, and wait for what a destroyed stream left, which can have no event. Has an unlocked section.
 
     `searched`: steps 1 to 3 have just found nothing.
     """
@@ -236,8 +236,8 @@ cdef bint list_waiting(Arena* arena, Waiting* waiting) noexcept nogil:
         pending = stream.first
         while pending != NULL and ok:
             block = pending.block
-            # The first event found stands for its block, whose events have adjacent moments. A block that another
-            # process has open cannot be had by waiting for streams.
+            # The first event found stands for its block, whose events have adjacent moments. Waiting for streams does
+            # not free a block that another process has open.
             if (not block.releasable and block.free_list.half.arena == <void*> arena
                     and hold_of(arena.engine, block) == NULL):
                 ok = make_room(<void**> &waiting.blocks, &waiting.room, waiting.count, sizeof(Block*))
@@ -318,7 +318,7 @@ cdef Tile* find_waiting(Arena* arena, Request* request, count_t kept, address_t*
 # --- growing --------------------------------------------------------------------------------------------------------
 
 cdef Tile* find_grown(Arena* arena, Region* region, Request* request, address_t* address) noexcept nogil:
-    """Return a place in an arena that has grown by enough for the request."""
+    """Return a place for the request in an arena that has grown by enough."""
     cdef Tile* tile = find_ready(arena, request.rounded, request.free_list.stream, address)
     if tile == NULL and not may_wait(arena, request):
         tile = region.last
@@ -340,7 +340,7 @@ cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* a
         tile = find_ready(arena, request.rounded, request.free_list.stream, address)
         if tile != NULL:
             return tile
-    # Waiting cannot get the memory, or another thread has it by now.
+    # Waiting cannot provide the memory, or another thread has it by now.
     request.failure.reason = NO_FAILURE
     region = grow_plainly(arena, request, left_to_get(arena))
     if region == NULL:
@@ -352,7 +352,7 @@ cdef Tile* grow_and_find(Arena* arena, Request* request, bint last, address_t* a
     return tile
 
 
-# --- the chain ------------------------------------------------------------------------------------------------------
+# --- the steps ------------------------------------------------------------------------------------------------------
 
 cdef inline bint is_refused(const Request* request) noexcept nogil:
     return request.failure.reason == FAILED_DEVICE and request.failure.status == OUT_OF_MEMORY
@@ -387,7 +387,7 @@ cdef bint adopt_unused_pools(Arena* arena, Request* request) noexcept nogil:
 
 
 cdef bint collect_garbage(Arena* arena, Request* request) noexcept nogil:
-    """Release the memory unused for longest, as far as more is held than the settings allow."""
+    """Release the memory unused for longest, as far as the arena holds more than the settings allow."""
     cdef Engine* engine = arena.engine
     cdef bytes_t most = <bytes_t> (engine.tuning.gc_threshold * <double> engine.limit)
     cdef bytes_t over = held(engine) - most if held(engine) > most else 0
@@ -431,7 +431,7 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
                 and release_tags(engine, 0, request.context, &request.failure)):
             return NULL
     elif arena.is_private and not request.capturing:
-        # A private pool cannot use what the default pool has cached, but the device can have it back.
+        # A private pool cannot use what the default pool has cached, but the device can use it after a release.
         engine.stats.alloc_retries += 1
         request.failure.reason = NO_FAILURE
         if not release_everything(engine, False, request.context, &request.failure):
@@ -443,7 +443,7 @@ cdef Tile* find_when_refused(Arena* arena, Request* request, address_t* address)
 
 
 cdef Tile* find_elsewhere(Arena* arena, Request* request, address_t* address) noexcept nogil:
-    """Steps 4 to 8, after `hit` has found nothing; a look at memory that is lent may have changed something since."""
+    """Steps 4 to 8, after `hit` has found nothing; the search in lent memory may have changed something since."""
     cdef Engine* engine = arena.engine
     cdef Tile* tile = find_or_synchronize(arena, request, engine.lent_count == 0, address)
     if tile == NULL and may_wait(arena, request) and engine.tuning.dense_wait_reuse >= 0:
@@ -478,7 +478,7 @@ cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
         block = borrow(engine, request, True)
         if block != NULL or request.failure.reason != NO_FAILURE:
             return block
-    # Keeps the requesting pool alive, whatever is released on the way.
+    # Keeps the requesting pool alive, whatever else is released on the way.
     pool.asking += 1
     tile = find_elsewhere(arena, request, &address)
     pool.asking -= 1

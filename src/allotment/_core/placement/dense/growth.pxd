@@ -1,6 +1,6 @@
-"""How an arena of dense placement grows: by how much, in which chunks, where, and from which free memory.
+"""How an arena of dense placement grows: by how much, in which chunks, at which addresses, and from which free memory.
 
-Decides what new memory a request costs (step 7 of `dense`), and has the arena carry it out.
+It decides what new memory a request costs (step 7 of `dense`), and makes the arena carry that out.
 
     room     what may be allocated before free memory is stitched: a hundredth of peak use; more at first, and in small
              processes up to a thirty-second

@@ -25,7 +25,7 @@ cdef enum:
 
 
 cdef bint may_wait(const Arena* arena, const Request* request) noexcept nogil:
-    """Whether the request's stream may be made to wait, on the device, for another."""
+    """Whether the request's stream may wait, on the device, for another stream."""
     cdef Engine* engine = arena.engine
     cdef capture_t capture = 0
     cdef Failure failure
@@ -50,7 +50,7 @@ cdef bytes_t left_to_get(const Arena* arena) noexcept nogil:
 
 
 cdef inline bint is_pressed(bytes_t reserved, bytes_t left) noexcept nogil:
-    """Whether more than a quarter of all available memory is held: then chunks are small, and nothing is ahead."""
+    """Whether more than a quarter of all available memory is held: then chunks are small, without memory ahead."""
     return reserved > (reserved + left) // 4
 
 
@@ -137,7 +137,7 @@ cdef inline bint refuse(Request* request) noexcept nogil:
 
 
 cdef Region* grow_plainly(Arena* arena, Request* request, bytes_t left) noexcept nogil:
-    """Grow only by new memory, after a tail that is ready for the request, or in a region of its own."""
+    """Grow by new memory only, after a tail that is ready for the request, or in a region of its own."""
     cdef Region* region
     cdef bytes_t need, tail
     cdef size_t i
@@ -224,9 +224,10 @@ cdef inline bytes_t free_size(const Tile* tile) noexcept nogil:
 
 
 cdef Tile* cheapest_gap(Arena* arena, bytes_t size, bytes_t* need) noexcept nogil:
-    """Return the gap that, with the free memory next to it, needs the least new memory to hold the request.
+    """Return the gap that needs the least new memory to hold the request, together with the free memory next to the
+    gap.
 
-    The lowest among equals; NULL if there is none.
+    Among equal gaps it returns the lowest; NULL if none exists.
     """
     cdef Node* node = node_from(arena.gaps, 0, 0)
     cdef Tile* best = NULL
@@ -253,7 +254,7 @@ cdef inline bint mapping_was_refused(const Failure* failure) noexcept nogil:
 
 cdef Region* try_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t left, Request* request,
                       bint* stitched) noexcept nogil:
-    """Carry out the cheapest plan. If it creates memory beyond the room, it creates at least `more`."""
+    """Carry out the cheapest plan. If the plan creates memory beyond the room, it creates at least `more`."""
     cdef Region* region = NULL
     cdef Plan plan
     stitched[0] = False

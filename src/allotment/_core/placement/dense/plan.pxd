@@ -7,9 +7,9 @@ A plan fills the end of one region, or a new one, with
     new memory for what is missing
     the free head of the chunk with the longest one, or nothing
 
-and a chunk occurs once in a region. Its price is driver time: a cost per view, a cost per new chunk, and for each MiB
-beyond the arena's room a cost so high that growing wins only when stitching is expensive. The unused part of the pieces
-has a price too: the longest free memory is broken up last.
+and a chunk occurs once in a region. A plan's price is driver time: a cost per view, a cost per new chunk, and for each
+MiB beyond the arena's room a cost so high that growing wins only when stitching is expensive. The unused part of the
+pieces has a price too, so the plan breaks up the longest free memory last.
 """
 
 from allotment._core.contract.types cimport bytes_t
@@ -28,7 +28,7 @@ cdef struct Plan:
     double price
 
 cdef struct Terms:
-    # Input of a plan.
+    # The input of a plan.
     bytes_t size
     bytes_t room
     double mebibyte_us          # price of new memory beyond the room

@@ -19,7 +19,7 @@ cdef double CREATE_US = 14.5
 cdef double LEFT_OVER_US = 5.0      # per MiB; values from 2 to 12 waste less than 0 or 20
 
 cdef struct Stock:
-    # Free memory that could be made contiguous.
+    # The free memory that could be made contiguous.
     DenseChunk** whole          # wholly free chunks, largest first; of one size, youngest first
     size_t whole_count
     DenseChunk* tails[TAILS_TRIED]      # chunks with the longest free tails
@@ -42,7 +42,7 @@ cdef int largest_first(const void* a, const void* b) noexcept nogil:
 
 
 cdef void note_tail(Stock* stock, DenseChunk* chunk, bytes_t tail) noexcept nogil:
-    """Keep the few longest, longest first; among equal ones the older chunk first."""
+    """Keep the few longest tails, longest first; among equal ones the older chunk first."""
     cdef size_t i = stock.tail_count
     if stock.tail_count < TAILS_TRIED:
         stock.tail_count += 1
@@ -115,7 +115,7 @@ cdef bint add_head(const Stock* stock, Plan* plan, bytes_t* head) noexcept nogil
 
 
 cdef bytes_t add_whole(Stock* stock, Plan* plan, bytes_t need, const Terms* terms) noexcept nogil:
-    """Fill `need` bytes with wholly free chunks, and the rest with new memory. Returns the bytes filled.
+    """Fill `need` bytes with wholly free chunks, and the rest with new memory. Return the bytes filled.
 
     Linear in the number of such chunks.
     """
@@ -189,7 +189,7 @@ cdef void consider(Stock* stock, const Terms* terms, Region* region, DenseChunk*
 
 
 cdef bint plan_cheapest(Arena* arena, const Terms* terms, Plan* best, Failure* failure) noexcept nogil:
-    """Return False without host memory. A price below 0 means no plan. The caller clears `best` in any case."""
+    """Return False if host memory is short. A price below 0 means no plan. The caller clears `best` in any case."""
     cdef Stock stock
     cdef Region* region
     cdef bytes_t have

@@ -14,15 +14,15 @@ A tile is in one of these states:
     TILE_SHADOW    bytes that a tile of another region uses: the same chunk, another view
     TILE_GAP       addresses whose view is gone
 
-Adjacent free tiles are one tile, also across the borders of chunks. All views of a chunk agree: a byte is in use
-through at most one of them, and then a shadow in all others. So no two users ever share a byte.
+Adjacent free tiles are one tile, even across the borders of chunks. All views of a chunk agree: a byte is in use
+through at most one of them, and is then a shadow in all others. So no two users ever share a byte.
 
-A chunk has a maximum number of views, its own, which begins as the settings say. When it is exceeded, the view used
-longest ago goes, if nothing is used through it and all work that used it is finished. Its addresses become a gap, like
-those of a chunk that was released. New chunks are mapped into gaps again.
+Each chunk has a maximum number of views, which begins as the settings say. When a chunk exceeds it, the arena drops the
+view used longest ago, if nothing is used through that view and all work that used it is finished. Its addresses become
+a gap, like those of a chunk that was released. The arena maps new chunks into gaps.
 
-Everything is ordered by *place*: the number of the region, then the offset in it. The addresses that the driver chose
-never influence a decision.
+All orders go by *place*: the number of the region, then the offset in it. The addresses that the driver chose never
+influence a decision.
 """
 
 from libc.stddef cimport size_t
@@ -44,18 +44,18 @@ cdef enum TileState:
     TILE_GAP
 
 cdef struct Clock:
-    # The last free of any byte of a free tile, by stream: a moment of the engine's clock each. A stream may have the
-    # memory once it is ordered after all of them. If there are more streams than slots, the oldest moment is kept as
-    # one that counts for every stream. That is conservative: it may cause an unnecessary wait, never a missing one. No
-    # stream is forgotten while an arena exists.
+    # The last free of any byte of a free tile, by stream: one moment of the engine's clock for each stream. A stream
+    # may have the memory once it is ordered after all of these moments. If there are more streams than slots, the
+    # oldest moment counts for every stream. That is conservative: it may cause an unnecessary wait, never a missing
+    # one. The engine forgets no stream while an arena exists.
     int32_t count
     StreamRecord* streams[CLOCK_STREAMS]
     uint64_t moments[CLOCK_STREAMS]
     uint64_t everyone                   # 0 = none was folded
 
 cdef struct Node:
-    # A node of a treap by (rank, place). `longest` is the largest `size` in the subtree, so one descent finds the first
-    # node that is large enough. The weight is random, since keys of nodes change in place.
+    # A node of a treap ordered by (rank, place). `longest` is the largest `size` in the subtree, so one descent finds
+    # the first node that is large enough. The weight is random, because keys of nodes change in place.
     Node* up
     Node* low
     Node* high
@@ -63,7 +63,7 @@ cdef struct Node:
     bytes_t size, longest
     Tile* tile
     uint32_t weight
-    bint inside                 # it is in its tree
+    bint inside                 # whether it is in its tree
 
 cdef struct Tile:
     Block block                 # address, size and neighbours; its `range` is the region's
@@ -75,14 +75,14 @@ cdef struct Tile:
     Node* by_size               # free, and large: by size
     Node* beside[2]             # free, next to a large tile in use (before, after): by that tile's size
     Clock clock                 # free
-    bint keeps_clock            # allocated briefly, while a checkpoint restores the pool's tiles: without a user
+    bint keeps_clock            # allocated briefly without a user, while a checkpoint restores the pool's tiles
 
 cdef struct View:
     DenseChunk* chunk
     Region* region
     address_t address
     bytes_t live                # bytes in use through this view
-    uint64_t last_use           # when it last served, by the arena's request count
+    uint64_t last_use           # when it last served a request, by the arena's request count
     uint64_t freed              # when something used through it was last freed, by the engine's clock
     View* before                # neighbours in the region; not always adjacent, where a view has gone
     View* behind
@@ -103,7 +103,7 @@ cdef struct DenseChunk:
     DenseChunk* next            # of the arena, in order of creation
 
 cdef struct LastFree:
-    # When some bytes of a chunk were freed, if they were not allocated and freed again since.
+    # When some bytes of a chunk were last freed, if they were not allocated and freed again since.
     bytes_t begin, end          # in the chunk
     Clock clock
 
@@ -111,11 +111,11 @@ cdef struct Region:
     Range range                 # covers its tiles; in its arena's list, not in the engine's
     uint64_t number
     bytes_t room                # its addresses
-    bint is_main                # new memory is or was put at its end: its views are not dropped
+    bint is_main                # the arena puts or has put new memory at its end: its views are not dropped
     Tile* last
     View* first_view
     View* last_view
-    count_t leftovers           # mappings without a view that the device refused to unmap: nothing more goes here
+    count_t leftovers           # mappings without a view that the device refused to unmap: no new views go here
 
 cdef struct Space:
     # Reserved addresses; regions are parts of them.
@@ -123,7 +123,7 @@ cdef struct Space:
     bytes_t size, used
 
 cdef struct Leftover:
-    # Memory that the device refused to take back; retried when the cache is emptied. Not counted as reserved.
+    # Memory that the device refused to take back. Emptying the cache retries it. It does not count as reserved.
     Region* region              # NULL: not mapped any more
     address_t address
     chunk_t handle
@@ -131,7 +131,7 @@ cdef struct Leftover:
     bint created                # the chunk was created for that growth, so it is released with the mapping
 
 cdef struct Probe:
-    # An event that tells a stream's progress, where no other event of it is pending.
+    # An event that tells a stream's progress, for a stream without another pending event of that moment.
     event_t event
     uint64_t moment             # of the engine's clock; 0: none
 
@@ -167,7 +167,7 @@ cdef struct Arena:
     bytes_t active              # bytes of it in use
     bytes_t peak                # peak use of all pools together; resetting statistics does not change it
     bytes_t freed               # so far, while `loading`
-    bint loading                # until a notable amount was freed: what is allocated first mostly stays
+    bint loading                # until a notable amount was freed: the first allocations mostly stay
     uint64_t requests
     Probe* probes               # by the index of a stream
     size_t probe_count, probe_room

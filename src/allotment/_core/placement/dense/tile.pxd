@@ -1,11 +1,12 @@
-"""Tiles of a region: split, joined, shadowed, appended. Carries out decisions; what can fail was reserved before.
+"""Splits, joins, shadows and appends tiles of a region. It carries out decisions; everything that can fail was reserved
+before.
 
     free      |----------------------------- A ----------------------------|
     split     |--- A: free ---|---- new: in use ----|----- new: free ------|     either free end may be missing
     free      |------------------------------ A ---------------------------|     joined with its free neighbours
 
 Allocating bytes cuts the same bytes out of every other view of their chunks, as shadows of the user; freeing them frees
-them everywhere. Addresses whose view goes become a gap, which may be filled again from its front.
+them everywhere. The addresses of a dropped view become a gap, which may be filled again from its front.
 
 Cost: O(log n) for n free tiles, for the tile and for each other view of each chunk under it.
 """

@@ -28,7 +28,7 @@ cdef inline Tile* tile_new(Arena* arena, Region* region, address_t address, byte
     tile.block.allocated = False
     tile.block.mapped = state != TILE_GAP
     tile.block.releasable = False
-    tile.block.deferred = False
+    tile.block.withheld = 0
     tile.block.context = tile.block.segment_context = 0
     tile.state = state
     tile.view = view
@@ -85,7 +85,7 @@ cdef inline void unlink(Arena* arena, Tile* tile) noexcept nogil:
 
 
 cdef Tile* tile_cut(Arena* arena, Tile* tile, address_t address, bytes_t size, int state) noexcept nogil:
-    """Cut bytes out of a free tile, as a tile of their own. pre: two records are reserved"""
+    """Cut bytes out of a free tile as a separate tile. pre: two records are reserved"""
     cdef Region* region = region_of(tile)
     cdef bytes_t leading = address - tile.block.address
     cdef bytes_t trailing = tile.block.size - leading - size
@@ -196,8 +196,8 @@ cdef Tile* tile_at(Arena* arena, Region* region, address_t address) noexcept nog
 
 # --- addresses without memory -------------------------------------------------------------------------------------
 
-cdef void gap_settle(Arena* arena, Tile* gap) noexcept nogil:
-    """Join a gap with adjacent gaps; at the end of a region the gap goes, and the region ends before it."""
+cdef void gap_join(Arena* arena, Tile* gap) noexcept nogil:
+    """Join a gap with adjacent gaps; delete a gap at the end of a region, so that the region ends before it."""
     cdef Region* region = region_of(gap)
     cdef Tile* other = tile_behind(gap)
     gap.view = NULL
@@ -250,7 +250,7 @@ cdef void tiles_vanish(Arena* arena, const View* view) noexcept nogil:
         else:
             gap.block.size += piece.block.size
             unlink(arena, piece)
-    gap_settle(arena, gap)
+    gap_join(arena, gap)
 
 
 cdef Tile* fill_gap(Arena* arena, Tile* gap, bytes_t size, View* view) noexcept nogil:

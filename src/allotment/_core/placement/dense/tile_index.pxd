@@ -1,15 +1,15 @@
-"""The free tiles of an arena, in the orders in which they are searched, and its gaps. Makes no decisions.
+"""The free tiles of an arena, in the orders in which they are searched, and its gaps. This file makes no decisions.
 
     by place          the first that is large enough, from any place on
     by size           large ones of one exact size, lowest place first
     by neighbour      those next to a large tile in use of one exact size, lowest place first
 
-One treap implementation serves all three, and the gaps, by place. A tile that is cut or grown keeps its rank among its
-neighbours, so its keys change in place; only in the second order can its size move it. That order therefore omits the
-tile touched last (`loose`) until somebody searches it or another tile is touched: a block that comes and goes costs no
-insertion.
+One treap implementation serves all three orders, and the gaps, by place. A tile that is cut or grown keeps its rank
+among its neighbours, so its keys change in place; only in the second order can its size move it. That order therefore
+omits the tile touched last (`loose`) until the order is searched or another tile is touched: a block that comes and
+goes costs no insertion.
 
-The second and third order are optional aids. Without host memory for a node, a tile is simply missing from them.
+The second and the third order are optional aids. If host memory is short, a tile may be missing from them.
 
 Cost: O(log n) for n free tiles.
 """
@@ -20,7 +20,7 @@ from allotment._core.contract.types cimport bytes_t
 from allotment._core.placement.dense.structures cimport Arena, Node, Tile
 
 cdef enum:
-    LARGE_TILE = 4194304        # from here on equal sizes are kept together
+    LARGE_TILE = 4194304        # from this size on, tiles of equal size are kept together
 
 cdef void node_insert(Node** root, Node* node) noexcept nogil
 cdef void node_remove(Node** root, Node* node) noexcept nogil

@@ -178,7 +178,7 @@ cdef void sort_in(Arena* arena, Tile* tile) noexcept nogil:
         node_insert(&arena.sizes, tile.by_size)
 
 
-cdef inline void settle_loose(Arena* arena) noexcept nogil:
+cdef inline void insert_loose(Arena* arena) noexcept nogil:
     cdef Tile* tile = arena.loose
     if tile != NULL:
         arena.loose = NULL
@@ -196,7 +196,7 @@ cdef inline void size_changed(Arena* arena, Tile* tile) noexcept nogil:
         aid_drop(arena, &arena.sizes, &tile.by_size)
     elif tile.block.size < LARGE_TILE:
         return
-    settle_loose(arena)
+    insert_loose(arena)
     arena.loose = tile
 
 
@@ -252,7 +252,7 @@ cdef void tile_leave(Arena* arena, Tile* tile) noexcept nogil:
 
 
 cdef void tile_changed(Arena* arena, Tile* tile) noexcept nogil:
-    """Update a free tile with changed bounds or neighbours; its rank among the free tiles is the same."""
+    """Update a free tile whose bounds or neighbours changed; its rank among the free tiles is the same."""
     cdef Node* node = &tile.by_place
     node.place = place_of(region_of(tile), tile.block.address)
     if node.size != tile.block.size:
@@ -261,7 +261,7 @@ cdef void tile_changed(Arena* arena, Tile* tile) noexcept nogil:
         size_changed(arena, tile)
     elif tile.by_size != NULL:
         tile.by_size.place = node.place
-    # Both keys are updated before either node moves: they order the trees.
+    # Both keys change before either node moves, because they order the trees.
     if tile.beside[0] != NULL:
         tile.beside[0].place = node.place << 1
     if tile.beside[1] != NULL:
@@ -272,7 +272,7 @@ cdef void tile_changed(Arena* arena, Tile* tile) noexcept nogil:
 
 cdef Node* first_of_size(Arena* arena, bytes_t size) noexcept nogil:
     """Return the first free tile of exactly this size; the next ones follow by node_next. pre: a large size"""
-    settle_loose(arena)
+    insert_loose(arena)
     return node_from(arena.sizes, size, 0)
 
 

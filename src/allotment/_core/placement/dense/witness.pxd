@@ -1,7 +1,7 @@
-"""When each byte was last freed, kept apart from the clocks of tiles, which are cut, copied and joined.
+"""When each byte was last freed; kept apart from the clocks of tiles, which are cut, copied and joined.
 
-Only for the checker, which enables it at its first check: a free tile's clock must contain, in every view, at least the
-frees recorded here for its bytes. Bytes that were freed before are unknown and not checked.
+Only the checker uses it, and enables it at its first check: in every view, a free tile's clock must contain at least
+the frees recorded here for its bytes. Bytes that were freed before are unknown and not checked.
 """
 
 from allotment._core.contract.types cimport bytes_t

@@ -31,7 +31,7 @@ cdef void forget(DenseChunk* chunk, bytes_t begin, bytes_t end) noexcept nogil:
 
 
 cdef void witness_free(DenseChunk* chunk, bytes_t begin, bytes_t end, const Clock* clock) noexcept nogil:
-    """Record that bytes of a chunk were freed. Without host memory nothing is known of the chunk."""
+    """Record that bytes of a chunk were freed. If host memory is short, forget what is known of the chunk."""
     if not make_room_for(<void**> &chunk.last_frees, &chunk.last_free_room, chunk.last_free_count + 2,
                          sizeof(LastFree)):
         chunk.last_free_count = 0

@@ -2,7 +2,7 @@ from libc.stdint cimport uint64_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport is_idle, is_plain, is_split, is_within_reach
-from allotment._core.mechanism.broken cimport broken, show
+from allotment._core.mechanism.invariant_failure cimport describe_block, violated
 from allotment._core.model.model cimport BIN_COUNT, Block, Engine, Pool, Half, Range, FreeList
 from allotment._core.placement.pytorch.free_index cimport comes_before, index_first, index_next, tree_first, tree_next
 from allotment._core.records.stats cimport Totals
@@ -10,11 +10,11 @@ from allotment._core.records.stats cimport Totals
 
 cdef int check_node(FreeList* free_list, Block* block, Block* before, bint mapped) except -1:
     if block.free_list != free_list or not is_within_reach(block) or block.mapped != mapped:
-        broken("free lists hold what is free", show(block))
+        violated("free lists hold only free blocks", describe_block(block))
     if before != NULL and not comes_before(before, block):
-        broken("free lists are in order", f"{show(before)} before {show(block)}")
+        violated("free lists are in order", f"{describe_block(before)} before {describe_block(block)}")
     if (block.left != NULL and block.left.parent != block) or (block.right != NULL and block.right.parent != block):
-        broken("tree links agree", show(block))
+        violated("tree links agree", describe_block(block))
     return 0
 
 
@@ -24,10 +24,10 @@ cdef int check_bins(FreeList* free_list) except -1:
         return 0
     for bin in range(BIN_COUNT):
         if (free_list.words[bin >> 6] >> (bin & 63)) & 1 and free_list.bins[bin] == NULL:
-            broken("bitmaps say which bins hold blocks", f"bin {bin}")
+            violated("bitmaps say which bins hold blocks", f"bin {bin}")
     for bin in range(BIN_COUNT // 64):
         if (free_list.words[bin] != 0) != ((free_list.summary >> bin) & 1):
-            broken("bitmaps say which bins hold blocks", f"word {bin}")
+            violated("bitmaps say which bins hold blocks", f"word {bin}")
     return 0
 
 
@@ -57,15 +57,15 @@ cdef int check_releasable(Half* half) except -1:
     cdef uint64_t freed_sum = 0
     while block != NULL:
         if not block.releasable or is_split(block) or not is_plain(block) or not is_within_reach(block):
-            broken("only wholly free segments can be released", show(block))
+            violated("only wholly free segments can be released", describe_block(block))
         if block.older != before or (before != NULL and before.range.freed_at > block.range.freed_at):
-            broken("releasable blocks are in order of age", show(block))
+            violated("releasable blocks are in order of age", describe_block(block))
         count += 1
         freed_sum += block.range.freed_at
         before = block
         block = block.newer
     if half.newest != before or count != half.releasable_count or freed_sum != half.releasable_freed_sum:
-        broken("the releasable list knows its length", f"{half.releasable_count} noted, {count} found")
+        violated("the releasable list knows its length", f"{half.releasable_count} noted, {count} found")
     return 0
 
 
@@ -73,19 +73,19 @@ cdef int check_last_freed(Half* half) except -1:
     cdef Block* block = half.last_freed
     if block != NULL and (block.free_list.half != half or not is_within_reach(block) or not block.mapped
                           or block.releasable):
-        broken("the last freed block is free, and on no free list", show(block))
+        violated("the last freed block is free, and on no free list", describe_block(block))
     return 0
 
 
 cdef int check_block(const Range* range_, const Block* block) except -1:
     cdef Block* before = block.prev
     if before != NULL and is_within_reach(before) and is_within_reach(block) and before.mapped == block.mapped:
-        broken("free neighbours are merged", f"{show(before)} and {show(block)}")
+        violated("free neighbours are merged", f"{describe_block(before)} and {describe_block(block)}")
     if block.free_list != range_.free_list:
-        broken("blocks stay on the free list of their range", show(block))
+        violated("blocks stay on the free list of their range", describe_block(block))
     if not block.mapped and (range_.page == 0 or (block.address - range_.base) % range_.page != 0
                              or block.size % range_.page != 0):
-        broken("unmapped blocks are whole pages", show(block))
+        violated("unmapped blocks are whole pages", describe_block(block))
     return 0
 
 
@@ -103,7 +103,7 @@ cdef int check_half(Engine* engine, Half* half, Totals* totals) except -1:
         check_free_list(free_list, &free_blocks, &free_bytes, &unmapped)
         free_list = free_list.next
     if free_bytes != half.free_bytes:
-        broken("a pool knows its free bytes", f"{half.free_bytes} noted, {free_bytes} found")
+        violated("a pool knows its free bytes", f"{half.free_bytes} noted, {free_bytes} found")
     check_releasable(half)
     check_last_freed(half)
     while range_ != NULL:
@@ -126,11 +126,11 @@ cdef int check_half(Engine* engine, Half* half, Totals* totals) except -1:
             block = block.next
         range_ = range_.next
     if free_blocks != 0 or unmapped != 0:
-        broken("every free block is on its free list", f"off by {free_blocks} free and {unmapped} unmapped blocks")
+        violated("every free block is on its free list", f"off by {free_blocks} free and {unmapped} unmapped blocks")
     if releasable != half.releasable_count:
-        broken("every wholly free segment can be released", f"{releasable} found, {half.releasable_count} listed")
+        violated("every wholly free segment can be released", f"{releasable} found, {half.releasable_count} listed")
     if expandable != half.expandable_count:
-        broken("a pool knows its expandable ranges", f"{half.expandable_count} noted, {expandable} found")
+        violated("a pool knows its expandable ranges", f"{half.expandable_count} noted, {expandable} found")
     return 0
 
 

@@ -21,7 +21,7 @@ cdef inline Half* half_for_size(Pool* pool, bytes_t rounded) noexcept nogil:
 
 
 cdef inline bytes_t page_size(const Tuning* tuning, const Half* half) noexcept nogil:
-    """Devices map whole chunks, which a segment size of 11 MiB would not fill."""
+    """A device maps whole chunks, which a segment size of 11 MiB would not fill."""
     if half.size_class == SMALL:
         return SMALL_SEGMENT
     return (tuning.large_segment + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))

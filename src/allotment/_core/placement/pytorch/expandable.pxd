@@ -6,10 +6,10 @@
     map      | in use | free |new page|new page|   unmapped ...
     merge    | in use |         free           |   unmapped ...
 
-The number of new pages follows the rounded request, not the segment size of plain memory. If a request fits in several
-places, the lowest address wins. See `Range` in the model for the geometry.
+The rounded request determines the number of new pages; the segment size of plain memory does not. If a request fits in
+several places, the lowest address wins. `Range` in the model explains the geometry.
 
-Cost: growing visits the unmapped blocks of one free list by address (holes, normally one). It does not depend on
+Cost: growing visits the unmapped blocks of one free list by address (holes, normally one). The cost does not depend on
 how much is mapped.
 """
 

@@ -32,7 +32,7 @@ cdef bytes_t range_size(const Engine* engine, const StreamRecord* stream, bytes_
 
 
 cdef Block* find_place(Engine* engine, Request* request) noexcept nogil:
-    """Return the first block, by address, from which free blocks, mapped or not, add up to the request."""
+    """Return the first block, by address, from which free blocks, mapped or unmapped, add up to the request."""
     cdef FreeList* free_list = request.free_list
     cdef Block* hole
     cdef Block* start
@@ -61,7 +61,7 @@ cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
     cdef Range* range_
     cdef Block* block
     if request.rounded > size:
-        # No range could hold it, and a reserved one would stay behind for good.
+        # No range could hold it, and a newly reserved one would stay behind for good.
         device_failed(&request.failure, OUT_OF_MEMORY, b"chunk_create")
         return NULL
     if not slab_reserve(&engine.block_slab, 1):
@@ -79,7 +79,7 @@ cdef Block* new_range(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context, Failure* failure) noexcept nogil:
-    """Back the front of an unmapped block; it absorbs its free mapped neighbours and goes on its free list."""
+    """Back the front of an unmapped block. It absorbs its free mapped neighbours and goes on its free list."""
     cdef Pool* pool = block.free_list.half.pool
     cdef address_t start = block.address
     cdef bytes_t mapped
@@ -109,7 +109,7 @@ cdef bint map_block(Engine* engine, Block* block, bytes_t size, uint32_t context
 
 
 cdef bytes_t growth_in_place(Engine* engine, Request* request) noexcept nogil:
-    """Return what `grow_in_place` would map; at most the request if there is no place for it."""
+    """Return how much `grow_in_place` would map; at most the request if no place for it exists."""
     cdef Block* block = find_place(engine, request)
     cdef bytes_t found = 0
     cdef bytes_t mapped = 0
@@ -140,7 +140,7 @@ cdef Block* grow_in_place(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* map_place(Engine* engine, Request* request, Block* block) noexcept nogil:
-    """Map what `find_place` found as far as the request needs it; return the single block it has become."""
+    """Map what `find_place` found, as far as the request needs it; return the one block that it has become."""
     cdef Block* following
     if block == NULL:
         return NULL
@@ -157,23 +157,23 @@ cdef Block* map_place(Engine* engine, Request* request, Block* block) noexcept n
 
 
 cdef bint holds_a_page(const Block* block) noexcept nogil:
-    """Whether some page lies wholly inside."""
+    """Whether some page lies wholly inside the block."""
     cdef bytes_t page = block.range.page
     cdef bytes_t offset = block.address - block.range.base
     return (offset + page - 1) // page < (offset + block.size) // page
 
 
 cdef void free_again(Engine* engine, Block* block) noexcept nogil:
-    """Shelve a mapped block that was out of reach: its neighbours may have become free meanwhile."""
+    """Put a mapped block that was out of reach on its free list: its neighbours may have become free meanwhile."""
     absorb_if_free(engine, block, block.prev)
     absorb_if_free(engine, block, block.next)
     add_to_free_list(block)
 
 
 cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Unmap the whole pages inside a free block, after its stream is done; the parts at either end stay free.
+    """Unmap the whole pages inside a free block once its stream is done; the parts at either end stay free.
 
-    While the stream is in a capture, which waiting would break, all pages stay. Has an unlocked section.
+    While the stream is in a capture, which waiting would break, no page is unmapped. Has an unlocked section.
     """
     cdef Pool* pool = block.free_list.half.pool
     cdef address_t start
@@ -194,7 +194,7 @@ cdef bint unmap_block(Engine* engine, Block* block, uint32_t context, Failure* f
         ok = unmap_pages(engine, block.range, block.address, block.size, &start, &unmapped, failure)
         if not ok:
             away -= missing_bytes(block.range, start + unmapped, block.address + block.size - start - unmapped)
-    block.deferred = False
+    block.withheld = 0
     if unmapped == 0:
         free_again(engine, block)
         return ok

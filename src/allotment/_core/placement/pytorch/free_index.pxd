@@ -4,11 +4,11 @@
                   one bit     one bit   exact sizes up to 2 MiB
     the rest:     one tree by (size, order, address)
 
-A bin whose bit is clear has undefined content, so that a new free list need not clear 32 KiB.
+The content of a bin whose bit is clear is undefined, so that creating a free list need not clear 32 KiB.
 
 PyTorch's versions differ in which of several equal blocks comes first: the one at the lowest address, of the oldest
-segment, or created first. Each block carries that as a number, `order`, assigned at its creation (see `block_new`): 0
-for all blocks, the number of its segment, or its own. So one comparison serves all versions.
+segment, or created first. Each block carries this as a number, `order`, assigned at its creation (see `block_new`): 0
+for all blocks, the number of its segment, or its own number. So one comparison serves all versions.
 
 The trees are treaps, linked through the blocks themselves. A node's priority is a hash of its address, so it needs no
 field, and the shape depends only on the content. Unmapped blocks use the same tree, ordered only by address.
@@ -97,7 +97,7 @@ cdef inline Block* index_best_fit(FreeList* free_list, bytes_t size) noexcept no
 
 
 cdef inline bint index_has_no_better(const FreeList* free_list, bytes_t size, const Block* block) noexcept nogil:
-    """Whether a block that is not in the index is certainly the best fit; loads no other block to find out.
+    """Whether a block that is not in the index is certainly the best fit; it loads no other block to decide that.
 
     pre: both sizes are multiples of 512, and the block is large enough
     """

@@ -1,4 +1,4 @@
-"""How blocks enter and leave a free list: kept while free, split when allocated, merged with neighbours when freed.
+"""How blocks enter and leave a free list: stored when free, split when allocated, merged with neighbours when freed.
 
 Adjacent free blocks of one kind, mapped or not, are merged at once, so a free list holds maximal runs.
 
@@ -15,9 +15,9 @@ from allotment._core.model.model cimport LEAVING, Block, Engine, Half, FreeList
 from allotment._core.placement.pytorch.free_index cimport comes_before, index_best_fit, tree_remove
 from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_up
 
-# A block that was just freed is likely to be requested next, or to be merged with the next one freed. So it stays off
-# its free list, as `last_freed`, until another takes its place or the free lists are walked (`flush_last_freed`). Both
-# happen in order of freeing, which is the order of age.
+# A block that was just freed is likely to be requested next, or to be merged with the next freed block. So it stays off
+# its free list, as `last_freed`, until another block takes its place or the free lists are walked (`flush_last_freed`).
+# Both happen in order of freeing, which is the order of age.
 
 cdef void put_on_free_list(Block* block) noexcept nogil
 cdef void take_off_free_list(Block* block) noexcept nogil
@@ -33,7 +33,7 @@ cdef inline void flush_last_freed(Half* half) noexcept nogil:
 
 cdef inline void add_to_free_list_of(Half* half, Block* block, bint split) noexcept nogil:
     """Variant of `add_to_free_list` for callers that have the block's half, and know whether it is split."""
-    if not split:           # else nobody asks for its age, and its range may be out of the CPU's cache
+    if not split:           # otherwise its age does not matter, and its range may not be in the CPU's cache
         block.range.freed_at = half.search_count
     if half.last_freed != NULL:
         put_on_free_list(half.last_freed)
@@ -41,12 +41,12 @@ cdef inline void add_to_free_list_of(Half* half, Block* block, bint split) noexc
 
 
 cdef inline void add_to_free_list(Block* block) noexcept nogil:
-    """Keep a free, mapped block: as the last freed one, until the next one comes."""
+    """Store a free, mapped block as the last freed one, until the next block is freed."""
     add_to_free_list_of(block.free_list.half, block, is_split(block))
 
 
 cdef inline void remove_from_free_list(Block* block) noexcept nogil:
-    """Remove a free block from where it is kept. pre: its size and neighbours have not changed since"""
+    """Remove a free block from where it is stored. pre: its size and neighbours have not changed since"""
     cdef Half* half = block.free_list.half
     if half.last_freed == block:
         half.last_freed = NULL
@@ -55,10 +55,10 @@ cdef inline void remove_from_free_list(Block* block) noexcept nogil:
 
 
 cdef inline void claim(Block* block) noexcept nogil:
-    """Put a free block out of reach for other threads, to release its memory. Does nothing the second time."""
-    if block.deferred != LEAVING:
+    """Put a free block out of reach for other threads, before its memory is released. Idempotent."""
+    if block.withheld != LEAVING:
         remove_from_free_list(block)
-        block.deferred = LEAVING
+        block.withheld = LEAVING
 
 
 cdef inline Block* best_fit(FreeList* free_list, bytes_t size) noexcept nogil:
@@ -96,7 +96,7 @@ cdef inline bytes_t absorb_if_free(Engine* engine, Block* block, Block* neighbou
 
 cdef inline void count_taken(Engine* engine, int size_class, const Block* block, bytes_t size,
                              bint split) noexcept nogil:
-    """Count what allocating a block of a plain segment, or its first `size` bytes, does to the free parts of it."""
+    """Count how allocating a block of a plain segment, or its first `size` bytes, changes the segment's free parts."""
     cdef Stats* stats = &engine.stats
     cdef bint already_split = is_split(block)
     if not split:
@@ -158,6 +158,6 @@ cdef inline void free_to_list_untraced(Engine* engine, Block* block) noexcept no
 
 
 cdef inline void free_to_list(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """Same, and records the free in the trace."""
+    """Variant of `free_to_list_untraced` that also records the free in the trace."""
     trace_free(engine, block, context)
     free_to_list_untraced(engine, block)

@@ -24,7 +24,7 @@ cdef void return_to_free_list(Block* block) noexcept nogil:
     """Put back a claimed plain segment that could not be released, with the age it had."""
     cdef Half* half = block.free_list.half
     cdef Block* newer = half.oldest
-    block.deferred = False
+    block.withheld = 0
     half.free_bytes += block.size
     index_insert(block.free_list, block)
     while newer != NULL and newer.range.freed_at <= block.range.freed_at:

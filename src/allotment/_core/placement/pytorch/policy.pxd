@@ -1,8 +1,8 @@
 """The policy: which free block serves a request, when to split it, when to grow, what to release.
 
 It decides for pools with PyTorch's placement, and the files of `mechanism/` carry it out; a pool with another placement
-never comes here. The rules are PyTorch's, so that a replay of one of its histories proves them. A miss goes down this
-list until a block is found:
+never comes here. The rules are PyTorch's, so replaying one of its histories verifies them. A miss goes down this list
+until it finds a block:
 
     1  best fit among the free blocks of the request's pool and stream
     2  the free-memory callbacks, then 1 again if one of them freed something
@@ -33,7 +33,8 @@ from allotment._core.tools.slab cimport slab_reserve
 
 cdef const Placement* torch_placement() noexcept nogil
 
-# The same as `hit_last_freed` for the other free blocks: any ordinary request. NULL, without a change, also for a miss.
+# The same as `hit_last_freed`, for the other free blocks: any ordinary request. NULL, without a change, also for a
+# miss.
 cdef Block* hit_on_free_list(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil
 cdef Block* hit_address(Engine* engine, Request* request, address_t address, Block** front) noexcept nogil
 
@@ -46,7 +47,7 @@ cdef inline bint collects_garbage(const Engine* engine) noexcept nogil:
 
 
 cdef inline bint is_oversize_mismatch(const Engine* engine, const Block* block, bytes_t size) noexcept nogil:
-    """Whether the oversize rule forbids it: oversize blocks serve only oversize requests that waste little of them."""
+    """Whether the oversize rule forbids it: oversize blocks serve only oversize requests, with little waste."""
     if size < engine.tuning.max_split:
         return block.size >= engine.tuning.max_split
     return block.size >= size + engine.tuning.max_non_split_rounding
@@ -106,7 +107,7 @@ cdef inline Block* hit_free_list(Engine* engine, Request* request) noexcept nogi
 
 
 cdef inline Block* hit_free_list_as_asked(Engine* engine, Request* request) noexcept nogil:
-    """The same, with `request.expandable` already set."""
+    """Variant of `hit_free_list` for a request whose `expandable` is already set."""
     cdef Block* block = search(engine, request.free_list, request.rounded, request.expandable)
     if block == NULL:
         return NULL
@@ -137,11 +138,11 @@ cdef inline Block* deliver_ordinary(Engine* engine, Half* half, int size_class, 
 cdef inline Block* hit_last_freed(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
     """Step 1 for an ordinary request that the last freed block of the default pool fits best.
 
-    Decides as `hit_free_list` does. Returns NULL, without a change, if another block may fit better, and where there is
-    more to look at: the block is expandable or oversize, records have to be reserved. A few loads tell, because the
+    Decides as `hit_free_list` does. Returns NULL, without a change, if another block may fit better, or if more must be
+    examined: the block is expandable or oversize, or records have to be reserved. A few loads decide that, because the
     last freed block leads to its free list and its stream.
 
-    pre: size > 0; sizes are not rounded to divisions, garbage is not collected, nothing is traced
+    pre: size > 0; the settings neither round sizes to divisions nor collect garbage; nothing is traced
     """
     cdef bytes_t rounded = whole_blocks(size)
     cdef int size_class = SMALL if rounded <= SMALL_SIZE else LARGE

@@ -59,7 +59,7 @@ cdef inline bytes_t size_with_room_to_grow(const Block* block) noexcept nogil:
 
 
 cdef Block* prefer_closed_fit(FreeList* free_list, Block* block) noexcept nogil:
-    """Move from a block at the growing edge to a fit that costs no room to grow, if one of the next blocks is one."""
+    """Move from a block at the growing edge to one of the next fits, if that costs no room to grow."""
     cdef Block* following
     flush_last_freed(free_list.half)
     while not is_plain(block):
@@ -113,8 +113,8 @@ cdef bytes_t growth(Engine* engine, Request* request) noexcept nogil:
 cdef bint make_room_below_soft_limit(Engine* engine, Request* request, Block** block) noexcept nogil:
     """Release cached memory that does not fit below the soft limit. `block`: one that has become free meanwhile.
 
-    Pages that the request would have grown around may be among the released ones. It then has to grow by more than
-    before, so the growth is computed again until it fits, or nothing more is released.
+    The release may include pages that the request would have grown around. The request then has to grow by more than
+    before. So the function recomputes the growth until it fits, or until nothing more is released.
     """
     cdef Pool* pool = request.free_list.half.pool
     cdef bytes_t more = growth(engine, request)
@@ -213,7 +213,7 @@ cdef Block* miss_free_list(Engine* engine, Request* request) noexcept nogil:
     """Steps 2 to 8: allocate a block, or NULL with the reason in request.failure."""
     cdef Pool* pool = request.free_list.half.pool
     cdef Block* block
-    # Keeps the requesting pool alive, whatever is released on the way.
+    # Keeps the requesting pool alive, whatever else is released on the way.
     pool.asking += 1
     block = find_elsewhere(engine, request)
     pool.asking -= 1
@@ -342,7 +342,7 @@ cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
 
 
 cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
-    """Step 5, on the lender's side: only plain memory, split as a request for plain memory would be."""
+    """Step 5, from the lender: only plain memory, split as for a request for plain memory."""
     cdef Half* half = half_for_size(request.free_list.half.pool, request.rounded)
     cdef FreeList* free_list = free_list_for(engine, half, request.free_list.stream)
     cdef bint expandable = request.expandable

@@ -1,8 +1,8 @@
 """Releasing a pool's cached memory to the device, in PyTorch's order.
 
 Blocks go in the order of the free set: by stream handle, size, address. A walk first collects the candidates and sorts
-them. So it costs O(k log k) for k released blocks, however many exist (expandable memory: k free blocks of a page or
-more).
+them. So it costs O(k log k) for k released blocks, however many blocks exist (expandable memory: k free blocks of a
+page or more).
 """
 
 from libc.stddef cimport size_t

@@ -63,7 +63,7 @@ cdef bint release_segments(Engine* engine, BlockList* list, bytes_t keep, uint32
 
 
 cdef void claim_all(BlockList* list) noexcept nogil:
-    """While one of them is being released, no other thread may take the others."""
+    """Put the listed blocks out of reach: while one is being released, no other thread may take the others."""
     cdef size_t i
     for i in range(list.count):
         claim(list.blocks[i])
@@ -73,17 +73,18 @@ cdef bint unmap_blocks(Engine* engine, BlockList* list, bytes_t keep, bint ok, u
                        Failure* failure) noexcept nogil:
     """Unmap the listed blocks of a pool in order, until it holds at most `keep`. Has an unlocked section. pre: claimed
 
-    Releases ranges that are empty then. Blocks after a refusal go back to where they were; so do all if `ok` is False.
+    Releases ranges that are empty then. Blocks after a refusal go back where they were; if `ok` is False, all blocks
+    do.
     """
     cdef size_t i
     for i in range(list.count):
-        # A paused pool holds no memory; what is unmapped now, a resume need not back.
+        # A paused pool holds no memory: a resume need not back the blocks that are unmapped now.
         if ok and (list.blocks[i].free_list.half.pool.reserved_bytes > keep
                    or list.blocks[i].free_list.half.pool.sleep == ASLEEP):
             ok = (unmap_block(engine, list.blocks[i], context, failure)
                   and give_back_if_empty(engine, list.blocks[i], failure))
         else:
-            list.blocks[i].deferred = False
+            list.blocks[i].withheld = 0
             free_again(engine, list.blocks[i])
     return ok
 
