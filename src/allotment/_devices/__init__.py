@@ -1,4 +1,4 @@
-"""Opens a device by name, and loads its backend only then."""
+"""Opens a device by name, and loads its backend only at that moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["device_name", "is_device_name", "open_device"]
 
 
 def device_name(name: str) -> str:
-    """Return the canonical one of a device's names. Raises RequestError for an unknown name."""
+    """Return the canonical form of a device name. Raises RequestError for an unknown name."""
     family, match = _family_of(name)
     return family.canonical(match)
 

@@ -1,6 +1,6 @@
-"""The families of devices, a row for each: how its devices are named and opened, and known again in another process.
+"""The families of devices, one row each: how devices are named, opened, and recognised in another process.
 
-A new family is a row here and a folder beside this file. Everything else asks the row.
+A new family is a row here and a folder beside this file. All other code asks the row.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Family:
     examples: tuple[str, ...]
     """Names of such devices, for messages."""
     pattern: re.Pattern[str]
-    """What the name of a device looks like."""
+    """The form of the names of such devices."""
     canonical: Callable[[re.Match[str]], str]
-    """The one of a device's names that others compare."""
+    """Returns the canonical form of a device's names, which other code compares."""
     open: Callable[[re.Match[str], bool], Device]
-    """Opens a device; the flag says whether other processes shall be able to open its memory."""
+    """Opens a device; the flag says whether other processes must be able to open its memory."""
     candidates: Callable[[str], Iterator[str]]
-    """Names that a device with this name in another process may have in this one."""
+    """Names that a device may have in this process, if it has this name in another one."""
     identity: Callable[[Any], str | None]
-    """What two processes compare to know that they have the same device; None: there is only one."""
+    """What two processes compare to recognise the same device; None: only one exists."""
     is_physical: bool
     """Whether a device is the same memory in every process."""
 
@@ -98,6 +98,6 @@ FAMILIES = (
         is_physical=False,
     ),
 )
-"""In the order in which handles for other processes number them: a new one comes last."""
+"""In the order in which handles for other processes number them: append a new one at the end."""
 
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -1,6 +1,6 @@
-"""Captures of any device's streams, and the resulting graphs, over its contract table.
+"""Captures of any device's streams, and the resulting graphs, through the device's contract table.
 
-A device may offer more for its graphs than the contract does, in its own class derived from DeviceGraph.
+A device may offer more for its graphs than the contract, in its own class derived from DeviceGraph.
 """
 
 from allotment._core.contract.table cimport Device

@@ -87,8 +87,8 @@ def begin_capture(Device device not None, stream: Stream | int) -> int:
 def end_capture(Device device not None, stream: Stream | int) -> DeviceGraph:
     """End the capture of a stream and return its graph.
 
-    Raises DeviceError if a forbidden call invalidated the capture, or if a stream that joined was not joined back; the
-    capture has ended all the same.
+    Raises DeviceError if a forbidden call invalidated the capture, or if a stream that joined was not joined back; even
+    then the capture has ended.
     """
     return end_capture_into(DeviceGraph.__new__(DeviceGraph), device, stream)
 

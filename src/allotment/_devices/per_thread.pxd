@@ -1,8 +1,8 @@
 """Per-thread default streams.
 
 CUDA has one handle, 2, for all of them: it names the calling thread's stream. To an engine they must be different
-streams, or memory freed on one would be reused on another at once. So each thread's stream gets a unique number, which
-no later thread gets again. Code that submits work to such a number translates it:
+streams, or it would reuse memory freed on one of them on another at once. So each thread's stream gets a unique number,
+which no later thread gets again. Code that submits work to such a number translates it:
 
     its own thread      that thread's default stream
     any other thread    the legacy default stream, which is ordered after all work of per-thread streams so far: an

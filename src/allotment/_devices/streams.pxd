@@ -8,8 +8,8 @@ cdef class Stream:
     cdef Device device
     cdef stream_t handle
     cdef bint destroyed
-    cdef bint is_default            # the device's own: not ours to destroy
-    cdef bint is_foreign            # created elsewhere, known by its handle: likewise
+    cdef bint is_default            # the device's own, which this object must not destroy
+    cdef bint is_foreign            # created elsewhere, known by its handle; likewise
 
     cdef int check(self) except -1
 
@@ -19,14 +19,14 @@ cdef class Event:
     cdef Stream stream              # the stream whose work it marks
     cdef event_t handle
 
-    cdef int wait_here(self) except -1      # `synchronize` without the exceptions of the stream's functions
+    cdef int wait_here(self) except -1      # `synchronize` without raising the exceptions of the stream's functions
 
 
-# Whether the calling thread may touch memory of a stream now: nothing is queued there. Also true where waiting is
-# impossible: a stream in a capture, a device without events.
+# Whether the calling thread may touch memory of a stream now, because nothing is queued there. Also true where waiting
+# is impossible: a stream in a capture, a device without events.
 cdef bint has_no_work(Device device, stream_t stream) except -1
 
-# Waits until the work queued on a stream now is done. pre: it has work, not run by the calling thread
+# Waits until the work now queued on a stream is done. pre: it has work, and the calling thread does not run it
 cdef int await_work(Device device, stream_t stream) except -1
 
 # Returns the stream whose function the calling thread runs, and whether more work is queued behind that function; None

@@ -35,7 +35,7 @@ class HasDevice(Protocol):
         """The device."""
 
 
-# Observers of streams: see `watch_streams`. A plain flag, so that streams cost nothing more while there is none.
+# Observers of streams: see `watch_streams`. A plain flag, so that streams cost nothing more while there is no observer.
 cdef bint watching = False
 cdef object watchers = WeakKeyDictionary()
 
@@ -45,14 +45,14 @@ cdef list watchers_of(Device device):
 
 
 def watch_streams(device: Device, watcher: Any) -> None:
-    """Tell `watcher`, as long as it lives, what streams and events of a device do: see `Sanitizer`."""
+    """Report the actions of a device's streams and events to `watcher`, as long as it lives: see `Sanitizer`."""
     global watching
     watchers.setdefault(device, WeakSet()).add(watcher)
     watching = True
 
 
 def unwatch_streams(device: Device, watcher: Any) -> None:
-    """Stop telling it."""
+    """Stop reporting to a watcher."""
     global watching
     watchers.get(device, WeakSet()).discard(watcher)
     watching = any([list(those) for those in watchers.values()])
@@ -65,7 +65,7 @@ cdef class Stream:
     `device` is a device, or an allocator, which stands for its device.
 
     A stream lives until `destroy`, not as long as this object: memory may have been freed on it, and an allocator knows
-    it by its handle. Work that is still running then is finished.
+    it by its handle. Work that is then still running runs to its end.
 
     Safe to use from several threads. Every method raises StreamError once the stream has been destroyed,
     UnsupportedError for what its device cannot do, and DeviceError if the device fails.
@@ -76,7 +76,7 @@ cdef class Stream:
         cdef stream_t handle
         cdef status_t status
         if self.device is not None:
-            raise StreamError(f"{self!r} is made already; make another Stream")
+            raise StreamError(f"{self!r} exists already; make another Stream")
         require(found, found.table.stream_create != NULL, "stream_create")
         with nogil:
             status = found.table.stream_create(found.table.self, &handle)
@@ -86,7 +86,7 @@ cdef class Stream:
 
     @staticmethod
     def default(device: Device | HasDevice) -> Stream:
-        """Return the stream for work that names none; its handle is 0. It cannot be destroyed."""
+        """Return the stream for work that names no stream; its handle is 0. It cannot be destroyed."""
         cdef Stream stream = Stream.__new__(Stream)
         stream.device = device_of(device)
         stream.is_default = True
@@ -104,21 +104,21 @@ cdef class Stream:
     def __enter__(self) -> Stream:
         """Make it the calling thread's current stream of its device, until the `with` block ends.
 
-        Requests that name no stream use the current one. It also decides whether a request or a free is inside a graph
-        capture; without a current stream, the request's own stream decides, else the default one.
+        Requests that name no stream use the current one. The current stream also decides whether a request or a free is
+        inside a graph capture; without one, the request's own stream decides, else the default stream.
         """
         cdef CurrentStream* entered
         self.check()
         entered = <CurrentStream*> malloc(sizeof(CurrentStream))
         if entered == NULL:
-            raise MemoryError("the host has no memory to remember the current stream")
+            raise MemoryError("the host has no memory to record the current stream")
         current_enter(entered, self.device.table.self, self.handle)
         return self
 
     def __exit__(self, kind, error, traceback):
         cdef CurrentStream* entered = current_find(self.device.table.self, self.handle)
         if entered == NULL:
-            raise StreamError(f"{self!r} is not current in this thread, so it cannot be left")
+            raise StreamError(f"{self!r} is not current in this thread, so this thread cannot leave it")
         current_leave(entered)
         free(entered)
 
@@ -142,12 +142,12 @@ cdef class Stream:
         For devices that run Python functions: the host device does, others raise UnsupportedError.
 
         The next `synchronize` of this stream, or of one of its events, raises an exception of the function. Of several
-        exceptions it raises the first. `sys.unraisablehook` gets the others, and any that nobody has fetched before the
-        stream is destroyed or the interpreter ends.
+        exceptions it raises the first. `sys.unraisablehook` gets the others, and any exception that no call has raised
+        before the stream is destroyed or the interpreter ends.
 
-        The function may use the allocator: allocate, free, drop buffers, also while another thread waits for this
+        The function may use the allocator: allocate, free, drop buffers, even while another thread waits for this
         stream inside the allocator. It cannot wait for its own stream. While other streams have work, it cannot release
-        memory to the system (`empty_cache`) either: that waits for them, and they may wait for it. Both raise
+        memory to the system (`empty_cache`) either, because that waits for them, and they may wait for it. Both raise
         DeviceError.
 
         While the stream is being captured, the function is recorded instead, and runs when the graph is replayed.
@@ -178,8 +178,8 @@ cdef class Stream:
     def synchronize(self) -> None:
         """Wait for everything submitted so far.
 
-        Raises what a submitted function raised, and DeviceError if the stream is being captured (which invalidates the
-        capture) or if a function that runs on this stream calls it.
+        Raises the exception of a submitted function. Raises DeviceError if the stream is being captured (which
+        invalidates the capture) or if a function that runs on this stream calls it.
         """
         cdef status_t status
         self.check()
@@ -249,7 +249,7 @@ cdef class Stream:
 
     cdef int check(self) except -1:
         if self.device is None:
-            raise StreamError("this Stream was made by __new__ only; make one with Stream(allocator)")
+            raise StreamError("this Stream was made by __new__ without __init__; make one with Stream(allocator)")
         if self.destroyed:
             raise StreamError(f"stream {self.handle:#x} of {self.device.name} was destroyed")
         return 0
@@ -345,8 +345,8 @@ cdef class Event:
 
 # --- memory that the calling thread is about to touch ---
 
-# By device and handle of a stream in a capture: an event for the work submitted before. That work may still use memory
-# that the calling thread touches inside the capture, and a captured stream itself cannot be waited for.
+# By device and handle of a stream in a capture: an event for the work submitted before the capture. That work may still
+# use memory that the calling thread touches inside the capture, and a captured stream itself cannot be waited for.
 cdef dict before_captures = {}
 
 
@@ -373,7 +373,7 @@ cdef bint has_no_work(Device device, stream_t stream) except -1:
     cdef capture_t capture = 0
     cdef status_t status = NOT_READY
     if table.event_record == NULL:
-        return True             # a device whose streams are always finished
+        return True             # the device's streams are always finished
     with nogil:
         if table.capture_status != NULL:
             table.capture_status(table.self, stream, &capture)
@@ -389,7 +389,7 @@ cdef bint has_no_work(Device device, stream_t stream) except -1:
 
 
 cdef int await_work(Device device, stream_t stream) except -1:
-    # An event, to exclude work that others submit meanwhile. A destroyed stream can have one too.
+    # An event, to exclude work that other threads submit meanwhile. A destroyed stream can have one too.
     cdef Stream waited = Stream.external(device, stream)
     cdef Event event
     cdef status_t status
@@ -399,7 +399,7 @@ cdef int await_work(Device device, stream_t stream) except -1:
     event = event_on(waited)
     status = record_event(waited, event)
     if status == INVALID:
-        return 0                # no stream has this number, so there is no work
+        return 0                # no stream has this number, so no work exists
     check_status(device, status, "event_record")
     return event.wait_here()
 
@@ -413,9 +413,9 @@ ctypedef status_t (*query_t)(void* self, uint64_t handle) noexcept nogil
 
 
 cdef int answer_signals(Device device, query_t query, uint64_t handle) except -1:
-    """Wait here before the device call that would wait, so that Ctrl-C raises KeyboardInterrupt.
+    """Wait here, in front of the device call that would wait, so that Ctrl-C raises KeyboardInterrupt.
 
-    Only the main thread handles signals. Devices that do their work only when somebody waits for it are not polled.
+    Only the main thread handles signals. Devices that work only while a thread waits for them are not polled.
     """
     cdef int round = 0
     if not getattr(device, "_runs_by_itself", False) or threading.get_ident() != threading.main_thread().ident:

@@ -1,6 +1,6 @@
-"""Captures and graphs, on the contract's terms.
+"""Captures and graphs of the contract, through the driver.
 
-A graph is instantiated by its first launch, so never if it is only counted or destroyed.
+The first launch of a graph instantiates it. A graph that is only counted or destroyed is never instantiated.
 """
 
 from libc.stddef cimport size_t

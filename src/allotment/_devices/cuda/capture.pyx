@@ -39,8 +39,10 @@ cdef void fill_capture(DeviceTable* table) noexcept:
 
 cdef CUresult capture_info(stream_t stream, capture_t* capture, const CUgraphNode** nodes,
                            size_t* count) noexcept nogil:
-    """Return the capture that a stream is in and, if `nodes` is not NULL, its last nodes; 0 and none if it is in no
-    capture, or in an invalidated one."""
+    """Return the capture that a stream is in and, if `nodes` is not NULL, its last nodes.
+
+    Returns 0 and no nodes if the stream is in no capture, or in an invalidated one.
+    """
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef const CUgraphEdgeData* edges = NULL
     cdef cuuint64_t identity = 0
@@ -158,7 +160,7 @@ cdef CUresult dependencies(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData
 
 
 cdef CUresult fetch_dependencies(CUgraphNode node, node_t* nodes, size_t count) noexcept nogil:
-    """Fetch exactly `count` of them; the driver insists on returning their edge data too."""
+    """Fetch exactly `count` dependencies. The driver insists on returning their edge data too."""
     cdef CUgraphEdgeData[STACK_EDGES] few
     cdef CUgraphEdgeData* edges = few
     cdef CUresult result
@@ -206,7 +208,7 @@ cdef status_t instantiate(CudaContext* context, CudaWork* work) noexcept nogil:
         return OK
     if not enter(context, &visit):
         return DEVICE_ERROR
-    # Lets the graph free, at its next launch, what it allocated and did not free; else that launch fails.
+    # Lets the graph's next launch free what the graph allocated and did not free; otherwise that launch fails.
     return leave(&visit, b"cuGraphInstantiate", driver.cuGraphInstantiateWithFlags(
         &work.executable, work.graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH))
 

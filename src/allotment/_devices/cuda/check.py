@@ -1,7 +1,7 @@
 """Checks the CUDA driver of this machine: `python -m allotment._devices.cuda.check [INDEX]`
 
-Calls every driver function that is used, once, and prints the result of each. Run it first on a new machine, driver or
-kind of GPU: one run shows everything that is wrong. Exits with 1 if anything is.
+Calls every driver function that the package uses once, and prints the result of each. Run it first on a new machine,
+driver or kind of GPU: one run shows everything that is wrong. Exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ NOT_TRIED = "not tried"
 
 
 class Results:
-    """Prints one line per function as soon as its result is known: after a crash, the last line tells where."""
+    """Prints one line per function as soon as its result is known.
+
+    After a crash, the last line names the last good call.
+    """
 
     def __init__(self) -> None:
         self.complaints: dict[str, str] = {}

@@ -1,11 +1,11 @@
 """One device of the driver within this process, and how a call enters its context.
 
 PyTorch, CuPy and the CUDA runtime use the primary context too, so addresses, streams and events mean the same to all of
-them. It is retained when the device is first used and kept until the process ends: memory allocated through C pointers
-may outlive every Python object of ours.
+them. The package retains it when the device is first used and keeps it until the process ends: memory allocated through
+C pointers may outlive every Python object of the package.
 
-A call needs the context to be current. It usually is, and then nothing happens; else it is pushed for the duration of
-the call, so that the thread gets its own context back. Every driver call stands between
+A call needs the context to be current. It usually is, and then `enter` does nothing; otherwise `enter` pushes it for
+the duration of the call, so that the thread gets its own context back. Every driver call stands between
 
     if not enter(context, &visit):
         return DEVICE_ERROR
@@ -59,7 +59,7 @@ cdef CudaContext* open_context(int index) except NULL
 cdef CUresult context_of(device_t ordinal, CudaContext** context) noexcept nogil
 cdef device_t device_count() noexcept nogil
 
-# Makes a context current; returns False (with the reason kept for this thread) on failure.
+# Makes a context current; on failure returns False, and this thread keeps the reason.
 cdef bint enter(CudaContext* context, Visit* visit) noexcept nogil
 
 # Undoes `enter`; returns the status for the result of `function`.

@@ -26,7 +26,7 @@ cdef CudaContext* open_context(int index) except NULL:
     if contexts == NULL:
         list_devices()
     if index < 0 or index >= context_count:
-        raise DeviceError(f"there is no CUDA device {index}: the driver sees {context_count}",
+        raise DeviceError(f"there is no CUDA device {index}: the driver reports {context_count}",
                           operation="cuDeviceGet", status=CUDA_ERROR_INVALID_DEVICE)
     with nogil:
         result = context_of(index, &context)

@@ -23,7 +23,9 @@ cdef class CudaGraph(DeviceGraph):
 
 
 cdef class CudaHold:
-    """A word in pinned memory that a stream waits for. The word is used once and never freed: the device may
-    read it long after this object is gone."""
+    """A word in pinned memory that a stream waits for.
+
+    The word is used once and never freed, because the device may read it long after this object is gone.
+    """
     cdef uint32_t* word
     cdef readonly stream_t stream

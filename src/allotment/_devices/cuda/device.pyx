@@ -34,7 +34,7 @@ cdef enum:
 
 
 cdef status_t clear_error(void* self) noexcept nogil:
-    # Unlike the CUDA runtime, the driver keeps no last error that would have to be cleared.
+    # Unlike the CUDA runtime, the driver keeps no last error that the package would have to clear.
     forget_words()
     return OK
 
@@ -121,7 +121,7 @@ cdef class CudaDevice(Device):
                 self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
 
     def attribute(self, CUdevice_attribute number) -> int:
-        """Return one of the driver's device attributes, by its number (CUdevice_attribute)."""
+        """Return a device attribute of the driver, by its number (CUdevice_attribute)."""
         cdef int value = 0
         cdef CUresult result = driver.cuDeviceGetAttribute(&value, number, self.backend.context.device)
         self.check(status_of(result, b"cuDeviceGetAttribute"), "attribute")
@@ -162,7 +162,7 @@ cdef class CudaDevice(Device):
         self.check(status, "device_synchronize" if is_whole_device else "stream_synchronize")
 
     def wait(self, stream_t stream, stream_t on) -> None:
-        """Make later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
+        """Make later work of `stream` wait for the current work of `on`; `stream` joins the capture that `on` is in."""
         cdef event_t event = 0
         cdef status_t status
         with nogil:
@@ -309,7 +309,7 @@ cdef status_t wait_value_on(CudaContext* context, address_t address, uint32_t va
 
 
 cdef status_t copy_in(CudaContext* context, address_t address, const void* source, size_t size) noexcept nogil:
-    """Returns when the copy is done: with pageable memory the driver's copy call returns before the device write."""
+    """Return when the copy is done: with pageable memory, the driver's copy call returns before the device write."""
     cdef Visit visit
     cdef CUresult result
     if not enter(context, &visit):
@@ -368,7 +368,7 @@ cdef class CudaGraph(DeviceGraph):
         return count
 
     def instantiate(self) -> None:
-        """Prepare it for replay. Otherwise the first `replay` does so, and takes much longer."""
+        """Prepare the graph for replay. Otherwise the first `replay` does so, and takes much longer."""
         cdef CudaWork* work = <CudaWork*> self.living("instantiate")
         cdef CudaContext* context = (<CudaDevice> self.device).backend.context
         cdef status_t status

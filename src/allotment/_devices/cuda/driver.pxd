@@ -1,9 +1,9 @@
 """The CUDA driver as this package uses it: types, constants and the functions that are looked up in libcuda.
 
-Declared here instead of taken from cuda.h, so that the package builds without a CUDA toolkit and runs on machines
-without a driver. Names are the driver's own: a field of `Driver` has exactly the name of the exported symbol, with its
-version suffix, because the suffix decides the signature. `tests/devices/cuda/test_declarations.py` compares all of it
-with cuda.h where a toolkit is installed.
+The package declares them here instead of taking them from cuda.h, so that it builds without a CUDA toolkit and runs on
+machines without a driver. Names are the driver's own: a field of `Driver` has exactly the name of the exported symbol,
+with its version suffix, because the suffix decides the signature. `tests/devices/cuda/test_declarations.py` compares
+all of it with cuda.h where a toolkit is installed.
 """
 
 from libc.stddef cimport size_t
@@ -243,13 +243,14 @@ cdef struct Driver:
     CUresult (*cuGraphNodeGetDependencies)(CUgraphNode node, CUgraphNode* nodes, size_t* count) noexcept nogil
 
 
-# All functions, once `open_driver` has returned; constant from then on.
+# All functions, valid once `open_driver` has returned, and constant from then on.
 cdef Driver driver
 
 # Opens and initializes libcuda, the first time; raises DeviceError if there is no usable driver.
 cdef int open_driver() except -1
 
-# Whether this process was forked after the driver was opened, or tried: then no driver function may be called.
+# Whether this process was forked after the driver was opened, or after an attempt to open it: then no driver function
+# may be called.
 cdef bint is_forked() noexcept nogil
 
 # The status for a result. Keeps a failure's text for `last_error_text` of this thread.

@@ -26,7 +26,7 @@ cdef extern from *:
     static __thread char allotment_words[ALLOTMENT_WORDS_CAPACITY];
     """
     const size_t WORDS_CAPACITY "ALLOTMENT_WORDS_CAPACITY"
-    char* words "allotment_words"           # why this thread's last failing call failed; "" for none
+    char* words "allotment_words"           # why this thread's last failed call failed; "" for none
 
 cdef enum:
     OLDEST_VERSION = 12000                  # CUDA 12.0, in the driver's numbering
@@ -59,7 +59,7 @@ OPTIONAL_FUNCTIONS: frozenset[str] = frozenset((
 ))
 
 cdef bint opened = False
-cdef bint tried = False                 # initialization, whatever the result: after a fork a second attempt may crash
+cdef bint tried = False                 # whether initialization was tried: after a fork a second attempt may crash
 cdef uint64_t tried_at = 0              # fork depth of that attempt
 
 
@@ -145,7 +145,7 @@ cdef status_t status_of(CUresult result, const char* function) noexcept nogil:
     if result == CUDA_ERROR_OUT_OF_MEMORY:
         return OUT_OF_MEMORY
     # INVALID_VALUE too: the engine's sizes are valid, so the driver must object to a handle or address.
-    # INVALID_CONTEXT: the context exists, so it is a stream that its owner has destroyed.
+    # INVALID_CONTEXT: the context exists, so the call names a stream that its owner has destroyed.
     if (result == CUDA_ERROR_INVALID_HANDLE or result == CUDA_ERROR_INVALID_VALUE
             or result == CUDA_ERROR_INVALID_DEVICE or result == CUDA_ERROR_INVALID_CONTEXT
             or result == CUDA_ERROR_CONTEXT_IS_DESTROYED):

@@ -1,9 +1,9 @@
-"""Memory of a device, by the contract: one driver call per operation.
+"""A device's memory for the contract: one driver call per operation.
 
 Plain segments come from cuMemAlloc. Chunks are device memory that another process can open through a file descriptor,
-or over the fabric if the machine has one. The first chunk finds out what the machine refuses, and later ones do not ask
-for it again. The driver's chunk handles are bare pointers, so this module keeps track of the existing ones: it refuses
-a released handle instead of passing it on.
+or over the fabric if the machine has one. Creating the first chunk shows what the machine refuses; later chunks do not
+ask for it again. The driver's chunk handles are bare pointers, so this module keeps track of the existing ones: it
+refuses a released handle instead of passing it on.
 """
 
 from allotment._core.contract.table cimport Device, status_t

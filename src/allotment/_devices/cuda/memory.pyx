@@ -77,7 +77,7 @@ cdef int fill_virtual(Device device, CudaBackend* backend) except -1:
     if status != OK:
         raise device_error(device, status, "granularity")
 
-    # Added after measuring: the granularity must be known even where the fabric is not permitted.
+    # Added after the granularity query: the granularity must be known even where the fabric is not permitted.
     if has(backend.context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED):
         properties.requestedHandleTypes |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     if has(backend.context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED):
@@ -184,7 +184,7 @@ cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept no
 
 
 cdef inline CUmemAllocationHandleType weaker(CUmemAllocationHandleType types) noexcept nogil:
-    """Return what to ask for when `types` were refused: without the fabric first."""
+    """Return the handle types to request after `types` were refused: first without the fabric."""
     if types & CU_MEM_HANDLE_TYPE_FABRIC:
         return types & ~CU_MEM_HANDLE_TYPE_FABRIC
     return CU_MEM_HANDLE_TYPE_NONE
@@ -203,7 +203,7 @@ cdef status_t chunk_release(void* self, chunk_t chunk, bytes_t size) noexcept no
     return leave(&visit, b"cuMemRelease", result)
 
 
-# Existing chunks. An imported chunk may have the handle of one that exists already, so they are counted.
+# Existing chunks. An imported chunk may have the same handle as an existing one, so handles are counted.
 
 cdef CUresult adopt(CudaContext* context, CUmemGenericAllocationHandle handle) noexcept nogil:
     """Register a new handle; release it if there is no host memory for that."""
@@ -225,7 +225,7 @@ cdef bint add(CudaContext* context, chunk_t chunk) noexcept nogil:
 
 
 cdef bint drop(CudaContext* context, chunk_t chunk) noexcept nogil:
-    """Unregister a handle once, and at the last time close its descriptor; False if it is not a chunk."""
+    """Unregister a handle once, and close its descriptor the last time; False if it is not a chunk."""
     cdef size_t descriptor = 0
     pthread_mutex_lock(&context.mutex)
     cdef uintptr_t count = <uintptr_t> map_pop(&context.chunks, chunk) if chunk != 0 else 0
@@ -374,11 +374,11 @@ cdef status_t segment_close(void* self, address_t base) noexcept nogil:
 cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned char* handle, size_t capacity,
                            size_t* length) noexcept nogil:
     cdef Visit visit
-    cdef CUmemFabricHandle found            # the larger of the two forms
+    cdef CUmemFabricHandle found            # large enough for both forms
     cdef CUmemAllocationHandleType handle_type = handle_type_of(kind)
     cdef size_t size = handle_size_of(kind)
     if handle_type == CU_MEM_HANDLE_TYPE_NONE:
-        return refuse(UNSUPPORTED, b"a chunk travels as a descriptor or over the fabric")
+        return refuse(UNSUPPORTED, b"a chunk is shared by descriptor or over the fabric")
     if capacity < size:
         return refuse(INVALID, b"the buffer is too small for the handle")
     if not exists(context_in(self), chunk):
@@ -396,7 +396,7 @@ cdef status_t chunk_export(void* self, chunk_t chunk, share_t kind, unsigned cha
 
 
 cdef CUresult export_descriptor(CudaContext* context, chunk_t chunk, int* descriptor) noexcept nogil:
-    """One descriptor per chunk, closed with it: the driver would open another each time."""
+    """Open one descriptor per chunk, closed with it: the driver would open another each time."""
     cdef CUresult result = CUDA_SUCCESS
     pthread_mutex_lock(&context.mutex)
     cdef size_t known = <size_t> map_get(&context.descriptors, chunk)
@@ -422,7 +422,7 @@ cdef status_t chunk_import(void* self, share_t kind, const unsigned char* handle
     cdef void* shareable = &given
     cdef int descriptor
     if handle_type == CU_MEM_HANDLE_TYPE_NONE:
-        return refuse(UNSUPPORTED, b"a chunk travels as a descriptor or over the fabric")
+        return refuse(UNSUPPORTED, b"a chunk is shared by descriptor or over the fabric")
     if length != handle_size_of(kind):
         return refuse(INVALID, b"the handle of a chunk has 4 bytes (descriptor) or 64 (fabric)")
     if kind == SHARE_DESCRIPTOR:            # passed by value, while a fabric handle is passed by pointer

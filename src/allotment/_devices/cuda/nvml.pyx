@@ -1,7 +1,7 @@
 """Processes with memory on a GPU, as NVIDIA's management library reports them: for out-of-memory reports.
 
-Any failure here returns an empty list, so that it cannot replace the report. Processes of other containers are often
-missing, or have no size.
+After any failure the list is empty, so that the failure cannot replace the report. Processes of other containers are
+often missing, or have no size.
 """
 
 from libc.stddef cimport size_t

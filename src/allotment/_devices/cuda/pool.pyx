@@ -97,7 +97,7 @@ cdef CUresult read_figure(CUmemoryPool pool, CUmemPool_attribute now, CUmemPool_
     if result == CUDA_SUCCESS:
         result = driver.cuMemPoolGetAttribute(pool, high, &most)
     current[0] = found
-    peak[0] = max(found, most)      # a reset high mark is zero, whatever is in use
+    peak[0] = max(found, most)      # after a reset the high mark is zero, whatever is in use
     return result
 
 
@@ -139,7 +139,7 @@ cdef status_t ordered_access(void* self, device_t device) noexcept nogil:
     cdef CUmemoryPool pool = NULL
     cdef CUmemAccessDesc access
     if device == context_in(self).ordinal:
-        return OK                   # it always has access, and the driver refuses the call
+        return OK                   # the device itself always has access, and the driver would refuse the call
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
     access.location.id = device
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE

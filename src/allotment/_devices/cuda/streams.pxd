@@ -1,10 +1,10 @@
-"""Streams and events, by the contract.
+"""Streams and events for the contract.
 
 The driver does not check stream handles: using a destroyed one crashes the process, and its number may come back as
-somebody else's stream. So a stream that a user destroys is parked, never destroyed. While it is parked, its handle is
+another owner's stream. So a stream that a user destroys is parked, never destroyed. While it is parked, its handle is
 known to be dead and cannot be in use elsewhere; the next request for a stream reuses an idle parked one. So there are
-never more streams than were alive at once. Before the engine uses a foreign stream that it got earlier, the handle is
-checked.
+never more streams than were alive at once. Before the engine uses a foreign stream that it got earlier, this module
+checks the handle.
 
 Stream 0 is the legacy default stream; streams created here do not wait for it.
 """
@@ -23,7 +23,7 @@ cdef inline CUstream driver_stream(stream_t stream) noexcept nogil:
 
 
 cdef inline bint is_legacy(stream_t stream) noexcept nogil:
-    """Whether it is the default stream, which can never be captured; asking during a capture can be an error."""
+    """Whether it is the default stream, which can never be captured; querying it during a capture can be an error."""
     return stream == 0 or <stream_t> driver_stream(stream) == CU_STREAM_LEGACY
 
 

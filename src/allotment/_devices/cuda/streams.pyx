@@ -57,7 +57,7 @@ cdef bint holds(CudaContext* context, CUstream stream, size_t place) noexcept no
 
 cdef bint is_parked(CudaContext* context, stream_t stream) noexcept nogil:
     cdef bint found
-    if context.parked_count == 0:       # read without the mutex: parking a stream at the same time is a user's race
+    if context.parked_count == 0:       # read without the mutex: to use a stream while parking it is the user's race
         return False
     pthread_mutex_lock(&context.mutex)
     found = holds(context, <CUstream> stream, place_of(context, <CUstream> stream))
@@ -116,7 +116,7 @@ cdef status_t refuse_parked() noexcept nogil:
 
 
 cdef CUresult check_handle(stream_t stream) noexcept nogil:
-    """Return an error if a foreign stream was destroyed by its owner, and its memory was not reused yet.
+    """Return an error if the owner of a foreign stream has destroyed it and the driver has not reused its memory yet.
 
     The driver reports that here, and crashes elsewhere. Later it may crash here too, so code that can avoid using a
     foreign stream does (`IS_UNCHECKED`).

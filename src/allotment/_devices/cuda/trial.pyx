@@ -1,8 +1,8 @@
-"""Calls each function of the driver once, for real.
+"""Calls each function of the driver once.
 
-A wrong signature shows as a wrong result or a crash, so every step uses the result of the one before: memory is written
-through one function and read back through another. `report` is told of each call before the next one. Functions that
-depend on one that failed are not called.
+A wrong signature shows as a wrong result or a crash, so every step uses the result of the one before: it writes memory
+through one function and reads it back through another. `report` hears of each call before the next one is made. A
+function that depends on a failed one is not called.
 """
 
 from libc.stddef cimport size_t
@@ -44,7 +44,7 @@ cdef class Trial:
         self.report = report
 
     cdef bint expect(self, str function, CUresult result, bint is_right=True, str wrong="") except -1:
-        """Report a call: it should succeed, with the right result. Returns whether it did."""
+        """Report a call, which should succeed with the right result. Return whether it did."""
         cdef char[256] words
         cdef size_t length
         cdef bytes name = function.encode()
@@ -225,7 +225,7 @@ cdef class Trial:
         return self.expect("cuGraphDestroy", driver.cuGraphDestroy(graph))
 
     cdef bint look_at_capture(self) except -1:
-        """Check two nodes in sequence, as the newer and the older functions report them."""
+        """Check two nodes in sequence as the newer and the older functions report them."""
         cdef CUstreamCaptureStatus status = 0
         cdef const CUgraphNode* last = NULL
         cdef const CUgraphEdgeData* edges = NULL
@@ -377,7 +377,7 @@ cdef bint has(CUdevice device, CUdevice_attribute attribute) noexcept:
 def try_every_function(index: int, report: Callable[[str, str], None]) -> None:
     """Call each function of the CUDA driver on a device; `report(function, complaint)` follows each call.
 
-    The complaint is empty if all was well. Does not call functions that need a second process, or a second device where
-    there is none, nor those that depend on one that failed. Raises DeviceError if there is no usable driver.
+    The complaint is empty if the call was right. Does not call functions that need a second process, or a second device
+    on a machine without one, nor those that depend on a failed one. Raises DeviceError if there is no usable driver.
     """
     Trial(report).run(index)

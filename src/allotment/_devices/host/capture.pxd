@@ -1,8 +1,8 @@
 """Captures of host streams: what becomes a node, which streams join, what invalidates a capture.
 
-A stream in a capture has no work of its own that could be waited for. Querying it or waiting for it is therefore
-forbidden and invalidates the capture: it goes on to its end, and then yields no graph. Mixing in work from outside or
-from another capture invalidates it too.
+A stream in a capture has no work of its own to wait for. So querying it or waiting for it is forbidden and invalidates
+the capture: the capture continues to its end, and then yields no graph. Mixing in work from outside or from another
+capture invalidates it too.
 
 pre, for every function here: the scheduler's mutex is held.
 """
@@ -16,11 +16,11 @@ from allotment._devices.host.work cimport Graph, Task
 
 cdef status_t capture_start(Scheduler* scheduler, Queue* queue, capture_t* capture) noexcept nogil
 
-# Ends the capture; its streams are ordinary ones again. The caller owns the graph, and drops it after unlocking.
+# Ends the capture; its streams are ordinary streams again. The caller owns the graph, and drops it after unlocking.
 cdef Graph* capture_dissolve(Scheduler* scheduler, Capture* capture) noexcept nogil
 
-# Ends the capture that was begun on `queue`. On OK `graph` is the result. The capture ends even if this fails; then,
-# and only then, `waste` is a graph for the caller to drop after unlocking.
+# Ends the capture that began on `queue`. On OK `graph` is the result. The capture ends even if this fails; then, and
+# only then, `waste` is a graph for the caller to drop after unlocking.
 cdef status_t capture_finish(Scheduler* scheduler, Queue* queue, Graph** graph, Graph** waste) noexcept nogil
 
 # Submitting, recording and waiting when the stream, or the event, is in a capture.
@@ -32,8 +32,8 @@ cdef status_t capture_wait(Scheduler* scheduler, Queue* queue, Event* event) noe
 cdef status_t forbidden(Capture* capture, const char* what) noexcept nogil
 cdef status_t forbidden_for_event(Scheduler* scheduler, Event* event, const char* what) noexcept nogil
 
-# A stream leaves because it is destroyed. Its capture is invalidated. If the capture began there, it is ended, and the
-# result is a graph for the caller to drop after unlocking.
+# A stream leaves because it is destroyed, which invalidates its capture. If the capture began on this stream, this call
+# ends the capture, and the result is a graph for the caller to drop after unlocking.
 cdef Graph* capture_leave(Scheduler* scheduler, Queue* queue) noexcept nogil
 
 # A node's handle is the capture's id above the node's number in its graph, counted from 1.

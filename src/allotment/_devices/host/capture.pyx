@@ -23,7 +23,7 @@ cdef status_t capture_start(Scheduler* scheduler, Queue* queue, capture_t* captu
         started.graph = graph_new()
     if started == NULL or started.graph == NULL:
         free(started)
-        return refuse(OUT_OF_MEMORY, b"no memory to remember a capture")
+        return refuse(OUT_OF_MEMORY, b"no memory to record a capture")
     scheduler.last_capture += 1
     started.id = scheduler.last_capture
     started.origin = queue
@@ -63,7 +63,7 @@ cdef status_t capture_finish(Scheduler* scheduler, Queue* queue, Graph** graph, 
     if capture == NULL:
         return refuse(DEVICE_ERROR, b"the stream is not being captured")
     if capture.origin != queue:
-        return refuse(DEVICE_ERROR, b"a capture is ended on the stream that it was begun on")
+        return refuse(DEVICE_ERROR, b"a capture must end on the stream on which it began")
     if capture.fault != NULL:
         status = refuse(DEVICE_ERROR, capture.fault)
     elif not graph_ends_in(capture.graph, queue.last_nodes.nodes, queue.last_nodes.count):
@@ -167,12 +167,12 @@ cdef status_t find_node(Scheduler* scheduler, node_t node, Capture** capture, ui
     cdef uint64_t number = node & <uint64_t> 0xFFFF_FFFF
     capture[0] = capture_with(scheduler, node >> 32)
     if capture[0] == NULL or number == 0 or number > capture[0].graph.node_count:
-        return refuse_number(INVALID, b"%#llx is not a node of a capture that is going on", node)
+        return refuse_number(INVALID, b"%#llx is not a node of a current capture", node)
     index[0] = number - 1
     return OK
 
 
-# Adds the missing ones. A set holds one node for each stream that joins here.
+# Adds the nodes that are missing. A set has one node for each stream that joins here.
 cdef bint node_set_add(NodeSet* nodes, const NodeSet* more) noexcept nogil:
     cdef size_t before = nodes.count
     for at in range(more.count):

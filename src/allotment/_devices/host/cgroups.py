@@ -1,8 +1,8 @@
-"""Finds how much memory this process may use, according to the system.
+"""Finds how much memory the system lets this process use.
 
-A process is in a memory control group, which may be limited itself or through any group around it. Version 2 has one
-tree for everything, version 1 has a separate one for memory; some systems mount both. Inside a container the process's
-own group is often mounted as the visible root, under another path than the process's own group path.
+A process is in a memory control group, which may have a limit itself or through any group around it. Version 2 has one
+tree for everything, version 1 a separate one for memory; some systems mount both. Inside a container, the process's own
+group is often mounted as the visible root, under another path than the group's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MemoryGroup:
     usage: Path
     details: Path
     reclaimable: str
-    """The line of `details` that tells how much of the usage the system could reclaim."""
+    """The line of `details` that says how much of the usage the system could reclaim."""
 
 
 def memory_groups(process: Path = Path("/proc/self")) -> list[MemoryGroup]:

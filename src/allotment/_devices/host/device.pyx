@@ -40,7 +40,7 @@ cdef class HostDevice(Device):
     """HostDevice(index=0, *, shareable=False)\n--\n
     This machine's memory as a device: "host". Linux only.
 
-    Streams are queues with a worker thread each, so their work really runs in parallel to the caller. Virtual memory,
+    Each stream is a queue with a worker thread, so its work really runs in parallel to the caller. Virtual memory,
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and the
     default stream work.
 
@@ -112,7 +112,7 @@ cdef class HostDevice(Device):
         """Undo `register_host`; the lock ends with the memory."""
 
     def _note_asleep(self, ranges: list[tuple[int, int]], words: str) -> None:
-        """Name the owner when memory at these (address, size) is touched, until `_forget_asleep`."""
+        """Set the owner that is named when a thread touches these (address, size), until `_forget_asleep`."""
         cdef bytes told = words.encode()
         for base, size in ranges:
             note_asleep(base, size, told)
@@ -182,7 +182,7 @@ cdef class HostGraph(DeviceGraph):
         return (<Graph*> self.living("node_count")).node_count
 
 
-# `submit` is no contract operation, but here too a stream is the only handle.
+# `submit` is no contract operation, but for it too a stream is the only handle.
 cdef object submit_error(Device device, status_t status):
     if status == INVALID:
         return StreamError(f"{device.name}: submit failed: {described(&device.table)}")
@@ -242,7 +242,7 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
 
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
-    # As a driver's free does: work that was queued when the memory was freed may still have to run.
+    # As with a driver's free: work queued before the free may still have to run.
     cdef status_t status = host_streams.await_everything((<Host*> self).scheduler)
     if status != OK:
         return status

@@ -27,7 +27,7 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef enum:
     HUGE_PAGE = 2 << 20
-    HUGE_FROM = 4 << 20             # a smaller segment may use little of it, and a huge page is allocated whole
+    HUGE_FROM = 4 << 20             # a huge page is allocated whole, and a smaller segment may use little of it
     FILE_CAPACITY = 16384           # /proc/meminfo and memory.stat are well below 8 KiB
 
 cdef uint64_t NO_LIMIT = <uint64_t> 0xFFFF_FFFF_FFFF_FFFF
@@ -58,7 +58,7 @@ cdef int memory_open(HostMemory* memory, object groups, bint shareable) except -
 cdef void memory_close(HostMemory* memory) noexcept nogil:
     unguard_forks(&memory.fork_guard)
     pthread_mutex_destroy(&memory.mutex)
-    # Segments stay: code may still hold addresses in them. Their files are not needed for that.
+    # Segments stay, because code may still hold addresses in them. Their files are not needed for that.
     for at in range(memory.files.mask + 1):
         if memory.files.slots[at].key != 0:
             close(<int> <size_t> memory.files.slots[at].value - 1)
@@ -129,8 +129,8 @@ cdef status_t memory_info(HostMemory* memory, bytes_t* free, bytes_t* total) noe
     return OK
 
 
-# The number after `key` at the start of a line, or at the start of the file for an empty key. NO_LIMIT if there is
-# none: a control group without a limit says "max".
+# Returns the number after `key` at the start of a line, or at the start of the file for an empty key; NO_LIMIT if there
+# is none: a control group without a limit says "max".
 cdef uint64_t number_after(const char* key, const char* path, char* text) noexcept nogil:
     cdef int file = open(path, O_RDONLY)
     cdef ssize_t length
@@ -155,7 +155,7 @@ cdef uint64_t number_after(const char* key, const char* path, char* text) noexce
 
 
 cdef void* map_pages(bytes_t size) noexcept nogil:
-    """Create a private mapping; aligned for huge pages if large, with a request to use them."""
+    """Create a private mapping. A large one is aligned for huge pages, and the system is asked to use them."""
     cdef void* place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     cdef bytes_t before
     if size < HUGE_FROM or place == MAP_FAILED:
@@ -183,7 +183,7 @@ cdef status_t segment_allocate(HostMemory* memory, bytes_t size, address_t* addr
         return status
     pthread_mutex_lock(&memory.mutex)
     if not (map_reserve(&memory.segments, memory.leaving + 1) and map_reserve(&memory.files, memory.leaving + 1)):
-        status = refuse(OUT_OF_MEMORY, b"no memory to remember a segment")
+        status = refuse(OUT_OF_MEMORY, b"no memory to record a segment")
     elif memory.shareable:
         file = open_sized_file(size)
         if file < 0:
@@ -290,7 +290,7 @@ cdef status_t segment_import(HostMemory* memory, const unsigned char* handle, si
         return refuse_number(INVALID, b"descriptor %llu is not that of a shared segment", descriptor)
     pthread_mutex_lock(&memory.mutex)
     if not map_reserve(&memory.imported):
-        status = refuse(OUT_OF_MEMORY, b"no memory to remember a segment")
+        status = refuse(OUT_OF_MEMORY, b"no memory to record a segment")
     else:
         place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0)
         if place == MAP_FAILED:
@@ -313,7 +313,7 @@ cdef status_t segment_close(HostMemory* memory, address_t base) noexcept nogil:
     return OK if size != 0 else refuse_number(INVALID, b"%#llx is not an imported segment, or no longer", base)
 
 
-# In a child of fork: its segments become its own, and other processes' segments are gone.
+# In a child of fork: the segments become the child's own, and other processes' segments are gone.
 cdef void leave_parent(void* owner) noexcept nogil:
     cdef HostMemory* memory = <HostMemory*> owner
     cdef address_t base
@@ -328,7 +328,7 @@ cdef void leave_parent(void* owner) noexcept nogil:
         size = <bytes_t> map_get(&memory.segments, base)
         place = mmap(<void*> base, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0)
         if place == MAP_FAILED:
-            # The child should fail when it touches this, rather than write into its parent's memory.
+            # The child must fail when it touches this, not write into its parent's memory.
             mmap(<void*> base, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0)
         close(file)
     empty(&memory.files)

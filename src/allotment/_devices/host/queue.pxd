@@ -1,26 +1,27 @@
 """The shape of host streams: queues, positions in them, captures.
 
-A *queue* implements a stream: its work in the order it was submitted, and a worker thread while there is any. Its items
-are numbered; `submitted` is the number of the last one submitted, `completed` of the last one done:
+A *queue* implements a stream: it holds the stream's work in the order of submission, and has a worker thread while
+there is any. Its items are numbered; `submitted` is the number of the last one submitted, `completed` of the last one
+done:
 
     item      1   2   3   4   5   6   7   8
               done        |running|  waiting
               completed = 3           submitted = 8
 
 An *event* is a position: recording one on this queue stores "8", and a query compares 8 with `completed`. Nothing is
-added to the queue. Queue and position form one number, a *ticket*, so that an event can be recorded on one thread and
-queried on another without a lock. A queue's positions never go back, also when a destroyed stream's queue serves a new
-stream: old tickets stay done.
+added to the queue. Queue and position form one number, a *ticket*, so that one thread can record an event and another
+query it without a lock. A queue's positions never go back, even when a destroyed stream's queue serves a new stream:
+old tickets stay done.
 
-A wait can only be for a position that was submitted before it, so queues never wait for each other in a cycle.
+A queue can only wait for a position that was submitted before the wait, so queues never wait for each other in a cycle.
 
-While a stream is captured its tasks become nodes of the capture's graph instead. `last_nodes` are the nodes that its
-next node will depend on. An event recorded then stands for these nodes, and a stream that waits for it joins the
+While a stream is captured, its tasks become nodes of the capture's graph instead. `last_nodes` are the nodes on which
+its next node will depend. An event recorded then stands for these nodes, and a stream that waits for it joins the
 capture.
 
-Locks. One mutex in the scheduler guards everything here that is not marked atomic. It is held for a few instructions at
-a time. Under it a thread never waits for a task, the interpreter lock or a destructor, so a thread that holds the
-interpreter lock may take it.
+Locks. One mutex in the scheduler guards everything here that is not marked atomic. A thread holds it for a few
+instructions at a time. Under it a thread never waits for a task, the interpreter lock or a destructor, so a thread that
+holds the interpreter lock may acquire it.
 """
 
 from cpython.object cimport PyObject
@@ -45,7 +46,7 @@ cdef struct NodeSet:                # a few indices of nodes, without repeats
 
 cdef struct Work:                   # one item of a queue
     Work* next
-    ticket_t wait_for               # 0: run the task. Otherwise there is none, and the queue waits for the ticket
+    ticket_t wait_for               # 0: run the task. Else the item has no task, and the queue waits for this ticket
     Task task
 
 cdef struct Queue:
@@ -60,13 +61,13 @@ cdef struct Queue:
     uint32_t waiting                # number of those threads
     bint running                    # it has a worker
     pthread_t worker
-    Queue* awaits                   # the queue that the worker waits for now, if it waits for one
+    Queue* awaits                   # the queue that the worker waits for now, or NULL
     uint64_t search                 # the last search that has come here, see `would_wait_for_itself`
     Queue* next_found               # by that search
     bint initialised                # the conditions are initialised
     bint destroyed                  # the stream is gone; the worker finishes its work and ends
     bint inherited                  # the stream belongs to the process that forked this one
-    PyObject* exception             # the first one that a function raised, until a caller gets it
+    PyObject* exception             # the first exception that a function raised, until a caller fetches it
     Capture* capture
     NodeSet last_nodes
     Queue* next_member              # of the same capture
@@ -80,7 +81,7 @@ cdef struct Event:
 cdef struct Capture:
     uint64_t id
     Graph* graph
-    Queue* origin                   # the stream that it was begun on
+    Queue* origin                   # the stream on which it began
     Queue* members                  # all its streams, with the origin
     const char* fault               # why it cannot yield a graph any more; NULL while it can
     Capture* next
@@ -95,7 +96,7 @@ cdef struct Scheduler:
     Handles events
     Capture* captures               # the current ones
     uint64_t last_capture
-    uint64_t searches               # how often a circle of waits was looked for
+    uint64_t searches               # the number of searches for a cycle of waits
     bint orphaned                   # the device is gone
     ForkGuard fork_guard
     uint64_t references             # the device and each worker; this and all below under the thread pool's mutex

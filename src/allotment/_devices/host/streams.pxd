@@ -1,7 +1,7 @@
-"""Streams, events and capture of the host device, as the contract has them.
+"""Streams, events and capture of the host device, for the contract.
 
 `stream_synchronize` and the like only wait. An exception that a submitted function raised stays with its stream until
-`take_exception`, which the Python layer calls after waiting. So the engine, which waits for streams itself, never
+`take_exception`, which the Python layer calls after waiting. So the engine, which waits for streams itself, neither
 swallows a user's exception nor fails because of one.
 """
 
@@ -27,7 +27,7 @@ cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil
 # On OK the stream owns the task.
 cdef status_t stream_submit(Scheduler* scheduler, stream_t stream, const Task* task) noexcept nogil
 
-# Removes and returns the stream's exception, which the caller then owns; NULL if none or if the stream is gone.
+# Removes and returns the stream's exception, which the caller then owns; NULL if it has none or if the stream is gone.
 cdef PyObject* take_exception(Scheduler* scheduler, stream_t stream) noexcept nogil
 
 cdef status_t event_create(Scheduler* scheduler, event_t* event) noexcept nogil

@@ -36,7 +36,7 @@ cdef void captures_give_up(Scheduler* scheduler) noexcept nogil:
 
 # Streams
 
-# Returns the queue of a stream, NULL with the reason kept if it is gone. pre: the mutex is held
+# Returns the queue of a stream; NULL, with the reason kept, if the stream is gone. pre: the mutex is held
 cdef Queue* find_queue(Scheduler* scheduler, stream_t stream) noexcept nogil:
     cdef Queue* queue
     if stream == 0:
@@ -94,7 +94,7 @@ cdef status_t stream_query(Scheduler* scheduler, stream_t stream) noexcept nogil
     if queue == NULL:
         status = INVALID
     elif queue.capture != NULL:
-        status = forbidden(queue.capture, b"a captured stream was asked whether it is done")
+        status = forbidden(queue.capture, b"a captured stream was queried")
     else:
         status = OK if queue.completed == queue.submitted else NOT_READY
     pthread_mutex_unlock(&scheduler.mutex)
@@ -109,7 +109,7 @@ cdef status_t stream_synchronize(Scheduler* scheduler, stream_t stream) noexcept
     if queue == NULL:
         status = INVALID
     elif queue.capture != NULL:
-        status = forbidden(queue.capture, b"a captured stream was waited for")
+        status = forbidden(queue.capture, b"a captured stream was synchronized")
     else:
         status = await_position(queue, queue.submitted)
     pthread_mutex_unlock(&scheduler.mutex)
@@ -133,7 +133,7 @@ cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil:
     pthread_mutex_lock(&scheduler.mutex)
     capture = scheduler.captures
     while capture != NULL:
-        status = forbidden(capture, b"the device was waited for while a stream was being captured")
+        status = forbidden(capture, b"the device was synchronized while a stream was being captured")
         capture = capture.next
     if status == OK:
         status = await_position(&scheduler.default_queue, scheduler.default_queue.submitted)
@@ -149,8 +149,8 @@ cdef status_t device_synchronize(Scheduler* scheduler) noexcept nogil:
 cdef status_t await_everything(Scheduler* scheduler) noexcept nogil:
     """Wait for everything submitted so far. Does not affect captures: work that they record is not submitted.
 
-    A function that runs on a stream cannot wait: others may wait for it, or do the same. It is refused if there is
-    work.
+    A function that runs on a stream cannot wait: others may wait for it, or do the same. If there is work, the wait is
+    refused.
     """
     cdef uint64_t index = 0
     cdef Queue* queue
@@ -162,7 +162,7 @@ cdef status_t await_everything(Scheduler* scheduler) noexcept nogil:
         if is_own_worker(queue):
             is_worker = True
             if queue.completed + 1 < queue.submitted:
-                is_idle = False         # what is queued behind the function that asks may use the memory
+                is_idle = False         # work queued behind the asking function may use the memory
         elif queue.completed < queue.submitted:
             is_idle = False
         index += 1
@@ -273,9 +273,9 @@ cdef status_t event_destroy(Scheduler* scheduler, event_t event) noexcept nogil:
     return OK if found != NULL else not_an_event(event)
 
 
-# The remaining work of a destroyed stream. Its queue may serve another stream by now, and then that one's work is
-# waited for too. Conservative: may wait longer than needed, never too short. 0, which is done, for streams of the
-# process that forked this one. False if the stream never existed. pre: the mutex is held
+# The remaining work of a destroyed stream. Its queue may serve another stream by now; then this waits for that stream's
+# work too. That is conservative: it may wait longer than needed, never too short. The ticket is 0, which is done, for
+# streams of the process that forked this one. Returns False if the stream never existed. pre: the mutex is held
 cdef bint work_left(Scheduler* scheduler, stream_t stream, ticket_t* ticket) noexcept nogil:
     cdef Queue* queue = <Queue*> record_of(&scheduler.queues, stream)
     ticket[0] = 0
@@ -321,7 +321,7 @@ cdef status_t event_query(Scheduler* scheduler, event_t event) noexcept nogil:
     if ticket != captured_ticket():
         return OK if is_done(scheduler, ticket) else NOT_READY
     pthread_mutex_lock(&scheduler.mutex)
-    status = forbidden_for_event(scheduler, found, b"an event of a captured stream was asked whether it is done")
+    status = forbidden_for_event(scheduler, found, b"an event of a captured stream was queried")
     pthread_mutex_unlock(&scheduler.mutex)
     return status
 
@@ -334,7 +334,7 @@ cdef status_t event_synchronize(Scheduler* scheduler, event_t event) noexcept no
     if found == NULL:
         status = not_an_event(event)
     elif found.ticket == captured_ticket():
-        status = forbidden_for_event(scheduler, found, b"an event of a captured stream was waited for")
+        status = forbidden_for_event(scheduler, found, b"an event of a captured stream was synchronized")
     else:
         status = await_position(queue_of(scheduler, found.ticket), position_of(found.ticket))
     pthread_mutex_unlock(&scheduler.mutex)

@@ -6,17 +6,18 @@
 
 A *range* is reserved addresses. A *chunk* is a piece of the arena, a memory file; its handle is a number. A *view* is
 one mapping of a whole chunk inside a range; a chunk may have several. A chunk lives until its handle is released and
-its last view is gone. Then a hole is punched in its place, and the system has the memory again.
+its last view is gone. Then the arena punches a hole in its place, and the system has the memory again.
 
 Why one file: with a file for each chunk, some ten thousand chunks would reach the limit on open descriptors. Offsets in
-a file cost nothing, so a chunk's place is kept for the next chunk of its size. New and recycled places are both used
-from the lowest up: chunks that are created one after another and mapped side by side are then adjacent in the file too,
+a file cost nothing, so the arena keeps a chunk's place for the next chunk of its size. It uses new and recycled places
+from the lowest up. Chunks that are created one after another and mapped side by side are then adjacent in the file too,
 and the system keeps one mapping for all of them. It allows 65,530 mappings, which 128 GiB of scattered 2 MiB chunks
 would use up.
 
-Shareable chunks: a descriptor shows all of its file, so where memory is shared each chunk has its own file, as each
-plain segment has (see memory). The file is closed with the chunk, and no hole is ever punched in it. A chunk of another
-process is imported by a descriptor; the descriptor is closed when the handle is released, while the views stay.
+Shareable chunks: a descriptor gives access to all of its file. So where memory is shared each chunk has its own file,
+as each plain segment has (see memory). The file is closed with the chunk, and the arena never punches a hole in it. A
+descriptor imports a chunk of another process; the descriptor is closed when the handle is released, while the views
+stay.
 
 Cost in microseconds per chunk (called from Python; best of several runs on a busy virtual machine, Linux 6.18). The
 calls are cheap; the pages cost, when they are first touched and when they are released:
@@ -31,11 +32,10 @@ calls are cheap; the pages cost, when they are first touched and when they are r
 
 Fork: a child shares the file and must not write into its parent's memory. In the child every view becomes private: the
 child writes to its own copy. Where it has not written yet, it still sees the parent's file, which the parent keeps
-changing; so only memory that the child fills itself means something to it. The child's new chunks come from a file of
-its own. It can unmap and release its parent's chunks, but not map them. It does not have views of other processes'
-chunks at all.
+changing; so it can rely only on memory that it fills itself. The child's new chunks come from a file of its own. It can
+unmap and release its parent's chunks, but not map them. It does not have views of other processes' chunks at all.
 
-One mutex guards all of it; it is held during system calls, and no other lock is taken under it.
+One mutex guards everything here; a thread holds it during system calls, and takes no other lock under it.
 """
 
 from libc.stddef cimport size_t
@@ -52,7 +52,7 @@ cdef struct Chunk:
     Handle handle
     uint64_t offset                 # in the arena
     int file                        # its own, or -1: it is in the arena, or its file is not needed any more
-    bint imported                   # of another process, whose memory it counts as
+    bint imported                   # of another process, for which its memory counts
     bytes_t size
     uint32_t views
     bint released                   # its handle is gone; the last view releases the memory
@@ -69,8 +69,8 @@ cdef struct Range:
     address_t base
     bytes_t size
     uint64_t views
-    # Index of the view on each page, 0 if none. The table is address space like the range itself: it costs memory, 4
-    # bytes a page, only where something is mapped.
+    # The index of the view on each page, 0 if none. The table is address space like the range itself: it takes memory,
+    # 4 bytes a page, only for the pages that something is mapped on.
     uint32_t* view_at
 
 cdef struct FreeList:                  # places in the arena for chunks of one size
@@ -110,7 +110,7 @@ cdef status_t map_chunk(Arena* arena, address_t address, bytes_t size, chunk_t h
 cdef status_t unmap(Arena* arena, address_t address, bytes_t size) noexcept nogil
 cdef status_t set_access(Arena* arena, address_t address, bytes_t size) noexcept nogil
 
-# The descriptor of a chunk's own file, 4 bytes; a chunk of another process by such a descriptor.
+# Returns the descriptor of a chunk's own file (4 bytes); makes a chunk of another process's descriptor.
 cdef status_t chunk_export(Arena* arena, chunk_t handle, share_t kind, unsigned char* written, size_t capacity,
                            size_t* length) noexcept nogil
 cdef status_t chunk_import(Arena* arena, share_t kind, const unsigned char* written, size_t length, bytes_t size,

@@ -20,7 +20,7 @@ from allotment._devices.shared.posix cimport (
     pthread_mutex_lock, pthread_mutex_unlock)
 from allotment._devices.shared.refusal cimport refuse, refuse_number, refuse_system
 
-# Growth step of the arena. Holes cost nothing, and the places of one size stay together.
+# The growth step of the arena. Holes cost nothing, and the places of one size stay together.
 cdef uint64_t GROWTH = <uint64_t> 1 << 30
 
 
@@ -79,7 +79,7 @@ cdef status_t range_reserve(Arena* arena, bytes_t size, address_t* address) noex
 
 cdef status_t insert_range(Arena* arena, address_t base, bytes_t size, uint32_t* table) noexcept nogil:
     if not make_room(<void**> &arena.ranges, &arena.range_capacity, arena.range_count, sizeof(Range)):
-        return refuse(OUT_OF_MEMORY, b"no memory to remember a range")
+        return refuse(OUT_OF_MEMORY, b"no memory to record a range")
     cdef size_t at = first_range_after(arena, base)
     memmove(&arena.ranges[at + 1], &arena.ranges[at], (arena.range_count - at) * sizeof(Range))
     arena.ranges[at] = Range(base, size, 0, table)
@@ -110,7 +110,7 @@ cdef status_t range_release(Arena* arena, address_t address, bytes_t size) noexc
     return OK
 
 
-# The range that contains all of [address, address + size), NULL if none does.
+# Returns the range that contains all of [address, address + size), NULL if none does.
 cdef Range* range_around(Arena* arena, address_t address, bytes_t size) noexcept nogil:
     cdef size_t at = first_range_after(arena, address)
     if at == 0:
@@ -156,7 +156,7 @@ cdef status_t chunk_create(Arena* arena, bytes_t size, chunk_t* chunk) noexcept 
     pthread_mutex_lock(&arena.mutex)
     made = <Chunk*> handles_new(&arena.chunks)
     if made == NULL:
-        status = refuse(OUT_OF_MEMORY, b"no memory to remember a chunk")
+        status = refuse(OUT_OF_MEMORY, b"no memory to record a chunk")
     else:
         made.file = -1
         if arena.memory.shareable:
@@ -215,7 +215,7 @@ cdef void give_up_if_unused(Arena* arena, Chunk* chunk) noexcept nogil:
         close_file(chunk)
     elif not chunk.inherited:
         # If punching a hole fails, the old bytes stay. Only a new chunk at this place would see them, and new memory
-        # need not be zero. The system gets them back when the file is closed.
+        # need not be zero. The system gets the memory back when the file is closed.
         fallocate(arena.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, chunk.offset, chunk.size)
         put_place(arena, chunk.size, chunk.offset)
     memory_return(arena.memory, chunk.size)
@@ -235,7 +235,7 @@ cdef status_t chunk_export(Arena* arena, chunk_t handle, share_t kind, unsigned 
     cdef Chunk* chunk
     cdef status_t status = OK
     if kind != SHARE_DESCRIPTOR:
-        return refuse(UNSUPPORTED, b"a chunk of host memory travels as a descriptor")
+        return refuse(UNSUPPORTED, b"a chunk of host memory is shared by descriptor")
     pthread_mutex_lock(&arena.mutex)
     chunk = <Chunk*> record_of(&arena.chunks, handle)
     if chunk == NULL or chunk.file < 0 or capacity < sizeof(int):
@@ -253,7 +253,7 @@ cdef status_t chunk_import(Arena* arena, share_t kind, const unsigned char* writ
     cdef bytes_t found = 0
     cdef int descriptor
     if kind != SHARE_DESCRIPTOR:
-        return refuse(UNSUPPORTED, b"a chunk of host memory travels as a descriptor")
+        return refuse(UNSUPPORTED, b"a chunk of host memory is shared by descriptor")
     if length != sizeof(int):
         return refuse(INVALID, b"the handle of a chunk of host memory is a descriptor, 4 bytes")
     memcpy(&descriptor, written, sizeof(int))
@@ -270,7 +270,7 @@ cdef status_t chunk_import(Arena* arena, share_t kind, const unsigned char* writ
     pthread_mutex_unlock(&arena.mutex)
     if made == NULL:
         close(descriptor)
-        return refuse(OUT_OF_MEMORY, b"no memory to remember a chunk")
+        return refuse(OUT_OF_MEMORY, b"no memory to record a chunk")
     return OK
 
 
@@ -280,7 +280,7 @@ cdef status_t take_place(Arena* arena, bytes_t size, uint64_t* offset) noexcept 
     cdef FreeList* free_list = free_list_for(arena, size)
     cdef status_t status
     if free_list == NULL:
-        return refuse(OUT_OF_MEMORY, b"no memory to remember a chunk")
+        return refuse(OUT_OF_MEMORY, b"no memory to record a chunk")
     if free_list.count != 0:
         offset[0] = lowest_place(free_list)
         return OK
@@ -325,7 +325,7 @@ cdef FreeList* free_list_for(Arena* arena, bytes_t size) noexcept nogil:
     return &arena.free_lists[low]
 
 
-# Without host memory to remember it, the place is lost; offsets are plentiful.
+# If host memory is short, the place is lost; offsets are plentiful.
 cdef void put_place(Arena* arena, bytes_t size, uint64_t offset) noexcept nogil:
     cdef FreeList* free_list = free_list_for(arena, size)
     if free_list == NULL or not make_room(
@@ -394,7 +394,7 @@ cdef status_t map_locked(Arena* arena, address_t address, bytes_t size, chunk_t 
         return refuse_number(INVALID, b"something is mapped in the range at %#llx already", address)
     view = <View*> handles_new(&arena.views)
     if view == NULL:
-        return refuse(OUT_OF_MEMORY, b"no memory to remember a mapping")
+        return refuse(OUT_OF_MEMORY, b"no memory to record a mapping")
     place = mmap(<void*> address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, file_of(arena, chunk), chunk.offset)
     if place == MAP_FAILED:
         status = refuse_system(b"mapping a chunk (see vm.max_map_count)", errno.errno)
@@ -422,7 +422,7 @@ cdef status_t unmap(Arena* arena, address_t address, bytes_t size) noexcept nogi
     pthread_mutex_lock(&arena.mutex)
     around = range_tiled_by_views(arena, address, size)
     if around == NULL:
-        status = refuse_number(INVALID, b"what is at %#llx is not a row of whole mappings", address)
+        status = refuse_number(INVALID, b"the memory at %#llx is not a sequence of whole mappings", address)
     elif reserve(<void*> address, size, PROT_NONE) == MAP_FAILED:
         status = refuse_system(b"unmapping", errno.errno)
     else:
@@ -447,7 +447,7 @@ cdef status_t set_access(Arena* arena, address_t address, bytes_t size) noexcept
     pthread_mutex_lock(&arena.mutex)
     around = range_tiled_by_views(arena, address, size)
     if around == NULL:
-        status = refuse_number(INVALID, b"what is at %#llx is not a row of whole mappings", address)
+        status = refuse_number(INVALID, b"the memory at %#llx is not a sequence of whole mappings", address)
     elif mprotect(<void*> address, size, PROT_READ | PROT_WRITE) != 0:
         status = refuse_system(b"giving access (see vm.max_map_count)", errno.errno)
     else:
@@ -459,8 +459,8 @@ cdef status_t set_access(Arena* arena, address_t address, bytes_t size) noexcept
     return status
 
 
-# The range around [address, address + size) if views cover it without a gap, from the first byte of one to the last
-# byte of another; else NULL.
+# Returns the range around [address, address + size) if views cover it without a gap, from the first byte of one to the
+# last byte of another; else NULL.
 cdef Range* range_tiled_by_views(Arena* arena, address_t address, bytes_t size) noexcept nogil:
     cdef Range* around = range_around(arena, address, size)
     cdef address_t end = address + size
@@ -531,5 +531,5 @@ cdef void make_private(Arena* arena, View* view) noexcept nogil:
         place = mmap(<void*> view.address, view.chunk.size, access, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
                      file_of(arena, view.chunk), view.chunk.offset)
     if place == MAP_FAILED:
-        # The child should fail when it touches this, rather than write into its parent's memory.
+        # The child must fail when it touches this, not write into its parent's memory.
         reserve(<void*> view.address, view.chunk.size, PROT_NONE)

@@ -40,30 +40,30 @@ cdef struct Graph:
     uint32_t* edges                 # predecessors; each node has a slice of this array
     size_t edge_count
     size_t edge_capacity
-    bint needs_python               # one of its tasks does
+    bint needs_python               # whether one of its tasks needs Python
 
 
 cdef inline bint needs_python(const Task* task) noexcept nogil:
     return task.kind == TASK_CALL or (task.kind == TASK_REPLAY and task.graph.needs_python)
 
 
-# Runs the task. Returns the exception that a function raised, owned by the caller, or NULL. The functions of a graph
-# all run; of several exceptions the first is returned and the others are reported.
+# Runs the task. Returns the exception that a function raised, owned by the caller, or NULL. All functions of a graph
+# run; of several exceptions it returns the first and reports the others.
 cdef PyObject* task_run(const Task* task) noexcept nogil
 
 # Frees what the task owns.
 cdef void task_drop(Task* task) noexcept nogil
 
-# Reports an exception that nobody will raise, as Python does for destructors; consumes the reference.
+# Reports an exception that nobody will raise, as Python does for destructors. Consumes the reference.
 cdef void report_exception(PyObject* exception) noexcept nogil
 
 cdef Graph* graph_new() noexcept nogil
 
-# On success the graph owns the task. False, without a change, when memory is short.
+# On success the graph owns the task. Returns False, without a change, if host memory is short.
 cdef bint graph_add(Graph* graph, const Task* task, const uint32_t* needs, size_t need_count) noexcept nogil
 cdef void graph_keep(Graph* graph) noexcept nogil
 cdef void graph_drop(Graph* graph) noexcept nogil
 
-# Whether the given nodes are all final ones: whether every node is one of them or a direct or indirect predecessor of
-# one.
+# Whether the given nodes include all final ones: whether every node is one of them or a direct or indirect predecessor
+# of one.
 cdef bint graph_ends_in(const Graph* graph, const uint32_t* last, size_t last_count) noexcept nogil

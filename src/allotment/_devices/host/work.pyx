@@ -18,7 +18,7 @@ cdef PyObject* task_run(const Task* task) noexcept nogil:
     if task.kind == TASK_CALL:
         return call(task.function, task.arguments)
     if task.kind == TASK_COPY:
-        # The two places may be two views of one chunk, or overlap.
+        # The two places may be views of one chunk, or overlap.
         memmove(<void*> task.destination, <void*> task.source, task.size)
         return NULL
     return run_graph(task.graph)

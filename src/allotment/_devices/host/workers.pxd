@@ -1,14 +1,14 @@
 """The threads behind host streams: when they start and end, and what they do.
 
-A queue has a worker from its first item until the worker has been idle for a second; the next item starts another. So a
-stream that is never destroyed costs a record, not a thread.
+A queue has a worker from its first item until the worker has been idle for a second; the next item starts another
+worker. So a stream that is never destroyed costs a record, not a thread.
 
-At exit, after the functions that were registered later, all submitted work is finished; then all workers are joined and
-streams accept no more work. Ctrl-C stops the waiting. When a device is collected its workers finish their work and end
-on their own.
+At exit, after the exit functions that were registered later, the process finishes all submitted work; then it joins all
+workers, and streams accept no more work. Ctrl-C stops the waiting. When a device is collected, its workers finish their
+work and end on their own.
 
 A child of fork has no workers. The parent's streams are dead there, except the default stream, which starts anew. The
-child does not do what was queued, and events recorded before count as done, because nothing in the child will touch the
+child does not do queued work, and events recorded before count as done, because nothing in the child will touch the
 memory that they guard.
 """
 
@@ -38,10 +38,11 @@ cdef void queue_await(Queue* queue, uint64_t position) noexcept nogil
 # Whether the calling thread is the queue's worker: waiting for the queue would then be a deadlock.
 cdef bint is_own_worker(const Queue* queue) noexcept nogil
 
-# Whether the calling thread is a worker and waiting for the queue would never end: the queue waits for this worker's
-# queue, directly or through others. Conservative: looks at all that is queued. Linear in what is queued.
+# Whether the calling thread is a worker and waiting for the queue would never end, because the queue waits for this
+# worker's queue, directly or through others. Conservative: considers everything that is queued. Linear in the number of
+# queued items.
 cdef bint would_wait_for_itself(Queue* queue) noexcept nogil
 
-# Returns the queue whose worker the calling thread is, or NULL, and whether more work is queued behind its current
-# item. Takes the mutex.
+# Returns the queue whose worker is the calling thread, or NULL, and whether more work is queued behind the current
+# item. Acquires the mutex.
 cdef Queue* queue_of_caller(bint* has_more) noexcept nogil

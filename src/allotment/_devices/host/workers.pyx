@@ -48,7 +48,7 @@ cdef struct Worker:
     uint64_t fork_depth             # of the process that started it
     Worker* next
 
-# All workers of the process. Its mutex may be taken under a scheduler's, never the other way round.
+# All workers of the process. A thread may acquire its mutex under a scheduler's, never the other way round.
 cdef struct ThreadPool:
     pthread_mutex_t mutex
     pthread_cond_t ended
@@ -157,7 +157,7 @@ cdef status_t queue_put(Queue* queue, Work* work) noexcept nogil:
     cdef Scheduler* scheduler = queue.scheduler
     cdef status_t status
     if scheduler.closed:
-        return refuse(DEVICE_ERROR, b"streams take no more work: the interpreter is ending")
+        return refuse(DEVICE_ERROR, b"streams accept no more work: the interpreter is ending")
     if not queue.running:
         status = start_worker(queue)
         if status != OK:
@@ -200,7 +200,7 @@ cdef Queue* own_queue(const Scheduler* scheduler) noexcept nogil:
 
 
 cdef bint would_wait_for_itself(Queue* queue) noexcept nogil:
-    # Follow the waits from the queue on. A search that comes back to the caller's own queue has found a circle.
+    # Follow the waits from the queue on. A search that returns to the caller's own queue has found a cycle.
     cdef Scheduler* scheduler = queue.scheduler
     cdef Queue* own = own_queue(scheduler)
     cdef Queue* found = NULL
@@ -254,7 +254,7 @@ cdef status_t start_worker(Queue* queue) noexcept nogil:
     worker.queue = queue
     pthread_mutex_lock(&thread_pool.mutex)
     worker.fork_depth = fork_depth()
-    # The thread first takes the scheduler's mutex, which we hold: so it sees what is written here.
+    # The thread first acquires the scheduler's mutex, which this thread holds: so it sees what is written here.
     error = pthread_create(&worker.thread, NULL, work, worker)
     if error == 0:
         thread_pool.working += 1
@@ -292,13 +292,14 @@ cdef void* work(void* argument) noexcept nogil:
                 python = new_python_state()
             raised = task_run(&item.task)
             if worker.fork_depth != fork_depth():
-                # The task forked, and this is the child. The worker was the parent's; its locks and objects are not
-                # ours.
+                # The task forked, and this is the child. The worker was the parent's; its locks and objects do not
+                # belong to the child.
                 task_drop(&item.task)
                 return NULL
             if raised != NULL:
                 keep_exception(queue, raised)
-            # Complete first: dropping the task can free a buffer, and so wait for an allocator that waits for us.
+            # Complete the item first: dropping the task can free a buffer, and so wait for an allocator that waits for
+            # this thread.
             pthread_mutex_lock(&scheduler.mutex)
             complete_one(queue)
             pthread_mutex_unlock(&scheduler.mutex)
@@ -326,10 +327,10 @@ cdef void* work(void* argument) noexcept nogil:
     return NULL
 
 
-# Creates this thread's Python thread state, which it keeps until it ends; `with gil` finds and uses it. By itself `with
-# gil` would create one too, but another thread might fork in the middle of that: the interpreter's list of threads
-# would stay locked in the child. So a fork waits for us, by a long lock, because newer Pythons hold that list when they
-# fork, and creating a state waits for it.
+# Creates this thread's Python thread state, which the thread keeps until it ends; `with gil` finds and uses it. On its
+# own, `with gil` would create one too, but another thread might fork in the middle of that, and the interpreter's list
+# of threads would stay locked in the child. So a fork waits for this function, through a long lock, because newer
+# Pythons hold that list when they fork, and creating a state waits for the list.
 cdef PyThreadState* new_python_state() noexcept nogil:
     cdef PyThreadState* state
     lock_wait(&thread_pool.python_states)
@@ -430,7 +431,7 @@ cdef void leave() noexcept nogil:
     pthread_mutex_unlock(&thread_pool.mutex)
 
 
-# Returns it with a reference for the caller.
+# Returns it with a reference that the caller owns.
 cdef Scheduler* next_unfinished() noexcept nogil:
     cdef Scheduler* scheduler
     pthread_mutex_lock(&thread_pool.mutex)
@@ -444,7 +445,7 @@ cdef Scheduler* next_unfinished() noexcept nogil:
     return scheduler
 
 
-# Waits a short time for all work; False if there is some left.
+# Waits a short time for all work; returns False if some is left.
 cdef bint finish_and_close(Scheduler* scheduler) noexcept:
     cdef timespec deadline
     cdef bint is_idle
@@ -462,7 +463,7 @@ cdef bint finish_and_close(Scheduler* scheduler) noexcept:
     return is_idle
 
 
-# Waits a short time for the workers to end, and joins them; False if some are left.
+# Waits a short time for the workers to end, and joins them; returns False if some are left.
 cdef bint all_have_ended() noexcept:
     cdef timespec deadline
     cdef bint have_ended
@@ -479,7 +480,7 @@ cdef bint all_have_ended() noexcept:
 
 # Fork
 
-# Leaks what the parent's queues, captures and exceptions own: its Python objects cannot be freed here.
+# Leaks what the parent's queues, captures and exceptions own: the child cannot free their Python objects here.
 cdef void leave_parent(void* owner) noexcept nogil:
     cdef Scheduler* scheduler = <Scheduler*> owner
     cdef Queue* queue

@@ -14,28 +14,28 @@ __all__ = ["Backend"]
 
 _METHODS = [operation.python_name for operation in OPERATIONS if not operation.is_special]
 _ALIKE = 0.8
-"""From this similarity on a name counts as misspelt: one letter too many, too few or swapped."""
+"""A name this similar to a known one counts as misspelt: one letter too many, too few or swapped."""
 
 
 class Backend(Methods, PythonDevice):
     """A device written in Python: subclass it, define what your device can do, and pass it to an `Allocator`.
 
-    `allocate` and `free` are enough. Every other method is optional; the methods that the class defines when an object
-    is created are what the device can do. Methods that only make sense together must be defined all or none; TypeError
-    says which one is missing, and a warning names a method that looks like a misspelt one of these. Setting a method to
-    None in a subclass removes it again.
+    `allocate` and `free` are enough. Every other method is optional; the device can do what its class defines when an
+    object is created. Methods that make sense only together must be defined all or none; TypeError says which one is
+    missing, and a warning names a method that looks like a misspelt one of these. A subclass removes a method by
+    setting it to None.
 
     How a method refuses: MemoryError means that there is no room now (the allocator releases cached memory and
-    retries); StreamError or AddressError that a handle is not, or no longer, valid on this device; UnsupportedError
-    that it cannot do this; anything else that the device failed. The allocator's user gets our error, chained to yours.
-    A method that raises must have changed nothing.
+    retries). StreamError or AddressError means that a handle is not, or no longer, valid on this device.
+    UnsupportedError means that the device cannot do this. Any other exception means that the device failed. The
+    allocator's user gets our error, chained to yours. A method that raises must have changed nothing.
 
     Methods are called from any thread, several at once, and while the allocator is locked: never call the allocator
     that the device serves. Addresses and handles are ints from 1 to 2**64 - 1; sizes are bytes. Stream 0 is the default
     stream. See docs/writing-a-backend.md.
     """
 
-    name: str  # the device's own, not the methods'
+    name: str  # the device's name, not a method's
 
     def __init__(
         self, *, name: str | None = None, family: str | None = None, index: int = 0, host: bool = False

@@ -1,4 +1,4 @@
-"""A device written in Python: the methods of its class decide what its table has.
+"""A device written in Python: the methods of its class decide which operations its table has.
 
     methods       all optional methods; each says that the device lacks it
     backend       the class that users derive from

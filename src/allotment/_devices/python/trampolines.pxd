@@ -4,9 +4,9 @@
     table.memory_info(self, ...)   ->    take the lock, call, check   ->   def memory_info(self): ...
                             status  <-   keep what was raised         <-   a result, or an exception
 
-Nothing a method does gets past its trampoline: every result is checked before it reaches the engine, and every
-exception, an interrupt included, becomes a status and stays in the thread's slot (_core/contract/raising.pxd),
-where the error that the caller finally sees is chained to it.
+Nothing that a method does gets past its trampoline. It checks every result before the result reaches the engine. It
+turns every exception, an interrupt included, into a status, and keeps the exception in the thread's slot
+(_core/contract/raising.pxd), where the error that the caller finally sees is chained to it.
 """
 
 from allotment._core.contract.table cimport DeviceTable

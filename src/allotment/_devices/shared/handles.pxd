@@ -6,11 +6,11 @@ A handle is a number that stands for a record:
     | generation |   index    |     index >= 1, generation odd while the record lives
 
 Retiring a record increments its generation. So a handle kept too long differs from the next user's handle of the same
-record, and a made-up number from both. Records are stored in blocks that double in size and are never moved or freed
-while the table lives: `record_of` takes no lock, whatever others add meanwhile.
+record, and a made-up number differs from both. Records are stored in blocks that double in size and are never moved or
+freed while the table lives: `record_of` takes no lock, whatever other threads add meanwhile.
 
 A record is any struct that begins with a `Handle`. Its other fields are zero at its first use and unchanged afterwards:
-the next user finds what a retired record holds (a position that must never go back, an initialised condition).
+the next user finds the values of a retired record (a position that must never go back, an initialised condition).
 
 Except for `record_of` and `record_at`, callers ensure that only one thread at a time uses a table.
 """
@@ -59,7 +59,8 @@ cdef inline void* record_at(const Handles* handles, uint64_t index) noexcept nog
     return handles.blocks[bit - FIRST_BLOCK_BITS] + (place - (<uint64_t> 1 << bit)) * handles.record_size
 
 
-# The record that a handle used to stand for, which may have another user by now; NULL if it is current or unknown.
+# The record that a handle used to stand for, which may have another user by now; NULL if the handle is current or
+# unknown.
 cdef inline void* former_record_of(const Handles* handles, uint64_t handle) noexcept nogil:
     cdef uint64_t index = handle & <uint64_t> 0xFFFF_FFFF
     if index == 0 or index > atomic_load(&handles.count, ACQUIRE):

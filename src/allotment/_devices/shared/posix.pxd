@@ -41,7 +41,7 @@ cdef extern from "<linux/falloc.h>" nogil:
     enum: FALLOC_FL_KEEP_SIZE
 
 cdef extern from *:
-    # Called by number: the C libraries that wheels are built against are older than the function.
+    # Called by its number: the C libraries that wheels are built against are older than the function.
     """
     #include <unistd.h>
     #include <linux/memfd.h>

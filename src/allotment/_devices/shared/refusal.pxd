@@ -1,6 +1,6 @@
 """Text of why the calling thread's last call was refused: what `describe` of the contract returns.
 
-A contract function ends with one of these when it refuses. The text is kept per thread, so no thread reads another's
+A contract function ends with one of these when it refuses. Each thread has its own text, so no thread reads another's
 reason, and no lock is needed.
 """
 

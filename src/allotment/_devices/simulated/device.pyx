@@ -1,10 +1,10 @@
 """A device that has only addresses and capacity. Streams finish when told to.
 
 It keeps exact records (what is reserved, created, mapped and where) and refuses what a real driver would refuse, so a
-test that passes here was not helped by a permissive fake. Addresses are never used twice. A script can decide instead:
-addresses, refusals and events of a recording.
+test that passes here was not helped by a permissive fake. It never uses an address twice. A script can decide in its
+place: the addresses, refusals and events of a recording.
 
-Without a script, nothing here needs the interpreter lock.
+Without a script, no code here needs the interpreter lock.
 """
 
 cimport cython
@@ -131,9 +131,10 @@ cdef class SimulatedDevice(Device):
                 if entry(&self.table, place)[0] != NULL and not operation.is_special}
 
     def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Make calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, `after` others.
+        """Make calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, after `after`
+        calls.
 
-        They fail as out of memory, or with `out_of_memory=False` as a device error. Raises RequestError for an
+        They fail as out of memory or, with `out_of_memory=False`, as a device error. Raises RequestError for an
         operation that this device does not have.
         """
         known = list(self.calls)
@@ -143,11 +144,11 @@ cdef class SimulatedDevice(Device):
         self.simulation.refusals[<int> place] = refusal_of(times, after, out_of_memory)
 
     def refuse_calls(self, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Make calls of any operation fail: `times` of them, `after` others; 0 times ends it."""
+        """Make calls of any operation fail: `times` of them, after `after` calls; 0 times ends it."""
         self.simulation.refusal = refusal_of(times, after, out_of_memory)
 
     def launch(self, stream_t stream) -> int:
-        """Give the stream a unit of work, done at `finish`; in a capture a node, whose number is returned (else 0)."""
+        """Give the stream a unit of work, done at `finish`; in a capture a node. Returns the node's number, else 0."""
         cdef Simulation* sim = &self.simulation
         cdef SimStream* on
         cdef node_t node = 0
@@ -185,7 +186,7 @@ cdef class SimulatedDevice(Device):
         self.raise_unless(self.table.stream_destroy(&self.simulation, stream), "stream_destroy")
 
     def wait(self, stream_t stream, stream_t on) -> None:
-        """Make later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
+        """Make later work of `stream` wait for the current work of `on`; `stream` joins the capture that `on` is in."""
         cdef event_t event = 0
         self.raise_unless(self.table.event_create(&self.simulation, &event), "event_create")
         try:

@@ -1,11 +1,11 @@
 """A simulated device's own stream-ordered pool: exact records, no memory.
 
-A free piece is kept for requests of its own size. Its free takes effect, and the piece no longer counts as in use, when
-the stream it was freed on has reached the free: has finished the work submitted before, and what it waits for. Until
-then only that stream may reuse it. A full device releases idle pieces by itself.
+The pool keeps a free piece for requests of the piece's own size. A free takes effect, and the piece no longer counts as
+in use, when the stream that freed it has reached the free: when it has finished the work submitted before, and what
+that work waits for. Until then only that stream may reuse the piece. A full device releases idle pieces by itself.
 
-In a capture a request is a node and an address. Its memory belongs to the graph, which has none here, so it takes no
-capacity and is in no figure.
+In a capture, a request is a node and an address. Its memory belongs to the graph. Since a simulated graph has no
+memory, it takes no capacity and appears in no figure.
 """
 
 from allotment._core.contract.table cimport DeviceTable

@@ -51,7 +51,7 @@ cdef SimPiece* unlink(SimPiece** link) noexcept nogil:
 
 
 cdef bint note_free(SimPiece* piece, SimStream* stream) noexcept nogil:
-    """Store when the free takes effect: after the stream's work so far, and everything that it waits for."""
+    """Store when the free takes effect: after the stream's work so far, and everything that this work waits for."""
     cdef size_t count = stream.awaited_count + 1
     cdef SimMoment* moments = <SimMoment*> malloc(count * sizeof(SimMoment))
     if moments == NULL:

@@ -25,7 +25,7 @@ cdef struct SimChunk:
     bytes_t size
     uint64_t views
     bint released           # memory is freed once it is mapped nowhere
-    bint imported           # of another device, whose memory it is
+    bint imported           # of another device, which owns the memory
 
 cdef struct NodeSet:
     node_t* nodes
@@ -87,7 +87,7 @@ cdef struct Simulation:
     PointerMap mappings         # address -> SimChunk
     PointerMap imported         # base -> the device, for other processes' segments
     PointerMap streams          # handle + 1 -> SimStream
-    SimStream* newest_stream    # of all that ever existed: events refer to destroyed ones
+    SimStream* newest_stream    # of all streams that ever existed: events refer to destroyed ones
     SimStream* unused_streams   # destroyed, to be reused, as a driver does with its handles
     SimCapture* first_capture   # of the current ones
     PointerMap events           # handle -> SimEvent
@@ -121,7 +121,8 @@ cdef inline bint has_come(const SimMoment* moment) noexcept nogil:
     return moment.stream.finished >= moment.tick
 
 
-# Asks the script. NOT_READY if it leaves this to the device, OUT_OF_MEMORY if it returns None or False. pre: inside
+# Asks the script. Returns NOT_READY if the script leaves this to the device, OUT_OF_MEMORY if it returns None or False.
+# pre: inside
 cdef status_t scripted(Simulation* device, str method, tuple arguments, uint64_t* answer) noexcept with gil
 
 
@@ -131,7 +132,7 @@ cdef enum:
 # Returns addresses that were never used before.
 cdef address_t take_addresses(Simulation* device, bytes_t size) noexcept nogil
 
-# A stream by its handle, NULL if it is destroyed. Numbers are trusted: an unknown one becomes a stream.
+# Returns a stream by its handle, NULL if it is destroyed. Numbers are trusted: an unknown one becomes a stream.
 cdef SimStream* stream_at(Simulation* device, stream_t handle) noexcept nogil
 
 # Stands in the map for every destroyed stream.
@@ -140,11 +141,11 @@ cdef SimStream* destroyed() noexcept nogil
 # Adds a unit of work to the capture that a stream is in; 0 if there is no memory for it.
 cdef node_t add_node(Simulation* device, SimStream* stream) noexcept nogil
 
-# Adds the missing ones; False if there is no memory for them.
+# Adds the missing nodes; returns False if there is no memory for them.
 cdef bint set_add(NodeSet* set, const node_t* nodes, size_t count) noexcept nogil
 cdef void set_clear(NodeSet* set) noexcept nogil
 
-# Indices of the existing simulated devices; they can get access to each other's memory.
+# The indices of the existing simulated devices, which can get access to each other's memory.
 cdef int list_index(device_t index) except -1
 cdef int unlist_index(device_t index) except -1
 cdef bint is_listed_index(device_t index) noexcept with gil

@@ -1,7 +1,7 @@
 """A simulated device's streams, events and captures.
 
 A stream counts the units of work that were submitted and those that are finished; it finishes when told to. An event is
-such a count of one stream. While a stream is captured its work becomes nodes of a graph instead, each with its
+such a count for one stream. While a stream is captured, its work becomes nodes of a graph instead, each with its
 predecessors.
 """
 

@@ -92,8 +92,8 @@ cdef status_t stream_destroy(void* self, stream_t handle) noexcept nogil:
     cdef status_t status = enter_on(device, STREAM_DESTROY, handle, &stream)
     if status != OK:
         return status
-    # A destroyed stream's work goes on to its end. Events that refer to the record are done then, and stay so: its next
-    # user counts on from here.
+    # A destroyed stream's work continues to its end. Events that refer to the record are done then, and stay so: its
+    # next user counts on from there.
     stream.finished = stream.launched
     map_put(&device.streams, handle + 1, destroyed())
     if stream.capture == NULL:
@@ -237,7 +237,7 @@ cdef status_t event_synchronize(void* self, event_t handle) noexcept nogil:
 
 
 cdef void note_awaited(SimStream* stream, SimStream* other, uint64_t tick) noexcept nogil:
-    """Keep only the latest moment of each stream: with mutual waits the list would grow without bound."""
+    """Keep only the latest moment of each stream: with mutual waits the list would otherwise grow without bound."""
     cdef size_t i
     for i in range(stream.awaited_count):
         if stream.awaited[i].stream == other:
@@ -262,8 +262,10 @@ cdef bint await_moment(SimStream* stream, SimStream* other, uint64_t tick) noexc
 
 
 cdef status_t stream_wait(void* self, stream_t handle, event_t on) noexcept nogil:
-    """Inside a capture, join the stream to it. Outside, frees in the pool respect the wait; when the stream's own
-    work is done depends only on `finish`."""
+    """Inside a capture, join the stream to it.
+
+    Outside, frees in the pool respect the wait; only `finish` decides when the stream's own work is done.
+    """
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* stream = NULL
     cdef status_t status = enter_on(device, STREAM_WAIT, handle, &stream)
@@ -343,7 +345,7 @@ cdef bint comes_before(Simulation* device, NodeSet* later, node_t node) noexcept
 
 
 cdef status_t capture_end(void* self, stream_t handle, graph_t* graph) noexcept nogil:
-    """End the capture, also on failure: it is broken, or a stream that joined has work that was not waited for."""
+    """End the capture even on failure: it is broken, or a stream that joined has work that was not waited for."""
     cdef Simulation* device = <Simulation*> self
     cdef SimStream* origin = NULL
     cdef status_t status = enter_on(device, CAPTURE_END, handle, &origin)
