@@ -11,7 +11,7 @@ from allotment._allocators.base cimport AllocatorBase
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.pinned.blocks cimport PinnedBlocks
 from allotment._allocators.pinned.memory cimport PinnedMemory
-from allotment._core.contract.types cimport address_t
+from allotment._core.contract.types cimport address_t, bytes_t
 
 cdef class PinnedAllocator(AllocatorBase):
     cdef PinnedMemory memory
@@ -19,6 +19,8 @@ cdef class PinnedAllocator(AllocatorBase):
     cdef Allocator tight            # None in the mode "torch"
 
     cdef address_t allocate(self, object size) except? 0
+    cdef address_t serve_block(self, bytes_t size) except 0
+    cdef int free_block(self, address_t address, object streams) except -1
     cdef int release(self, address_t address, object streams) except -1
     cdef int use_tight(self, address_t address, object stream) except -1
     cdef int refuse_settings(self, object settings) except -1

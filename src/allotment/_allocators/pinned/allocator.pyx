@@ -1,11 +1,12 @@
 cimport cython
+from cpython cimport array
 
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.inspection cimport Inspection
 from allotment._allocators.parts cimport BasicInspection
-from allotment._allocators.pinned.blocks cimport PinnedBlocks
+from allotment._allocators.pinned.blocks cimport Fault, PinnedBlocks
 from allotment._allocators.pinned.memory cimport PinnedMemory, timing_dict
 from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
@@ -13,10 +14,14 @@ from allotment._core.mechanism.address_lookup cimport ELSEWHERE, IN_BLOCK, Addre
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_block, read_size, read_stream
 from allotment._core.tools.interpreter cimport interpreter_ends
 
+import array
+
 from allotment import _settings as config
 from allotment._allocators.current import note_holder
 from allotment._settings import Settings
 from allotment.errors import RequestError, SettingsError
+
+cdef array.array NO_HANDLES = array.array("Q")
 
 # The host as a stream: a number that no stream of a device has.
 cdef object HOST = 0x7FFF_FFFF_FFFF_FF00
@@ -120,8 +125,15 @@ cdef class PinnedAllocator(AllocatorBase):
         if self.closed:
             self.require_open()
         if self.tight is None:
-            return self.blocks.allocate(wanted)
+            return self.serve_block(wanted)
         return <address_t> self.tight.allocate(size, HOST, 0, 0)
+
+    cdef address_t serve_block(self, bytes_t size) except 0:
+        cdef Fault fault
+        cdef address_t address = self.blocks.serve(size, &fault)
+        if address == 0:
+            self.blocks.raise_fault(&fault)
+        return address
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
@@ -139,11 +151,20 @@ cdef class PinnedAllocator(AllocatorBase):
         if address == 0:
             return 0
         if self.tight is None:
-            return self.blocks.free(address, streams)
+            return self.free_block(address, streams)
         for stream in streams:
             self.use_tight(address, stream)
         self.tight.release_address(address)
         return 0
+
+    cdef int free_block(self, address_t address, object streams) except -1:
+        cdef array.array handles = NO_HANDLES
+        cdef Fault fault
+        if streams:
+            handles = array.array("Q", [read_stream(stream, self.device) for stream in streams])
+        if self.blocks.free(address, <const stream_t*> handles.data.as_ulonglongs, len(handles), &fault):
+            return 0
+        return self.blocks.raise_fault(&fault)
 
     cdef int use_tight(self, address_t address, object stream) except -1:
         cdef stream_t handle = read_stream(stream, self.device)
@@ -171,19 +192,21 @@ cdef class PinnedAllocator(AllocatorBase):
         Raises AddressError, StreamError.
         """
         cdef address_t address = read_block(block)
+        cdef Fault fault
         if address == 0:
             return
-        if self.tight is None:
-            self.blocks.use(address, stream)
-        else:
+        if self.tight is not None:
             self.use_tight(address, stream)
+        elif not self.blocks.use(address, read_stream(stream, self.device), &fault):
+            self.blocks.raise_fault(&fault)
 
     def empty_cache(self) -> None:
         """Give what nothing can touch any more back to the device. Raises DeviceError."""
-        if self.tight is None:
-            self.blocks.empty()
-        else:
+        cdef Fault fault
+        if self.tight is not None:
             self.tight.empty_cache()
+        elif not self.blocks.empty(&fault):
+            self.blocks.raise_fault(&fault)
 
     cdef bint is_readable(self) noexcept:
         return True

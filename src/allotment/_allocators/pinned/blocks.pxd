@@ -8,49 +8,126 @@ A block is in one of four places:
               event that is not reached yet holds up all that come after it
     kept      on the list of its size class, from which the one freed last is taken first
 
-One event serves all blocks that were loose on its stream: it is recorded by the next request, after all of them. What
-is freed without a stream costs no event at all.
+One event serves all blocks that were loose on its stream: it is recorded by the next request, after all of them. A
+framework that decides as PyTorch does has an event recorded at each free instead (`records_at_once`). What is freed
+without a stream costs no event at all.
 
-The lock story: the interpreter lock guards all of it. A device that is written in Python, or a collection, may come in
-during any call to it, so whatever a step has taken out of a place is in nobody's reach until it is put somewhere else.
+Kept blocks and events belong to a pool. Requests go to the default pool, or, while a route accepts them, to a private
+one: a graph's blocks serve only captures of its pool. A pool that nobody uses any more ends with its last block.
+
+The lock story: `lock` guards all of it, and the interpreter lock is not needed. It is released while the device
+allocates, frees or synchronizes. Whatever such a step has taken out of a place is in no other thread's reach until it
+is put somewhere else. A device that is written in Python, or a collection, may call on the thread that holds the lock:
+its frees are done when the lock is released, everything else fails.
 """
 
+from cpython.pystate cimport PyThreadState
+from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from allotment._allocators.pinned.memory cimport PinnedMemory
-from allotment._core.contract.table cimport status_t
+from allotment._core.contract.table cimport DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, count_t, event_t, stream_t
+from allotment._core.model.model cimport drop_t, filter_t
+from allotment._core.tools.forks cimport ForkGuard
+from allotment._core.tools.lock cimport Lock
 from allotment._core.tools.pointer_map cimport PointerMap
 
 cdef enum:
     CLASS_COUNT = 64
 
+cdef enum Reason:               # why a call failed
+    DEVICE_SAID_NO              # with `status`
+    NO_PINNED_MEMORY            # nor in the cache
+    NO_RECORDS                  # the host has no memory for them
+    NOT_LENT                    # the address is not of a block in use
+    CALLED_FROM_INSIDE
+    ROUTED_ALREADY
+    NOT_ROUTED
+    NO_SUCH_POOL
+
+cdef struct Fault:
+    Reason reason
+    status_t status
+    const char* operation       # of the device
+    bytes_t size                # requested
+    address_t address
+
 cdef struct PinnedBlock:
     address_t address
     bytes_t size                # a power of two, unless the settings let it be exact
     int size_class              # ceil(log2 size)
-    int awaited                 # events that it waits for
+    size_t awaited              # events that it waits for
     bint lent
     bint in_capture             # asked for while the current stream was being captured: see `free`
-    PinnedBlock* next           # on the list of its class
+    bint freed_inside           # by a call from inside
+    PinnedPool* pool
+    PinnedBlock* next           # on the list of its class, or of those freed inside
+    stream_t* streams           # recorded for it
+    size_t stream_count, stream_room
+
+cdef struct Wait:               # blocks freed on a stream, and the event that they wait for
+    stream_t stream
+    event_t event               # once it is recorded
+    PinnedBlock** blocks
+    size_t count, room
+    Wait* next
+
+cdef struct PinnedPool:
+    uint64_t first, second
+    int uses
+    size_t blocks
+    PinnedBlock* kept[CLASS_COUNT]
+    Wait* loose
+    Wait* oldest
+    Wait* newest
+    bint processing             # somebody looks at the queue
+    PinnedPool* next
+
+cdef struct PinnedRoute:        # the oldest that accepts a request serves it
+    PinnedPool* pool
+    filter_t accepts
+    drop_t drop
+    void* self
+    PinnedRoute* next
 
 cdef struct Count:
     count_t current, peak, allocated, freed
 
+cdef enum PinnedAction:         # as the engine's history numbers them
+    PINNED_ALLOCATED = 0
+    PINNED_FREE_REQUESTED = 1
+    PINNED_FREE_COMPLETED = 2
+    PINNED_OBTAINED = 3
+    PINNED_RETURNED = 4
+
+# Told of each action under the lock; it must not call the allocator.
+ctypedef void (*pinned_listener_t)(void* self, int action, address_t address, bytes_t size, uint64_t first,
+                                   uint64_t second) noexcept nogil
+ctypedef void (*pinned_visit_t)(void* self, address_t address, bytes_t size, int allocated, int active, uint64_t first,
+                                uint64_t second) noexcept nogil
+
 cdef class PinnedBlocks:
     cdef PinnedMemory memory
+    cdef DeviceTable* device        # of the memory's device
+    cdef Lock lock
+    cdef ForkGuard fork_guard
     cdef bytes_t most_rounded       # above this a request is not rounded up to a power of two
     cdef bytes_t most_kept          # above this a block is not kept
     cdef bint catches_all           # a device that refuses to free takes the memory with it
     cdef bint looks_in_background
+    cdef bint records_at_once
+    cdef object background          # the thread that does, if the settings ask for one; None until it is needed
+    cdef bint has_background
+    cdef stream_t (*framework_stream)() noexcept nogil     # a framework's current stream; NULL: ours
+    cdef pinned_listener_t listener                        # NULL: nobody listens
+    cdef void* listening
     cdef PointerMap by_address
-    cdef PinnedBlock* kept[CLASS_COUNT]
-    cdef dict streams           # address -> streams that were recorded for it
-    cdef dict loose             # stream -> addresses
-    cdef object queue           # of (event, addresses), oldest at the left
-    cdef list spare_events
-    cdef bint processing        # somebody looks at the queue
-    cdef object background      # the thread that does, if the settings ask for one; None until it is needed
+    cdef PinnedPool default_pool
+    cdef PinnedRoute* routes
+    cdef event_t* spare_events
+    cdef size_t spare_count, spare_room
+    cdef PinnedBlock* freed_inside
     cdef Count owned
     cdef Count owned_bytes
     cdef Count active[CLASS_COUNT]
@@ -59,20 +136,46 @@ cdef class PinnedBlocks:
     cdef object __weakref__
     cdef bint limited
     cdef bytes_t limit
+    cdef bytes_t asked              # of the device, by threads that wait for it
 
-    cdef address_t allocate(self, bytes_t size) except? 0
-    cdef int free(self, address_t address, object streams) except -1
-    cdef PinnedBlock* lent_block(self, address_t address) except NULL
-    cdef PinnedBlock* obtain(self, bytes_t size, int size_class) except NULL
-    cdef int release(self, PinnedBlock* block) except -1
-    cdef void keep(self, PinnedBlock* block) noexcept
-    cdef bint is_capturing(self, stream_t stream) except -1
-    cdef bint record(self, stream_t stream, list addresses) except -1
-    cdef int record_loose(self) except -1
-    cdef int process(self) except -1
-    cdef int await_all(self) except -1
-    cdef int empty(self) except -1
-    cdef bint works_in_capture(self) except -1
-    cdef status_t ask(self, bytes_t size, address_t* address) except *
-    cdef int check(self, status_t status, str operation) except -1
-    cdef count_t active_now(self) noexcept
+    # For callers outside; they return whether it worked.
+    cdef address_t serve(self, bytes_t size, Fault* fault) noexcept nogil
+    cdef bint free(self, address_t address, const stream_t* streams, size_t count, Fault* fault) noexcept nogil
+    cdef bint use(self, address_t address, stream_t stream, Fault* fault) noexcept nogil
+    cdef bint empty(self, Fault* fault) noexcept nogil
+    cdef bint begin_routing(self, uint64_t first, uint64_t second, filter_t accepts, drop_t drop, void* self_,
+                            Fault* fault) noexcept nogil
+    cdef bint end_routing(self, uint64_t first, uint64_t second, Fault* fault) noexcept nogil
+    cdef bint release_pool(self, uint64_t first, uint64_t second, Fault* fault) noexcept nogil
+    cdef bint visit(self, pinned_visit_t visit, void* visiting) noexcept nogil
+    cdef count_t active_now(self) noexcept nogil
+    cdef void reset_peaks(self) noexcept nogil
+    cdef void reset_sums(self) noexcept nogil
+
+    # With the lock held.
+    cdef bint enter(self, Fault* fault) noexcept nogil
+    cdef void leave(self) noexcept nogil
+    cdef PyThreadState* step_out(self) noexcept nogil
+    cdef void step_in(self, PyThreadState* unlocked) noexcept nogil
+    cdef address_t serve_inside(self, bytes_t size, Fault* fault) noexcept nogil
+    cdef bint free_inside(self, address_t address, const stream_t* streams, size_t count, Fault* fault) noexcept nogil
+    cdef PinnedBlock* lent_block(self, address_t address, Fault* fault) noexcept nogil
+    cdef PinnedPool* pool_for(self, stream_t current) noexcept nogil
+    cdef PinnedPool* find_pool(self, uint64_t first, uint64_t second) noexcept nogil
+    cdef PinnedBlock* obtain(self, bytes_t size, int size_class, PinnedPool* pool, Fault* fault) noexcept nogil
+    cdef bint ask(self, bytes_t size, address_t* address, Fault* fault) noexcept nogil
+    cdef bint release(self, PinnedBlock* block, Fault* fault) noexcept nogil
+    cdef bint empty_pool(self, PinnedPool* pool, Fault* fault) noexcept nogil
+    cdef bint empty_all(self, Fault* fault) noexcept nogil
+    cdef void drop_ended_pools(self) noexcept nogil
+    cdef void keep(self, PinnedBlock* block) noexcept nogil
+    cdef void tell(self, int action, const PinnedBlock* block) noexcept nogil
+    cdef stream_t current(self) noexcept nogil
+    cdef int is_capturing(self, stream_t stream, Fault* fault) noexcept nogil       # -1: failed
+    cdef int record(self, PinnedPool* pool, Wait* wait, Fault* fault) noexcept nogil
+    cdef bint record_loose(self, PinnedPool* pool, Fault* fault) noexcept nogil
+    cdef void finish(self, Wait* wait) noexcept nogil
+    cdef bint process(self, PinnedPool* pool, Fault* fault) noexcept nogil
+    cdef bint await_pool(self, PinnedPool* pool, Fault* fault) noexcept nogil
+    cdef bint await_all(self, Fault* fault) noexcept nogil
+    cdef int raise_fault(self, const Fault* fault) except -1

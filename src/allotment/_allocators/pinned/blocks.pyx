@@ -1,25 +1,30 @@
+from cpython.pystate cimport PyThreadState
 from libc.stdlib cimport calloc, free as free_memory
 
 from allotment._allocators.pinned.memory cimport PinnedMemory, timing_dict
 from allotment._core.contract.current cimport current_stream
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport INVALID, NOT_READY, OK, OUT_OF_MEMORY, DeviceTable, status_t
+from allotment._core.contract.table cimport INVALID, NOT_READY, OK, OUT_OF_MEMORY, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, count_t, event_t, stream_t
-from allotment._core.tools.arguments cimport read_stream
+from allotment._core.model.model cimport drop_t, filter_t
+from allotment._core.tools.arrays cimport make_room
+from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
+from allotment._core.tools.interpreter cimport interpreter_ends, let_interpreter_go, take_interpreter_back
+from allotment._core.tools.lock cimport lock_give, lock_is_mine, lock_try, lock_wait, lock_wait_outside
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 
 import warnings
-from collections import deque
 
 from allotment._allocators.pinned.background import Background
-from allotment.errors import AddressError, AllotmentError, InvariantError
+from allotment.errors import AddressError, InvariantError, RequestError
 
 cdef enum:
     PER_THREAD_STREAM = 2       # of CUDA: one number for many streams, so only the calling thread can record it now
 
 cdef stream_t NO_STREAM = ~<stream_t> 0
 
-cdef inline int class_of(bytes_t size) noexcept:
+
+cdef inline int class_of(bytes_t size) noexcept nogil:
     """ceil(log2 size). pre: size > 0"""
     cdef int found = 0
     while (<bytes_t> 1 << found) < size:
@@ -27,16 +32,101 @@ cdef inline int class_of(bytes_t size) noexcept:
     return found
 
 
-cdef inline void count_up(Count* count, count_t amount) noexcept:
+cdef inline void count_up(Count* count, count_t amount) noexcept nogil:
     count.current += amount
     count.allocated += amount
     if count.current > count.peak:
         count.peak = count.current
 
 
-cdef inline void count_down(Count* count, count_t amount) noexcept:
+cdef inline void count_down(Count* count, count_t amount) noexcept nogil:
     count.current -= amount
     count.freed += amount
+
+
+cdef inline bint failed(Fault* fault, Reason reason) noexcept nogil:
+    fault.reason = reason
+    return False
+
+
+cdef inline bint refused(Fault* fault, status_t status, const char* operation) noexcept nogil:
+    fault.reason = DEVICE_SAID_NO
+    fault.status = status
+    fault.operation = operation
+    return False
+
+
+cdef bint add_stream(PinnedBlock* block, stream_t stream) noexcept nogil:
+    """False if the host has no memory for it."""
+    cdef size_t place
+    for place in range(block.stream_count):
+        if block.streams[place] == stream:
+            return True
+    if not make_room(<void**> &block.streams, &block.stream_room, block.stream_count, sizeof(stream_t)):
+        return False
+    block.streams[block.stream_count] = stream
+    block.stream_count += 1
+    return True
+
+
+cdef void drop_stream(PinnedBlock* block, size_t place) noexcept nogil:
+    block.stream_count -= 1
+    block.streams[place] = block.streams[block.stream_count]
+
+
+cdef void push(PinnedBlock* block) noexcept nogil:
+    block.next = block.pool.kept[block.size_class]
+    block.pool.kept[block.size_class] = block
+
+
+cdef Wait* new_wait(stream_t stream) noexcept nogil:
+    cdef Wait* wait = <Wait*> calloc(1, sizeof(Wait))
+    if wait != NULL:
+        wait.stream = stream
+    return wait
+
+
+cdef void drop_wait(Wait* wait) noexcept nogil:
+    free_memory(wait.blocks)
+    free_memory(wait)
+
+
+cdef Wait* loose_wait(PinnedPool* pool, stream_t stream) noexcept nogil:
+    """With room for a block more; NULL if the host has no memory for it."""
+    cdef Wait* wait = pool.loose
+    while wait != NULL and wait.stream != stream:
+        wait = wait.next
+    if wait == NULL:
+        wait = new_wait(stream)
+        if wait == NULL:
+            return NULL
+        wait.next = pool.loose
+        pool.loose = wait
+    return wait if make_room(<void**> &wait.blocks, &wait.room, wait.count, sizeof(PinnedBlock*)) else NULL
+
+
+cdef void add_loose(PinnedPool* pool, PinnedBlock* block, stream_t stream) noexcept nogil:
+    """pre: `loose_wait` has made room"""
+    cdef Wait* wait = loose_wait(pool, stream)
+    wait.blocks[wait.count] = block
+    wait.count += 1
+
+
+cdef void put_back_first(PinnedPool* pool, Wait* wait) noexcept nogil:
+    wait.next = pool.oldest
+    pool.oldest = wait
+    if pool.newest == NULL:
+        pool.newest = wait
+
+
+cdef Wait* take_oldest(PinnedPool* pool) noexcept nogil:
+    cdef Wait* wait = pool.oldest
+    if wait != NULL:
+        pool.oldest = wait.next
+        if pool.oldest == NULL:
+            pool.newest = NULL
+        wait.next = NULL
+    return wait
 
 
 cdef class PinnedBlocks:
@@ -46,347 +136,685 @@ cdef class PinnedBlocks:
 
     def __cinit__(self, PinnedMemory memory, settings: Settings):
         self.memory = memory
+        self.device = memory.device
         self.most_kept = settings.pinned_max_cached_size
         self.most_rounded = min(self.most_kept, <bytes_t> settings.pinned_max_round_threshold)
         self.catches_all = settings.pinned_free_catch_all
         self.looks_in_background = settings.pinned_use_background_threads
-        self.streams, self.loose, self.queue, self.spare_events = {}, {}, deque(), []
         if not map_init(&self.by_address):
             raise MemoryError("the host has no memory for the records of pinned memory")
+        guard_forks(&self.fork_guard, LONG_LOCK, &self.lock)
 
     def __dealloc__(self):
         cdef size_t place
+        cdef PinnedBlock* block
+        cdef PinnedPool* pool = &self.default_pool
+        cdef PinnedPool* following
+        unguard_forks(&self.fork_guard)
         if self.by_address.slots != NULL:
             for place in range(self.by_address.mask + 1):
                 if self.by_address.slots[place].key != 0:
-                    free_memory(self.by_address.slots[place].value)
+                    block = <PinnedBlock*> self.by_address.slots[place].value
+                    free_memory(block.streams)
+                    free_memory(block)
             map_clear(&self.by_address)
+        free_memory(self.spare_events)
+        while pool != NULL:
+            following = pool.next
+            drop_waits(pool.loose)
+            drop_waits(pool.oldest)
+            if pool != &self.default_pool:
+                free_memory(pool)
+            pool = following
+
+    # --- the lock ---
+
+    cdef bint enter(self, Fault* fault) noexcept nogil:
+        if lock_try(&self.lock):
+            return True
+        if lock_is_mine(&self.lock):
+            return failed(fault, CALLED_FROM_INSIDE)
+        lock_wait_outside(&self.lock)
+        return True
+
+    cdef void leave(self) noexcept nogil:
+        """Do what was freed from inside first; its streams are recorded with it."""
+        cdef PinnedBlock* block
+        cdef Fault ignored
+        while self.freed_inside != NULL:
+            block = self.freed_inside
+            self.freed_inside = block.next
+            block.next = NULL
+            block.freed_inside = False
+            block.lent = True
+            if not self.free_inside(block.address, NULL, 0, &ignored):
+                block.lent, block.awaited = False, 1        # out of reach: what uses it is not known
+        lock_give(&self.lock)
+
+    cdef PyThreadState* step_out(self) noexcept nogil:
+        """Release the lock, and the interpreter's if this thread holds it: what follows may wait."""
+        lock_give(&self.lock)
+        return let_interpreter_go()
+
+    cdef void step_in(self, PyThreadState* unlocked) noexcept nogil:
+        lock_wait(&self.lock)
+        take_interpreter_back(unlocked)
 
     # --- requests and frees ---
 
-    cdef address_t allocate(self, bytes_t size) except? 0:
+    cdef address_t serve(self, bytes_t size, Fault* fault) noexcept nogil:
         """pre: size > 0"""
+        cdef address_t address
+        if self.looks_in_background and not self.has_background:
+            start_background(self)
+        if not self.enter(fault):
+            return 0
+        address = self.serve_inside(size, fault)
+        self.leave()
+        return address
+
+    cdef address_t serve_inside(self, bytes_t size, Fault* fault) noexcept nogil:
+        cdef stream_t current = self.current()
+        cdef PinnedPool* pool = self.pool_for(current)
         cdef PinnedBlock* block
-        cdef int size_class
-        if self.loose or (not self.looks_in_background and self.queue):
-            self.process()
+        cdef PinnedBlock** link
+        cdef int size_class, in_capture = 0
+        if pool.loose != NULL or (pool.oldest != NULL and not (self.looks_in_background and pool == &self.default_pool)):
+            if not self.process(pool, fault):
+                return 0
+        if current != NO_STREAM:
+            in_capture = self.is_capturing(current, fault)
+            if in_capture < 0:
+                return 0
         size_class = class_of(size)
         if size <= self.most_rounded:
             size = <bytes_t> 1 << size_class
-        block = self.kept[size_class]
-        if block != NULL and block.size >= size:
-            self.kept[size_class] = block.next
+        fault.size = size
+        link = &pool.kept[size_class]
+        while link[0] != NULL and link[0].size < size:
+            link = &link[0].next
+        block = link[0]
+        if block != NULL:
+            link[0] = block.next
         else:
-            block = self.obtain(size, size_class)
+            block = self.obtain(size, size_class, pool, fault)
+            if block == NULL:
+                return 0
         block.next = NULL
         block.lent = True
-        block.in_capture = self.works_in_capture()
+        block.in_capture = in_capture
         count_up(&self.active[size_class], 1)
         count_up(&self.active_bytes[size_class], block.size)
+        self.tell(PINNED_ALLOCATED, block)
         return block.address
 
-    cdef int free(self, address_t address, object streams) except -1:
-        cdef PinnedBlock* block = self.lent_block(address)
-        cdef set recorded = self.streams.get(address)
-        cdef set used = recorded
+    cdef bint free(self, address_t address, const stream_t* streams, size_t count, Fault* fault) noexcept nogil:
+        cdef PinnedBlock* block
+        cdef size_t place
+        cdef bint ok
+        if self.enter(fault):
+            ok = self.free_inside(address, streams, count, fault)
+            self.leave()
+            return ok
+        block = self.lent_block(address, fault)
+        if block == NULL:
+            return False
+        for place in range(count):
+            if not add_stream(block, streams[place]):
+                return failed(fault, NO_RECORDS)
+        block.lent = False
+        block.freed_inside = True
+        block.next = self.freed_inside
+        self.freed_inside = block
+        return True
+
+    cdef bint free_inside(self, address_t address, const stream_t* streams, size_t count, Fault* fault) noexcept nogil:
+        cdef PinnedBlock* block = self.lent_block(address, fault)
+        cdef size_t place, before
         cdef stream_t stream
-        if streams:
-            used = {*(recorded or ()), *[read_stream(given, self.memory.inner) for given in streams]}
-        if not used:
+        cdef Wait* own
+        cdef int capturing
+        if block == NULL:
+            return False
+        before = block.stream_count
+        for place in range(count):
+            if not add_stream(block, streams[place]):
+                block.stream_count = before
+                return failed(fault, NO_RECORDS)
+        self.tell(PINNED_FREE_REQUESTED, block)
+        if block.stream_count == 0:
             block.lent = False
             self.keep(block)
-            return 0
+            return True
         if block.in_capture:
             # A graph's copies have no time of their own: the block waits for an event that never comes.
             block.lent = False
             block.awaited = 1
-            self.streams.pop(address, None)
-            return 0
-        for stream in list(used):
-            if self.is_capturing(stream):       # what a graph copies must outlive the graph
-                used.discard(stream)
+            block.stream_count = 0
+            return True
+        for place in range(block.stream_count):
+            stream = block.streams[place]
+            if loose_wait(block.pool, stream) == NULL:
+                block.stream_count = before
+                return failed(fault, NO_RECORDS)
+        place = block.stream_count
+        while place > 0:
+            place -= 1
+            capturing = self.is_capturing(block.streams[place], fault)
+            if capturing < 0:
+                block.stream_count = before
+                return False
+            if capturing:                       # what a graph copies must outlive the graph
+                drop_stream(block, place)
+                before = min(before, block.stream_count)
+        block.awaited = block.stream_count
         block.lent = False
-        block.awaited = len(used)
-        self.streams.pop(address, None)
-        if not used:
+        if block.stream_count == 0:
             self.keep(block)
-            return 0
-        if PER_THREAD_STREAM in used:
-            try:
-                self.record(PER_THREAD_STREAM, [address])
-            except BaseException:
-                block.lent, block.awaited = True, 0
-                if recorded:
-                    self.streams[address] = recorded
-                raise
-        for stream in used:
-            if stream != PER_THREAD_STREAM:
-                self.loose.setdefault(stream, []).append(address)
-        if self.background is not None:
-            self.background.wake()
-        return 0
+            return True
+        for place in range(block.stream_count):
+            if block.streams[place] == PER_THREAD_STREAM:
+                own = new_wait(PER_THREAD_STREAM)
+                if own == NULL or not make_room(<void**> &own.blocks, &own.room, 0, sizeof(PinnedBlock*)):
+                    free_memory(own)
+                    block.lent, block.awaited, block.stream_count = True, 0, before
+                    return failed(fault, NO_RECORDS)
+                own.blocks[0] = block
+                own.count = 1
+                capturing = self.record(block.pool, own, fault)
+                if capturing < 0:
+                    drop_wait(own)
+                    block.lent, block.awaited, block.stream_count = True, 0, before
+                    return False
+                if capturing == 0:              # a capture has begun meanwhile
+                    own.next = block.pool.loose
+                    block.pool.loose = own
+                drop_stream(block, place)
+                break
+        for place in range(block.stream_count):
+            add_loose(block.pool, block, block.streams[place])
+        block.stream_count = 0
+        if self.records_at_once:
+            # A failure leaves the block out of reach, until the next request has better luck.
+            self.record_loose(block.pool, fault)
+        if self.has_background:
+            wake_background(self)
+        return True
 
-    cdef PinnedBlock* lent_block(self, address_t address) except NULL:
+    cdef PinnedBlock* lent_block(self, address_t address, Fault* fault) noexcept nogil:
         cdef PinnedBlock* block = <PinnedBlock*> map_get(&self.by_address, address)
-        if block == NULL or not block.lent:
-            raise AddressError(
-                f"invalid pinned address: {address:#x} was never allocated from {self.memory.name}, or has been freed",
-                address)
-        return block
+        if block != NULL and block.lent:
+            return block
+        fault.reason = NOT_LENT
+        fault.address = address
+        return NULL
 
-    def use(self, address: int, stream: Stream | int) -> None:
+    cdef bint use(self, address_t address, stream_t stream, Fault* fault) noexcept nogil:
         """Another stream copies from or to a block."""
-        self.lent_block(address)
-        self.streams.setdefault(address, set()).add(read_stream(stream, self.memory.inner))
+        cdef PinnedBlock* block
+        cdef bint ok
+        if not self.enter(fault):
+            return False
+        block = self.lent_block(address, fault)
+        ok = block != NULL and (add_stream(block, stream) or failed(fault, NO_RECORDS))
+        self.leave()
+        return ok
 
-    cdef bint works_in_capture(self) except -1:
-        """Whether the calling thread's current stream is being captured; it has none unless it said so."""
-        cdef stream_t current = current_stream(self.memory.inner.table.self, NO_STREAM)
-        return current != NO_STREAM and self.is_capturing(current)
+    cdef stream_t current(self) noexcept nogil:
+        """The calling thread's current stream, if it can matter; it has none unless it or a framework said so."""
+        if self.framework_stream != NULL:
+            return self.framework_stream() if self.routes != NULL else NO_STREAM
+        return current_stream(self.device.self, NO_STREAM)
 
-    cdef void keep(self, PinnedBlock* block) noexcept:
+    cdef void keep(self, PinnedBlock* block) noexcept nogil:
+        cdef Fault fault
+        self.tell(PINNED_FREE_COMPLETED, block)
         count_down(&self.active[block.size_class], 1)
         count_down(&self.active_bytes[block.size_class], block.size)
-        if block.size > self.most_kept:
-            try:
-                self.release(block)
-                return
-            except AllotmentError as error:
-                warnings.warn(f"pinned memory stays cached: {error}", stacklevel=2)
-        block.next = self.kept[block.size_class]
-        self.kept[block.size_class] = block
+        if block.size <= self.most_kept:
+            push(block)
+        elif not self.release(block, &fault):
+            warn_that_it_stays(self, &fault)
+
+    cdef void tell(self, int action, const PinnedBlock* block) noexcept nogil:
+        if self.listener != NULL:
+            self.listener(self.listening, action, block.address, block.size, block.pool.first, block.pool.second)
+
+    # --- pools ---
+
+    cdef PinnedPool* pool_for(self, stream_t current) noexcept nogil:
+        cdef PinnedRoute* route = self.routes
+        while route != NULL:
+            if route.accepts == NULL or route.accepts(route.self, current):
+                return route.pool
+            route = route.next
+        return &self.default_pool
+
+    cdef PinnedPool* find_pool(self, uint64_t first, uint64_t second) noexcept nogil:
+        cdef PinnedPool* pool = self.default_pool.next
+        while pool != NULL and (pool.first != first or pool.second != second):
+            pool = pool.next
+        return pool
+
+    cdef bint begin_routing(self, uint64_t first, uint64_t second, filter_t accepts, drop_t drop, void* self_,
+                            Fault* fault) noexcept nogil:
+        cdef PinnedPool* pool
+        cdef PinnedRoute* route
+        cdef PinnedRoute** link = &self.routes
+        if not self.enter(fault):
+            return False
+        pool = self.find_pool(first, second)
+        while link[0] != NULL and (pool == NULL or link[0].pool != pool):
+            link = &link[0].next
+        if link[0] != NULL:
+            self.leave()
+            return failed(fault, ROUTED_ALREADY)
+        route = <PinnedRoute*> calloc(1, sizeof(PinnedRoute))
+        if pool == NULL and route != NULL:
+            pool = <PinnedPool*> calloc(1, sizeof(PinnedPool))
+            if pool != NULL:
+                pool.first, pool.second = first, second
+                pool.next = self.default_pool.next
+                self.default_pool.next = pool
+        if pool == NULL or route == NULL:
+            free_memory(route)
+            self.leave()
+            return failed(fault, NO_RECORDS)
+        pool.uses += 1
+        route.pool, route.accepts, route.drop, route.self = pool, accepts, drop, self_
+        link[0] = route
+        self.leave()
+        return True
+
+    cdef bint end_routing(self, uint64_t first, uint64_t second, Fault* fault) noexcept nogil:
+        cdef PinnedRoute** link = &self.routes
+        cdef PinnedRoute* route
+        if not self.enter(fault):
+            return False
+        while link[0] != NULL and (link[0].pool.first != first or link[0].pool.second != second):
+            link = &link[0].next
+        route = link[0]
+        if route != NULL:
+            link[0] = route.next
+        self.leave()
+        if route == NULL:
+            return failed(fault, NOT_ROUTED)
+        if route.drop != NULL:
+            route.drop(route.self)
+        free_memory(route)
+        return True
+
+    cdef bint release_pool(self, uint64_t first, uint64_t second, Fault* fault) noexcept nogil:
+        cdef PinnedPool* pool
+        cdef bint ok
+        if not self.enter(fault):
+            return False
+        pool = self.find_pool(first, second)
+        ok = pool != NULL and pool.uses > 0
+        if ok:
+            pool.uses -= 1
+        self.leave()
+        return ok or failed(fault, NO_SUCH_POOL)
+
+    cdef void drop_ended_pools(self) noexcept nogil:
+        cdef PinnedPool** link = &self.default_pool.next
+        cdef PinnedPool* pool
+        while link[0] != NULL:
+            pool = link[0]
+            if pool.uses == 0 and pool.blocks == 0 and not pool.processing:
+                link[0] = pool.next
+                drop_waits(pool.loose)          # without blocks
+                free_memory(pool)
+            else:
+                link = &pool.next
 
     # --- the device ---
 
-    cdef PinnedBlock* obtain(self, bytes_t size, int size_class) except NULL:
+    cdef PinnedBlock* obtain(self, bytes_t size, int size_class, PinnedPool* pool, Fault* fault) noexcept nogil:
         cdef PinnedBlock* block = <PinnedBlock*> calloc(1, sizeof(PinnedBlock))
-        cdef status_t status
+        cdef bint ok
         if block == NULL or not map_reserve(&self.by_address, 1):
             free_memory(block)
-            raise MemoryError("the host has no memory for the records of pinned memory")
-        if self.looks_in_background and self.background is None:
-            self.background = Background(self)
-        try:
-            status = self.ask(size, &block.address)
-            if status == OUT_OF_MEMORY:
-                self.await_all()
-                self.empty()
-                status = self.ask(size, &block.address)
-            if status == OUT_OF_MEMORY:
-                limit = f", of at most {self.limit}" if self.limited else ""
-                raise MemoryError(
-                    f"out of pinned memory on {self.memory.inner.name}: {size} bytes were requested,"
-                    f" {self.active_now()} are in use{limit}; free some")
-            self.check(status, "pinned_allocate")
-            if not map_reserve(&self.by_address, 1):        # others may have come in meanwhile
-                self.memory.release(block.address)
-                raise MemoryError("the host has no memory for the records of pinned memory")
-        except BaseException:
+            failed(fault, NO_RECORDS)
+            return NULL
+        pool.blocks += 1                        # it lives while the lock is released
+        ok = self.ask(size, &block.address, fault)
+        if not ok and fault.reason == NO_PINNED_MEMORY:
+            ok = self.await_all(fault) and self.empty_all(fault) and self.ask(size, &block.address, fault)
+        if ok and not map_reserve(&self.by_address, 1):        # other threads may have come in meanwhile
+            self.memory.release(block.address)
+            ok = failed(fault, NO_RECORDS)
+        if not ok:
+            pool.blocks -= 1
             free_memory(block)
-            raise
+            return NULL
         block.size = size
         block.size_class = size_class
+        block.pool = pool
         map_put(&self.by_address, block.address, block)
         count_up(&self.owned, 1)
         count_up(&self.owned_bytes, size)
         count_up(&self.buckets[size_class], 1)
+        self.tell(PINNED_OBTAINED, block)
         return block
 
-    cdef status_t ask(self, bytes_t size, address_t* address) except *:
-        if self.limited and <bytes_t> self.owned_bytes.current + size > self.limit:
-            return OUT_OF_MEMORY
-        return self.memory.obtain(size, address)
+    cdef bint ask(self, bytes_t size, address_t* address, Fault* fault) noexcept nogil:
+        cdef PyThreadState* unlocked
+        cdef status_t status = OUT_OF_MEMORY
+        if not self.limited or <bytes_t> self.owned_bytes.current + self.asked + size <= self.limit:
+            self.asked = self.asked + size
+            unlocked = self.step_out()
+            status = self.memory.obtain(size, address)
+            self.step_in(unlocked)
+            self.asked = self.asked - size
+        if status == OK:
+            return True
+        return failed(fault, NO_PINNED_MEMORY) if status == OUT_OF_MEMORY else refused(fault, status, b"pinned_allocate")
 
-    cdef int release(self, PinnedBlock* block) except -1:
-        """Give a block back to the device. pre: on no list"""
-        cdef status_t status = self.memory.release(block.address)
-        if status != OK and not self.catches_all:
-            block.next = self.kept[block.size_class]
-            self.kept[block.size_class] = block
-            self.check(status, "pinned_free")
+    cdef bint release(self, PinnedBlock* block, Fault* fault) noexcept nogil:
+        """Give a block back to the device; if it refuses, the block is kept. pre: on no list"""
+        cdef PyThreadState* unlocked
+        cdef status_t status
         if self.memory.is_reserved(block.address):
-            block.next = self.kept[block.size_class]        # what is set aside is never given back
-            self.kept[block.size_class] = block
-            return 0
-        map_pop(&self.by_address, block.address)
+            push(block)                         # what is set aside is never given back
+            return True
+        map_pop(&self.by_address, block.address)        # before another thread can be given its address
+        unlocked = self.step_out()
+        status = self.memory.release(block.address)
+        self.step_in(unlocked)
+        if status != OK and not self.catches_all:
+            if map_reserve(&self.by_address, 1):        # else it is lost, as it is without its address
+                map_put(&self.by_address, block.address, block)
+                push(block)
+            return refused(fault, status, b"pinned_free")
+        self.tell(PINNED_RETURNED, block)
         count_down(&self.owned, 1)
         count_down(&self.owned_bytes, block.size)
         count_down(&self.buckets[block.size_class], 1)
+        block.pool.blocks -= 1
+        free_memory(block.streams)
         free_memory(block)
-        return 0
+        return True
 
-    cdef int empty(self) except -1:
+    cdef bint empty(self, Fault* fault) noexcept nogil:
         """Give all blocks back that no stream can touch any more."""
+        cdef bint ok
+        if not self.enter(fault):
+            return False
+        ok = self.empty_all(fault)
+        self.leave()
+        return ok
+
+    cdef bint empty_all(self, Fault* fault) noexcept nogil:
+        """Of the default pool, and of pools that nobody uses any more."""
+        cdef PinnedPool* pool = &self.default_pool
+        cdef bint ok = True
+        while pool != NULL and ok:
+            if pool.uses == 0:
+                ok = self.process(pool, fault) and self.empty_pool(pool, fault)
+            pool = pool.next
+        self.drop_ended_pools()
+        return ok
+
+    cdef bint empty_pool(self, PinnedPool* pool, Fault* fault) noexcept nogil:
         cdef PinnedBlock* block
         cdef PinnedBlock* following
         cdef int size_class
-        self.process()
+        cdef bint ok = True
+        pool.uses += 1                          # it stays while the lock is released
         for size_class in range(CLASS_COUNT):
-            block = self.kept[size_class]
-            self.kept[size_class] = NULL
+            block = pool.kept[size_class]
+            pool.kept[size_class] = NULL
             while block != NULL:
                 following = block.next
-                try:
-                    self.release(block)
-                except BaseException:
-                    while following != NULL:
-                        block = following
-                        following = block.next
-                        block.next = self.kept[size_class]
-                        self.kept[size_class] = block
-                    raise
+                if ok:
+                    ok = self.release(block, fault)
+                else:
+                    push(block)
                 block = following
-        return 0
+        pool.uses -= 1
+        return ok
 
     # --- events ---
 
-    cdef bint is_capturing(self, stream_t stream) except -1:
-        cdef DeviceTable* table = &self.memory.inner.table
+    cdef int is_capturing(self, stream_t stream, Fault* fault) noexcept nogil:
         cdef capture_t capture = 0
         cdef status_t status
-        if table.capture_status == NULL:
-            return False
-        status = table.capture_status(table.self, stream, &capture)
+        if self.device.capture_status == NULL:
+            return 0
+        status = self.device.capture_status(self.device.self, stream, &capture)
         if status == INVALID:           # a stream that was destroyed has left its capture
-            return False
-        self.check(status, "capture_status")
+            return 0
+        if status != OK:
+            refused(fault, status, b"capture_status")
+            return -1
         return capture != 0
 
-    cdef bint record(self, stream_t stream, list addresses) except -1:
-        """Queue blocks behind an event of their stream; False if it is being captured, and can have none now."""
-        cdef DeviceTable* table = &self.memory.inner.table
-        cdef event_t event = 0
-        cdef status_t status
-        if table.event_record == NULL:
-            self.finished(addresses)
-            return True
-        if self.is_capturing(stream):
-            return False
-        if self.spare_events:
-            event = self.spare_events.pop()
+    cdef int record(self, PinnedPool* pool, Wait* wait, Fault* fault) noexcept nogil:
+        """Queue blocks behind an event of their stream; 0 if it is being captured, and can have none now; -1: failed."""
+        cdef PyThreadState* unlocked
+        cdef status_t status = OK
+        cdef int capturing
+        if self.device.event_record == NULL:
+            self.finish(wait)
+            return 1
+        capturing = self.is_capturing(wait.stream, fault)
+        if capturing != 0:
+            return -1 if capturing < 0 else 0
+        if self.spare_count > 0:
+            self.spare_count = self.spare_count - 1
+            wait.event = self.spare_events[self.spare_count]
         else:
-            self.check(table.event_create(table.self, &event), "event_create")
-        status = table.event_record(table.self, event, stream)
+            status = self.device.event_create(self.device.self, &wait.event)
+            if status != OK:
+                refused(fault, status, b"event_create")
+                return -1
+        status = self.device.event_record(self.device.self, wait.event, wait.stream)
+        if status == OK:
+            wait.next = NULL
+            if pool.newest == NULL:
+                pool.oldest = wait
+            else:
+                pool.newest.next = wait
+            pool.newest = wait
+            return 1
+        keep_event(self, wait.event)
+        if status != INVALID or self.device.device_synchronize == NULL:
+            refused(fault, status, b"event_record")
+            return -1
+        pool.uses += 1
+        unlocked = self.step_out()      # its stream is gone: what it did may still be under way
+        status = self.device.device_synchronize(self.device.self)
+        self.step_in(unlocked)
+        pool.uses -= 1
         if status != OK:
-            self.spare_events.append(event)
-            if status != INVALID or table.device_synchronize == NULL:
-                self.check(status, "event_record")
-            with nogil:                 # its stream is gone: what it did may still be under way
-                status = table.device_synchronize(table.self)
-            self.check(status, "device_synchronize")
-            self.finished(addresses)
-            return True
-        self.queue.append((event, addresses))
-        return True
+            refused(fault, status, b"device_synchronize")
+            return -1
+        self.finish(wait)
+        return 1
 
-    cdef int record_loose(self) except -1:
-        cdef stream_t stream
-        cdef list addresses
-        for stream in list(self.loose):
-            addresses = self.loose.pop(stream, None)
-            if addresses is None:
+    cdef bint record_loose(self, PinnedPool* pool, Fault* fault) noexcept nogil:
+        cdef Wait* rest = pool.loose
+        cdef Wait* wait
+        cdef int recorded
+        cdef bint ok = True
+        pool.loose = NULL
+        while rest != NULL:
+            wait = rest
+            rest = wait.next
+            wait.next = NULL
+            if wait.count == 0:
+                drop_wait(wait)
                 continue
-            try:
-                if self.record(stream, addresses):
-                    continue
-            except BaseException:
-                self.loose.setdefault(stream, []).extend(addresses)
-                raise
-            self.loose.setdefault(stream, []).extend(addresses)
-        return 0
+            recorded = self.record(pool, wait, fault) if ok else 0
+            if recorded <= 0:
+                ok = ok and recorded == 0
+                wait.next = pool.loose
+                pool.loose = wait
+        return ok
 
-    def finished(self, addresses: list[int]) -> None:
+    cdef void finish(self, Wait* wait) noexcept nogil:
         """An event of these blocks has come to pass."""
         cdef PinnedBlock* block
-        cdef address_t address
-        for address in addresses:
-            block = <PinnedBlock*> map_get(&self.by_address, address)
+        cdef size_t place
+        for place in range(wait.count):
+            block = wait.blocks[place]
             block.awaited -= 1
             if block.awaited == 0:
                 self.keep(block)
+        drop_wait(wait)
 
-    cdef int process(self) except -1:
+    cdef bint process(self, PinnedPool* pool, Fault* fault) noexcept nogil:
         """Keep what events have been reached for, oldest first, up to the first that has not."""
-        cdef DeviceTable* table = &self.memory.inner.table
-        cdef event_t event
+        cdef Wait* wait
         cdef status_t status
-        if self.processing:
-            return 0
-        self.processing = True
-        try:
-            if self.loose:
-                self.record_loose()
-            while self.queue:
-                event, addresses = self.queue.popleft()
-                status = table.event_query(table.self, event)
-                if status != OK:
-                    self.queue.appendleft((event, addresses))
-                    if status == NOT_READY:
-                        break
-                    self.check(status, "event_query")
-                self.spare_events.append(event)
-                self.finished(addresses)
-        finally:
-            self.processing = False
-        return 0
+        cdef bint ok = True
+        if pool.processing:
+            return True
+        pool.processing = True
+        if pool.loose != NULL:
+            ok = self.record_loose(pool, fault)
+        while ok:
+            wait = take_oldest(pool)
+            if wait == NULL:
+                break
+            status = self.device.event_query(self.device.self, wait.event)
+            if status != OK:
+                put_back_first(pool, wait)
+                ok = status == NOT_READY or refused(fault, status, b"event_query")
+                break
+            keep_event(self, wait.event)
+            self.finish(wait)
+        pool.processing = False
+        return ok
+
+    cdef bint await_all(self, Fault* fault) noexcept nogil:
+        """Wait for everything that is waited for."""
+        cdef PinnedPool* pool = &self.default_pool
+        cdef bint ok = True
+        while pool != NULL and ok:
+            pool.uses += 1
+            ok = self.await_pool(pool, fault)
+            pool.uses -= 1
+            pool = pool.next
+        return ok
+
+    cdef bint await_pool(self, PinnedPool* pool, Fault* fault) noexcept nogil:
+        cdef Wait* wait
+        cdef PyThreadState* unlocked
+        cdef status_t status
+        if not self.record_loose(pool, fault):
+            return False
+        while True:
+            wait = take_oldest(pool)
+            if wait == NULL:
+                return True
+            unlocked = self.step_out()
+            status = self.device.event_synchronize(self.device.self, wait.event)
+            self.step_in(unlocked)
+            if status != OK:
+                put_back_first(pool, wait)
+                return refused(fault, status, b"event_synchronize")
+            keep_event(self, wait.event)
+            self.finish(wait)
+
+    # --- for Python ---
 
     def process_events(self) -> bool:
         """`process`, for the thread that does so in the background; whether anything waits still."""
-        self.process()
-        return bool(self.queue or self.loose)
-
-    cdef int await_all(self) except -1:
-        """Wait for everything that is waited for."""
-        cdef DeviceTable* table = &self.memory.inner.table
-        cdef event_t event
-        cdef status_t status
-        self.record_loose()
-        while self.queue:
-            event, addresses = self.queue.popleft()
-            with nogil:
-                status = table.event_synchronize(table.self, event)
-            if status != OK:
-                self.queue.appendleft((event, addresses))
-                self.check(status, "event_synchronize")
-            self.spare_events.append(event)
-            self.finished(addresses)
-        return 0
+        cdef Fault fault
+        cdef bint ok, waits
+        if not self.enter(&fault):
+            return True
+        ok = self.process(&self.default_pool, &fault)
+        waits = self.default_pool.oldest != NULL or self.default_pool.loose != NULL
+        self.leave()
+        if not ok:
+            self.raise_fault(&fault)
+        return waits
 
     def close(self) -> None:
         """Give back all but what is lent, waiting for copies."""
-        cdef DeviceTable* table = &self.memory.inner.table
+        cdef Fault fault
+        cdef status_t status = OK
+        cdef bint ok
         if self.background is not None:
             self.background.stop()
             self.background = None
-        self.await_all()
-        self.empty()
-        while self.spare_events:
-            self.check(table.event_destroy(table.self, self.spare_events.pop()), "event_destroy")
+            self.has_background = False
+        if not self.enter(&fault):
+            self.raise_fault(&fault)
+        ok = self.await_all(&fault) and self.empty_all(&fault)
+        while ok and self.spare_count > 0:
+            self.spare_count -= 1
+            status = self.device.event_destroy(self.device.self, self.spare_events[self.spare_count])
+            ok = status == OK or refused(&fault, status, b"event_destroy")
+        self.leave()
+        if not ok:
+            self.raise_fault(&fault)
 
-    cdef int check(self, status_t status, str operation) except -1:
-        if status != OK:
-            raise device_error(self.memory.inner, status, operation)
-        return 0
+    cdef int raise_fault(self, const Fault* fault) except -1:
+        if fault.reason == NO_PINNED_MEMORY:
+            limit = f", of at most {self.limit}" if self.limited else ""
+            raise MemoryError(
+                f"out of pinned memory on {self.memory.inner.name}: {fault.size} bytes were requested,"
+                f" {self.active_now()} are in use{limit}; free some")
+        if fault.reason == NO_RECORDS:
+            raise MemoryError("the host has no memory for the records of pinned memory")
+        if fault.reason == NOT_LENT:
+            raise AddressError(
+                f"invalid pinned address: {fault.address:#x} was never allocated from {self.memory.name}, or has been"
+                " freed", fault.address)
+        if fault.reason == CALLED_FROM_INSIDE:
+            raise RequestError(f"{self.memory.name} was called from inside itself, by its device; it may only free")
+        if fault.reason == DEVICE_SAID_NO:
+            error, self.memory.last_error = self.memory.last_error, None
+            if error is not None:
+                raise error
+            raise device_error(self.memory.inner, fault.status, fault.operation.decode())
+        raise RequestError(pool_words(fault.reason))
 
     # --- figures ---
 
-    cdef count_t active_now(self) noexcept:
+    cdef count_t active_now(self) noexcept nogil:
         cdef count_t total = 0
         cdef int size_class
         for size_class in range(CLASS_COUNT):
             total += self.active_bytes[size_class].current
         return total
 
+    cdef bint visit(self, pinned_visit_t visit, void* visiting) noexcept nogil:
+        """All blocks; active are those that cannot be handed out."""
+        cdef Fault ignored
+        cdef PinnedBlock* block
+        cdef size_t place
+        if not self.enter(&ignored):
+            return False
+        for place in range(self.by_address.mask + 1):
+            if self.by_address.slots[place].key != 0:
+                block = <PinnedBlock*> self.by_address.slots[place].value
+                visit(visiting, block.address, block.size, block.lent, block.lent or block.awaited > 0,
+                      block.pool.first, block.pool.second)
+        self.leave()
+        return True
+
     def around(self, address_t address) -> tuple[int, int] | None:
         """(start, size) of the lent block that holds an address, or None."""
         cdef PinnedBlock* block
         cdef size_t place
+        cdef address_t start = 0
+        cdef bytes_t size = 0
+        cdef Fault ignored
+        if not self.enter(&ignored):
+            return None
         for place in range(self.by_address.mask + 1):
             if self.by_address.slots[place].key != 0:
                 block = <PinnedBlock*> self.by_address.slots[place].value
                 if block.lent and block.address <= address < block.address + block.size:
-                    return block.address, block.size
-        return None
+                    start, size = block.address, block.size
+                    break
+        self.leave()
+        return (start, size) if start != 0 else None
 
     def figures(self) -> dict[str, Any]:
         """All counters by metric."""
@@ -418,6 +846,7 @@ cdef class PinnedBlocks:
         cdef PinnedBlock* block
         cdef size_t place
         cdef int size_class
+        cdef PinnedPool* pool = &self.default_pool
         cdef count_t owned = 0, lent = 0, kept = 0, waiting = 0, active = 0
         for place in range(self.by_address.mask + 1):
             if self.by_address.slots[place].key != 0:
@@ -427,13 +856,16 @@ cdef class PinnedBlocks:
                 waiting += block.awaited > 0
         for size_class in range(CLASS_COUNT):
             active += self.active[size_class].current
-            block = self.kept[size_class]
-            while block != NULL:
-                if block.lent or block.awaited or block.size_class != size_class:
-                    raise InvariantError(
-                        "kept blocks", f"{block.address:#x} is on a list, and in use or of another class")
-                kept += 1
-                block = block.next
+        while pool != NULL:
+            for size_class in range(CLASS_COUNT):
+                block = pool.kept[size_class]
+                while block != NULL:
+                    if block.lent or block.awaited or block.size_class != size_class or block.pool != pool:
+                        raise InvariantError(
+                            "kept blocks", f"{block.address:#x} is on a list, and in use, or of another class or pool")
+                    kept += 1
+                    block = block.next
+            pool = pool.next
         if owned != self.owned_bytes.current or active != lent + waiting:
             raise InvariantError(
                 "figures of pinned memory", f"{owned} bytes and {lent + waiting} active blocks are there, "
@@ -441,7 +873,7 @@ cdef class PinnedBlocks:
         if lent + waiting + kept != <count_t> self.by_address.count:
             raise InvariantError("places of pinned blocks", f"{self.by_address.count} blocks, {kept} of them kept")
 
-    def reset_peaks(self) -> None:
+    cdef void reset_peaks(self) noexcept nogil:
         """Peaks start anew from what is there now."""
         cdef int size_class
         self.owned.peak, self.owned_bytes.peak = self.owned.current, self.owned_bytes.current
@@ -452,7 +884,7 @@ cdef class PinnedBlocks:
         self.memory.obtaining.shortest = self.memory.obtaining.longest = 0
         self.memory.releasing.shortest = self.memory.releasing.longest = 0
 
-    def reset_sums(self) -> None:
+    cdef void reset_sums(self) noexcept nogil:
         """Sums of all allocations and frees start anew from 0."""
         cdef int size_class
         self.owned.allocated = self.owned.freed = self.owned_bytes.allocated = self.owned_bytes.freed = 0
@@ -466,3 +898,56 @@ cdef class PinnedBlocks:
 
 cdef dict count_dict(const Count* count):
     return {"current": count.current, "peak": count.peak, "allocated": count.allocated, "freed": count.freed}
+
+cdef void drop_waits(Wait* wait) noexcept nogil:
+    cdef Wait* following
+    while wait != NULL:
+        following = wait.next
+        drop_wait(wait)
+        wait = following
+
+
+cdef void keep_event(PinnedBlocks blocks, event_t event) noexcept nogil:
+    """For the next free; without memory for it, it goes back to the device."""
+    if not make_room(<void**> &blocks.spare_events, &blocks.spare_room, blocks.spare_count, sizeof(event_t)):
+        blocks.device.event_destroy(blocks.device.self, event)
+        return
+    blocks.spare_events[blocks.spare_count] = event
+    blocks.spare_count = blocks.spare_count + 1
+
+
+cdef const char* pool_words(Reason reason) noexcept nogil:
+    """In PyTorch's words, since PyTorch's captures ask."""
+    if reason == ROUTED_ALREADY:
+        return b"beginAllocateToPool: already recording to mempool_id"
+    if reason == NOT_ROUTED:
+        return b"endAllocatePool: not currently recording to mempool_id"
+    return b"no private pool of pinned memory has this id"
+
+
+cdef void start_background(PinnedBlocks blocks) noexcept with gil:
+    if interpreter_ends() or blocks.has_background:
+        return
+    try:
+        blocks.background = Background(blocks)
+        blocks.has_background = True
+    except RuntimeError as error:       # no thread can be started: requests look themselves
+        blocks.looks_in_background = False
+        warn(f"pinned memory is not looked at in the background: {error}")
+
+
+cdef void wake_background(PinnedBlocks blocks) noexcept with gil:
+    if not interpreter_ends() and blocks.background is not None:
+        blocks.background.wake()
+
+
+cdef void warn_that_it_stays(PinnedBlocks blocks, const Fault* fault) noexcept with gil:
+    if not interpreter_ends():
+        warn(f"pinned memory stays cached: {device_error(blocks.memory.inner, fault.status, fault.operation.decode())}")
+
+
+cdef void warn(str text) noexcept:
+    try:
+        warnings.warn(text, stacklevel=2)
+    except Warning:                     # warnings are errors here, and nobody to raise it to
+        pass

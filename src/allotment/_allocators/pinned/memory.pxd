@@ -8,12 +8,16 @@ Where a segment comes from, in this order:
     device       its own pinned memory
 
 Streams and events are those of the other device.
+
+Any thread may call it, with the interpreter lock or without; only registered pages need it, and take it.
 """
 
 from libc.stdint cimport uint64_t
 
-from allotment._core.contract.table cimport Device
+from allotment._core.contract.table cimport Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.tools.forks cimport ForkGuard
+from allotment._core.tools.lock cimport Lock
 
 cdef struct Timing:             # of calls, in microseconds
     uint64_t total
@@ -23,18 +27,26 @@ cdef struct Timing:             # of calls, in microseconds
 
 cdef class PinnedMemory(Device):
     cdef Device inner
+    cdef DeviceTable* device    # of `inner`
     cdef object pages           # RegisteredPages, or None
+    cdef bint uses_pages
     cdef object last_error      # what Python raised in a call of the contract
+    cdef Lock lock              # for the reserve and the timings; nothing waits under it
+    cdef ForkGuard fork_guard
     cdef bytes_t reserve_size   # 0: no reserve
     cdef address_t reserve_next
     cdef address_t reserve_end
-    cdef bint warned            # that memory is not locked in place
+    cdef bint may_be_unlocked   # the device counts what the system did not lock in place
+    cdef bint warned            # of that
     cdef Timing obtaining
     cdef Timing releasing
 
-    cdef int obtain(self, bytes_t size, address_t* address) except -1      # a status of the contract
-    cdef int release(self, address_t address) except -1
-    cdef int warn_of_unlocked(self) except -1
-    cdef bint is_reserved(self, address_t address) noexcept
+    cdef status_t obtain(self, bytes_t size, address_t* address) noexcept nogil
+    cdef status_t release(self, address_t address) noexcept nogil
+    cdef status_t set_reserve_aside(self) noexcept nogil
+    cdef bint take_from_reserve(self, bytes_t size, address_t* address) noexcept nogil
+    cdef status_t ask_device(self, bytes_t size, address_t* address) noexcept nogil
+    cdef void note_time(self, Timing* timing, uint64_t started) noexcept nogil
+    cdef bint is_reserved(self, address_t address) noexcept nogil
 
 cdef dict timing_dict(const Timing* timing)

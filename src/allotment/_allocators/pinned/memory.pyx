@@ -3,15 +3,39 @@ from libc.stdint cimport uint64_t
 
 from allotment._core.contract.raising cimport described
 from allotment._core.contract.table cimport (
-    CAN_CAPTURE, CAN_EVENTS, CAN_PINNED, DEVICE_ERROR, IS_HOST, OK, OUT_OF_MEMORY, Device, DeviceTable, status_t)
+    CAN_CAPTURE, CAN_EVENTS, CAN_PINNED, DEVICE_ERROR, IS_HOST, NOT_READY, OK, OUT_OF_MEMORY, Device, DeviceTable,
+    status_t)
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, event_t, stream_t
 from allotment._core.tools.arguments cimport read_arguments
+from allotment._core.tools.forks cimport SHORT_LOCK, guard_forks, unguard_forks
+from allotment._core.tools.interpreter cimport interpreter_ends
+from allotment._core.tools.lock cimport lock_give, lock_try, lock_wait_outside
 
-import time
 import warnings
 
 from allotment._allocators.registered_pages import RegisteredPages
 from allotment.errors import SettingsError, UnsupportedError
+
+cdef extern from *:
+    """
+    #if defined(_WIN32)
+    #include <windows.h>
+    static __inline uint64_t allotment_steady_ns(void) {
+        LARGE_INTEGER now, pace;
+        QueryPerformanceCounter(&now);
+        QueryPerformanceFrequency(&pace);
+        return (uint64_t) ((double) now.QuadPart * 1e9 / (double) pace.QuadPart);
+    }
+    #else
+    #include <time.h>
+    static inline uint64_t allotment_steady_ns(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000000u + (uint64_t) t.tv_nsec;
+    }
+    #endif
+    """
+    uint64_t allotment_steady_ns() noexcept nogil
 
 cdef enum:
     PAGE = 4096
@@ -27,6 +51,7 @@ cdef class PinnedMemory(Device):
         if not inner.table.capabilities & CAN_PINNED:
             raise UnsupportedError(f"{inner.name} does not support pinned memory")
         self.inner = inner
+        self.device = &inner.table
         self.name = f"pinned memory of {inner.name}"
         self.family = "pinned"
         self.table.self = <void*> self
@@ -40,74 +65,141 @@ cdef class PinnedMemory(Device):
                     f"{key} is not supported on {inner.name}: it cannot pin memory that is there already",
                     key=key, value="True" if numa_node is None else str(numa_node), allowed="False")
             self.pages = RegisteredPages(inner, settings.pinned_num_register_threads, numa_node)
+            self.uses_pages = True
+        self.may_be_unlocked = hasattr(inner, "unlocked")
+        guard_forks(&self.fork_guard, SHORT_LOCK, &self.lock)
         fill_table(self)
 
     def __init__(self, inner: Any, settings: Any, numa_node: int | None):
         pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
 
-    cdef int obtain(self, bytes_t size, address_t* address) except -1:
-        cdef DeviceTable* table = &self.inner.table
+    def __dealloc__(self):
+        unguard_forks(&self.fork_guard)
+
+    cdef status_t obtain(self, bytes_t size, address_t* address) noexcept nogil:
+        cdef uint64_t started = allotment_steady_ns()
         cdef status_t status = OK
-        cdef address_t found = 0
-        started = time.perf_counter_ns()
-        if self.reserve_size != 0 and self.reserve_end == 0:
-            with nogil:
-                status = table.pinned_allocate(table.self, self.reserve_size, &found)
+        if self.reserve_size != 0:
+            status = self.set_reserve_aside()
             if status != OK:
                 return status
-            self.reserve_next, self.reserve_end = found, found + self.reserve_size
-        if self.reserve_end - self.reserve_next >= whole_pages(size):
-            address[0] = self.reserve_next
-            self.reserve_next += whole_pages(size)
-        elif self.pages is not None:
-            found = self.pages.obtain(size)
-            if found == 0:
-                return OUT_OF_MEMORY
-            address[0] = found
-        else:
-            with nogil:
-                status = table.pinned_allocate(table.self, size, address)
+        if not self.take_from_reserve(size, address):
+            status = obtain_pages(self, size, address) if self.uses_pages else self.ask_device(size, address)
         if status == OK:
-            self.warn_of_unlocked()
-            note_time(&self.obtaining, time.perf_counter_ns() - started)
+            if self.may_be_unlocked and not self.warned:
+                warn_of_unlocked(self)
+            self.note_time(&self.obtaining, started)
         return status
 
-    cdef int release(self, address_t address) except -1:
-        cdef DeviceTable* table = &self.inner.table
-        cdef status_t status = OK
-        started = time.perf_counter_ns()
+    cdef status_t set_reserve_aside(self) noexcept nogil:
+        """Of threads that come at the same time, the first to return keeps its segment."""
+        cdef address_t found = 0
+        cdef status_t status
+        if self.reserve_end != 0:
+            return OK
+        status = self.ask_device(self.reserve_size, &found)
+        if status != OK:
+            return status
+        enter(&self.lock)
+        if self.reserve_end == 0:
+            self.reserve_next = found
+            self.reserve_end = found + self.reserve_size
+            found = 0
+        lock_give(&self.lock)
+        return OK if found == 0 else self.device.pinned_free(self.device.self, found)
+
+    cdef bint take_from_reserve(self, bytes_t size, address_t* address) noexcept nogil:
+        cdef bint fits
+        if self.reserve_size == 0:
+            return False
+        enter(&self.lock)
+        fits = self.reserve_end - self.reserve_next >= whole_pages(size)
+        if fits:
+            address[0] = self.reserve_next
+            self.reserve_next = self.reserve_next + whole_pages(size)
+        lock_give(&self.lock)
+        return fits
+
+    cdef status_t ask_device(self, bytes_t size, address_t* address) noexcept nogil:
+        """Relaxed: any thread may be capturing, and the driver would end its capture for this."""
+        cdef DeviceTable* table = self.device
+        cdef status_t status
+        if table.capture_relaxed != NULL:
+            table.capture_relaxed(table.self, True)
+        status = table.pinned_allocate(table.self, size, address)
+        if table.capture_relaxed != NULL:
+            table.capture_relaxed(table.self, False)
+        return status
+
+    cdef status_t release(self, address_t address) noexcept nogil:
+        cdef uint64_t started = allotment_steady_ns()
+        cdef status_t status = NOT_READY
         if self.is_reserved(address):
             return OK                   # handed out once
-        if self.pages is None or not self.pages.release(address):
-            with nogil:
-                status = table.pinned_free(table.self, address)
+        if self.uses_pages:
+            status = release_pages(self, address)
+        if status == NOT_READY:
+            status = self.device.pinned_free(self.device.self, address)
         if status == OK:
-            note_time(&self.releasing, time.perf_counter_ns() - started)
+            self.note_time(&self.releasing, started)
         return status
 
-    cdef int warn_of_unlocked(self) except -1:
-        """Say once that the system lets this memory be swapped out."""
-        if not self.warned and getattr(self.inner, "unlocked", 0):
-            self.warned = True
-            warnings.warn(
-                f"{self.inner.name} cannot lock pinned memory in place: the system permits no more of it"
-                " (ulimit -l); it may be swapped out", stacklevel=2)
-        return 0
+    cdef void note_time(self, Timing* timing, uint64_t started) noexcept nogil:
+        cdef uint64_t took = (allotment_steady_ns() - started) // 1000
+        enter(&self.lock)
+        timing.total += took
+        timing.longest = max(timing.longest, took)
+        timing.shortest = took if timing.count == 0 else min(timing.shortest, took)
+        timing.count += 1
+        lock_give(&self.lock)
 
-    cdef bint is_reserved(self, address_t address) noexcept:
+    cdef bint is_reserved(self, address_t address) noexcept nogil:
         return address < self.reserve_end and address >= self.reserve_end - self.reserve_size
 
 
-cdef bytes_t whole_pages(bytes_t size) noexcept:
+cdef inline void enter(Lock* lock) noexcept nogil:
+    if not lock_try(lock):
+        lock_wait_outside(lock)
+
+
+cdef status_t obtain_pages(PinnedMemory memory, bytes_t size, address_t* address) noexcept with gil:
+    memory.last_error = None
+    try:
+        address[0] = memory.pages.obtain(size)
+        return OK if address[0] != 0 else OUT_OF_MEMORY
+    except MemoryError as error:
+        memory.last_error = error
+        return OUT_OF_MEMORY
+    except BaseException as error:
+        memory.last_error = error
+        return DEVICE_ERROR
+
+
+cdef status_t release_pages(PinnedMemory memory, address_t address) noexcept with gil:
+    """NOT_READY: they are not registered pages."""
+    memory.last_error = None
+    try:
+        return OK if memory.pages.release(address) else NOT_READY
+    except BaseException as error:
+        memory.last_error = error
+        return DEVICE_ERROR
+
+
+cdef void warn_of_unlocked(PinnedMemory memory) noexcept with gil:
+    """Say once that the system lets this memory be swapped out."""
+    if memory.warned or interpreter_ends() or not memory.inner.unlocked:
+        return
+    memory.warned = True
+    try:
+        warnings.warn(
+            f"{memory.inner.name} cannot lock pinned memory in place: the system permits no more of it"
+            " (ulimit -l); it may be swapped out", stacklevel=2)
+    except Warning as error:            # warnings are errors here
+        memory.last_error = error
+
+
+cdef bytes_t whole_pages(bytes_t size) noexcept nogil:
     return (size + PAGE - 1) // PAGE * PAGE
-
-
-cdef void note_time(Timing* timing, uint64_t nanoseconds) noexcept:
-    cdef uint64_t took = nanoseconds // 1000
-    timing.total += took
-    timing.longest = max(timing.longest, took)
-    timing.shortest = took if timing.count == 0 else min(timing.shortest, took)
-    timing.count += 1
 
 
 cdef dict timing_dict(const Timing* timing):
@@ -141,30 +233,15 @@ cdef void fill_table(PinnedMemory memory):
 
 
 cdef inline DeviceTable* behind(void* self) noexcept nogil:
-    return &(<PinnedMemory> self).inner.table
+    return (<PinnedMemory> self).device
 
 
-cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept with gil:
-    cdef PinnedMemory memory = <PinnedMemory> self
-    memory.last_error = None
-    try:
-        return memory.obtain(size, address)
-    except MemoryError as error:
-        memory.last_error = error
-        return OUT_OF_MEMORY
-    except BaseException as error:
-        memory.last_error = error
-        return DEVICE_ERROR
+cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil:
+    return (<PinnedMemory> self).obtain(size, address)
 
 
-cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept with gil:
-    cdef PinnedMemory memory = <PinnedMemory> self
-    memory.last_error = None
-    try:
-        return memory.release(address)
-    except BaseException as error:
-        memory.last_error = error
-        return DEVICE_ERROR
+cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
+    return (<PinnedMemory> self).release(address)
 
 
 cdef size_t describe(void* self, char* text, size_t capacity) noexcept with gil:
