@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.address_map cimport address_reserve
-from allotment._core.mechanism.block cimport cut_front, is_idle, is_split, join, note_free, note_handed_out
+from allotment._core.mechanism.block cimport cut_front, is_idle, is_split, join, note_free_completed, note_handed_out
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.segment cimport segment_forget, segment_give_back, segment_obtain
@@ -218,9 +218,9 @@ cdef void join_if_free(Engine* engine, Places* places, Block* block, Block* neig
         join(engine, block, neighbour)
 
 
-cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+cdef void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     cdef Places* places = places_of(block.free_list)
-    note_free(engine, block, context)
+    note_free_completed(engine, block, context)
     join_if_free(engine, places, block, block.prev)
     join_if_free(engine, places, block, block.next)
     put(places, block)
@@ -315,7 +315,7 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
 
 cdef Placement table = Placement(
     name=b"first_fit", needs_virtual=False, create=create, destroy=destroy, hit=hit, miss=miss, lend=hit, reserve=NULL,
-    take_front=take_front, take_back=take_back, release=release, retire=retire, grant=NULL, largest_free=largest_free,
-    free_bytes=free_bytes, joinable=NULL, ranges=NULL, walk=NULL, chunks=NULL, check=check)
+    take_front=take_front, complete_free=complete_free, release=release, retire=retire, grant=NULL,
+    largest_free=largest_free, free_bytes=free_bytes, joinable=NULL, ranges=NULL, walk=NULL, chunks=NULL, check=check)
 
 placement_register(&table)

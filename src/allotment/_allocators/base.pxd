@@ -36,7 +36,8 @@ cdef class AllocatorBase:
     cdef int require_device(self, str operation) except -1      # raises if its device is a name alone
     cdef AddressLookup find_block(self, address_t address, address_t* start, bytes_t* size) except *
     cdef int require_awake(self, address_t address) except -1   # raises if a live block's memory is paused
-    cdef int free_owned(self, address_t address, void* buffer) except -1    # unless another owns the block by now
+    # Nothing, if `buffer` no longer owns the block; NULL: whoever owns it. pre: address != 0
+    cdef int free_owned(self, address_t address, void* buffer) except -1
     cdef str place(self)                                        # for `repr`: on which device
     cdef str figures(self)                                      # live and reserved bytes as text; never fails or waits
     cdef bint is_readable(self) noexcept                        # whether this process can read the memory

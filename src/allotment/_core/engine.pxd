@@ -15,10 +15,9 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.contract.table cimport DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.mechanism.address_map cimport address_take
-from allotment._core.mechanism.block cimport take_back_untraced
+from allotment._core.mechanism.block cimport count_free_requested
 from allotment._core.mechanism.failure cimport host_memory_failed
-from allotment._core.mechanism.frees cimport finish_late_frees, free_at_once, free_special, is_freed_at_once
+from allotment._core.mechanism.frees cimport finish_late_frees, free_at_once
 from allotment._core.mechanism.pool cimport free_list_for
 from allotment._core.mechanism.streams cimport anything_waits, poll_events, stream_for
 from allotment._core.model.model cimport (
@@ -40,11 +39,12 @@ cdef address_t allocate_direct(Engine* engine, Request* request) noexcept nogil
 cdef Block* serve_from_arena(Engine* engine, Request* request, Pool* pool, StreamRecord* stream) noexcept nogil
 cdef Block* serve_missed(Engine* engine, Request* request) noexcept nogil
 
+cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil  # not 0
+
 # The same as below, not inline: a compiler inlines a hot function into its caller only if it is the function's only
 # caller.
 cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil
 cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil
-cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil
 cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil
 
 cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil
@@ -188,20 +188,10 @@ cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
     return block
 
 
-cdef inline void release_block(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+cdef inline void free_at_once_inline(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Free a block that no other stream uses: `free_at_once`, with PyTorch's placement inlined."""
     if block.free_list.half.arena != NULL or engine.trace.on:
         free_at_once(engine, block, context)
         return
-    take_back_untraced(engine, block)
+    count_free_requested(engine, block)
     free_to_list_untraced(engine, block)
-
-
-cdef inline bint release_address(Engine* engine, address_t address, uint32_t context,
-                                 Failure* failure) noexcept nogil:
-    """`free_address`, with PyTorch's placement inlined. pre: address != 0"""
-    cdef Block* block = address_take(engine, address)
-    if not is_freed_at_once(block):
-        return free_special(engine, block, address, context, failure)
-    release_block(engine, block, context)
-    return True

@@ -6,14 +6,14 @@ from libc.stdlib cimport calloc, free
 from allotment._core.contract.table cimport CAN_VIRTUAL, OK, OUT_OF_MEMORY, UNSUPPORTED, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t, count_t, device_t, stream_t
 from allotment._core.engine cimport (
-    complete_finished, engine_enter, engine_leave, release_address, release_block, request_begin, serve,
-    serve_from_pool)
+    complete_finished, engine_enter, engine_leave, free_at_once_inline, request_begin, serve, serve_from_pool)
 from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
 from allotment._core.mechanism.captures cimport captures_clear, forget_capture, reuse_in_capture
 from allotment._core.mechanism.capturing cimport is_inside_capture
 from allotment._core.mechanism.failure cimport (
     address_failed, device_failed, host_memory_failed, note_device_memory, pool_failed)
+from allotment._core.mechanism.frees cimport free_asking_device, is_freed_at_once
 from allotment._core.mechanism.holds cimport holds_clear
 from allotment._core.mechanism.limits cimport tenant_may_have
 from allotment._core.mechanism.pool cimport (
@@ -361,7 +361,7 @@ cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t ad
     block = hit_address(engine, request, address, &front)
     if front != NULL:
         front.context = 0
-        release_block(engine, address_take(engine, front.address), 0)
+        free_at_once_inline(engine, address_take(engine, front.address), 0)
     engine.trace.exact_address = False
     if block != NULL:
         return block.address
@@ -371,11 +371,15 @@ cdef address_t engine_allocate_at(Engine* engine, Request* request, address_t ad
 
 
 cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
-    return release_address(engine, address, context, failure)
+    cdef Block* block = address_take(engine, address)
+    if not is_freed_at_once(block):
+        return free_asking_device(engine, block, address, context, failure)
+    free_at_once_inline(engine, block, context)
+    return True
 
 
 cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    release_block(engine, block, context)
+    free_at_once_inline(engine, block, context)
 
 
 # --- the rest ----------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ cdef void release(void* source, void* address, int device) noexcept:
     try:
         allocator = (<Tenant> self.found[device]).allocator
         # The current stream matters only while a graph may be captured; otherwise it is not asked for.
-        allocator.release_working_on(
+        allocator.free_from_stream(
             <address_t> address, self.stream(device) if allocator.engine.impure_routes != 0 else 0)
     finally:
         Py_DECREF(self)

@@ -65,19 +65,17 @@ cdef class Allocator(AllocatorBase):
     cdef object ready_without_waiting(self, object size, stream_t handle, object stream, uint32_t tenant)
     cdef int make_calm_stream(self) except -1
     cdef object allocate_after_miss(self, Request* request)
-    cdef object allocate_inside(self, Request* request)
+    cdef object allocate_locking(self, Request* request)
     cdef address_t try_once(self, Request* request) except? 0
     cdef address_t try_quietly(self, Request* request) except? 0
     # The rest of a request that failed: an address, or the exception. Also for callers in C
     cdef object allocate_after_failure(self, Request* request)
     cdef bytes_t checked_size(self, object given) except? 0
     cdef int raise_out_of_memory(self, object error) except -1
-    # What `free` does, for callers in C. Written again there: a call more costs a pair from Python 3 ns of 80.
-    # Only if `buffer` owns the block, unless it is NULL.
-    cdef int release_address(self, address_t address, void* buffer=*) except -1
-    cdef int release_working_on(self, address_t address, stream_t stream) except -1
-    cdef int release_special(self, Block* block, address_t address, uint32_t context) except -1
-    cdef int release_inside(self, address_t address, uint32_t context, void* buffer=*) except -1
+    # Callers of all functions hold the interpreter lock. Those named `locking` also take the engine's.
+    cdef int free_from_stream(self, address_t address, stream_t stream) except -1
+    cdef int free_locking(self, address_t address, uint32_t context, void* buffer) except -1
+    cdef int finish_free_locking(self, Block* block, address_t address, uint32_t context) except -1
 
     cdef uint32_t request_context(self) except? 0xFFFFFFFF
     cdef uint32_t stack_now(self) except? 0xFFFFFFFF     # the calling thread's context
@@ -97,5 +95,5 @@ cdef class Allocator(AllocatorBase):
 
     cdef int watch(self) except -1
     cdef object allocate_watched(self, Request* request)
-    cdef int release_watched(self, address_t address, uint32_t context) except -1
-    cdef int release_kept(self, list addresses) except -1
+    cdef int free_into_quarantine(self, address_t address, uint32_t context) except -1
+    cdef int free_quarantined(self, list addresses) except -1

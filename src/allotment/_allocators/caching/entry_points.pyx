@@ -18,10 +18,10 @@ from allotment._core.contract.table cimport OK, DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.engine cimport (
     allocate_direct, engine_base, engine_empty_cache, engine_end_routing, engine_free, engine_is_inside, engine_leave,
-    engine_limit_share, engine_record_stream, engine_try_enter, release_block, serve, serve_ordinary)
+    engine_limit_share, engine_record_stream, engine_try_enter, free_at_once_inline, serve, serve_ordinary)
 from allotment._core.mechanism.address_map cimport address_take, block_at
 from allotment._core.mechanism.block cimport is_plain
-from allotment._core.mechanism.frees cimport free_later, free_special, is_freed_at_once
+from allotment._core.mechanism.frees cimport free_later, free_asking_device, is_freed_at_once
 from allotment._core.mechanism.pool cimport pool_release, route_begin
 from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_OUT_OF_MEMORY, FILTER_ALL, FILTER_FUNCTION, NO_FAILURE, Block, Engine, Failure, Filter,
@@ -217,29 +217,29 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
     return <void*> address
 
 
-cdef int release(void* self, void* address, size_t size, int device, void* stream) noexcept nogil:
+cdef int free_address(void* self, void* address, size_t size, int device, void* stream) noexcept nogil:
     cdef Context* context = <Context*> self
     cdef Engine* engine = context.engine
     cdef Block* block
     if address != NULL and asks_nobody(context, EVERYTHING) and engine_try_enter(engine):
         block = address_take(engine, <address_t> address)
         if not is_freed_at_once(block):
-            return release_special(engine, block, <address_t> address)
-        release_block(engine, block, 0)
+            return finish_free_and_leave(engine, block, <address_t> address)
+        free_at_once_inline(engine, block, 0)
         engine_leave(engine)
         return 1
-    return release_context(context, address)
+    return free_locking(context, address)
 
 
-cdef int release_special(Engine* engine, Block* block, address_t address) noexcept nogil:
+cdef int finish_free_and_leave(Engine* engine, Block* block, address_t address) noexcept nogil:
     """pre: inside"""
     cdef Failure failure
-    cdef bint ok = free_special(engine, block, address, 0, &failure)
+    cdef bint ok = free_asking_device(engine, block, address, 0, &failure)
     engine_leave(engine)
     return 1 if ok else note(&failure)
 
 
-cdef int release_context(Context* context, void* address) noexcept nogil:
+cdef int free_locking(Context* context, void* address) noexcept nogil:
     cdef Engine* engine = context.engine
     cdef uint32_t stack = context_here(context, EVERYTHING)
     cdef CurrentStream current
@@ -483,7 +483,7 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     table.version = ENTRY_VERSION
     table.context = context
     table.allocate = allocate
-    table.free = release
+    table.free = free_address
     table.record_stream = record_stream
     table.empty_cache = empty_cache
     table.base_allocation = base_allocation

@@ -82,7 +82,7 @@ cdef class Tenant:
         """`free` for an adapter that knows the caller's current stream, which decides where a graph is captured."""
         cdef address_t given = read_block(address)
         if given != 0:
-            self.allocator.release_working_on(given, self.allocator.stream_handle(stream))
+            self.allocator.free_from_stream(given, self.allocator.stream_handle(stream))
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
@@ -96,10 +96,10 @@ cdef class Tenant:
         if interpreter_lock_suffices(self.allocator.engine):
             block = block_at(self.allocator.engine, given)
             if block != NULL and block.free_list.stream.handle == handle:
-                self.allocator.release_working_on(given, handle)
+                self.allocator.free_from_stream(given, handle)
                 return
         self.allocator.record_stream(given, handle)
-        self.allocator.release_working_on(given, handle)
+        self.allocator.free_from_stream(given, handle)
 
     def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
         """`Allocator.empty`, in this tenant's name."""

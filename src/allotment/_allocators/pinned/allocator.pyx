@@ -154,7 +154,7 @@ cdef class PinnedAllocator(AllocatorBase):
             return self.free_block(address, streams)
         for stream in streams:
             self.use_tight(address, stream)
-        self.tight.release_address(address)
+        self.tight.free_owned(address, NULL)
         return 0
 
     cdef int free_block(self, address_t address, object streams) except -1:

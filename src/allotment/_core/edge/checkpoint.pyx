@@ -9,10 +9,10 @@ from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, STATE_UNMAPPED, Arrangement, BlockCopy, SegmentCopy, arrangement_clear,
     walk_ranges)
 from allotment._core.mechanism.address_map cimport address_reserve, address_take
-from allotment._core.mechanism.block cimport is_idle, take_back
+from allotment._core.mechanism.block cimport is_idle, note_free_requested
 from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport host_memory_failed, pool_failed
-from allotment._core.mechanism.frees cimport free_at_once, free_shared_or_used, is_freed_at_once
+from allotment._core.mechanism.frees cimport free_asking_device, free_at_once, is_freed_at_once
 from allotment._core.mechanism.holds cimport hold_forget, hold_of, is_needed_elsewhere
 from allotment._core.mechanism.pool cimport pool_absent, pool_find, free_list_for
 from allotment._core.mechanism.ranges cimport first_range_of
@@ -253,8 +253,9 @@ cdef void free_all(Engine* engine, const AddressList* live, uint32_t context) no
         block = address_take(engine, live.addresses[i])
         if is_freed_at_once(block):
             free_at_once(engine, block, context)
-        elif not free_shared_or_used(engine, block, context, &unimportant):
-            take_back(engine, block, context)
+        elif not free_asking_device(engine, block, live.addresses[i], context, &unimportant):
+            address_take(engine, block.address)
+            note_free_requested(engine, block, context)
             defer_unprepared(engine, block)
 
 

@@ -193,8 +193,8 @@ cdef inline void note_handed_out(Engine* engine, Block* block, bytes_t requested
     note_handed_out_of(engine, block.free_list.half, block, requested, context)
 
 
-cdef inline void trace_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
-    """Record the completed free in the trace: the first half of `note_free`."""
+cdef inline void trace_free_completed(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    """Record the completed free in the trace: the first half of `note_free_completed`."""
     cdef Half* half = block.free_list.half
     if engine.trace.on:
         trace_report(&engine.trace, ACTION_FREE_COMPLETED, block.address, block.requested,
@@ -203,7 +203,7 @@ cdef inline void trace_free(Engine* engine, Block* block, uint32_t context) noex
     block.context = 0
 
 
-cdef inline void count_free(Engine* engine, int size_class, bytes_t size, bytes_t requested) noexcept nogil:
+cdef inline void count_free_completed(Engine* engine, int size_class, bytes_t size, bytes_t requested) noexcept nogil:
     """Count a completed free: the second half, which may run after the block has changed."""
     cdef Stats* stats = &engine.stats
     tally_down(&stats.active, size_class, 1)
@@ -211,14 +211,14 @@ cdef inline void count_free(Engine* engine, int size_class, bytes_t size, bytes_
     tally_down(&stats.requested_bytes, size_class, requested)
 
 
-cdef inline void note_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+cdef inline void note_free_completed(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Record that a block is free for good; call before the block changes. pre: taken back, waiting for nothing"""
-    trace_free(engine, block, context)
-    count_free(engine, block.free_list.half.size_class, block.size, block.requested)
+    trace_free_completed(engine, block, context)
+    count_free_completed(engine, block.free_list.half.size_class, block.size, block.requested)
 
 
-cdef inline void take_back_untraced(Engine* engine, Block* block) noexcept nogil:
-    """Variant of `take_back` for when tracing is off."""
+cdef inline void count_free_requested(Engine* engine, Block* block) noexcept nogil:
+    """Variant of `note_free_requested` for when tracing is off."""
     cdef Stats* stats = &engine.stats
     cdef int size_class = block.free_list.half.size_class
     block.allocated = False
@@ -228,10 +228,10 @@ cdef inline void take_back_untraced(Engine* engine, Block* block) noexcept nogil
         tally_down(&stats.oversize_allocations, SMALL, 1)
 
 
-cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+cdef inline void note_free_requested(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Record that the user freed a block; its streams may still use it. pre: removed from the address map"""
     cdef Pool* pool = block.free_list.half.pool
-    take_back_untraced(engine, block)
+    count_free_requested(engine, block)
     if engine.trace.on:
         if engine.trace.counting:
             engine.accounts[block.context >> TENANT_SHIFT].held -= block.size
@@ -242,4 +242,4 @@ cdef inline void take_back(Engine* engine, Block* block, uint32_t context) noexc
 
 cdef inline void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Give a block that is free for good to its placement."""
-    block.free_list.half.pool.placement.take_back(engine, block, context)
+    block.free_list.half.pool.placement.complete_free(engine, block, context)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t
 from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.mechanism.address_map cimport address_put, address_take, is_in_use
-from allotment._core.mechanism.block cimport complete_free, take_back
+from allotment._core.mechanism.block cimport complete_free, note_free_requested
 from allotment._core.mechanism.captures cimport deferral_prepare
 from allotment._core.mechanism.capturing cimport is_inside_capture, is_used_in_capture
 from allotment._core.mechanism.failure cimport address_failed, device_failed, host_memory_failed
@@ -19,20 +19,11 @@ from allotment._core.tools.pointer_map cimport map_get, map_pop, map_put
 from allotment._core.tools.slab cimport slab_reserve
 
 
-cdef bint free_address(Engine* engine, address_t address, uint32_t context, Failure* failure) noexcept nogil:
-    """pre: address != 0"""
-    cdef Block* block = address_take(engine, address)
-    if not is_freed_at_once(block):
-        return free_special(engine, block, address, context, failure)
-    free_at_once(engine, block, context)
-    return True
-
-
 cdef void free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Free a block that no other stream uses. Both steps have the same time, so the clock is read once."""
     if engine.trace.on:
         trace_hold_time(&engine.trace)
-    take_back(engine, block, context)
+    note_free_requested(engine, block, context)
     complete_free(engine, block, context)
     engine.trace.moment = 0
 
@@ -50,17 +41,17 @@ cdef bint free_used_block(Engine* engine, Block* block, uint32_t context, Failur
         if not events_attach(engine, block, failure):
             if not is_destroyed_stream(failure) or not slab_reserve(&engine.deferred_slab, 1):
                 return False
-            take_back(engine, block, context)
+            note_free_requested(engine, block, context)
             defer_unprepared(engine, block)     # the stream's remaining work is waited for later
             return True
-        take_back(engine, block, context)
+        note_free_requested(engine, block, context)
         if block.event_count == 0:
             complete_free(engine, block, context)
         return True
     deferred = deferral_prepare(engine, block, captured, failure)
     if deferred == NULL:
         return False
-    take_back(engine, block, context)
+    note_free_requested(engine, block, context)
     defer(engine, deferred)
     return True
 
@@ -71,7 +62,7 @@ cdef bint free_held(Engine* engine, Hold* hold, uint32_t context, Failure* failu
     cdef StreamUse* use = use_out(engine, block)
     block.event_count += 1
     if block.uses == NULL:
-        take_back(engine, block, context)
+        note_free_requested(engine, block, context)
     elif not free_used_block(engine, block, context, failure):
         block.event_count -= 1
         use.next = block.uses
@@ -81,14 +72,6 @@ cdef bint free_held(Engine* engine, Hold* hold, uint32_t context, Failure* failu
     hold.freed = True
     hold_settle(engine, hold, context)
     return True
-
-
-cdef bint free_shared_or_used(Engine* engine, Block* block, uint32_t context, Failure* failure) noexcept nogil:
-    """Free a block that other streams used or that was shared; else as `free_used_block`."""
-    cdef Hold* hold = hold_of(engine, block)
-    if hold != NULL:
-        return free_held(engine, hold, context, failure)
-    return free_used_block(engine, block, context, failure)
 
 
 cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexcept nogil:
@@ -110,15 +93,18 @@ cdef bint free_direct(Engine* engine, address_t address, Failure* failure) noexc
     return True
 
 
-cdef bint free_special(Engine* engine, Block* block, address_t address, uint32_t context,
+cdef bint free_asking_device(Engine* engine, Block* block, address_t address, uint32_t context,
                        Failure* failure) noexcept nogil:
-    """Free an address without a block of ours, or a block that other streams used. pre: block not in the address map"""
+    cdef Hold* hold
+    cdef bint ok
     if block == NULL:
         return free_direct(engine, address, failure)
-    if free_shared_or_used(engine, block, context, failure):
-        return True
-    address_put(engine, block)
-    return False
+    hold = hold_of(engine, block)
+    ok = free_held(engine, hold, context, failure) if hold != NULL else free_used_block(
+        engine, block, context, failure)
+    if not ok:
+        address_put(engine, block)
+    return ok
 
 
 cdef bint free_later(Engine* engine, address_t address, Failure* failure) noexcept nogil:
@@ -139,13 +125,19 @@ cdef void finish_late_frees(Engine* engine) noexcept nogil:
     """
     cdef size_t done = 0
     cdef size_t kept = 0
+    cdef address_t address
+    cdef Block* block
     cdef Failure failure
     if engine.frees_late:       # another thread is already draining the list and will process new entries
         return
     engine.frees_late = True
     while done < engine.late_free_count:
-        if not free_address(engine, engine.late_frees[done], 0, &failure) and failure.reason != FAILED_ADDRESS:
-            engine.late_frees[kept] = engine.late_frees[done]
+        address = engine.late_frees[done]
+        block = address_take(engine, address)
+        if is_freed_at_once(block):
+            free_at_once(engine, block, 0)
+        elif not free_asking_device(engine, block, address, 0, &failure) and failure.reason != FAILED_ADDRESS:
+            engine.late_frees[kept] = address
             kept += 1
         done += 1
     engine.late_free_count = kept

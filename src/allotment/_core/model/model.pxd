@@ -262,8 +262,8 @@ cdef struct Placement:
     # reserved
     Block* (*take_front)(
         Engine* engine, Block* block, FreeList* free_list, bytes_t size, uint32_t context) noexcept nogil
-    # Frees a block for good: its user and all streams are done with it. Must call `note_free`.
-    void (*take_back)(Engine* engine, Block* block, uint32_t context) noexcept nogil
+    # Frees a block for good: its user and all streams are done with it. Must call `note_free_completed`.
+    void (*complete_free)(Engine* engine, Block* block, uint32_t context) noexcept nogil
 
     # Releases cached memory until the pool holds no more than `keep`. pre: nothing in the pool waits for events, or
     # routing is active, which forbids querying them

@@ -14,8 +14,8 @@ from allotment._core.contract.types cimport address_t, stream_t
 from allotment._core.edge.outcome cimport failure_error
 from allotment._core.edge.walk cimport state_of
 from allotment._core.engine cimport (
-    engine_create, engine_destroy, engine_empty_cache, engine_enter, engine_leave, engine_record_stream,
-    release_address, serve)
+    engine_create, engine_destroy, engine_empty_cache, engine_enter, engine_free, engine_leave, engine_record_stream,
+    serve)
 from allotment._core.mechanism.address_map cimport address_reserve, block_at
 from allotment._core.mechanism.block cimport is_idle, is_plain, is_split
 from allotment._core.mechanism.failure cimport host_memory_failed
@@ -180,7 +180,7 @@ cdef class Replay:
             trace_track(&self.engine.trace, NULL, NULL)
             for i in range(<size_t> self.addresses.shape[0]):
                 if self.addresses[i] != 0:
-                    release_address(self.engine, self.addresses[i], 0, &failure)
+                    engine_free(self.engine, self.addresses[i], 0, &failure)
             engine_destroy(self.engine)
             journal_clear(&self.kept)
 
@@ -338,12 +338,12 @@ cdef class Replay:
         for i in range(layout.pieces):
             if pieces[i].kind == HOLE:
                 cut = block_at(engine, address)
-                if not (release_address(engine, address, 0, failure) and unmap_block(engine, cut, 0, failure)):
+                if not (engine_free(engine, address, 0, failure) and unmap_block(engine, cut, 0, failure)):
                     return False
             address += pieces[i].size
         address = layout.address
         for i in range(layout.pieces):
-            if pieces[i].kind == IDLE and not release_address(engine, address, 0, failure):
+            if pieces[i].kind == IDLE and not engine_free(engine, address, 0, failure):
                 return False
             address += pieces[i].size
         return True
@@ -461,7 +461,7 @@ cdef class Replay:
                             journal_note(self.journal, call.block, block)
                     else:
                         # Recorded as out of memory: its lifetime is unknown.
-                        release_address(engine, block.address, 0, failure)
+                        engine_free(engine, block.address, 0, failure)
                 else:
                     failure[0] = request.failure
                     if failure.reason != FAILED_OUT_OF_MEMORY and failure.reason != FAILED_REJECTED:
@@ -471,7 +471,7 @@ cdef class Replay:
                         return i
             elif call.kind == FREE:
                 if addresses[call.block] != 0:
-                    ok = release_address(engine, addresses[call.block], 0, failure)
+                    ok = engine_free(engine, addresses[call.block], 0, failure)
                     addresses[call.block] = 0
             else:
                 device.now = -1 if until.background else i
@@ -506,7 +506,7 @@ cdef class Replay:
             self.addresses[call.block] = 0
             self.device.state.due = call.due
             ok = (engine_record_stream(engine, address, OTHER_STREAMS + <stream_t> call.stream, failure)
-                  and release_address(engine, address, 0, failure))
+                  and engine_free(engine, address, 0, failure))
             self.device.state.due = 0       # events that no recording tells of finish at once
             return ok
         if call.kind == EMPTY_CACHE:

@@ -5,7 +5,7 @@ from libc.stdlib cimport free, qsort
 from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport address_t, bytes_t, capture_t, count_t, device_t
 from allotment._core.mechanism.address_map cimport address_reserve
-from allotment._core.mechanism.block cimport note_free, note_handed_out
+from allotment._core.mechanism.block cimport note_free_completed, note_handed_out
 from allotment._core.mechanism.capturing cimport is_inside_capture
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.holds cimport hold_of
@@ -288,7 +288,7 @@ cdef bint take_waiting(Arena* arena, Block* block, Request* request) noexcept no
         stream = stream.next_waiting
     drop_empty_queues(engine)
     arena.counts.wait_reuses += 1
-    give_back(engine, block, request.context, &clock)
+    free_to_arena(engine, block, request.context, &clock)
     return True
 
 
@@ -505,10 +505,10 @@ cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
 
 # --- taking back ----------------------------------------------------------------------------------------------------
 
-cdef inline void give_back(Engine* engine, Block* block, uint32_t context, Clock* clock) noexcept nogil:
+cdef inline void free_to_arena(Engine* engine, Block* block, uint32_t context, Clock* clock) noexcept nogil:
     """Free a block; `clock` holds the moments of streams other than its own."""
     cdef StreamRecord* stream = block.free_list.stream
-    note_free(engine, block, context)
+    note_free_completed(engine, block, context)
     if engine.trace.on:
         report_moves(<Arena*> block.free_list.half.arena, tile_of(block), True, context)
     if tile_of(block).keeps_clock:
@@ -518,10 +518,10 @@ cdef inline void give_back(Engine* engine, Block* block, uint32_t context, Clock
     tile_give(<Arena*> block.free_list.half.arena, tile_of(block), clock)
 
 
-cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+cdef void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     cdef Clock clock
     clock_clear(&clock)
-    give_back(engine, block, context, &clock)
+    free_to_arena(engine, block, context, &clock)
 
 
 cdef bint reserve(Engine* engine, Pool* pool, size_t count) noexcept nogil:
@@ -653,7 +653,7 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
 
 cdef Placement table = Placement(
     name=b"dense", needs_virtual=True, create=create, destroy=destroy, hit=hit, miss=miss, lend=lend, reserve=reserve,
-    take_front=take_front, take_back=take_back, release=release, retire=retire, grant=grant,
+    take_front=take_front, complete_free=complete_free, release=release, retire=retire, grant=grant,
     largest_free=largest_free, free_bytes=free_bytes, joinable=joinable, ranges=ranges, walk=walk, chunks=chunks,
     check=check)
 

@@ -9,8 +9,8 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.types cimport bytes_t, count_t
 from allotment._core.mechanism.block cimport (
-    count_free, cut_front, is_plain_of, is_split, is_within_reach, join, join_before, join_behind, note_handed_out_of,
-    trace_free)
+    count_free_completed, cut_front, is_plain_of, is_split, is_within_reach, join, join_before, join_behind,
+    note_handed_out_of, trace_free_completed)
 from allotment._core.model.model cimport LEAVING, Block, Engine, Half, FreeList
 from allotment._core.placement.pytorch.free_index cimport comes_before, index_best_fit, tree_remove
 from allotment._core.records.stats cimport Stats, tally_down, tally_move, tally_up
@@ -154,10 +154,10 @@ cdef inline void free_to_list_untraced(Engine* engine, Block* block) noexcept no
             net_bytes += <count_t> block.size
         tally_move(&stats.inactive_split, size_class, net_blocks)
         tally_move(&stats.inactive_split_bytes, size_class, net_bytes)
-    count_free(engine, size_class, size, block.requested)
+    count_free_completed(engine, size_class, size, block.requested)
 
 
 cdef inline void free_to_list(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Variant of `free_to_list_untraced` that also records the free in the trace."""
-    trace_free(engine, block, context)
+    trace_free_completed(engine, block, context)
     free_to_list_untraced(engine, block)

@@ -365,14 +365,14 @@ cdef Block* take_front(
     return hand_out(engine, block, size, size, block.size > size, context)
 
 
-cdef void take_back(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+cdef void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     free_to_list(engine, block, context)
 
 
 cdef Placement table = Placement(
     name=b"torch", needs_virtual=False, create=NULL, destroy=NULL, hit=hit, miss=miss_free_list, lend=lend,
     reserve=NULL,
-    take_front=take_front, take_back=take_back, release=release_free_lists, retire=drop_ranges, grant=NULL,
+    take_front=take_front, complete_free=complete_free, release=release_free_lists, retire=drop_ranges, grant=NULL,
     largest_free=largest_on_free_lists, free_bytes=free_bytes_listed, joinable=NULL, ranges=NULL, walk=NULL,
     chunks=NULL,
     check=check_free_lists)
